@@ -1,0 +1,1 @@
+"""Encoder-decoder models: pairs in, a trained, scored, explained model out."""

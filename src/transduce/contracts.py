@@ -1,0 +1,151 @@
+"""Every extension point on one page: what a new part takes and gives.
+
+Constructors follow one rule, which lets a recipe reach every part without a settings class: positional parameters
+are finished parts and sizes that `build.py` supplies; keyword-only parameters are the options a user may write in
+a recipe, with their types, ranges and defaults stated once, in the signature.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Gt, Lt
+from torch import Tensor, nn
+
+from transduce.flow import Batch, Memory, State, Step
+
+Count = Annotated[int, Gt(0)]
+Rate = Annotated[float, Ge(0), Lt(1)]
+
+
+class Encoder(nn.Module, ABC):
+    """Reads the sources of a batch into a memory."""
+
+    width: int  # D of the memory it gives
+
+    @abstractmethod
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory: ...
+
+
+class Decoder(nn.Module, ABC):
+    """Turns a memory into scores for target tokens, one call for all tokens or one call a token."""
+
+    @abstractmethod
+    def start(self, memory: Memory) -> State:
+        """The state before the first token. Everything that depends on the memory alone is computed here, once."""
+
+    @abstractmethod
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        """Reads `tokens` (R T) after `state`.
+
+        `mask` (R T) marks the real tokens of right-padded rows: a padded token leaves no trace in the next state.
+        Every row has at least one real token.
+        """
+
+
+class Head(nn.Module, ABC):
+    """Turns an encoder alone into a classifier or tagger."""
+
+    @abstractmethod
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        """values (B S D), mask (B S) -> logits (B V) or (B S V)."""
+
+
+class Score(nn.Module, ABC):
+    """How well a query fits each key. Built as `Score(query_width, memory_width)`."""
+
+    def keys(self, values: Tensor) -> Tensor:
+        """What can be computed from the memory alone: (... S D) -> (... S K)."""
+        return values
+
+    @abstractmethod
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """query (... T Q), keys (... S K) -> scores (... T S)."""
+
+
+class Normaliser(nn.Module, ABC):
+    """Scores to weights that sum to 1 over the visible rows."""
+
+    @abstractmethod
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """scores (... T S), mask broadcastable to it -> weights (... T S), 0 where the mask is False."""
+
+
+class Position(nn.Module):
+    """Where a token stands. A kind overrides the one place where it speaks. Built as `Position(width, heads)`.
+
+    Positions are whole numbers of shape (1 T) or (R T).
+    """
+
+    def add(self, values: Tensor, positions: Tensor) -> Tensor:
+        """Into the embeddings (R T D)."""
+        return values
+
+    def turn(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Into queries and keys (R H T K)."""
+        return heads
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """Into the scores: positions (. T) and (. S) -> (. H T S)."""
+        return None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a strategy continues with: for each source N rows, by parent beam and token."""
+
+    parents: Tensor  # B N
+    tokens: Tensor  # B N
+    totals: Tensor  # B N: running rank scores, -inf for a row that is dead
+
+
+class Strategy(ABC):
+    """Chooses the next tokens. `width` is N, the rows kept for each source."""
+
+    width: int
+
+    @abstractmethod
+    def choose(self, totals: Tensor, scores: Tensor) -> Choice:
+        """totals (B N) of the rows so far, scores (B N V) of every next token (log-probabilities after the rules)."""
+
+    def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
+        """What finished hypotheses are sorted by."""
+        return totals
+
+    def bound(self, totals: Tensor, length: int, longest: int) -> Tensor:
+        """The best rank a live row can still reach: a source stops when its finished ones are all above it."""
+        return totals
+
+
+class Rule(ABC):
+    """Forbids or discourages next tokens."""
+
+    @abstractmethod
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        """scores (R V) log-probabilities, history (R U) the ids so far without <s> -> changed scores (R V)."""
+
+
+class Metric(ABC):
+    """A corpus score made of per-line statistics that add up, so any resample of the lines is one sum away."""
+
+    name: str
+    higher_is_better: bool = True
+
+    @abstractmethod
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+        """One row of numbers for each line; each line may have several references."""
+
+    @abstractmethod
+    def value(self, totals: np.ndarray) -> float:
+        """Summed statistics (last axis) -> the corpus score, on the scale people publish (0 to 100 for rates)."""
+
+    @property
+    def signature(self) -> str:
+        """What must be stated beside the number for others to reproduce it."""
+        return self.name

@@ -1,0 +1,212 @@
+"""What travels along the line: Example -> Batch -> Memory -> State -> Step -> Hypothesis.
+
+Shape letters, used in every trailing comment and einsum of the code base:
+
+    B  sources in a batch        R  rows: hypotheses in flight, R = B * N    N  beams per source
+    S  source or memory length   T  target length of this call              U  target length so far
+    D  width                     H  heads      K  width of one head         L  layers
+    V  vocabulary                M  alternatives of a choice
+
+Tensors are batch first. Masks are boolean and True means "may look" (a real token, a visible row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+# Every vocabulary begins with these four, in this order.
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One item of a data set as it was read: raw text, not yet tokens."""
+
+    source: str
+    target: str | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+    line: int = 0  # 1-based line (or row) in `file`, for messages
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Sequences of different lengths in one tensor, padded on the right."""
+
+    values: Tensor  # B S (ids) or B S D (frames) ...
+    mask: Tensor  # B S
+
+    @classmethod
+    def from_rows(cls, rows: list[list[int]], pad: int = PAD) -> Padded:
+        lengths = torch.tensor([len(row) for row in rows])
+        longest = max((len(row) for row in rows), default=0)
+        values = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], dtype=torch.long)
+        return cls(values.view(len(rows), longest), torch.arange(longest) < lengths[:, None])
+
+    def to(self, device: torch.device | str) -> Padded:
+        return Padded(self.values.to(device), self.mask.to(device))
+
+    def select(self, rows: Tensor) -> Padded:
+        """These rows, without the columns that only the others needed."""
+        mask = self.mask[rows]
+        longest = int(mask.sum(1).max()) if len(rows) else 0
+        return Padded(self.values[rows, :longest], mask[:, :longest])
+
+    def __len__(self) -> int:
+        return self.values.size(0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors of several examples. A target row is `<s> y1 .. yn </s>`, a source row `x1 .. xm </s>`."""
+
+    source: Padded | None = None
+    target: Padded | None = None
+    extra: Mapping[str, Padded] = field(default_factory=dict)  # further named sources
+    rows: tuple[int, ...] = ()  # which examples of the data set these are
+
+    def _parts(self) -> list[Padded]:
+        return [part for part in (self.source, self.target, *self.extra.values()) if part is not None]
+
+    def _map(self, change: Callable[[Padded], Padded]) -> Batch:
+        return replace(
+            self,
+            source=change(self.source) if self.source else None,
+            target=change(self.target) if self.target else None,
+            extra={name: change(part) for name, part in self.extra.items()},
+        )
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self._map(lambda part: part.to(device))
+
+    def select(self, rows: Tensor) -> Batch:
+        """The same batch with only these rows: how a batch is split over processes or after running out of memory."""
+        numbers = tuple(self.rows[i] for i in rows.tolist()) if self.rows else ()
+        return replace(self._map(lambda part: part.select(rows.to(part.values.device))), rows=numbers)
+
+    @property
+    def size(self) -> int:
+        return len(self._parts()[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self._parts()[0].values.device
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens, source and target together."""
+        return sum(int(part.mask.sum()) for part in self._parts())
+
+    @property
+    def slots(self) -> int:
+        """Tokens including the padding."""
+        return sum(part.mask.numel() for part in self._parts())
+
+    @property
+    def inputs(self) -> Padded:
+        """What the decoder reads: the target without its last column."""
+        assert self.target is not None, "this batch has no target"
+        return Padded(self.target.values[:, :-1], self.target.mask[:, 1:])
+
+    @property
+    def gold(self) -> Padded:
+        """What the decoder must say: the target without its first column."""
+        assert self.target is not None, "this batch has no target"
+        return Padded(self.target.values[:, 1:], self.target.mask[:, 1:])
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an encoder leaves behind, the same for words, patches, grid cells and audio frames."""
+
+    values: Tensor  # B S D: what attention reads
+    mask: Tensor  # B S
+    summary: Tensor  # B D: the one vector of the bottleneck
+    attention: Tensor | None = None  # B L H S S: the encoder's own attention, when asked for
+
+    @classmethod
+    def empty(cls, size: int, device: torch.device | str = "cpu") -> Memory:
+        """Nothing to read: a decoder that starts from it is a language model."""
+        nothing = torch.zeros(size, 0, device=device)
+        return cls(nothing[:, :, None], nothing.bool(), nothing)
+
+
+Tree = Tensor | tuple["Tree", ...] | dict[str, "Tree"]
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {name: map_tensors(change, branch) for name, branch in tree.items()}
+    return tuple(map_tensors(change, branch) for branch in tree)
+
+
+@dataclass(frozen=True)
+class State:
+    """All a decoder knows between two calls.
+
+    `fixed` holds one row a source (projected keys and values, the summary): beams share it, so it is neither
+    repeated nor reordered. `past` holds one row a hypothesis (recurrent states, caches).
+    """
+
+    fixed: dict[str, Tree]
+    past: dict[str, Tree]
+    beams: int = 1  # N: rows of `past` for each row of `fixed`
+
+    def repeat(self, n: int) -> State:
+        """Every hypothesis n times, side by side."""
+        past = {name: map_tensors(lambda x: x.repeat_interleave(n, 0), tree) for name, tree in self.past.items()}
+        return State(self.fixed, past, self.beams * n)
+
+    def reorder(self, rows: Tensor) -> State:
+        """Row i continues hypothesis rows[i], which must belong to the same source."""
+        past = {name: map_tensors(lambda x: x.index_select(0, rows), tree) for name, tree in self.past.items()}
+        return State(self.fixed, past, self.beams)
+
+    def keep(self, sources: Tensor) -> State:
+        """Only these sources, with all their beams: finished ones leave the batch."""
+        rows = (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
+        fixed = {name: map_tensors(lambda x: x.index_select(0, sources), tree) for name, tree in self.fixed.items()}
+        return State(fixed, self.reorder(rows).past, self.beams)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Exact weights; each row of the last axis sums to 1. None where a decoder has no such attention."""
+
+    cross: Tensor | None = None  # R L H T S: over the memory
+    past: Tensor | None = None  # R L H T U: over the target so far
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one `advance` gives: scores for the next tokens, and the state that follows."""
+
+    logits: Tensor  # R T V
+    state: State
+    attention: Attention | None = None
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One finished path of the search. `score` is the sum of `token_scores`, natural logarithms."""
+
+    ids: tuple[int, ...]  # without <s>; with </s> when complete
+    token_scores: tuple[float, ...]
+    rank: float  # what the search sorted by: the score after the length penalty
+    complete: bool = True  # False: cut at the maximum length
+
+    @property
+    def score(self) -> float:
+        return sum(self.token_scores)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The ids that are text: without the closing </s>."""
+        return self.ids[:-1] if self.complete else self.ids
