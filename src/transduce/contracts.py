@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
-from transduce.flow import Batch, Memory, State, Step
+from transduce.flow import Batch, Memory, State, Step, Tree
 
 Count = Annotated[int, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
@@ -60,6 +60,8 @@ class Head(nn.Module, ABC):
 class Score(nn.Module, ABC):
     """How well a query fits each key. Built as `Score(query_width, memory_width)`."""
 
+    scale: float | None = None  # set where the score is just scale * query . key, which fused kernels can compute
+
     def keys(self, values: Tensor) -> Tensor:
         """What can be computed from the memory alone: (... S D) -> (... S K)."""
         return values
@@ -70,7 +72,9 @@ class Score(nn.Module, ABC):
 
 
 class Normaliser(nn.Module, ABC):
-    """Scores to weights that sum to 1 over the visible rows."""
+    """Scores to weights that sum to 1 over the visible rows. Built as `Normaliser()`."""
+
+    fusible: bool = False  # True for softmax, which fused kernels compute
 
     @abstractmethod
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -78,9 +82,9 @@ class Normaliser(nn.Module, ABC):
 
 
 class Position(nn.Module):
-    """Where a token stands. A kind overrides the one place where it speaks. Built as `Position(width, heads)`.
+    """Where a token stands. A kind overrides the one place where it speaks.
 
-    Positions are whole numbers of shape (1 T) or (R T).
+    Built as `Position(width, heads, causal)`. Positions are whole numbers of shape (1 T) or (R T).
     """
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
@@ -91,9 +95,41 @@ class Position(nn.Module):
         """Into queries and keys (R H T K)."""
         return heads
 
-    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Into the scores: positions (. T) and (. S) -> (. H T S)."""
+    def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """Into the scores: query heads (R H T K), positions (. T) and (. S) -> (. H T S)."""
         return None
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a reader makes of the memory and the hidden states of T steps."""
+
+    output: Tensor  # R T O
+    past: dict[str, Tree]  # one row a hypothesis: what the next step needs
+    weights: Tensor | None = None  # R T S, when asked for
+
+
+class Reader(nn.Module, ABC):
+    """How a recurrent decoder reads the memory. Built as `Reader(width, memory_width)`.
+
+    `before` gives what is fed into the network beside the token, `after` makes the output of the hidden states.
+    """
+
+    feed_width: int = 0
+    output_width: int
+    stepwise: bool = False  # True: what is fed depends on the step before, so tokens go one at a time
+
+    def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        """(fixed, past): what depends on the memory alone, and the reader's own first past."""
+        return {}, {}
+
+    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read | None:
+        """hidden (R D) before these steps -> what to feed (R T F), or None for nothing."""
+        return None
+
+    @abstractmethod
+    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+        """hidden (R T D) of these steps -> output (R T O)."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +145,22 @@ class Strategy(ABC):
     """Chooses the next tokens. `width` is N, the rows kept for each source."""
 
     width: int
+    random: bool = False  # True: `choose` needs noise
 
     @abstractmethod
-    def choose(self, totals: Tensor, scores: Tensor) -> Choice:
-        """totals (B N) of the rows so far, scores (B N V) of every next token (log-probabilities after the rules)."""
+    def begin(self, sources: int) -> Tensor:
+        """Totals (B N) before the first token; -inf for a row that does not take part yet."""
 
-    def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
+    @abstractmethod
+    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
+        """totals (B N) of the rows so far, scores (B N V) of every next token (log-probabilities after the rules),
+        noise (B N) uniform in [0, 1), drawn for each source apart so that a batch never changes a sample."""
+
+    def rank(self, total: float, length: int) -> float:
         """What finished hypotheses are sorted by."""
-        return totals
+        return total
 
-    def bound(self, totals: Tensor, length: int, longest: int) -> Tensor:
+    def bound(self, totals: Tensor, longest: Tensor) -> Tensor:
         """The best rank a live row can still reach: a source stops when its finished ones are all above it."""
         return totals
 

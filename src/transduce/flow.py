@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -136,7 +137,7 @@ class Memory:
         return cls(nothing[:, :, None], nothing.bool(), nothing)
 
 
-Tree = Tensor | tuple["Tree", ...] | dict[str, "Tree"]
+Tree = Any  # a tensor, or tuples and dicts of trees: what a decoder keeps is its own affair
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:

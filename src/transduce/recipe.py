@@ -23,7 +23,9 @@ class Section(BaseModel):
 class Corpus(Section):
     """Where pairs come from: one file that holds both sides, or two files line by line."""
 
-    path: str | None = Field(None, description="TSV, JSONL or Parquet with both sides; .gz and .zst are read as they are")
+    path: str | None = Field(
+        None, description="TSV, JSONL or Parquet with both sides; .gz and .zst are read as they are"
+    )
     source: str | None = Field(None, description="one side of two parallel text files")
     target: str | None = Field(None, description="the other side")
     weight: float = Field(1.0, gt=0, description="share of this corpus when several are mixed")
@@ -61,13 +63,17 @@ class DataRecipe(Section):
     train: Corpora = ()
     dev: Corpora = Field((), description="left out: split off the training data")
     test: Corpora = ()
-    dev_size: Positive | None = Field(None, description="pairs split off when `dev` is left out; by default 2 %, 100 to 2,000")
+    dev_size: Positive | None = Field(
+        None, description="pairs split off when `dev` is left out; by default 2 %, 100 to 2,000"
+    )
     min_length: int = Field(1, ge=0, description="fewest tokens on either side")
     max_length: Positive = Field(512, description="most tokens on either side; longer pairs are dropped and counted")
     max_ratio: float | None = Field(None, gt=1, description="most tokens of one side for one of the other")
     duplicates: Literal["keep", "drop"] = "keep"
     invalid: Literal["error", "drop"] = Field("error", description="what a line that cannot be read does")
-    cache: str | None = Field(None, description="folder for tokenised corpora; by default under the user's cache folder")
+    cache: str | None = Field(
+        None, description="folder for tokenised corpora; by default under the user's cache folder"
+    )
 
 
 class TextRecipe(Section):
@@ -123,7 +129,9 @@ class TrainingRecipe(Section):
     steps: Positive = Field(10_000, description="most updates")
     minutes: float | None = Field(None, gt=0, description="most minutes; whichever of the two ends first")
     batch_tokens: Positive = Field(4096, description="source + target tokens in one update, over all processes")
-    accumulate: Positive = Field(1, description="micro-batches that one update is computed in; the gradient is the same")
+    accumulate: Positive = Field(
+        1, description="micro-batches that one update is computed in; the gradient is the same"
+    )
     pool: Positive = Field(100, description="batches whose examples are sorted by length together")
     label_smoothing: Fraction = 0.1
     optimiser: OptimiserRecipe = OptimiserRecipe()
@@ -222,23 +230,25 @@ def parse(content: Mapping[str, Any], where: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = _known_keys(first["loc"][:-1])
-            raise InputError(f"unknown key {key!r}", where=where, remedy=nearest(str(first["loc"][-1]), known)) from None
-        given = f" (got {first['input']!r})" if not isinstance(first["input"], (dict, BaseModel)) else ""
-        raise InputError(f"{key}: {first['msg']}{given}", where=where) from None
+        raise explain_error(error, where, _known_keys(error.errors()[0]["loc"][:-1])) from None
+
+
+def explain_error(error: ValidationError, where: str, known: Iterable[str], prefix: str = "") -> InputError:
+    """The first thing that is wrong, in words that name the key and, for an unknown one, the nearest known."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in (prefix, *first["loc"]) if part != "")
+    if first["type"] == "extra_forbidden":
+        return InputError(f"unknown key {key!r}", where=where, remedy=nearest(str(first["loc"][-1]), known))
+    given = f" (got {first['input']!r})" if not isinstance(first["input"], (dict, BaseModel)) else ""
+    return InputError(f"{key}: {first['msg']}{given}", where=where)
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     section: type[BaseModel] = Recipe
     for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = section.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        section = next(item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel))
+        field = section.model_fields.get(str(part))
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        section = next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), section)
     return list(section.model_fields)
 
 

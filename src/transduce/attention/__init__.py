@@ -1,0 +1,1 @@
+"""Scores, normalisers and positions, and the attention made of them."""

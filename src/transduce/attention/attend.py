@@ -1,0 +1,78 @@
+"""Query, keys and values in, their weighted mean out, and the weights when somebody asks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.contracts import Normaliser, Score
+
+
+class Attend(nn.Module):
+    """softmax(score(q, k)) v, with any score and any normaliser.
+
+    A plain dot product under a softmax runs in a fused kernel, which gives no weights: they are then computed from
+    the same queries and keys beside it, so asking for them never changes the result.
+    """
+
+    def __init__(self, score: Score, normaliser: Normaliser, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.score, self.normaliser, self.dropout = score, normaliser, dropout
+        self.fused = score.scale is not None and normaliser.fusible
+
+    def keys(self, values: Tensor) -> Tensor:
+        return self.score.keys(values)
+
+    def forward(
+        self,
+        query: Tensor,  # ... T Q
+        keys: Tensor,  # ... S K
+        values: Tensor,  # ... S D
+        mask: Tensor | None = None,  # broadcastable to ... T S
+        bias: Tensor | None = None,  # added to the scores
+        *,
+        causal: bool = False,  # T = S, each row sees itself and what came before; stands instead of a mask
+        with_attention: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.fused and not with_attention:
+            return self._fused(query, keys, values, mask, bias, causal), None
+        weights = self._weights(query, keys, mask, bias, causal)
+        if self.fused:
+            return self._fused(query, keys, values, mask, bias, causal), weights
+        context = F.dropout(weights, self.dropout, self.training) @ values
+        return context, weights if with_attention else None
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor:
+        scores = self.score(query, keys)
+        if bias is not None:
+            scores = scores + bias
+        if causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        weights: Tensor = self.normaliser(scores, mask)
+        return weights
+
+    def _fused(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        causal: bool,
+    ) -> Tensor:
+        if bias is not None and causal:
+            size = query.size(-2)
+            mask, causal = torch.ones(size, size, dtype=torch.bool, device=query.device).tril(), False
+        if bias is not None:
+            bias = bias.to(query.dtype)
+            mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+        return F.scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=self.score.scale,
+        )

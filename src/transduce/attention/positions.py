@@ -1,0 +1,139 @@
+"""Positions in; embeddings, queries and keys, or scores that know them out."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from transduce.contracts import Count, Position
+from transduce.errors import InputError
+
+
+class NoPosition(Position):
+    """no positions: without a causal mask the order of the rows cannot matter"""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+
+
+class Sinusoidal(Position):
+    """sines and cosines of the position, added to the embedding (Vaswani 2017)"""
+
+    frequencies: Tensor
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        steps = torch.arange(0, width, 2) / width
+        self.register_buffer("frequencies", 10000**-steps, persistent=False)
+        self.width = width
+
+    def add(self, values: Tensor, positions: Tensor) -> Tensor:
+        angles = positions[..., None] * self.frequencies  # . T D/2
+        waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., : self.width]
+        return values + waves.to(values.dtype)
+
+
+class Learned(Position):
+    """one trained vector a position, added to the embedding"""
+
+    def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 1024) -> None:
+        super().__init__()
+        self.longest = longest
+        self.table = nn.Embedding(longest, width)
+        nn.init.normal_(self.table.weight, std=width**-0.5)
+
+    def add(self, values: Tensor, positions: Tensor) -> Tensor:
+        # The shape tells enough for a first call; only a continued one has to look at the numbers.
+        if values.size(-2) > self.longest or int(positions.max()) >= self.longest:
+            raise InputError(
+                f"learned positions end at {self.longest}",
+                remedy="set position: {kind: learned, longest: ...}, or choose rotary, relative or sinusoidal",
+            )
+        return values + self.table(positions)
+
+
+class Rotary(Position):
+    """queries and keys turned by angles that grow with the position (Su 2021)"""
+
+    frequencies: Tensor
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        head = width // heads
+        if head % 2:
+            raise InputError(f"rotary positions need an even head width, not {head}")
+        self.register_buffer("frequencies", 10000 ** -(torch.arange(0, head, 2) / head), persistent=False)
+
+    def turn(self, heads: Tensor, positions: Tensor) -> Tensor:
+        angles = (positions[..., None] * self.frequencies)[:, None]  # . 1 T K/2
+        cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+        first, second = heads.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+class RelativeBias(Position):
+    """one trained number a head and a bucket of distances, added to the scores (Raffel 2020)"""
+
+    def __init__(self, width: int, heads: int, causal: bool, *, buckets: Count = 32, distance: Count = 128) -> None:
+        super().__init__()
+        self.causal, self.buckets, self.distance = causal, buckets, distance
+        self.table = nn.Embedding(buckets, heads)
+        nn.init.normal_(self.table.weight, std=0.1)
+
+    def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.table(self._bucket(keys[:, None, :] - queries[:, :, None])).permute(0, 3, 1, 2)  # . H T S
+
+    def _bucket(self, offsets: Tensor) -> Tensor:
+        """Near distances have a bucket each, far ones share logarithmic buckets; ahead and behind are told apart."""
+        buckets, side = self.buckets, torch.zeros_like(offsets)
+        if self.causal:
+            away = (-offsets).clamp(min=0)
+        else:
+            buckets //= 2
+            side, away = (offsets > 0) * buckets, offsets.abs()
+        exact = buckets // 2
+        growth = torch.log(away.clamp(min=1) / exact) / math.log(self.distance / exact)
+        far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return side + torch.where(away < exact, away, far)
+
+
+class Shaw(Position):
+    """one trained vector a clipped distance, added to the keys: q . (k + a) (Shaw 2018)"""
+
+    def __init__(self, width: int, heads: int, causal: bool, *, reach: Count = 16) -> None:
+        super().__init__()
+        self.reach, self.scale = reach, 1 / math.sqrt(width // heads)
+        self.table = nn.Embedding(2 * reach + 1, width // heads)
+        nn.init.normal_(self.table.weight, std=(width // heads) ** -0.5)
+
+    def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        offsets = (keys[:, None, :] - queries[:, :, None]).clamp(-self.reach, self.reach) + self.reach  # . T S
+        every = torch.einsum("rhtk,ok->rhto", heads, self.table.weight) * self.scale
+        return every.gather(-1, offsets[:, None].expand(heads.size(0), heads.size(1), -1, -1))  # R H T S
+
+
+class ALiBi(Position):
+    """a penalty that grows with the distance, at a slope of its own for each head (Press 2022)"""
+
+    slopes: Tensor
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        slopes = 2 ** (-8 * torch.arange(1, heads + 1) / heads)
+        self.register_buffer("slopes", slopes[:, None, None], persistent=False)
+
+    def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        return -(keys[:, None, None, :] - queries[:, None, :, None]).abs() * self.slopes  # . H T S
+
+
+POSITIONS: dict[str, type[Position]] = {
+    "none": NoPosition,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rotary": Rotary,
+    "relative": RelativeBias,
+    "shaw": Shaw,
+    "alibi": ALiBi,
+}

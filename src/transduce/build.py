@@ -1,0 +1,223 @@
+"""Recipe in, objects out: the only room where a name becomes a class."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from torch import nn
+
+from transduce import contracts
+from transduce.attention.normalisers import NORMALISERS
+from transduce.attention.positions import POSITIONS
+from transduce.attention.scores import SCORES
+from transduce.decoders import DECODERS
+from transduce.decoders.readers import READERS
+from transduce.decoding.rules import MinLength, NoRepeat, RepetitionPenalty
+from transduce.decoding.strategies import STRATEGIES, Beam, Greedy, Sample
+from transduce.encoders import ENCODERS
+from transduce.errors import InputError, nearest
+from transduce.heads import HEADS
+from transduce.layers.embedding import Embedding, Output
+from transduce.model import DecoderOnly, EncoderDecoder, EncoderOnly
+from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe, explain_error
+
+SHELVES: dict[type, Mapping[str, type]] = {
+    contracts.Encoder: ENCODERS,
+    contracts.Decoder: DECODERS,
+    contracts.Head: HEADS,
+    contracts.Reader: READERS,
+    contracts.Score: SCORES,
+    contracts.Normaliser: NORMALISERS,
+    contracts.Position: POSITIONS,
+    contracts.Strategy: STRATEGIES,
+}
+
+Spec = dict[str, Any]  # {kind: name, option: value ...}; a plain name stands for {kind: name}
+
+
+def find(contract: type, kind: str, where: str) -> type:
+    """A shelf's class by its name, or a user's own by `file:Class`."""
+    if ":" in kind:
+        return _own_class(contract, kind, where)
+    shelf = SHELVES[contract]
+    if kind not in shelf:
+        raise InputError(f"no {contract.__name__.lower()} is called {kind!r}", where=where, remedy=nearest(kind, shelf))
+    return shelf[kind]
+
+
+def _own_class(contract: type, kind: str, where: str) -> type:
+    file, _, name = kind.partition(":")
+    path = Path(file if file.endswith(".py") else f"{file}.py").resolve()
+    if not path.is_file():
+        raise InputError(f"{kind!r} needs the file {path}", where=where)
+    module_name = f"transduce_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # get_type_hints looks the module up by name
+    spec.loader.exec_module(module)
+    part = getattr(module, name, None)
+    if not (isinstance(part, type) and issubclass(part, contract)):
+        raise InputError(f"{path} has no {contract.__name__} called {name!r}", where=where)
+    return part
+
+
+def options(part: type) -> dict[str, tuple[Any, Any]]:
+    """The recipe options of a part: its keyword-only parameters as name -> (type, default)."""
+    hints = get_type_hints(part.__init__, include_extras=True)  # type: ignore[misc]
+    parameters = inspect.signature(part).parameters.values()
+    return {p.name: (hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def part_contract(annotation: Any) -> type | None:
+    """`type[Score]` -> Score: an option that is itself a part."""
+    inner = get_args(annotation)[0] if get_origin(annotation) is type else None
+    return inner if inner in SHELVES else None
+
+
+def complete(contract: type, spec: str | Mapping[str, Any], where: str) -> Spec:
+    """Checks a part's options against its signature, and fills in all that were left out."""
+    spec = {"kind": spec} if isinstance(spec, str) else dict(spec)
+    kind = spec.pop("kind", None)
+    if not isinstance(kind, str):
+        raise InputError("which kind?", where=where, remedy=f"kind: {' | '.join(SHELVES[contract])}")
+    part = find(contract, kind, where)
+    known = options(part)
+    nested = {name: inner for name, (kind_, _) in known.items() if (inner := part_contract(kind_))}
+    fields: dict[str, Any] = {name: pair for name, pair in known.items() if name not in nested}
+    checker = create_model(part.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+    plain = {name: value for name, value in spec.items() if name not in nested}
+    try:
+        checked: BaseModel = checker.model_validate(plain)
+    except ValidationError as error:
+        raise explain_error(error, where, list(known), prefix=kind) from None
+    result: Spec = {"kind": kind}
+    for name, (_, default) in known.items():
+        if name in nested:
+            inner_spec = spec.get(name, default if name not in spec else None)
+            result[name] = complete(nested[name], _name_of(nested[name], inner_spec), f"{where}.{name}")
+        else:
+            result[name] = getattr(checked, name)
+    return result
+
+
+def _name_of(contract: type, spec: Any) -> Any:
+    """A class that stands as a default in a signature -> its name on the shelf."""
+    if isinstance(spec, type):
+        return next(name for name, part in SHELVES[contract].items() if part is spec)
+    return spec
+
+
+def maker(contract: type, spec: Spec) -> Callable[..., Any]:
+    """A completed spec -> a function of the positional parts."""
+    part = find(contract, spec["kind"], "model")
+    known = options(part)
+    chosen: dict[str, Any] = {}
+    for name, value in spec.items():
+        if name != "kind":
+            inner = part_contract(known[name][0])
+            chosen[name] = maker(inner, value) if inner else value
+    return partial(part, **chosen)
+
+
+def build_model(recipe: ModelRecipe, source_size: int, target_size: int) -> nn.Module:
+    """A completed model recipe and two vocabulary sizes -> a model with fresh weights."""
+    encoder = source = None
+    if recipe.encoder is not None:
+        source = Embedding(source_size, recipe.encoder["width"])
+        encoder = maker(contracts.Encoder, recipe.encoder)(source)
+    if recipe.head is not None:
+        assert encoder is not None
+        return EncoderOnly(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size))
+    assert recipe.decoder is not None
+    width = recipe.decoder["width"]
+    target = source if recipe.tie == "all" and source is not None else Embedding(target_size, width)
+    output = Output(width, target_size, target if recipe.tie != "none" else None)
+    memory_width = encoder.width if encoder is not None else 0
+    decoder = maker(contracts.Decoder, recipe.decoder)(target, output, memory_width)
+    return EncoderDecoder(encoder, decoder) if encoder is not None else DecoderOnly(decoder)
+
+
+def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
+    """Every default of the model filled in; a combination that cannot work is refused here, before anything runs."""
+    model = recipe.model
+    _check_shape(recipe, where)
+    parts: dict[str, Any] = {}
+    for name, contract in (("encoder", contracts.Encoder), ("decoder", contracts.Decoder), ("head", contracts.Head)):
+        spec = getattr(model, name)
+        parts[name] = None if spec is None else complete(contract, spec, f"{where}: model.{name}")
+    filled = model.model_copy(update=parts)
+    if filled.tie == "all" and filled.encoder and filled.decoder and filled.encoder["width"] != filled.decoder["width"]:
+        raise InputError("tie: all needs an encoder and a decoder of equal width", where=f"{where}: model.tie")
+    try:
+        with torch.device("meta"):  # widths and heads that do not fit show here, at no cost
+            build_model(filled, 8, 8)
+    except InputError as error:
+        raise InputError(error.problem, where=f"{where}: model", remedy=error.remedy) from None
+    return recipe.model_copy(update={"model": filled})
+
+
+def _check_shape(recipe: Recipe, where: str) -> None:
+    model, where = recipe.model, f"{where}: model"
+    if model.head is not None and model.encoder is None:
+        raise InputError("a head needs an encoder", where=where, remedy="add model.encoder")
+    if model.head is not None and model.decoder is not None:
+        raise InputError("a model has a decoder or a head, not both", where=where, remedy="remove one of them")
+    if model.head is None and model.decoder is None:
+        raise InputError("a model needs a decoder, or an encoder and a head", where=where, remedy="add model.decoder")
+    if model.tie == "all" and not recipe.tokens.shared:
+        raise InputError("tie: all needs one vocabulary", where=where, remedy="set tokens.shared: true, or tie: target")
+    if model.encoder is None and not recipe.tokens.shared:
+        raise InputError(
+            "a decoder alone reads source and target in one stream", where=where, remedy="set tokens.shared: true"
+        )
+
+
+def build_strategy(settings: GenerationRecipe) -> contracts.Strategy:
+    if settings.strategy == "sample":
+        return Sample(width=settings.beam, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
+    if settings.strategy == "greedy":
+        return Greedy()
+    return Beam(width=max(settings.beam, settings.nbest), length_penalty=settings.length_penalty)
+
+
+def build_rules(settings: GenerationRecipe) -> list[contracts.Rule]:
+    rules: list[contracts.Rule] = []
+    if settings.min_length:
+        rules.append(MinLength(settings.min_length))
+    if settings.no_repeat:
+        rules.append(NoRepeat(settings.no_repeat))
+    if settings.repetition_penalty > 1:
+        rules.append(RepetitionPenalty(settings.repetition_penalty))
+    return rules
+
+
+def describe(part: type) -> str:
+    """The one line a part says of itself."""
+    return (inspect.getdoc(part) or "").partition("\n")[0]
+
+
+def own_parts(recipe: Recipe) -> list[str]:
+    """Kinds of the form `file:Class` anywhere in the model."""
+
+    def walk(spec: Any) -> list[str]:
+        if not isinstance(spec, Mapping):
+            return []
+        here = [spec["kind"]] if ":" in str(spec.get("kind", "")) else []
+        return here + [kind for value in spec.values() for kind in walk(value)]
+
+    return walk(recipe.model.model_dump())
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trainable numbers, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

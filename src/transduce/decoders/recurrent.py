@@ -1,0 +1,101 @@
+"""A memory and target ids in, scores for the next ids out, by a recurrent network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from transduce.contracts import Count, Decoder, Rate, Reader
+from transduce.decoders.readers import Bahdanau, Start
+from transduce.flow import Attention, Memory, State, Step, Tree
+from transduce.layers.dense import dense
+from transduce.layers.embedding import Embedding, Output
+from transduce.layers.recurrent import Cell, LayerState, RecurrentStack
+
+
+class RecurrentDecoder(Decoder):
+    """s_t = f(y_{t-1}, s_{t-1}, what the reader feeds); the reader is the rung: start, every, bahdanau, luong"""
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        output: Output,
+        memory_width: int,
+        *,
+        cell: Cell = "gru",
+        layers: Count = 1,
+        width: Count = 256,
+        reader: type[Reader] = Bahdanau,
+        residual: bool = False,
+        dropout: Rate = 0.1,
+    ) -> None:
+        super().__init__()
+        self.embedding, self.output, self.dropout = embedding, output, nn.Dropout(dropout)
+        # Without a memory there is nothing to read: a language model.
+        self.reader = reader(width, memory_width) if memory_width else Start(width, memory_width)
+        self.stack = RecurrentStack(
+            embedding.width + self.reader.feed_width, width, cell, layers, residual=residual, dropout=dropout
+        )
+        self.bridge = dense(memory_width, layers * width * self.stack.tensors) if memory_width else None
+        plain = self.reader.output_width == width
+        self.readout = nn.Identity() if plain else nn.Sequential(dense(self.reader.output_width, width), nn.Tanh())
+
+    def start(self, memory: Memory) -> State:
+        fixed, past = self.reader.start(memory)
+        return State(fixed, {"cells": self._first(memory), "reader": past})
+
+    def _first(self, memory: Memory) -> tuple[LayerState, ...]:
+        if self.bridge is None:
+            return self.stack.zeros(memory.mask.size(0), self.embedding.table.weight)
+        numbers = self.bridge(memory.summary).unflatten(-1, (len(self.stack.layers), self.stack.tensors, -1))
+        # The hidden state of every cell lies in (-1, 1); the cell state of an LSTM need not.
+        return tuple(
+            (torch.tanh(layer[:, 0]), *(layer[:, i] for i in range(1, self.stack.tensors)))
+            for layer in numbers.unbind(1)
+        )
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        values = self.dropout(self.embedding(tokens))  # R T D
+        if self.reader.stepwise:
+            outputs, weights = [], []
+            for step in range(tokens.size(1)):
+                now = slice(step, step + 1)
+                output, seen, new = self._read(values[:, now], state, None, with_attention)
+                state = new if mask is None else _where(mask[:, now], new, state)
+                outputs.append(output)
+                weights += [seen] if seen is not None else []
+            output = torch.cat(outputs, 1)
+            seen = torch.cat(weights, 1) if weights else None
+        else:
+            output, seen, state = self._read(values, state, mask, with_attention)
+        logits = self.output(self.dropout(self.readout(output)))  # R T V
+        # One layer, one head: R 1 1 T S.
+        attention = Attention(cross=None if seen is None else seen[:, None, None]) if with_attention else None
+        return Step(logits, state, attention)
+
+    def _read(
+        self, values: Tensor, state: State, mask: Tensor | None, with_attention: bool
+    ) -> tuple[Tensor, Tensor | None, State]:
+        cells: tuple[LayerState, ...] = state.past["cells"]
+        fed = self.reader.before(cells[-1][0], state, values.size(1), with_attention)
+        inputs = values if fed is None else torch.cat((values, fed.output), -1)
+        hidden, cells = self.stack(inputs, cells, mask)
+        read = self.reader.after(hidden, fed, state, with_attention)
+        return read.output, read.weights, replace(state, past={"cells": cells, "reader": read.past})
+
+
+def _where(mask: Tensor, new: State, old: State) -> State:
+    """The new state in the rows whose token was real, the old one elsewhere."""
+
+    def choose(one: Tree, other: Tree) -> Tree:
+        if isinstance(one, dict):
+            return {name: choose(one[name], other[name]) for name in one}
+        if isinstance(one, tuple):
+            return tuple(choose(a, b) for a, b in zip(one, other, strict=True))
+        return torch.where(mask, one, other)
+
+    return replace(new, past=choose(new.past, old.past))

@@ -1,0 +1,1 @@
+"""The small parts that encoders and decoders are made of."""

@@ -1,0 +1,34 @@
+"""A vector in, a vector of another width out; and the two-layer network between attention layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Activation = Literal["relu", "gelu", "silu"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+def dense(width_in: int, width_out: int, bias: bool = True) -> nn.Linear:
+    """W x + b with Glorot's start (2010): activations and gradients keep their size through a deep stack."""
+    layer = nn.Linear(width_in, width_out, bias=bias)
+    nn.init.xavier_uniform_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class FeedForward(nn.Module):
+    """W2 f(W1 x)"""
+
+    def __init__(self, width: int, hidden: int, activation: Activation, dropout: float) -> None:
+        super().__init__()
+        self.grow, self.shrink = dense(width, hidden), dense(hidden, width)
+        self.activation, self.dropout = ACTIVATIONS[activation], nn.Dropout(dropout)
+
+    def forward(self, values: Tensor) -> Tensor:
+        result: Tensor = self.shrink(self.dropout(self.activation(self.grow(values))))
+        return result

@@ -1,0 +1,127 @@
+"""Laws 1 to 4, for every model on the shelves: whole = stepwise, causality, blindness, attention."""
+
+from __future__ import annotations
+
+import torch
+from conftest import example_batch
+from torch.testing import assert_close
+
+from transduce.flow import PAD, Batch, Padded
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def pad_more(part: Padded, extra: int, filling: int) -> Padded:
+    rows = part.values.size(0)
+    values = torch.cat((part.values, torch.full((rows, extra), filling)), 1)
+    return Padded(values, torch.cat((part.mask, torch.zeros(rows, extra, dtype=torch.bool)), 1))
+
+
+def test_whole_is_stepwise(model, batch):
+    tokens = batch.inputs.values
+    whole = model.advance(tokens, model.start(batch), with_attention=True)
+    state, logits, cross = model.start(batch), [], []
+    for step in range(tokens.size(1)):
+        one = model.advance(tokens[:, step : step + 1], state, with_attention=True)
+        state = one.state
+        logits.append(one.logits)
+        cross.append(one.attention.cross)
+    assert_close(torch.cat(logits, 1), whole.logits, **CLOSE)
+    if whole.attention.cross is not None:
+        assert_close(torch.cat(cross, 3), whole.attention.cross, **CLOSE)
+
+
+def test_in_pieces_is_whole(model, batch):
+    tokens = batch.inputs.values
+    whole = model.advance(tokens, model.start(batch)).logits
+    first = model.advance(tokens[:, :2], model.start(batch))
+    second = model.advance(tokens[:, 2:], first.state)
+    assert_close(torch.cat((first.logits, second.logits), 1), whole, **CLOSE)
+
+
+def test_a_padded_prefix_leaves_no_trace(model):
+    """Rows read prefixes of different lengths in one call, then go on together."""
+    batch = example_batch([(5, 6), (3, 6), (4, 6)])
+    tokens, lengths = batch.inputs.values, [3, 1, 4]
+    prefix = Padded.from_rows([tokens[row, :length].tolist() for row, length in enumerate(lengths)])
+    step = model.advance(prefix.values, model.start(batch), prefix.mask)
+    follow = torch.stack([tokens[row, length : length + 2] for row, length in enumerate(lengths)])
+    logits = model.advance(follow, step.state).logits
+    for row, length in enumerate(lengths):
+        alone = batch.select(torch.tensor([row]))
+        whole = model.advance(tokens[row : row + 1, : length + 2], model.start(alone)).logits
+        assert_close(step.logits[row, :length], whole[0, :length], **CLOSE)
+        assert_close(logits[row], whole[0, length:], **CLOSE)
+
+
+def test_causality(model, batch):
+    tokens = batch.inputs.values.clone()
+    before = model.advance(tokens, model.start(batch)).logits
+    for place in range(1, tokens.size(1)):
+        changed = tokens.clone()
+        changed[:, place] = (changed[:, place] + 1) % 7 + 4
+        after = model.advance(changed, model.start(batch)).logits
+        assert_close(after[:, :place], before[:, :place], **CLOSE)
+        assert not torch.allclose(after[:, place], before[:, place], **CLOSE)
+
+
+def test_padding_blind(model, batch):
+    expected = model(batch).logits
+    for filling in (PAD, 5):
+        longer = Batch(pad_more(batch.source, 3, filling) if batch.source else None, pad_more(batch.target, 2, filling))
+        got = model(longer).logits
+        real = batch.gold.mask
+        assert_close(got[:, : expected.size(1)][real], expected[real], **CLOSE)
+
+
+def test_batch_blind(model, batch):
+    together = model(batch).logits
+    for row in range(batch.size):
+        alone = batch.select(torch.tensor([row]))
+        real = int(alone.gold.mask.sum())
+        assert_close(model(alone).logits[0, :real], together[row, :real], **CLOSE)
+
+
+def test_attention_rows_sum_to_one_and_respect_the_mask(model, batch):
+    step = model(batch, with_attention=True)
+    assert_close(step.logits, model(batch).logits, **CLOSE)  # asking changes nothing
+    assert step.attention is not None
+    cross, past = step.attention.cross, step.attention.past
+    if cross is not None:
+        assert cross.shape[0] == batch.size
+        assert_close(cross.sum(-1), torch.ones(cross.shape[:-1]), **CLOSE)
+        hidden = ~batch.source.mask[:, None, None, None].expand_as(cross)
+        assert (cross[hidden] == 0).all()
+    if past is not None:
+        assert_close(past.sum(-1), torch.ones(past.shape[:-1]), **CLOSE)
+        before = past.size(-1) - past.size(-2)  # a decoder alone has the source in its past
+        future = torch.ones(past.shape[-2:], dtype=torch.bool).triu(1 + before).expand_as(past)
+        assert (past[future] == 0).all()
+
+
+def test_beams_share_the_memory(model, batch):
+    """Repeated and reordered rows go on as their originals would, and the memory side is the very same tensors."""
+    tokens = batch.inputs.values
+    state = model.advance(tokens[:, :2], model.start(batch)).state
+    beams = state.repeat(3)
+    assert beams.fixed is state.fixed
+    rows = torch.tensor([source * 3 + beam for source in range(batch.size) for beam in (2, 0, 1)])
+    moved = beams.reorder(rows)
+    assert moved.fixed is state.fixed
+    follow = tokens[:, 2:3].repeat_interleave(3, 0)
+    expected = model.advance(tokens[:, 2:3], state).logits.repeat_interleave(3, 0)
+    assert_close(model.advance(follow, moved).logits, expected, **CLOSE)
+    kept = moved.keep(torch.tensor([1, 3]))
+    rows = torch.tensor([3, 4, 5, 9, 10, 11])
+    assert_close(model.advance(follow[rows], kept).logits, expected[rows], **CLOSE)
+
+
+def test_every_parameter_learns(model, batch):
+    """A part that the loss does not reach is not a part."""
+    model.train()
+    gold = batch.gold
+    logits = model(batch).logits
+    loss = torch.nn.functional.cross_entropy(logits[gold.mask], gold.values[gold.mask])
+    loss.backward()
+    dead = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not dead

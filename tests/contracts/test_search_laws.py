@@ -1,0 +1,164 @@
+"""Law 5, for every model: scores add up, beam 1 is greedy, a beam as wide as the space is exhaustive search."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from conftest import CASES, SIZE, example_batch, make
+
+from transduce.decoding.loop import search
+from transduce.decoding.rules import Ban, MinLength, NoRepeat, RepetitionPenalty
+from transduce.decoding.scoring import score
+from transduce.decoding.strategies import Beam, Greedy, Sample
+from transduce.flow import BOS, EOS, Batch, Padded
+
+LONGEST = 7
+
+
+def longest(batch: Batch, most: int = LONGEST) -> torch.Tensor:
+    return torch.full((batch.size,), most)
+
+
+def with_targets(batch: Batch, rows: list[tuple[int, ...]]) -> Batch:
+    return Batch(batch.source, Padded.from_rows([[BOS, *ids] for ids in rows]))
+
+
+STRATEGIES = [
+    Greedy(),
+    Beam(width=4, length_penalty=0.0),
+    Beam(width=3, length_penalty=1.0),
+    Sample(width=2, temperature=0.8, top_k=6, top_p=0.9),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+def test_scores_add_up(model, batch, strategy):
+    found = search(model, batch, strategy, longest=longest(batch))
+    for rank in range(min(map(len, found))):
+        rows = [hypotheses[rank] for hypotheses in found]
+        again = score(model, with_targets(batch, [row.ids for row in rows]))
+        for row, scores in zip(rows, again, strict=True):
+            assert row.score == pytest.approx(sum(row.token_scores))
+            assert row.token_scores == pytest.approx(scores, abs=2e-4)
+            assert row.complete == (row.ids[-1] == EOS)
+            assert row.complete or len(row.ids) == LONGEST
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_beam_one_is_greedy(model, batch, penalty):
+    greedy = search(model, batch, Greedy(), longest=longest(batch))
+    beam = search(model, batch, Beam(width=1, length_penalty=penalty), longest=longest(batch))
+    assert [row[0].ids for row in beam] == [row[0].ids for row in greedy]
+
+
+def test_greedy_is_greedy(model, batch):
+    """Against a loop with no cache at all: the whole prefix is read again for each token."""
+    found = search(model, batch, Greedy(), longest=longest(batch))
+    for row, hypotheses in enumerate(found):
+        alone = batch.select(torch.tensor([row]))
+        ids: list[int] = []
+        while len(ids) < LONGEST and EOS not in ids:
+            tokens = torch.tensor([[BOS, *ids]])
+            logits = model.advance(tokens, model.start(alone)).logits[0, -1]
+            logits[[0, BOS]] = -torch.inf
+            ids.append(int(logits.argmax()))
+        assert hypotheses[0].ids == tuple(ids)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+def test_the_same_alone_and_together(model, batch, strategy):
+    seeds = [7, 8, 9, 10]
+    together = search(model, batch, strategy, longest=longest(batch), seeds=seeds)
+    for row in range(batch.size):
+        alone = batch.select(torch.tensor([row]))
+        found = search(model, alone, strategy, longest=longest(alone), seeds=[seeds[row]])
+        assert [one.ids for one in found[0]] == [one.ids for one in together[row]]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_a_wide_beam_is_exhaustive(case, penalty):
+    """With few words allowed, every sequence is scored by brute force; the beam must find the best ones, in order."""
+    model = make(case)
+    batch = example_batch([(3, 2), (5, 2)])
+    words, most = [4, 5, 6], 3
+    banned = [token for token in range(SIZE) if token not in (*words, EOS)]
+    found = search(
+        model, batch, Beam(width=60, length_penalty=penalty), longest=longest(batch, most), rules=[Ban(banned)]
+    )
+    space = [(*ids, EOS) for length in range(most) for ids in itertools.product(words, repeat=length)]
+    for row in range(batch.size):
+        alone = batch.select(torch.tensor([row]))
+        source = Padded(alone.source.values.expand(len(space), -1), alone.source.mask.expand(len(space), -1))
+        totals = [sum(scores) for scores in score(model, with_targets(Batch(source), space))]
+        ranked = sorted(zip(totals, space, strict=True), key=lambda pair: -pair[0] / len(pair[1]) ** penalty)
+        complete = [one for one in found[row] if one.complete]
+        assert len(complete) == len(space)
+        expected = [total / len(ids) ** penalty for total, ids in ranked]
+        assert [one.rank for one in complete] == pytest.approx(expected, abs=1e-3)
+        assert complete[0].ids == ranked[0][1] or math.isclose(expected[0], expected[1], abs_tol=1e-3)
+
+
+FEW = [name for name in CASES if name in ("recurrent>recurrent", "transformer>transformer", "alone>transformer")]
+
+
+@pytest.fixture(params=FEW)
+def some(request: pytest.FixtureRequest) -> torch.nn.Module:
+    return make(request.param)
+
+
+def test_a_prefix_is_kept_and_scored(some, batch):
+    prefixes = [[4, 5], [6], [5, 5, 7], []]
+    found = search(some, batch, Beam(width=3), longest=longest(batch), prefix=Padded.from_rows(prefixes))
+    for prefix, hypotheses in zip(prefixes, found, strict=True):
+        assert all(list(one.ids[: len(prefix)]) == prefix for one in hypotheses)
+    again = score(some, with_targets(batch, [row[0].ids for row in found]))
+    for row, scores in zip(found, again, strict=True):
+        assert row[0].token_scores == pytest.approx(scores, abs=2e-4)
+
+
+def test_rules(some, batch):
+    no_end = search(some, batch, Greedy(), longest=longest(batch), rules=[MinLength(LONGEST)])
+    assert all(EOS not in row[0].ids for row in no_end)
+    once = search(some, batch, Beam(width=2), longest=longest(batch), rules=[NoRepeat(1), MinLength(5)])
+    assert all(len(set(one.ids)) == len(one.ids) for row in once for one in row)
+    pairs = search(some, batch, Greedy(), longest=longest(batch, 12), rules=[NoRepeat(2), MinLength(12)])
+    for row in pairs:
+        seen = list(itertools.pairwise(row[0].ids))
+        assert len(seen) == len(set(seen))
+
+
+def test_repetition_penalty_lowers_what_was_said():
+    scores = torch.full((1, 8), -1.0)
+    changed = RepetitionPenalty(2.0).apply(scores, torch.tensor([[5, 5, 6]]))
+    assert changed.tolist() == [[-1, -1, -1, -1, -1, -2, -2, -1]]
+
+
+def test_early_stop_is_correct(some, batch):
+    """No hypothesis that a search without stopping would rank higher is missed."""
+
+    class Patient(Beam):
+        def bound(self, totals: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
+            return totals.masked_fill(totals > -torch.inf, torch.inf)
+
+    for penalty in (0.0, 0.6, 1.5):
+        quick = search(some, batch, Beam(width=4, length_penalty=penalty), longest=longest(batch, 12))
+        slow = search(some, batch, Patient(width=4, length_penalty=penalty), longest=longest(batch, 12))
+        for one, other in zip(quick, slow, strict=True):
+            complete = [h.ids for h in other if h.complete]
+            assert [h.ids for h in one if h.complete][: len(complete)] == complete
+
+
+def test_samples_follow_the_distribution():
+    model, batch = make("recurrent>transformer"), example_batch([(4, 2)])
+    probabilities = model.advance(torch.tensor([[BOS]]), model.start(batch)).logits[0, -1].softmax(-1)
+    many = search(model, batch, Sample(width=4000), longest=torch.tensor([1]), seeds=[5])[0]
+    counts = torch.bincount(torch.tensor([one.ids[0] for one in many]), minlength=SIZE) / len(many)
+    allowed = probabilities.clone()
+    allowed[[0, BOS]] = 0
+    assert (counts - allowed / allowed.sum()).abs().max() < 0.03
+    best = allowed.topk(2).indices.tolist()
+    few = search(model, batch, Sample(width=200, top_k=2), longest=torch.tensor([1]), seeds=[5])[0]
+    assert {one.ids[0] for one in few} == set(best)
