@@ -175,6 +175,9 @@ class GenerationRecipe(Section):
 
 class EvaluationRecipe(Section):
     metrics: tuple[str, ...] = ("bleu", "chrf")
+    references: Literal["each", "by_source"] = Field(
+        "each", description="by_source: lines with an equal source are one line with several right answers"
+    )
     resamples: Positive = Field(1000, description="bootstrap resamples for the 95 % intervals")
 
 

@@ -1,0 +1,155 @@
+"""A file of pairs in, the recipe that fits it out: tokens, size, schedule and metrics by looking at the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from transduce.data.sources import Invalid, Tally, read
+from transduce.errors import InputError
+from transduce.recipe import Corpora, Recipe, parse
+
+SAMPLE = 20_000  # pairs looked at closely; the rest is only counted
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one side of the pairs looks like."""
+
+    characters: float  # mean of a line
+    words: float  # mean of a line
+    alphabet: frozenset[str]
+    vocabulary: int  # different words in the sample
+
+    @classmethod
+    def of(cls, lines: Sequence[str]) -> Side:
+        words = [line.split() for line in lines]
+        count = max(len(lines), 1)
+        return cls(
+            sum(map(len, lines)) / count,
+            sum(map(len, words)) / count,
+            frozenset("".join(lines)),
+            len({word for line in words for word in line}),
+        )
+
+    @property
+    def spelt(self) -> bool:
+        """Single words or short strings: what matters is their letters."""
+        return self.words < 2.5 or self.characters < 25
+
+    @property
+    def symbols(self) -> bool:
+        """Words from a small closed set, such as phones, actions or tags."""
+        return self.words >= 2 and self.vocabulary <= 200
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a corpus looks like."""
+
+    pairs: int
+    source: Side
+    target: Side
+
+    @property
+    def shared(self) -> bool:
+        """Both sides are written with much the same letters."""
+        both = self.source.alphabet & self.target.alphabet
+        return len(both) >= 0.6 * max(len(self.source.alphabet), len(self.target.alphabet), 1)
+
+
+def look(corpora: Corpora, invalid: Invalid) -> Look:
+    counts = Tally()
+    pairs: Iterable[Any] = (example for corpus in corpora for example in read(corpus, invalid, counts))
+    pairs = iter(pairs)
+    sample = [(example.source, example.target or "") for example in islice(pairs, SAMPLE)]
+    more = sum(1 for _ in pairs)
+    if not sample:
+        raise InputError("no pairs", where=", ".join(str(corpus.path or corpus.source) for corpus in corpora))
+    return Look(len(sample) + more, Side.of([s for s, _ in sample]), Side.of([t for _, t in sample]))
+
+
+def choose(data: dict[str, Any]) -> Recipe:
+    """A whole recipe for the pairs in the `data` section."""
+    given = parse({"data": data})
+    seen = look(given.data.train, given.data.invalid)
+    sentences = not (seen.source.spelt or seen.target.spelt) and not seen.target.symbols
+    tokens = _tokens(seen)
+    return parse(
+        {
+            "data": data,
+            "tokens": tokens,
+            "model": _transformer(seen, tokens) if sentences else _recurrent(seen),
+            "training": _training(seen, sentences),
+            "generation": {"beam": 5},
+            "evaluation": {"metrics": _metrics(seen, sentences)},
+        }
+    )
+
+
+def _tokens(seen: Look) -> dict[str, Any]:
+    sides = {name: _kind(side, seen.pairs) for name, side in (("source", seen.source), ("target", seen.target))}
+    shared = seen.shared and sides["source"] == sides["target"] and sides["source"]["kind"] == "bpe"
+    return {**sides, "shared": shared}
+
+
+def _kind(side: Side, pairs: int) -> dict[str, Any]:
+    if side.symbols:
+        return {"kind": "words", "size": 2000}
+    if side.spelt:
+        return {"kind": "chars", "size": 8000}
+    # Few pairs cannot teach many pieces: about one piece for every ten pairs, within reason.
+    return {"kind": "bpe", "size": max(1000, min(16000, pairs // 10 // 1000 * 1000))}
+
+
+def _recurrent(seen: Look) -> dict[str, Any]:
+    """Two recurrent networks with attention: hard to beat on short strings and few pairs."""
+    width = 128 if seen.pairs < 5_000 else 256
+    dropout = 0.3 if seen.pairs < 20_000 else 0.2
+    part = {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout}
+    return {"encoder": {**part, "layers": 1}, "decoder": {**part, "layers": 1, "reader": "bahdanau"}}
+
+
+def _transformer(seen: Look, tokens: dict[str, Any]) -> dict[str, Any]:
+    """Sentences: a Transformer whose size follows the data; small corpora want small models and much dropout."""
+    sizes = {50_000: (128, 4, 0.3), 500_000: (256, 4, 0.2), 5_000_000: (512, 6, 0.1)}
+    width, layers, dropout = next((size for most, size in sizes.items() if seen.pairs < most), (512, 6, 0.1))
+    heads = max(4, width // 64)
+    part = {"kind": "transformer", "width": width, "layers": layers, "heads": heads, "hidden": 4 * width}
+    return {
+        "encoder": {**part, "dropout": dropout},
+        "decoder": {**part, "dropout": dropout},
+        "tie": "all" if tokens["shared"] else "target",
+    }
+
+
+def _training(seen: Look, sentences: bool) -> dict[str, Any]:
+    tokens_a_pair = (
+        (seen.source.words + seen.target.words) * 1.3
+        if sentences
+        else (seen.source.characters + (seen.target.words if seen.target.symbols else seen.target.characters))
+    )
+    batch = 8192 if sentences else 4096
+    an_epoch = max(1, int(seen.pairs * tokens_a_pair / batch))
+    steps = int(min(100_000, max(1_000, 30 * an_epoch)))
+    check = max(50, min(1000, an_epoch, steps // 10))
+    rate = 2e-3 if sentences else 3e-3
+    return {
+        "steps": steps,
+        "batch_tokens": batch,
+        "optimiser": {"learning_rate": rate},
+        "schedule": {"kind": "inverse_sqrt" if sentences else "cosine", "warmup": max(20, min(2000, steps // 20))},
+        "validate_every": check,
+        "checkpoint_every": check,
+        "monitor": "bleu" if sentences else "exact",
+        "patience": 10,
+        "average": 5 if sentences else 1,
+    }
+
+
+def _metrics(seen: Look, sentences: bool) -> list[str]:
+    if sentences:
+        return ["bleu", "chrf"]
+    return ["exact", "wer"] if seen.target.symbols else ["exact", "cer"]

@@ -1,0 +1,1 @@
+"""Files of pairs enter; examples, tokens and batches leave."""

@@ -1,0 +1,169 @@
+"""A store enters, a `Batch` leaves for any `Position`: resume seeks, it does not replay.
+
+The batches of an epoch are a pure function of the seed, the epoch and the lengths (see plan.py), so a position is two
+numbers and nothing else has to be remembered.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from transduce.data.plan import Draw, Plan, cut, plan_epoch, repeats
+from transduce.data.store import Store
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, PAD, Batch, Padded
+
+SIDES = ("source", "target")
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training stands in the data: the next batch."""
+
+    epoch: int = 0
+    index: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return cls(int(content["epoch"]), int(content["index"]))
+
+
+class Batches:
+    """Endless batches of these rows of a store, epoch after epoch."""
+
+    def __init__(
+        self,
+        store: Store,
+        indices: np.ndarray,
+        *,
+        batch_tokens: int,
+        pool: int,
+        seed: int,
+        weights: Sequence[float] | None = None,
+        dropout: tuple[float, float] = (0.0, 0.0),
+        tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    ) -> None:
+        if len(indices) == 0:
+            raise InputError("no pairs to make batches of")
+        if any(dropout) and tokenizers is None:
+            raise ValueError("dropout needs the tokenizers")
+        self.store, self.indices = store, np.asarray(indices)
+        self._budget, self._pool, self._seed = batch_tokens, pool, seed
+        self._weights = None if weights is None or set(weights) == {1.0} else tuple(weights)
+        self._dropout, self._tokenizers = dropout, tokenizers
+        self._plans: dict[int, Plan] = {}
+        self._lock = threading.Lock()  # batches are fetched ahead from another thread
+
+    def plan(self, epoch: int) -> Plan:
+        with self._lock:
+            if epoch not in self._plans:
+                kept = {number: plan for number, plan in self._plans.items() if number == epoch - 1}
+                self._plans = {**kept, epoch: self._make(epoch)}
+            return self._plans[epoch]
+
+    def _make(self, epoch: int) -> Plan:
+        widths = self.store.lengths[self.indices] + np.array([1, 2], np.int32)  # </s>; <s> and </s>
+        often = np.ones(len(self.indices), np.int64)
+        if self._weights is not None:
+            corpus_of = self.store.corpus_of[self.indices]
+            if int(corpus_of.max()) >= len(self._weights):
+                raise InputError(f"{len(self._weights)} mixing weights for {int(corpus_of.max()) + 1} corpora")
+            often = repeats(corpus_of, self._weights, Draw("mixture", self._seed, epoch))
+        return plan_epoch(widths, often, self._budget, self._pool, Draw("order", self._seed, epoch))
+
+    def at(self, position: Position) -> Batch:
+        rows = self.indices[self.plan(position.epoch).batch(position.index)]
+        if not any(self._dropout):
+            return gather(self.store, rows)
+        flats = [self._side(side, rows, position.epoch) for side in (0, 1)]
+        return _batch(flats[0], flats[1], rows.tolist())
+
+    def after(self, position: Position) -> Position:
+        if position.index + 1 < self.batches_in(position.epoch):
+            return Position(position.epoch, position.index + 1)
+        return Position(position.epoch + 1, 0)
+
+    def batches_in(self, epoch: int) -> int:
+        return len(self.plan(epoch))
+
+    def padding(self, epoch: int) -> float:
+        """Share of the slots of an epoch that hold no token."""
+        return self.plan(epoch).padding
+
+    def _side(self, side: int, rows: np.ndarray, epoch: int) -> _Flat:
+        rate = self._dropout[side]
+        if not rate or self._tokenizers is None:
+            return _Flat(*self.store.side(SIDES[side], rows))
+        encoded = []
+        for row in rows.tolist():
+            generator = random.Random(f"{self._seed} {epoch} {row} {side}")
+            encoded.append(self._tokenizers[side].encode_dropout(self.store.text(SIDES[side], row), rate, generator))
+        return _Flat.of(encoded)
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """Sequences end to end."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Self:
+        lengths = np.array([len(row) for row in rows], np.int64)
+        return cls(np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum())), lengths)
+
+    def padded(self, before: int) -> Padded:
+        """With `before` (0 or 1) <s> in front and one </s> behind each."""
+        ends = self.lengths + before
+        columns = np.arange(int(ends.max(initial=0)) + 1 if len(ends) else 0)
+        values = np.full((len(ends), len(columns)), PAD, np.int64)  # B S
+        values[(columns >= before) & (columns < ends[:, None])] = self.ids
+        values[:, :before] = BOS
+        values[np.arange(len(ends)), ends] = EOS
+        return Padded(torch.from_numpy(values), torch.from_numpy(columns <= ends[:, None]))
+
+
+def _batch(source: _Flat, target: _Flat | None, rows: Sequence[int]) -> Batch:
+    return Batch(source.padded(0), target.padded(1) if target is not None else None, rows=tuple(rows))
+
+
+def gather(store: Store, rows: np.ndarray | Sequence[int]) -> Batch:
+    """These pairs of a store as one batch."""
+    numbers = np.asarray(rows, np.int64)
+    source, target = (_Flat(*store.side(side, numbers)) for side in SIDES)
+    return _batch(source, target, numbers.tolist())
+
+
+def collate(pairs: Sequence[tuple[Sequence[int], Sequence[int] | None]], rows: Sequence[int]) -> Batch:
+    """Pairs of ids as one batch; without targets when the pairs have none."""
+    sources = _Flat.of([source for source, _ in pairs])
+    targets = [target for _, target in pairs if target is not None]
+    if targets and len(targets) < len(pairs):
+        raise ValueError("some pairs of a batch have a target, some have none")
+    return _batch(sources, _Flat.of(targets) if targets else None, rows)
+
+
+def ordered(lengths: np.ndarray | Sequence[int], budget: int) -> list[list[int]]:
+    """Row numbers in batches of like length within a budget of slots, the longest first, so that memory fails early.
+
+    `lengths` is (n,), or (n, 2) for both sides; they count special tokens or not as the caller likes.
+    """
+    widths = np.asarray(lengths, np.int64)
+    widths = widths[:, None] if widths.ndim == 1 else widths
+    if len(widths) == 0:
+        return []
+    order = np.lexsort((np.arange(len(widths)), -widths.sum(1), -widths.max(1)))
+    return [part.tolist() for part in np.split(order, cut(widths[order], budget)[1:])]

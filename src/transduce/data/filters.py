@@ -1,0 +1,83 @@
+"""A pair enters as token counts; it is kept, or dropped and counted by reason with the first place of each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+Place = tuple[int, int]  # corpus number from 0, line from 1
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What a pair must be to be learnt from."""
+
+    min_length: int = 1
+    max_length: int = 512
+    max_ratio: float | None = None
+    drop_duplicates: bool = False
+
+    def reason(
+        self, source_length: int, target_length: int, *, blank: bool = False, duplicate: bool = False
+    ) -> str | None:
+        """Why a pair is dropped, or None. `blank`: one side holds nothing but white space."""
+        shorter, longer = sorted((source_length, target_length))
+        if (blank or shorter == 0) and self.min_length > 0:
+            return "empty"
+        if shorter < self.min_length:
+            return "too short"
+        if longer > self.max_length:
+            return "too long"
+        if self.max_ratio is not None and longer > self.max_ratio * shorter:
+            return "ratio"
+        return "duplicate" if duplicate and self.drop_duplicates else None
+
+
+class Seen:
+    """Pairs met so far, by 64 bits of their hash: one false alarm is expected among some six thousand million."""
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def before(self, source: str, target: str) -> bool:
+        """Whether this very pair was met before; from now on it was."""
+        content = f"{len(source)} {source} {target}".encode()
+        number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        known = number in self._hashes
+        self._hashes.add(number)
+        return known
+
+
+@dataclass
+class FilterReport:
+    """How many pairs were kept, how many dropped for which reason, and where each reason was met first."""
+
+    kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    first: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def read(self) -> int:
+        return self.kept + sum(self.dropped.values())
+
+    def drop(self, reason: str, place: Place, count: int = 1) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.first.setdefault(reason, place)
+
+    def lines(self, names: list[str]) -> list[str]:
+        """For people; `names` are the files of the corpora."""
+        lines = [f"{self.kept:,} of {self.read:,} pairs kept"]
+        for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
+            corpus, line = self.first[reason]
+            lines.append(f"{count:,} dropped: {reason} (first at {names[corpus]}:{line})")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kept": self.kept, "dropped": self.dropped, "first": {k: list(v) for k, v in self.first.items()}}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        first = {reason: (int(corpus), int(line)) for reason, (corpus, line) in content["first"].items()}
+        return cls(int(content["kept"]), {str(k): int(v) for k, v in content["dropped"].items()}, first)

@@ -1,0 +1,198 @@
+"""Corpora enter once; a memory-mapped store of ids and raw text leaves, found again by what went into it.
+
+    <folder>/<key>/   source.ids target.ids             uint16 or uint32, all pairs end to end
+                      source.text target.text extra.text   UTF-8; extra is a JSON object, or nothing
+                      *.ends                            int64: where each pair ends in the file beside it
+                      corpus.uint8 line.int64           where each pair came from
+                      meta.json                         counts, sizes, what was dropped; written last
+
+The key is a hash of the content of the files, of the tokenizers and of the filters. A store is written in a folder of
+another name and renamed when it is complete, so a build that dies leaves nothing that looks finished, and of two
+builders at once the first one's store is used by both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transduce.data.filters import FilterReport, Filters
+from transduce.data.plan import Draw
+from transduce.data.sources import Invalid, fingerprint
+from transduce.data.text import Tokenizer
+from transduce.data.writer import TEXTS, StoreWriter, sync
+from transduce.errors import InputError
+from transduce.flow import Example
+from transduce.recipe import Corpus
+
+FORMAT = 1
+_STALE = 24 * 3600.0  # seconds after which an unfinished folder has no living builder
+
+
+def build_store(
+    corpora: Sequence[Corpus],
+    source: Tokenizer,
+    target: Tokenizer,
+    filters: Filters,
+    invalid: Invalid,
+    folder: str | Path,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Store:
+    """The store of these corpora, found in `folder` or built there. `progress` is told the pairs read so far."""
+    if not 1 <= len(corpora) <= 256:
+        raise InputError(f"expected 1 to 256 corpora, got {len(corpora)}")
+    names = [str(corpus.path or corpus.source) for corpus in corpora]
+    facts = {
+        "format": FORMAT,
+        "corpora": [fingerprint(corpus) for corpus in corpora],
+        "tokenizers": [source.fingerprint, target.fingerprint],
+        "filters": asdict(filters),
+        "invalid": invalid,
+    }
+    folder = Path(folder)
+    place = folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    if not place.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder)
+        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
+        writer = StoreWriter(unfinished, source, target, filters)
+        try:
+            writer.add_all(corpora, invalid, progress)
+            writer.finish(facts, names)
+            _settle(unfinished, place)
+        except OSError as error:
+            raise InputError(f"the store cannot be written: {error}", where=str(folder)) from None
+        finally:
+            writer.close()
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return Store(place, names)
+
+
+def _remove_stale(folder: Path) -> None:
+    for path in folder.glob(".unfinished-*"):
+        newest = max((file.stat().st_mtime for file in [path, *path.iterdir()] if file.exists()), default=0.0)
+        if newest < time.time() - _STALE:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _settle(unfinished: Path, place: Path) -> None:
+    """Gives the complete store its name, unless another builder was first: then the other one's store serves."""
+    unfinished.chmod(0o755)
+    try:
+        os.rename(unfinished, place)
+    except OSError:
+        if not (place / "meta.json").exists():
+            raise
+    sync(place.parent)
+
+
+class Store:
+    """A finished store; nothing is read from disk before it is asked for."""
+
+    def __init__(self, folder: str | Path, names: Sequence[str] = ()) -> None:
+        self.folder = Path(folder)
+        try:
+            meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+            if meta["format"] != FORMAT:
+                raise ValueError(f"format {meta['format']}, expected {FORMAT}")
+            for name, size in meta["sizes"].items():
+                if (found := (self.folder / name).stat().st_size) != size:
+                    raise ValueError(f"{name} has {found:,} bytes, not {size:,}")
+            self._types = {side: np.dtype(meta["types"][side]).newbyteorder("<") for side in ("source", "target")}
+            self.report = FilterReport.from_json(meta["report"])
+            corpora = len(meta["corpora"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            remedy = f"delete the folder {self.folder}: it is built again"
+            raise InputError(f"a damaged store: {error}", where=str(self.folder), remedy=remedy) from None
+        self.names = list(names) or [f"corpus {number + 1}" for number in range(corpora)]
+        self._ids = {side: self._map(f"{side}.ids", kind) for side, kind in self._types.items()}
+        self._text = {side: self._map(f"{side}.text", np.dtype(np.uint8)) for side in TEXTS}
+        whole = np.dtype("<i8")
+        self._id_ends = {side: self._map(f"{side}.ids.ends", whole) for side in self._ids}
+        self._text_ends = {side: self._map(f"{side}.text.ends", whole) for side in TEXTS}
+        self._line = self._map("line.int64", whole)
+        self.corpus_of = self._map("corpus.uint8", np.dtype(np.uint8))
+
+    def _map(self, name: str, kind: np.dtype[Any]) -> np.ndarray:
+        path = self.folder / name
+        # An empty file cannot be mapped. Plain arrays over the mapping: np.memmap's own slices are slow.
+        return np.asarray(np.memmap(path, kind, "r")) if path.stat().st_size else np.zeros(0, kind)
+
+    def __len__(self) -> int:
+        return self.report.kept
+
+    def describe(self) -> list[str]:
+        """What was kept and dropped, in words."""
+        return self.report.lines(self.names)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(n, 2) int32: tokens of source and target, without special ones."""
+        ends = [self._id_ends[side] for side in ("source", "target")]
+        return np.stack([np.diff(side, prepend=0) for side in ends], 1).astype(np.int32)
+
+    def side(self, side: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of one side of these pairs, end to end, and how many each has."""
+        ends = self._id_ends[side][rows]
+        lengths = self.lengths[rows, 0 if side == "source" else 1].astype(np.int64)
+        shift = ends - np.cumsum(lengths)
+        return self._ids[side][np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths
+
+    def ids(self, row: int) -> tuple[list[int], list[int]]:
+        source, target = (self.side(side, np.array([row]))[0].tolist() for side in ("source", "target"))
+        return source, target
+
+    def text(self, side: str, row: int) -> str:
+        end = int(self._text_ends[side][row])
+        begin = int(self._text_ends[side][row - 1]) if row else 0
+        return self._text[side][begin:end].tobytes().decode()
+
+    def example(self, row: int) -> Example:
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        extra = self.text("extra", row)
+        file, line = self.names[self.corpus_of[row]], int(self._line[row])
+        return Example(self.text("source", row), self.text("target", row), json.loads(extra or "{}"), file, line)
+
+    def groups(self) -> np.ndarray:
+        """(n,) uint64: equal for pairs with equal source text."""
+        hashes = (_hash(self.text("source", row)) for row in range(len(self)))
+        return np.fromiter(hashes, np.uint64, len(self))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(train, development) rows in order; pairs of one group (an equal source) are never on both sides.
+
+    Whole groups are drawn until `size` pairs are reached; a group too large for what is missing is passed over.
+    """
+    if len(groups) != n or not 0 <= size < n:
+        raise InputError(f"cannot split {size:,} development pairs off {n:,}", remedy="lower `data.dev_size`")
+    _, group_of, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    chosen = np.zeros(len(counts), bool)
+    missing = size
+    for group in Draw("split", seed).permutation(len(counts)).tolist():
+        if missing and counts[group] <= missing:
+            chosen[group] = True
+            missing -= int(counts[group])
+        if not missing:
+            break
+    if size and missing == size:
+        raise InputError(f"every source stands in more than {size:,} pairs: no development set can be split off")
+    development = chosen[group_of]
+    return np.flatnonzero(~development), np.flatnonzero(development)

@@ -1,0 +1,215 @@
+"""Text <-> ids, with the place of every token in the raw text."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import os
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from transduce.data import vocabulary as vocabularies
+from transduce.data.vocabulary import Vocabulary
+from transduce.errors import InputError, nearest
+from transduce.flow import SPECIALS, UNK
+
+FORMAT = 1
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text in tokens; no special ones are added."""
+
+    ids: list[int]
+    pieces: list[str]  # for the eye: a space is shown as ▁
+    offsets: list[tuple[int, int]]  # characters of the raw text, from and to
+
+
+class Tokenizer:
+    """One vocabulary at work. Text that looks like a special token ("</s>") is text like any other."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._backend = vocabularies.backend(vocabulary)
+        self._spaced = vocabulary.kind in ("bpe", "unigram")  # reads every text with a space in front
+        if vocabulary.kind in ("bpe", "unigram", "bytes"):
+            byte_of = {letter: byte for byte, letter in enumerate(vocabularies.byte_letters())}
+            pieces = vocabulary.pieces[len(SPECIALS) :]
+            self._content = [bytes(byte_of[letter] for letter in piece) for piece in pieces]
+        else:
+            self._content = [piece.encode() for piece in vocabulary.pieces[len(SPECIALS) :]]
+        # <unk> stands for text that was there: it is shown, while <pad>, <s> and </s> say nothing.
+        self._content = [b"", b"", b"", SPECIALS[UNK].encode(), *self._content]
+
+    @classmethod
+    def train(cls, texts: Iterable[str], kind: str, size: int, min_count: int = 1) -> Self:
+        """Learns at most `size` pieces, specials included (`bytes`, `bpe`, `unigram`: never fewer than 260)."""
+        if kind not in vocabularies.KINDS:
+            raise InputError(f"unknown kind of tokens {kind!r}", remedy=nearest(kind, vocabularies.KINDS))
+        return cls(vocabularies.train(texts, kind, size, min_count))
+
+    @property
+    def kind(self) -> str:
+        return self.vocabulary.kind
+
+    @property
+    def size(self) -> int:
+        return len(self.vocabulary.pieces)
+
+    def __len__(self) -> int:
+        return self.size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self._json().encode()).hexdigest()
+
+    def piece(self, number: int) -> str:
+        """One token for the eye; bytes that are no whole character are written as \\xe2."""
+        if number < len(SPECIALS):
+            return SPECIALS[number]
+        return self._content[number].decode("utf-8", "backslashreplace").replace(" ", "▁")
+
+    def encode(self, text: str) -> Encoded:
+        result = self._backend.encode(text, add_special_tokens=False)
+        return Encoded(result.ids, [self.piece(number) for number in result.ids], result.offsets)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [result.ids for result in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text again, to the letter. What was <unk> is written `<unk>`: nothing is left out in silence."""
+        if self.kind == "words":
+            return self._join_words(ids)
+        text = b"".join(self._content[number] for number in ids).decode("utf-8", "replace")
+        return text[1:] if self._spaced and text.startswith(" ") else text
+
+    def _join_words(self, ids: Iterable[int]) -> str:
+        parts: list[str] = []
+        after_word = False
+        for number in ids:
+            if part := self._content[number].decode():
+                is_word = not part.isspace()
+                parts.append(f" {part}" if is_word and after_word else part)
+                after_word = is_word
+        return "".join(parts)
+
+    def encode_dropout(self, text: str, rate: float, generator: random.Random) -> list[int]:
+        """BPE that leaves out each merge with probability `rate` (Provilkov et al. 2020), from a given generator."""
+        if self.kind != "bpe":
+            raise InputError(f"dropout of merges needs bpe, not {self.kind}", remedy="set `dropout: 0` or `kind: bpe`")
+        parts = self._backend.pre_tokenizer.pre_tokenize_str(self._backend.normalizer.normalize_str(text))
+        return [number for part, _ in parts for number in self._merge(part, rate, generator)]
+
+    @cached_property
+    def _id_of(self) -> dict[str, int]:
+        return {piece: number for number, piece in enumerate(self.vocabulary.pieces) if number >= len(SPECIALS)}
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Pair of ids -> (rank of the merge, id of the result)."""
+        ids = self._id_of
+        merges = enumerate(self.vocabulary.merges)
+        return {(ids[left], ids[right]): (rank, ids[left + right]) for rank, (left, right) in merges}
+
+    def _merge(self, part: str, rate: float, generator: random.Random) -> list[int]:
+        tokens: list[int | None] = [self._id_of[letter] for letter in part]
+        following = [*range(1, len(tokens)), -1]
+        before = list(range(-1, len(tokens) - 1))
+        queue: list[tuple[int, int, int, int]] = []  # rank, place, the pair: the best and leftmost comes first
+
+        def offer(place: int) -> None:
+            if place >= 0 and following[place] >= 0:
+                pair = (tokens[place], tokens[following[place]])
+                if pair in self._ranks:
+                    heapq.heappush(queue, (self._ranks[pair][0], place, *pair))
+
+        for place in range(len(tokens)):
+            offer(place)
+        left_out: list[tuple[int, int, int, int]] = []
+        while queue:
+            entry = heapq.heappop(queue)
+            _, place, left, right = entry
+            after = following[place]
+            if tokens[place] != left or after < 0 or tokens[after] != right:
+                continue  # a neighbour was merged meanwhile
+            if rate and generator.random() < rate:
+                left_out.append(entry)
+                continue
+            tokens[place], tokens[after] = self._ranks[left, right][1], None
+            following[place] = following[after]
+            if following[place] >= 0:
+                before[following[place]] = place
+            for skipped in left_out:  # a merge left out now may still come after another one
+                heapq.heappush(queue, skipped)
+            left_out.clear()
+            offer(place)
+            offer(before[place])
+        return [token for token in tokens if token is not None]
+
+    @staticmethod
+    def words(text: str) -> list[tuple[int, int]]:
+        """Where the words of the raw text stand, as white space separates them."""
+        return [match.span() for match in _WORD.finditer(text)]
+
+    @staticmethod
+    def word_of(tokens: Encoded | Sequence[tuple[int, int]], text: str) -> list[int]:
+        """The word each token belongs to; white space belongs to the word after it, or to the last (-1: no word)."""
+        offsets = tokens.offsets if isinstance(tokens, Encoded) else tokens
+        words = Tokenizer.words(text)
+        at = [len(words) - 1] * (len(text) + 1)
+        position = 0
+        for number, (_, end) in enumerate(words):
+            at[position:end] = [number] * (end - position)
+            position = end
+        return [at[start] for start, _ in offsets]
+
+    def _json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self.vocabulary)}, ensure_ascii=False, indent=0)
+
+    def save(self, path: str | Path) -> None:
+        """One JSON file, complete or not there at all."""
+        path = Path(path)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(unfinished, "w", encoding="utf-8", newline="\n") as file:
+            file.write(self._json())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        try:
+            return cls(_vocabulary(json.loads(Path(path).read_text(encoding="utf-8"))))
+        except FileNotFoundError:
+            raise InputError("no such tokenizer file", where=str(path)) from None
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"not a tokenizer: {error}", where=str(path), remedy="restore the file") from None
+
+
+def _vocabulary(content: Any) -> Vocabulary:
+    """A vocabulary from what a file says, or a ValueError that says why not."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"expected a JSON object with format {FORMAT}")
+    kind, pieces = content["kind"], tuple(content["pieces"])
+    merges = tuple((left, right) for left, right in content["merges"])
+    scores = tuple(float(score) for score in content["scores"])
+    if kind not in vocabularies.KINDS:
+        raise ValueError(f"unknown kind {kind!r}")
+    if pieces[: len(SPECIALS)] != SPECIALS or not all(isinstance(piece, str) and piece for piece in pieces):
+        raise ValueError(f"the pieces must begin with {' '.join(SPECIALS)}")
+    if len(set(pieces[len(SPECIALS) :])) != len(pieces) - len(SPECIALS):
+        raise ValueError("a piece stands there twice")
+    if kind in ("bytes", "bpe", "unigram") and not set(vocabularies.byte_letters()) <= set(pieces):
+        raise ValueError("not every byte has a piece")
+    if len(scores) != (len(pieces) if kind == "unigram" else 0):
+        raise ValueError("the scores do not fit the pieces")
+    return Vocabulary(kind, pieces, merges, scores)

@@ -1,0 +1,157 @@
+"""Texts enter, a `Vocabulary` leaves: the pieces one kind of tokenisation knows, and the library's encoder for them.
+
+    chars    one piece a character                        words    one piece a word (spaces: see below)
+    bytes    one piece a byte of UTF-8                    bpe, unigram    learnt pieces over bytes, inside words
+
+`bpe` and `unigram` work on bytes, so there is no text they cannot spell. They read every text with one space put in
+front, so that a word is the same piece at the start of a line and within it; `Tokenizer.decode` takes it off again.
+
+`words`: exactly one plain space between two words is left unsaid; every other white space is a piece of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from transduce.flow import SPECIALS, UNK
+
+KINDS = ("chars", "words", "bytes", "bpe", "unigram")
+
+# What str.isspace() and str.split() call white space. The library's own \s is a smaller set.
+SPACE = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+_LETTER = SPACE.replace("[", "[^")
+_SAID = re.compile(rf"(?!(?<={_LETTER}) (?={_LETTER})){SPACE}")  # white space that is a piece of its own in `words`
+_UNSAID = rf"(?<={_LETTER}) (?={_LETTER})"
+
+# Words with their marks (an Indic vowel sign is a mark, not a letter), numbers, the rest; each with one space before.
+_PARTS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+
+_FLOOR_STEP = 0.0001  # the library ranks unseen characters by this, in an order that differs from run to run
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What training leaves behind, and all that is saved. The first four pieces are the special ones."""
+
+    kind: str
+    pieces: tuple[str, ...]
+    merges: tuple[tuple[str, str], ...] = ()  # bpe, the first learnt first
+    scores: tuple[float, ...] = ()  # unigram: log-probability of every piece
+
+
+def byte_letters() -> list[str]:
+    """The printable letter that stands for each byte in the library's byte-level pieces, by byte."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1) -> Vocabulary:
+    """A vocabulary of at most `size` pieces, or of the fewest that the kind needs where that is more."""
+    if kind == "chars":
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(text)
+        return Vocabulary(kind, (*SPECIALS, *_most_common(counts, size - len(SPECIALS), min_count)))
+    if kind == "words":
+        return _train_words(texts, size, min_count)
+    if kind == "bytes":
+        return Vocabulary(kind, (*SPECIALS, *byte_letters()))
+    return _train_bpe(texts, size, min_count) if kind == "bpe" else _train_unigram(texts, size)
+
+
+def _most_common(counts: Counter[str], most: int, min_count: int) -> list[str]:
+    frequent = [piece for piece, count in counts.items() if count >= min_count]
+    return sorted(frequent, key=lambda piece: (-counts[piece], piece))[: max(most, 0)]
+
+
+def _train_words(texts: Iterable[str], size: int, min_count: int) -> Vocabulary:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.split())
+        counts.update(_SAID.findall(text))
+    always = [" ", "\t"]  # a doubled space must survive even where training saw none
+    for piece in always:
+        counts.pop(piece, None)
+    return Vocabulary("words", (*SPECIALS, *always, *_most_common(counts, size - len(SPECIALS) - 2, min_count)))
+
+
+def _train_bpe(texts: Iterable[str], size: int, min_count: int) -> Vocabulary:
+    backend = _with_parts(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(size - len(SPECIALS), 256),
+        min_frequency=max(min_count, 2),  # a pair seen once teaches nothing
+        initial_alphabet=byte_letters(),
+        special_tokens=[],  # they would be found in running text, and merges could lead to them
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    pieces = sorted(backend.get_vocab().items(), key=lambda item: item[1])
+    merges = json.loads(backend.to_str())["model"]["merges"]
+    return Vocabulary("bpe", (*SPECIALS, *(piece for piece, _ in pieces)), tuple((a, b) for a, b in merges))
+
+
+def _train_unigram(texts: Iterable[str], size: int) -> Vocabulary:
+    backend = _with_parts(models.Unigram())
+    trainer = trainers.UnigramTrainer(
+        vocab_size=max(size - len(SPECIALS), 257),
+        max_piece_length=32,  # in bytes
+        initial_alphabet=byte_letters(),
+        special_tokens=[],
+        show_progress=False,
+    )
+    backend.train_from_iterator(_or_a_space(texts), trainer)
+    learnt = dict(json.loads(backend.to_str())["model"]["vocab"])
+    # The last bits of the scores and the order of the unseen bytes differ from run to run: both are settled here.
+    floor = min(learnt.values())
+    scores = {
+        piece: round(floor if len(piece) == 1 and score < floor + 257 * _FLOOR_STEP else score, 6)
+        for piece, score in learnt.items()
+    }
+    ranked = sorted(scores, key=lambda piece: (-scores[piece], piece))
+    return Vocabulary("unigram", (*SPECIALS, *ranked), scores=(0.0,) * 4 + tuple(scores[piece] for piece in ranked))
+
+
+def _or_a_space(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, with one more that is never empty: the library's trainer cannot start from nothing."""
+    yield from texts
+    yield " "
+
+
+def backend(vocabulary: Vocabulary) -> Backend:
+    """The library's encoder. Special pieces get names that no text can spell: a space inside a longer piece."""
+    kind = vocabulary.kind
+    names = [f"{name} " for name in SPECIALS] + list(vocabulary.pieces[len(SPECIALS) :])
+    ids = {name: number for number, name in enumerate(names)}
+    if kind in ("bpe", "bytes"):
+        model = models.BPE(vocab=ids, merges=list(vocabulary.merges))
+        return _with_parts(model) if kind == "bpe" else _with_bytes(model)
+    if kind == "unigram":
+        return _with_parts(models.Unigram(list(zip(names, vocabulary.scores, strict=True)), UNK, False))
+    result = Backend(models.WordLevel(ids, unk_token=names[UNK]))
+    character = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    words = [pre_tokenizers.Split(Regex(_UNSAID), "removed"), pre_tokenizers.Split(Regex(SPACE), "isolated")]
+    result.pre_tokenizer = character if kind == "chars" else pre_tokenizers.Sequence(words)
+    return result
+
+
+def _with_parts(model: models.Model) -> Backend:
+    result = Backend(model)
+    result.normalizer = normalizers.Prepend(" ")
+    parts = pre_tokenizers.Split(Regex(_PARTS), "isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    result.pre_tokenizer = pre_tokenizers.Sequence([parts, letters])
+    return result
+
+
+def _with_bytes(model: models.Model) -> Backend:
+    result = Backend(model)
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return result

@@ -1,0 +1,1 @@
+"""Attention enters; word alignments and pictures in the terminal, in PNG and in HTML leave."""

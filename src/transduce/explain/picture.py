@@ -1,0 +1,149 @@
+"""An attention map enters; a PNG with the heat map, its words and its hard links leaves."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+
+from transduce.explain.alignment import AttentionMap, links, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LARGEST = 36.0  # inches of a side: beyond, cells and writing get smaller instead
+_LABEL = 24  # most characters of a label
+_INK, _PALE = "#222222", "#777777"
+# Tried in this order for each character; whatever of them the machine has.
+_FONTS = (
+    "DejaVu Sans, Noto Sans, Noto Sans CJK SC, Noto Sans CJK JP, Noto Sans CJK KR, Noto Sans SC, Noto Sans JP, "
+    "Noto Sans KR, Noto Sans Arabic, Noto Sans Hebrew, Noto Sans Devanagari, Noto Sans Bengali, Noto Sans Tamil, "
+    "Noto Sans Telugu, Noto Sans Thai, Noto Sans Ethiopic, Noto Sans Georgian, Noto Sans Armenian, Noto Sans Khmer, "
+    "WenQuanYi Zen Hei, Source Han Sans SC, Droid Sans Fallback, PingFang SC, Hiragino Sans, Apple SD Gothic Neo, "
+    "Arial Unicode MS, Microsoft YaHei, Yu Gothic, Malgun Gothic, Nirmala UI, Leelawadee UI, Segoe UI, Unifont"
+)
+
+
+@lru_cache(maxsize=1)
+def fonts() -> tuple[str, ...]:
+    """The families of this machine that between them cover the most scripts."""
+    from matplotlib import font_manager
+
+    present = {font.name for font in font_manager.fontManager.ttflist}
+    return tuple(name for name in _FONTS.split(", ") if name in present) or ("DejaVu Sans",)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A character that no font has is drawn as a box; a warning for each would bury what matters."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s).*(Glyph|missing from|Matplotlib currently does not support).*")
+        warnings.filterwarnings("ignore", message=".*constrained_layout.*")
+        yield
+
+
+def draw(attention: AttentionMap, path: str | Path, title: str = "", subtitle: str = "") -> None:
+    """One heat map: source above, target at the left, each row's hard link in a frame."""
+    rows, columns = attention.weights.shape
+    cell = min(0.34, _LARGEST / max(rows, columns, 1))
+    width = max(3.5, columns * cell + _inches(attention.target_tokens) + 0.9)
+    height = max(2.0, rows * cell + _inches(attention.source_tokens) + 0.3 + 0.35 * bool(title) + 0.3 * bool(subtitle))
+    figure = _figure(width, height)
+    axes = figure.add_subplot()
+    image = _heat(axes, attention, size=max(2.5, min(10.0, 30 * cell)))
+    # Inside the frame of the map, so that it is as high as the map and not as the sheet.
+    across = max(columns * cell, 0.5)
+    bar = figure.colorbar(image, cax=axes.inset_axes((1 + 0.12 / across, 0, 0.1 / across, 1)))
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(labelsize=7, length=2, colors=_PALE)
+    _head(figure, title, subtitle)
+    _save(figure, path)
+
+
+def draw_grid(
+    maps: Sequence[tuple[str, AttentionMap]], path: str | Path, title: str = "", subtitle: str = "", columns: int = 0
+) -> None:
+    """Several maps of the same pair, such as all heads: one panel each, labels at the outer edge only."""
+    if not maps:
+        raise ValueError("a grid needs at least one map")
+    columns = columns or math.ceil(math.sqrt(len(maps)))
+    rows = math.ceil(len(maps) / columns)
+    example = maps[0][1]
+    cell = min(0.2, _LARGEST / max(example.weights.shape[0] * rows, example.weights.shape[1] * columns, 1))
+    width = (example.weights.shape[1] * cell + 0.2) * columns + _inches(example.target_tokens)
+    height = (example.weights.shape[0] * cell + 0.4) * rows + _inches(example.source_tokens) + 0.8
+    figure = _figure(max(3.5, width), max(2.5, height))
+    for number, (name, attention) in enumerate(maps):
+        axes = figure.add_subplot(rows, columns, number + 1)
+        _heat(axes, attention, size=max(2.5, min(7.5, 36 * cell)))
+        axes.tick_params(labeltop=number < columns, labelleft=number % columns == 0)
+        axes.set_xlabel(visible(name), fontsize=8, color=_PALE, parse_math=False)
+    _head(figure, title, subtitle)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(
+        figsize=(min(width, _LARGEST + 6), min(height, _LARGEST + 6)), layout="constrained", facecolor="white"
+    )
+    FigureCanvasAgg(figure)  # not pyplot: no global state, no window, safe in threads
+    return figure
+
+
+def _heat(axes: Axes, attention: AttentionMap, size: float) -> Any:
+    from matplotlib.patches import Rectangle
+
+    image = axes.imshow(attention.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
+    for side, tokens in (("x", attention.source_tokens), ("y", attention.target_tokens)):
+        step = max(1, math.ceil(len(tokens) / 400))  # more could not be read at any size
+        ticks = range(0, len(tokens), step)
+        writing: dict[str, Any] = {"fontsize": size, "family": list(fonts()), "color": _INK, "parse_math": False}
+        getattr(axes, f"set_{side}ticks")(ticks, [_label(tokens[i]) for i in ticks], **writing)
+    axes.tick_params(top=False, bottom=False, left=False, right=False, labeltop=True, labelbottom=False, pad=3)
+    axes.tick_params(axis="x", labelrotation=90)
+    axes.spines[:].set_visible(False)
+    for source, target in links(attention):
+        corner = (source - 0.44, target - 0.44)
+        axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor="#e8590c", linewidth=max(0.4, size / 8)))
+    return image
+
+
+def _inches(tokens: Sequence[str]) -> float:
+    """Room for the longest label at ten points; rich's cells know that CJK is twice as wide."""
+    return 0.09 * max((cell_len(_label(token)) for token in tokens), default=1)
+
+
+def _label(token: str) -> str:
+    return _cut(token, _LABEL)
+
+
+def _cut(text: str, most: int) -> str:
+    text = visible(text)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _head(figure: Figure, title: str, subtitle: str) -> None:
+    """The title above and the caption below, both at the left; the layout engine makes room for them."""
+    most = max(20, int(figure.get_figwidth() * 11))
+    style: dict[str, Any] = {"x": 0.01, "ha": "left", "family": list(fonts()), "parse_math": False}
+    if title:
+        figure.suptitle(_cut(title, most), fontsize=11, color=_INK, **style)
+    if subtitle:
+        figure.supxlabel(_cut(subtitle, most), fontsize=8, color=_PALE, **style)
+
+
+def _save(figure: Figure, path: str | Path) -> None:
+    width, height = figure.get_size_inches()
+    with _quiet():
+        # Agg stops at 2^16 pixels a side; 200 dots an inch is sharp in print.
+        figure.savefig(path, format="png", dpi=min(200, 30_000 / max(width, height)))

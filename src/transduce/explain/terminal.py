@@ -1,0 +1,122 @@
+"""An attention map enters; a heat map in the terminal leaves, readable with and without colour."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from transduce.explain.alignment import AttentionMap, visible
+
+_HEADER = 10  # most rows of a column header
+_LABEL = 18  # most cells of a row label
+_SHADES = "░▒▓█"  # quarters, for terminals without colour
+_ASCII = str.maketrans("·…⋮␣░▒▓█", "..:_.:*#")
+
+
+def draw(attention: AttentionMap, console: Console, width: int | None = None) -> None:
+    """Target positions as rows, source positions as columns; a long source goes on in further panels below."""
+    if not attention.source_tokens or not attention.target_tokens:
+        console.print("(nothing to draw: one side is empty)")
+        return
+    ascii_only = console.options.ascii_only
+    rows = [_label(token, ascii_only) for token in attention.target_tokens]
+    columns = [_label(token, ascii_only) for token in attention.source_tokens]
+    margin = min(_LABEL, max(map(cell_len, rows))) + 1
+    space = (width or console.width) - margin
+    cell = 4 if 4 * len(columns) <= space else 3  # a shade, two digits, and a blank where there is room
+    room = max(1, space // cell)
+    for start in range(0, len(columns), room):
+        part = slice(start, start + room)
+        for line in _header(columns[part], cell):
+            _print(console, Text(" " * margin + line, style="bold"))
+        for label, weights in zip(rows, attention.weights, strict=True):
+            cells = [_cell(float(weight), cell, console) for weight in weights[part]]
+            _print(console, Text.assemble((_fit(label, margin - 1) + " ", "bold"), *cells))
+        _print(console, Text())
+    _print(console, _legend(console))
+
+
+def _print(console: Console, line: Text) -> None:
+    if console.options.ascii_only:
+        line = Text(line.plain.translate(_ASCII))
+    console.print(line, no_wrap=True, overflow="ignore", crop=False, highlight=False)
+
+
+def _label(token: str, ascii_only: bool) -> str:
+    text = visible(token) or "·"
+    return text.encode("ascii", "replace").decode() if ascii_only else text
+
+
+def clusters(text: str) -> list[str]:
+    """Characters as a reader counts them: a base with the marks and joined parts that belong to it."""
+    result: list[str] = []
+    for character in text:
+        joined = bool(result) and result[-1].endswith("\u200d")
+        if result and (joined or character in "\u200c\u200d" or unicodedata.category(character).startswith("M")):
+            result[-1] += character
+        else:
+            result.append(character)
+    return result
+
+
+def _fit(text: str, width: int) -> str:
+    """Cut or padded to exactly `width` terminal cells, whatever the script."""
+    if cell_len(text) > width:
+        kept = ""
+        for cluster in clusters(text):
+            if cell_len(kept + cluster) > width - 1:
+                break
+            kept += cluster
+        text = kept + "…"
+    return text + " " * (width - cell_len(text))
+
+
+def _header(labels: Sequence[str], cell: int) -> list[str]:
+    """Labels written downwards, ending just above their columns."""
+    stacks = [clusters(label) for label in labels]
+    stacks = [stack if len(stack) <= _HEADER else [*stack[: _HEADER - 1], "⋮"] for stack in stacks]
+    height = max(map(len, stacks))
+    stacks = [[""] * (height - len(stack)) + stack for stack in stacks]
+    return ["".join(_column(cluster, cell) for cluster in line).rstrip() for line in zip(*stacks, strict=True)]
+
+
+def _column(cluster: str, cell: int) -> str:
+    """One character over its column: narrow ones above the last digit, wide ones above both."""
+    size = cell_len(cluster)
+    if size > 2:  # joined emoji in a terminal that draws them apart
+        cluster, size = "\ufffd", 1
+    return " " * (cell - size) + cluster
+
+
+def _cell(weight: float, cell: int, console: Console) -> tuple[str, Style]:
+    percent = min(99, round(100 * weight))  # two digits: 99 is all of it
+    digits = f"{percent:>2}" if percent else " ·"
+    if console.color_system is None:
+        shade = _SHADES[percent // 25] if percent else " "
+        return " " * (cell - 3) + shade + digits, Style()
+    return f"{digits:>{cell}}", _style(weight)
+
+
+def _style(weight: float) -> Style:
+    """From a pale to a deep blue, with writing that stays legible on it."""
+    if weight < 0.005:
+        return Style(dim=True)
+    share = min(1.0, weight) ** 0.5  # the root keeps small weights visible
+    pale, deep = (222, 235, 247), (8, 69, 148)
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(pale, deep, strict=True))
+    ink = "#ffffff" if share > 0.55 else "#08306b"
+    return Style(color=ink, bgcolor=f"#{red:02x}{green:02x}{blue:02x}")
+
+
+def _legend(console: Console) -> Text:
+    words = ("percent of the attention of each row  ", Style(dim=True))
+    if console.color_system is None:
+        ranges = ("1-24", "25-49", "50-74", "75-99")
+        return Text.assemble(words, "  ".join(f"{a} {b}" for a, b in zip(_SHADES, ranges, strict=True)))
+    swatches = [(f" {round(100 * weight):>2} ", _style(weight)) for weight in (0.01, 0.1, 0.25, 0.5, 0.75, 0.99)]
+    return Text.assemble(words, *swatches)

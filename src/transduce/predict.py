@@ -1,0 +1,294 @@
+"""A run directory in, a model out that reads and writes raw text: generate, score, logits, explain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from transduce import build
+from transduce.data.batching import collate, ordered
+from transduce.data.text import Tokenizer
+from transduce.decoding.loop import search
+from transduce.decoding.scoring import score as score_batch
+from transduce.errors import InputError
+from transduce.explain.alignment import END, Link, links, to_words
+from transduce.explain.page import Explained
+from transduce.flow import BOS, EOS, Batch, Hypothesis, Padded
+from transduce.model import Transducer
+from transduce.recipe import GenerationRecipe, Recipe, explain_error
+from transduce.run import Run
+from transduce.training.devices import pick_device
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model made of one line. `score` is the sum of `token_scores` (natural logarithms)."""
+
+    source: str
+    text: str
+    tokens: tuple[str, ...]  # the closing </s> included
+    token_scores: tuple[float, ...]
+    complete: bool = True  # False: cut at the greatest length
+    source_cut: bool = False  # True: the source was longer than `max_source` tokens
+    nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
+    reread: partial[Explained] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def score(self) -> float:
+        return sum(self.token_scores)
+
+    @cached_property
+    def explained(self) -> Explained | None:
+        """The chosen path read once more, with the attention of every layer and head; None for an empty line."""
+        return None if self.reread is None else self.reread()
+
+    @property
+    def attention(self) -> np.ndarray | None:
+        """L H T S, exact; None where the decoder does not attend to the source."""
+        return None if self.explained is None else self.explained.attention
+
+    @property
+    def alignment(self) -> list[Link]:
+        """(source word, target word): each word of the output with the one it looked at most."""
+        if self.explained is None or self.explained.attention is None:
+            return []
+        return links(to_words(self.explained.map()))
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """How probable a target is, given its source."""
+
+    tokens: tuple[str, ...]
+    token_scores: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        return sum(self.token_scores)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-self.score / len(self.token_scores))
+
+
+class Model:
+    """A trained network with its tokenizers."""
+
+    def __init__(self, network: Transducer, source: Tokenizer, target: Tokenizer, recipe: Recipe) -> None:
+        self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def parameters(self) -> int:
+        return build.count_parameters(self.network)
+
+    def settings(self, **changes: Any) -> GenerationRecipe:
+        """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
+        known = self.recipe.generation.model_dump()
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if changes.get("strategy", known["strategy"]) == "greedy" and changes.get("beam", 1) > 1:
+            changes.setdefault("strategy", "beam")
+        try:
+            return GenerationRecipe.model_validate({**known, **changes})
+        except ValidationError as error:
+            raise explain_error(error, "generate", known) from None
+
+    def generate(
+        self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, **settings: Any
+    ) -> list[Prediction]:
+        """One prediction a line, in order. Settings are those of the recipe's `generation` section."""
+        chosen = self.settings(**settings)
+        if isinstance(texts, str):
+            raise InputError("generate takes a list of texts", remedy='write model.generate(["..."])')
+        if prefixes is not None and len(prefixes) != len(texts):
+            raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes")
+        results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
+        busy = [number for number, text in enumerate(texts) if text.strip()]
+        encoded = self.source.encode_batch([texts[number] for number in busy])
+        sources = dict(zip(busy, (ids[: chosen.max_source] for ids in encoded), strict=True))
+        uncut = dict(zip(busy, map(len, encoded), strict=True))
+        for rows in ordered([len(sources[number]) for number in busy], chosen.batch_tokens):
+            numbers = [busy[row] for row in rows]
+            begun = [self.target.encode(prefixes[number]).ids for number in numbers] if prefixes else None
+            found = self._search([sources[number] for number in numbers], begun, chosen, numbers)
+            for number, hypotheses in zip(numbers, found, strict=True):
+                cut = uncut[number] > len(sources[number])
+                results[number] = self._prediction(texts[number], sources[number], hypotheses[: chosen.nbest], cut)
+        return results
+
+    def _search(
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        batch = collate([(ids, None) for ids in sources], range(len(sources))).to(self.device)
+        lengths = torch.tensor([len(ids) for ids in sources])
+        longest = (lengths * settings.max_ratio + 50).long().clamp(max=settings.max_length)
+        return search(
+            self.network,
+            batch,
+            build.build_strategy(settings),
+            longest=longest,
+            rules=build.build_rules(settings),
+            prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
+            seeds=[settings.seed * 1_000_003 + number for number in numbers],
+        )
+
+    def _prediction(self, text: str, source: list[int], hypotheses: list[Hypothesis], cut: bool) -> Prediction:
+        rivals = tuple(
+            Prediction(
+                text,
+                self.target.decode(one.words),
+                tuple(map(self.target.piece, one.ids)),
+                one.token_scores,
+                one.complete,
+                cut,
+            )
+            for one in hypotheses
+        )
+        ranked = tuple((one.text, one.score) for one in rivals)
+        return replace(rivals[0], nbest=rivals, reread=partial(self._reread, text, source, hypotheses[0], ranked))
+
+    @torch.inference_mode()
+    def _reread(
+        self, text: str, source: list[int], hypothesis: Hypothesis, nbest: tuple[tuple[str, float], ...]
+    ) -> Explained:
+        ids = torch.tensor([[BOS, *hypothesis.ids[:-1]]], device=self.device)
+        batch = collate([(source, None)], [0]).to(self.device)
+        step = self.network.advance(ids, self.network.start(batch), with_attention=True)
+        assert step.attention is not None
+        weights = step.attention.cross
+        if weights is None and step.attention.past is not None and batch.source is not None:
+            # A decoder alone has the source in its past: its share of the look, brought to 1 for the picture.
+            weights = step.attention.past[..., : batch.source.values.size(1)]
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
+        encoded = self.source.encode(text)
+        output = self.target.decode(hypothesis.words)
+        spans = spans_of(self.target, hypothesis.words, output)
+        closing = ["</s>"] * hypothesis.complete
+        return Explained(
+            source=text,
+            output=output,
+            source_tokens=[*_shown(text, encoded.offsets, encoded.pieces)[: len(source)], "</s>"],
+            target_tokens=[*_shown(output, spans, [self.target.piece(one) for one in hypothesis.words]), *closing],
+            source_words=[*self.source.word_of(encoded, text)[: len(source)], END],
+            target_words=[*self.target.word_of(spans, output), *[END for _ in closing]],
+            token_scores=hypothesis.token_scores,
+            score=hypothesis.score,
+            attention=None if weights is None else weights[0].float().cpu().numpy(),
+            nbest=nbest,
+            facts=self.facts(),
+            source_labels=[text[begin:end] for begin, end in self.source.words(text)],
+            target_labels=[output[begin:end] for begin, end in self.target.words(output)],
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What a page may say about the model."""
+        kinds = {name: part["kind"] for name, part in self.recipe.model if isinstance(part, dict) and name != "head"}
+        return {**kinds, "parameters": self.parameters}
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[PairScore]:
+        """The log-probability of each target given its source, token by token."""
+        sources = self.source.encode_batch([source for source, _ in pairs])
+        targets = self.target.encode_batch([target for _, target in pairs])
+        results: list[PairScore | None] = [None] * len(pairs)
+        lengths = [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
+        for rows in ordered(lengths, self.recipe.generation.batch_tokens):
+            batch = collate([(sources[row], targets[row]) for row in rows], rows).to(self.device)
+            for row, scores in zip(rows, score_batch(self.network, batch), strict=True):
+                tokens = tuple(map(self.target.piece, [*targets[row], EOS]))
+                results[row] = PairScore(tokens, scores)
+        return [result for result in results if result is not None]
+
+    def explain(self, text: str, **settings: Any) -> Explained:
+        """One line with its attention, scores and rivals, ready to be drawn."""
+        prediction = self.generate([text], **settings)[0]
+        if prediction.explained is None:
+            raise InputError("there is nothing to explain: the line is empty")
+        return prediction.explained
+
+    @torch.inference_mode()
+    def logits(self, *, target: Tensor, source: Tensor | None = None, source_mask: Tensor | None = None) -> Tensor:
+        """Teacher-forced logits (B T V); `target` (B T) is what the decoder reads, <s> first."""
+        given = None
+        if source is not None:
+            mask = torch.ones_like(source, dtype=torch.bool) if source_mask is None else source_mask
+            given = Padded(source, mask).to(self.device)
+        fits = Padded(target, torch.ones_like(target, dtype=torch.bool)).to(self.device)
+        state = self.network.start(Batch(given, fits))
+        return self.network.advance(fits.values, state).logits
+
+
+def _shown(text: str, spans: Sequence[tuple[int, int]], pieces: Sequence[str]) -> list[str]:
+    """Tokens as they stand in the text; the piece itself where it covers no character of its own."""
+    return [text[begin:end] or piece for (begin, end), piece in zip(spans, pieces, strict=True)]
+
+
+def spans_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
+    """Where each generated token stands in the decoded text."""
+    ends = [min(len(tokenizer.decode(ids[: number + 1])), len(text)) for number in range(len(ids))]
+    begins = [0, *ends[:-1]]
+    return [(min(begin, end), end) for begin, end in zip(begins, ends, strict=True)]
+
+
+def load(path: str | Path, *, device: str = "auto", own_parts: bool = False) -> Model:
+    """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed."""
+    run = Run(Path(path))
+    recipe = run.recipe()
+    if (own := build.own_parts(recipe)) and not own_parts:
+        raise InputError(
+            f"this model needs code of its own: {', '.join(own)}",
+            where=str(run.recipe_file),
+            remedy="load it with own_parts=True (--own-parts) if you trust that code",
+        )
+    source, target = run.tokenizers()
+    network = build.build_model(recipe.model, source.size, target.size)
+    checkpoint = run.checkpoints.chosen()
+    if checkpoint is None:
+        raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
+    fill_weights(network, checkpoint.weights, str(checkpoint.folder))
+    assert isinstance(network, Transducer)
+    return Model(network.to(pick_device(device)), source, target, recipe)
+
+
+def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Copies weights in; a name or shape that does not fit is told in words."""
+    own = network.state_dict()
+    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    if missing or extra:
+        raise InputError(f"weights do not fit the recipe: missing {missing[:3]}, not used {extra[:3]}", where=where)
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            vocabulary = "embedding" in name or "output" in name
+            raise InputError(
+                f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(tensor.shape)} in the recipe",
+                where=where,
+                remedy="the tokenizers are not the ones it was trained with" if vocabulary else "",
+            )
+    network.load_state_dict(weights)
+
+
+def in_chunks(lines: Iterator[str], size: int = 2000) -> Iterator[list[str]]:
+    """Lines in groups large enough to sort by length, small enough to stream."""
+    chunk: list[str] = []
+    for line in lines:
+        chunk.append(line)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

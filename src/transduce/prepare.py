@@ -1,0 +1,103 @@
+"""A recipe in; the tokenizers and the stored, filtered, split pairs that training needs out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from transduce.data.batching import Batches
+from transduce.data.filters import Filters
+from transduce.data.sources import read
+from transduce.data.store import Store, build_store, split
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.flow import Example
+from transduce.recipe import DataRecipe, Recipe
+
+Tokenizers = tuple[Tokenizer, Tokenizer]  # source, target
+
+
+@dataclass(frozen=True)
+class Data:
+    """The stored pairs of a run: what is trained on, and what is held out to watch it."""
+
+    train: Store
+    rows: np.ndarray
+    dev: Store
+    dev_rows: np.ndarray
+
+    def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches:
+        training, tokens = recipe.training, recipe.tokens
+        return Batches(
+            self.train,
+            self.rows,
+            batch_tokens=training.batch_tokens,
+            pool=training.pool,
+            seed=training.seed,
+            weights=[corpus.weight for corpus in recipe.data.train],
+            dropout=(tokens.source.dropout, tokens.target.dropout),
+            tokenizers=tokenizers,
+        )
+
+    def dev_examples(self, most: int | None = None) -> list[Example]:
+        return [self.dev.example(int(row)) for row in self.dev_rows[:most]]
+
+
+def train_tokenizers(recipe: Recipe) -> Tokenizers:
+    """Tokenizers of both sides from the training pairs; one object where they share a vocabulary."""
+
+    def texts(*sides: str) -> Iterator[str]:
+        for corpus in recipe.data.train:
+            for example in read(corpus, recipe.data.invalid):
+                yield from (getattr(example, side) or "" for side in sides)
+
+    if not recipe.data.train:
+        raise InputError("there is nothing to train on", remedy="set data.train to a file of pairs")
+    tokens = recipe.tokens
+    first = tokens.source
+    if tokens.shared:
+        both = Tokenizer.train(texts("source", "target"), first.kind, first.size, first.min_count)
+        return both, both
+    source = Tokenizer.train(texts("source"), first.kind, first.size, first.min_count)
+    second = tokens.target
+    return source, Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
+
+
+def cache_folder(data: DataRecipe) -> Path:
+    """Where tokenised corpora are kept between runs."""
+    if data.cache is not None:
+        return Path(data.cache)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce" / "stores"
+
+
+def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> Data:
+    """The pairs of a recipe as ids on disk, found in the cache or built there."""
+    data = recipe.data
+    filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
+    train = build_store(data.train, *tokenizers, filters, data.invalid, cache_folder(data), progress=progress)
+    if len(train) == 0:
+        raise InputError(
+            "no pair is left to train on", where=", ".join(train.names), remedy="\n  ".join(train.describe())
+        )
+    if data.dev:
+        # Held-out lines are never thrown away for their length or shape.
+        keep = Filters(min_length=0, max_length=2**31 - 1)
+        dev = build_store(data.dev, *tokenizers, keep, data.invalid, cache_folder(data), progress=progress)
+        return Data(train, np.arange(len(train)), dev, np.arange(len(dev)))
+    rows, dev_rows = split(len(train), _dev_size(data, len(train)), recipe.training.seed, train.groups())
+    return Data(train, rows, train, dev_rows)
+
+
+def _dev_size(data: DataRecipe, pairs: int) -> int:
+    """2 % of the pairs, 100 to 2,000, yet never more than a fifth of a small corpus."""
+    if pairs < 2:
+        raise InputError(
+            f"{pairs} pair is too few to hold one out", remedy="give more pairs, or a file of held-out ones: data.dev"
+        )
+    if data.dev_size is not None:
+        return data.dev_size
+    return max(1, min(2000, max(100, pairs // 50), pairs // 5))

@@ -1,0 +1,94 @@
+"""A folder in, the files of a run out: recipe, tokenizers, log, metrics, checkpoints, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.recipe import Recipe, load, save
+from transduce.training.checkpoint import Checkpoints
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where everything of one training run lies."""
+
+    folder: Path
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.folder / "recipe.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.json"
+
+    @property
+    def curves(self) -> Path:
+        return self.folder / "curves.png"
+
+    def tokenizer_file(self, side: str) -> Path:
+        return self.folder / f"tokenizer.{side}.json"
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder / "checkpoints")
+
+    @property
+    def exists(self) -> bool:
+        return self.recipe_file.is_file()
+
+    @property
+    def prepared(self) -> bool:
+        return all(self.tokenizer_file(side).is_file() for side in ("source", "target"))
+
+    def recipe(self) -> Recipe:
+        """The completed recipe that the run was trained with."""
+        if not self.exists:
+            raise InputError(
+                "not a run directory: it has no recipe.yaml",
+                where=str(self.folder),
+                remedy="give the folder that `transduce train` wrote",
+            )
+        return load(self.recipe_file)
+
+    def save_recipe(self, recipe: Recipe) -> None:
+        """Whole or not at all: a run with half a recipe could not go on."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / ".recipe.yaml"
+        save(recipe, part)
+        os.replace(part, self.recipe_file)
+
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Source and target; one object where both sides share a vocabulary."""
+        if not self.prepared:
+            raise InputError(
+                "the tokenizers are missing",
+                where=str(self.folder),
+                remedy="the run is damaged, or never finished preparing: train again with --resume",
+            )
+        source, target = (Tokenizer.load(self.tokenizer_file(side)) for side in ("source", "target"))
+        return (source, source) if source.fingerprint == target.fingerprint else (source, target)
+
+    def save_tokenizers(self, source: Tokenizer, target: Tokenizer) -> None:
+        source.save(self.tokenizer_file("source"))
+        target.save(self.tokenizer_file("target"))
+
+    def metrics(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(self.metrics_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return content
+
+    def save_metrics(self, content: dict[str, Any]) -> None:
+        self.metrics_file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

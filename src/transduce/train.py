@@ -1,0 +1,248 @@
+"""A recipe in, a run directory out: prepared data, a trained model, its scores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from transduce import build, evaluation
+from transduce.data.batching import gather, ordered
+from transduce.data.sources import read
+from transduce.errors import InputError
+from transduce.flow import Example
+from transduce.model import Transducer
+from transduce.predict import Model
+from transduce.prepare import Data, Tokenizers, prepare, train_tokenizers
+from transduce.recipe import Corpus, Recipe, parse
+from transduce.recipe import load as load_recipe
+from transduce.run import Run
+from transduce.training import loop
+from transduce.training.curves import draw_curves
+from transduce.training.devices import Processes, pick_device, seed_everything
+from transduce.training.objectives import CrossEntropy
+from transduce.training.report import Report, RunReport, Silent
+
+# What may change when a run goes on; everything else must be as it was.
+CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
+SHOWN = 5  # examples at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A finished or interrupted run. The model is the one that training ended with."""
+
+    run: Run
+    model: Model
+    outcome: loop.Outcome
+    scores: dict[str, evaluation.Evaluation]  # by data set: dev, test
+    examples: tuple[tuple[str, str, str], ...]  # source, output, reference
+
+
+def train(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    folder: str | Path = "runs/latest",
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+) -> Trained:
+    """Trains what the recipe describes. Without a console nothing is printed.
+
+    With `resume`, a run that exists goes on where it stopped; one that does not is begun.
+    """
+    run, wanted = Run(Path(folder)), _as_recipe(recipe)
+    if run.exists and not resume:
+        raise InputError(
+            "there is a run here already", where=str(run.folder), remedy="go on with --resume, or give another --run"
+        )
+    device = pick_device(wanted.training.device)
+    with Processes.start(device) as processes:
+        console = console if processes.is_main else None
+        settled, tokenizers, data = _prepare(run, wanted, processes)
+        seed_everything(settled.training.seed)
+        network = build.build_model(settled.model, *(tokenizer.size for tokenizer in tokenizers))
+        if not isinstance(network, Transducer):
+            raise InputError("training a head on an encoder is not there yet", where="recipe: model.head")
+        if console is not None:
+            _tell(console, run, settled, data, tokenizers, network, device)
+        model = Model(network, *tokenizers, settled)
+        report: Report = Silent()
+        if processes.is_main:
+            shown = console or Console(quiet=True)
+            report = RunReport(run.folder, console=shown, tensorboard=settled.training.tensorboard)
+        outcome = loop.train(
+            network,
+            data.batches(settled, tokenizers),
+            settled.training,
+            checkpoints=run.checkpoints,
+            report=report,
+            processes=processes,
+            device=device,
+            validate=_validation(model, data),
+        )
+        if outcome.reason == "interrupted" or not processes.is_main:
+            return Trained(run, model, outcome, {}, ())
+        return _finish(run, model, outcome, data)
+
+
+def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    if isinstance(recipe, (str, Path)):
+        recipe = load_recipe(recipe)
+    elif not isinstance(recipe, Recipe):
+        recipe = parse(recipe)
+    data = recipe.data
+    sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
+    return build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
+
+
+def _absolute(corpus: Corpus) -> Corpus:
+    """A run must find its data again, wherever it is resumed from."""
+    names = [name for name in ("path", "source", "target") if getattr(corpus, name) is not None]
+    return corpus.model_copy(update={name: str(Path(getattr(corpus, name)).absolute()) for name in names})
+
+
+def _prepare(run: Run, wanted: Recipe, processes: Processes) -> tuple[Recipe, Tokenizers, Data]:
+    """The first process writes recipe, tokenizers and stores; the others then find them."""
+    if processes.is_main:
+        settled = _continued(run.recipe(), wanted, str(run.recipe_file)) if run.exists else wanted
+        tokenizers = run.tokenizers() if run.prepared else train_tokenizers(settled)
+        data = prepare(settled, tokenizers)
+        if not run.prepared:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            run.save_tokenizers(*tokenizers)
+        if not run.exists:
+            run.save_recipe(settled)
+        processes.barrier()
+    else:
+        processes.barrier()
+        settled, tokenizers = _continued(run.recipe(), wanted, str(run.recipe_file)), run.tokenizers()
+        data = prepare(settled, tokenizers)
+    return settled, tokenizers, data
+
+
+def _continued(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
+    """The saved recipe with the changes that a run may have when it goes on."""
+    old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
+    for key in sorted(old.keys() | new.keys()):
+        section, _, name = key.partition(".")
+        if old.get(key) != new.get(key) and not (section == "training" and name in CHANGEABLE):
+            raise InputError(
+                f"{key} was {old.get(key)!r} when this run began and is {new.get(key)!r} now",
+                where=where,
+                remedy="resume with the recipe it began with, or start a new run",
+            )
+    return wanted
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in content.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        result.update(inner)
+    return result
+
+
+def _tell(
+    console: Console,
+    run: Run,
+    recipe: Recipe,
+    data: Data,
+    tokenizers: Tokenizers,
+    network: nn.Module,
+    device: torch.device,
+) -> None:
+    """What was read and what was built, before the long part begins."""
+    for line in data.train.describe():
+        console.print(line, highlight=False)
+    sizes = " and ".join(f"{tokenizer.size:,} {tokenizer.kind}" for tokenizer in dict.fromkeys(tokenizers))
+    padding = data.batches(recipe, tokenizers).padding(0)
+    console.print(
+        f"{len(data.rows):,} pairs to train on, {len(data.dev_rows):,} held out; vocabulary {sizes}; "
+        f"padding {padding:.1%}",
+        highlight=False,
+    )
+    console.print(
+        f"{build.count_parameters(network):,} parameters on {device}; recipe, log and checkpoints in {run.folder}",
+        highlight=False,
+    )
+
+
+def _validation(model: Model, data: Data) -> Callable[[nn.Module], dict[str, float]]:
+    """Loss over the development set and metrics over real, greedy generation for part of it."""
+    settings = model.recipe
+    held_out = data.dev_examples(settings.training.validate_examples)
+    metrics = [evaluation.find(name) for name in settings.evaluation.metrics]
+
+    def validate(network: nn.Module) -> dict[str, float]:
+        scores = {"loss": development_loss(network, data, settings.training.batch_tokens)}
+        found = model.generate([example.source for example in held_out], strategy="greedy")
+        references = [[example.target or ""] for example in held_out]
+        for metric in metrics:
+            statistics = metric.statistics([one.text for one in found], references)
+            scores[metric.name] = metric.value(statistics.sum(0))
+        return scores
+
+    return validate
+
+
+def development_loss(network: nn.Module, data: Data, batch_tokens: int) -> float:
+    """Mean negative log-probability of a development token, without smoothing."""
+    objective = CrossEntropy()
+    device = next(network.parameters()).device
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for rows in ordered(data.dev.lengths[data.dev_rows], batch_tokens):
+            loss = objective(network, gather(data.dev, data.dev_rows[rows]).to(device))
+            total, count = total + float(loss.total), count + loss.count
+    return total / max(count, 1)
+
+
+def evaluate(model: Model, examples: Sequence[Example], **settings: Any) -> tuple[evaluation.Evaluation, list[str]]:
+    """Generates for every example and scores it; also gives the outputs, one a line."""
+    recipe = model.recipe.evaluation
+    lines = (
+        group(examples) if recipe.references == "by_source" else [(one.source, [one.target or ""]) for one in examples]
+    )
+    sources = [source for source, _ in lines]
+    outputs = [one.text for one in model.generate(sources, **settings)]
+    lengths = [len(ids) for ids in model.source.encode_batch(sources)]
+    references = [targets for _, targets in lines]
+    scores = evaluation.evaluate(outputs, references, lengths, recipe.metrics, recipe.resamples)
+    return scores, outputs
+
+
+def group(examples: Sequence[Example]) -> list[tuple[str, list[str]]]:
+    """Examples of one source as one line with several references."""
+    lines: dict[str, list[str]] = {}
+    for example in examples:
+        lines.setdefault(example.source, []).append(example.target or "")
+    return list(lines.items())
+
+
+def _finish(run: Run, model: Model, outcome: loop.Outcome, data: Data) -> Trained:
+    recipe = model.recipe
+    held_out = {"dev": data.dev_examples()}
+    if recipe.data.test:
+        held_out["test"] = [example for corpus in recipe.data.test for example in read(corpus, recipe.data.invalid)]
+    scores: dict[str, evaluation.Evaluation] = {}
+    shown: tuple[tuple[str, str, str], ...] = ()
+    for name, examples in held_out.items():
+        scores[name], outputs = evaluate(model, examples)
+        if recipe.evaluation.references == "each":
+            triples = zip(examples, outputs, strict=True)
+            shown = tuple((one.source, output, one.target or "") for one, output in triples)[:SHOWN]
+    run.save_metrics(
+        {
+            **{name: score.to_json() for name, score in scores.items()},
+            "parameters": model.parameters,
+            "training": dataclasses.asdict(outcome),
+            "data": data.train.report.to_json(),
+        }
+    )
+    draw_curves(run.log, run.curves)
+    return Trained(run, model, outcome, scores, shown)

@@ -1,0 +1,1 @@
+"""Batches and a model enter; trained weights, checkpoints and a log leave."""

@@ -1,0 +1,197 @@
+"""A device name and torchrun's environment enter; a device, the processes that share the work, seeds leave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from transduce.errors import InputError
+
+BUCKET = 2**25  # gradient numbers sent in one message
+WAIT = timedelta(hours=1)  # the others wait while the first process validates
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """`auto` takes CUDA, then MPS, then the CPU; under torchrun each process takes the GPU of its local rank."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        name = "cuda" if cuda else "mps" if mps and "WORLD_SIZE" not in os.environ else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"unknown device {name!r}", remedy="use auto, cpu, cuda, cuda:1 or mps") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if cuda else 0
+        index = device.index if device.index is not None else local
+        if index >= count:
+            raise InputError(f"there is no device cuda:{index}: {count} CUDA devices found", remedy="use device=auto")
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    if device.type == "mps" and not mps:
+        raise InputError("there is no MPS device on this machine", remedy="use device=auto")
+    if device.type not in ("cpu", "mps"):
+        raise InputError(f"device {name!r} is not supported", remedy="use auto, cpu, cuda, cuda:1 or mps")
+    return device
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that share one training run, as torchrun starts them; alone, nothing is sent.
+
+    There is no wrapper around the model: the gradient is the sum over all processes of their sums, divided by the
+    count of the whole update, so any number of processes makes the same update.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def start(cls, device: torch.device) -> Self:
+        """Joins the group that torchrun's environment describes: gloo for the CPU, and NCCL beside it for CUDA."""
+        size = int(os.environ.get("WORLD_SIZE", 1))
+        if size == 1:
+            return cls()
+        # Numbers and flags travel between CPUs, so that agreeing on them never waits for the GPU.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store, rank, size = next(iter(rendezvous("env://", timeout=WAIT)))
+        # A restarted group must not meet the keys that a dead one left in the store.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"attempt{attempt}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAIT)
+        return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Adds the gradients of all processes up, many parameters in one message.
+
+        A parameter that nothing touched gets a gradient of zeros, alone as well as in company: otherwise whether it
+        is decayed would depend on the number of processes.
+        """
+        waiting: list[Tensor] = []
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if self.size == 1:
+                continue
+            if waiting and (waiting[0].dtype != parameter.grad.dtype or sum(map(Tensor.numel, waiting)) >= BUCKET):
+                _sum_together(waiting)
+                waiting = []
+            waiting.append(parameter.grad)
+        if waiting:
+            _sum_together(waiting)
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        if self.size == 1:
+            return list(numbers)
+        together = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(together)
+        return together.tolist()
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """The value of process `source`, which must be JSON, in all of them."""
+        if self.size == 1:
+            return value
+        content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        length = torch.tensor([content.numel()])
+        dist.broadcast(length, source)
+        if self.rank != source:
+            content = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(content, source)
+        return json.loads(content.numpy().tobytes())
+
+    def share(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the first process, on the CPU, in all of them; what the others pass is not looked at."""
+        if self.size == 1:
+            return dict(tensors)
+        shapes = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in tensors.items()}
+        result = {}
+        for name, (dtype, *shape) in self.broadcast(shapes).items():
+            content = torch.empty(shape, dtype=getattr(torch, dtype))
+            if self.is_main:
+                content.copy_(tensors[name].detach())
+            dist.broadcast(content, 0)
+            result[name] = content
+        return result
+
+    def barrier(self) -> None:
+        self.sum([0.0])
+
+    def close(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _sum_together(tensors: list[Tensor]) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    for tensor, summed in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(summed.view_as(tensor))
+
+
+def seed_everything(seed: int, step: int = 0, part: int = 0) -> None:
+    """Every generator from (seed, update, part of the update): no generator state has to be saved."""
+    digest = hashlib.sha256(f"{seed}/{step}/{part}".encode()).digest()
+    number = int.from_bytes(digest[:8], "little")
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number % 2**63)
+
+
+@contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """While it is on, operations whose result may differ between two runs are refused."""
+    if not on:
+        yield
+        return
+    # cuBLAS reads this when it is first used; without it torch refuses matrix products on CUDA.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def memory_peak(device: torch.device) -> int:
+    """Most bytes ever in use: of the GPU where there is one, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows has no such count
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

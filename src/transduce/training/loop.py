@@ -1,0 +1,273 @@
+"""A model, batches and settings enter; the trained model, its checkpoints and an outcome leave."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from transduce.data.batching import Position
+from transduce.errors import InputError, nearest
+from transduce.flow import Batch
+from transduce.recipe import TrainingRecipe
+from transduce.training.checkpoint import Checkpoints
+from transduce.training.devices import Processes, autocast, deterministic, memory_peak
+from transduce.training.interruption import Interruption
+from transduce.training.keeper import Keeper
+from transduce.training.objectives import CrossEntropy, Objective
+from transduce.training.optimisers import build_optimiser, rate_at
+from transduce.training.prefetch import Prefetch
+from transduce.training.progress import Progress, Window
+from transduce.training.report import Line, Report, Silent
+from transduce.training.update import Piece, Result, Update, Work, pieces_of
+
+Reason = Literal["steps", "minutes", "patience", "interrupted"]
+Validate = Callable[[nn.Module], dict[str, float]]
+LOWER_IS_BETTER = frozenset({"loss", "nll", "perplexity", "ter", "wer", "cer"})
+
+
+class Batches(Protocol):
+    """Batches by position: a pure function, so resuming is seeking."""
+
+    def at(self, position: Position) -> Batch: ...
+
+    def after(self, position: Position) -> Position: ...
+
+
+def fingerprint(batch: Batch) -> str:
+    """Names a batch by its content: the first one of a run tells whether the data is still the same."""
+    digest = hashlib.sha256(repr(batch.rows).encode())
+    for part in (batch.source, batch.target, *batch.extra.values()):
+        if part is not None:
+            digest.update(part.values.numpy().tobytes() + part.mask.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    step: int
+    best_step: int | None
+    best_value: float | None
+    reason: Reason
+    scores: dict[str, float | None]  # on the development set, of the weights the model ends with
+    signal: int | None = None  # what interrupted it
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """One batch, ready for its update."""
+
+    work: Work
+    epoch: int
+    following: Position
+    tokens: int
+    slots: int
+
+
+@dataclass
+class Trainer:
+    """One training run. It continues from the newest whole checkpoint, where there is one.
+
+    Everything random is a function of (seed, step, row), the order of the data of (seed, epoch) and the rate of the
+    step: a run that was killed and resumed makes the same updates, to the bit, as one that was not.
+    """
+
+    model: nn.Module
+    batches: Batches
+    settings: TrainingRecipe
+    checkpoints: Checkpoints
+    report: Report
+    processes: Processes
+    device: torch.device
+    validate: Validate | None
+    objective: Objective
+    lower_is_better: frozenset[str]
+
+    def __post_init__(self) -> None:
+        self.model.to(self.device)
+        optimiser = build_optimiser(self.settings.optimiser, self.model)
+        self.update = Update(self.model, optimiser, self.objective, self.settings, self.processes, self.device)
+        data = fingerprint(self.batches.at(Position()))
+        self.keeper = Keeper(self.model, optimiser, self.settings, self.checkpoints, self.processes, data)
+        self.progress = Progress()
+        self.stop, self.late = False, False  # interrupted, out of time: agreed on by all processes
+
+    def run(self) -> Outcome:
+        self.began = time.monotonic()
+        with deterministic(self.settings.deterministic), Interruption() as interruption:
+            try:
+                self._resume()
+                with Prefetch(self._fetch(self.progress.position)) as fetched:
+                    while not (reason := self._settle()):
+                        self._step(fetched, interruption)
+                return self._finish(reason, interruption.signal)
+            finally:
+                self.report.close()
+
+    def _resume(self) -> None:
+        resumed = self.keeper.resume()
+        self.progress = resumed.progress
+        self.late = self._late(self.progress.seconds)
+        self.model.train()
+        self.report.start(self.progress.step, self.settings.steps, self.progress.validated)
+        for problem in resumed.damage:
+            self.report.event("damaged", self.progress.step, problem)
+        if resumed.again:
+            self.report.event("resumed", self.progress.step, f"resumed after update {self.progress.step}")
+
+    def _fetch(self, position: Position) -> Iterator[Fetched]:
+        """Runs in the prefetching thread, so copies to the device go on beside the computation."""
+        while True:
+            batch = self.batches.at(position)
+            pieces = [
+                Piece(piece.first, piece.batch.to(self.device))
+                for piece in pieces_of(batch, self.processes, self.settings.accumulate)
+            ]
+            epoch, position = position.epoch, self.batches.after(position)
+            yield Fetched(Work(pieces, self.objective.count(batch)), epoch, position, batch.tokens, batch.slots)
+
+    def _step(self, fetched: Iterator[Fetched], interruption: Interruption) -> None:
+        """One update, counted and told."""
+        progress, settings = self.progress, self.settings
+        started = time.monotonic()
+        batch = next(fetched)
+        step = progress.step + 1
+        share = rate_at(step, settings.steps, settings.schedule, progress.plateau)
+        rate = share * settings.optimiser.learning_rate
+        result = self.update(batch.work, step, rate, (interruption.signal is not None, self._late(self._seconds())))
+        self.stop, self.late = result.flags
+        progress.step, progress.position = step, batch.following
+        progress.tokens += batch.tokens
+        progress.window.add(result, batch.tokens, batch.slots, time.monotonic() - started)
+        self._mind(result)
+        if self.keeper.average is not None and not result.bad:
+            self.keeper.average.update(self.model, step)
+        self.report.advance(step)
+        if step % settings.log_every == 0:
+            self.report.line(self._line(batch.epoch, rate, result))
+            progress.window = Window()
+
+    def _mind(self, result: Result) -> None:
+        """Tells what went wrong in an update; too much of it ends training."""
+        progress, step = self.progress, self.progress.step
+        if result.splits:
+            self.report.event("split", step, f"out of memory: the batch was split {result.splits} times and redone")
+        if result.lost:
+            progress.lost += len(result.lost)
+            rows = ", ".join(map(str, result.lost))
+            self.report.event("lost", step, f"out of memory even alone: left out example {rows}")
+        if not result.bad:
+            progress.bad = 0
+            return
+        progress.bad += 1
+        progress.skipped += 1
+        told = f"update skipped: not finite, first in {result.bad}"
+        self.report.event("skipped", step, told)
+        if progress.bad >= self.settings.bad_updates:
+            raise InputError(
+                f"{progress.bad} updates in a row were not finite, first in {result.bad}",
+                where=f"update {step}",
+                remedy="lower training.optimiser.learning_rate, lengthen training.schedule.warmup, "
+                "set training.clip, or use precision fp32",
+            )
+
+    def _line(self, epoch: int, rate: float, result: Result) -> Line:
+        progress, window, settings = self.progress, self.progress.window, self.settings
+        count, seconds = max(window.count, 1), self._seconds()
+        left = (settings.steps - progress.step) * seconds / progress.step
+        if settings.minutes is not None:
+            left = min(left, max(0.0, 60 * settings.minutes - seconds))
+        return Line(
+            step=progress.step,
+            epoch=epoch,
+            loss=window.loss / count if window.count else None,
+            parts={name: value / count for name, value in window.parts.items()},
+            learning_rate=rate,
+            gradient_norm=result.gradient_norm,
+            tokens_per_second=window.tokens / max(window.seconds, 1e-9),
+            padding=1 - window.tokens / max(window.slots, 1),
+            seconds=seconds,
+            memory=memory_peak(self.device),
+            seconds_left=left,
+        )
+
+    def _settle(self) -> Reason | None:
+        """Between two updates: validates and saves what is due, and says whether training is over and why."""
+        progress, settings = self.progress, self.settings
+        reason: Reason | None = "steps" if progress.step >= settings.steps else "minutes" if self.late else None
+        if self.stop and reason is None:
+            # A validation that is due now is made after the resume, which comes to this same place.
+            self.keeper.save(progress, self._seconds())
+            return "interrupted"
+        improved = False
+        due = progress.step > 0 and (progress.step % settings.validate_every == 0 or reason is not None)
+        if due and progress.validated < progress.step and self.validate is not None:
+            improved = self._judge(self._scores(self.validate))
+        if reason is None and settings.patience is not None and progress.stale >= settings.patience:
+            reason = "patience"
+        if improved or reason is not None or (progress.step and progress.step % settings.checkpoint_every == 0):
+            self.keeper.save(progress, self._seconds())
+        return reason
+
+    def _scores(self, validate: Validate) -> dict[str, float]:
+        """Validates in the first process. Training is not disturbed: each update seeds its own randomness."""
+        self.model.eval()
+        with torch.no_grad(), self.keeper.validating(), autocast(self.device, self.settings.precision):
+            scores = self.keeper.on_main(lambda: {name: float(value) for name, value in validate(self.model).items()})
+        self.model.train()
+        return scores
+
+    def _judge(self, scores: dict[str, float]) -> bool:
+        monitor, step = self.settings.monitor, self.progress.step
+        self.report.validation(step, scores)
+        if monitor not in scores:
+            raise InputError(f"training.monitor: there is no {monitor!r}", remedy=nearest(monitor, scores))
+        lower = monitor in self.lower_is_better
+        self.progress.plateau = self.progress.plateau.after(scores[monitor], self.settings.schedule, lower)
+        return self.progress.judge(scores[monitor], scores, lower)
+
+    def _finish(self, reason: Reason, signal: int | None) -> Outcome:
+        progress = self.progress
+        self.report.event("ended", progress.step, f"training ended after update {progress.step}: {reason}")
+        scores = progress.scores
+        if reason != "interrupted":
+            self.keeper.finish(progress.step)
+            if self.settings.average > 1 and self.validate is not None:
+                self.keeper.average = None  # the model has its final weights now
+                scores = {**self._scores(self.validate)}
+        self.model.eval()
+        return Outcome(progress.step, progress.best_step, progress.best_value, reason, scores, signal)
+
+    def _late(self, seconds: float) -> bool:
+        return self.settings.minutes is not None and seconds >= 60 * self.settings.minutes
+
+    def _seconds(self) -> float:
+        return self.progress.seconds + time.monotonic() - self.began
+
+
+def train(
+    model: nn.Module,
+    batches: Batches,
+    settings: TrainingRecipe,
+    *,
+    checkpoints: Checkpoints,
+    report: Report | None = None,
+    processes: Processes | None = None,
+    device: torch.device | None = None,
+    validate: Validate | None = None,
+    objective: Objective | None = None,
+    lower_is_better: frozenset[str] = LOWER_IS_BETTER,
+) -> Outcome:
+    """Trains until a limit is reached, patience runs out or a signal comes; then the model has its final weights.
+
+    `validate` gives scores of the model on the development set, among them `settings.monitor`.
+    """
+    place = device or torch.device("cpu")
+    objective = objective or CrossEntropy(label_smoothing=settings.label_smoothing)
+    parts = (checkpoints, report or Silent(), processes or Processes(), place, validate, objective, lower_is_better)
+    return Trainer(model, batches, settings, *parts).run()

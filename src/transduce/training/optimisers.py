@@ -1,0 +1,135 @@
+"""Settings and a model enter; an optimiser and the share of the learning rate at each update leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from transduce.errors import InputError
+from transduce.recipe import OptimiserRecipe, ScheduleRecipe
+
+FUSED = ("cpu", "cuda", "mps")  # where torch has one kernel for a whole update
+
+
+def build_optimiser(settings: OptimiserRecipe, model: nn.Module) -> torch.optim.Optimizer:
+    """Weight decay is for matrices: biases, norms and other vectors are left out of it."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    fused = all(p.device.type in FUSED and p.is_floating_point() for p in parameters)
+    rate = settings.learning_rate
+    if settings.kind == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=settings.momentum, fused=fused)
+    kind = torch.optim.AdamW if settings.kind == "adamw" else torch.optim.Adam
+    return kind(groups, lr=rate, betas=settings.betas, eps=settings.eps, fused=fused)
+
+
+def flatten(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's memory as named tensors: `encoder.weight.exp_avg`, `encoder.weight.step` ..."""
+    result = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimiser.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                result[f"{name}.{key}"] = value
+    return result
+
+
+def restore(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The reverse of `flatten`, bit for bit."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    numbers = {names[parameter]: number for number, parameter in enumerate(parameters)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, kind = key.rpartition(".")
+        if name not in numbers:
+            raise InputError(f"the checkpoint's optimiser knows a parameter {name!r} that the model has not")
+        state.setdefault(numbers[name], {})[kind] = tensor
+    # torch's own loading puts the step counts where the kernel wants them (fused: on the device).
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """What the plateau schedule remembers between validations: a value, so a checkpoint holds it as JSON."""
+
+    factor: float = 1.0
+    best: float | None = None
+    stale: int = 0
+
+    def after(self, value: float, settings: ScheduleRecipe, lower: bool = True) -> Self:
+        """The state after one more validation; more than `patience` of them without progress lower the factor."""
+        if math.isfinite(value) and (self.best is None or (value < self.best if lower else value > self.best)):
+            return replace(self, best=value, stale=0)
+        if self.stale < settings.patience:
+            return replace(self, stale=self.stale + 1)
+        return replace(self, factor=max(self.factor * settings.factor, settings.floor), stale=0)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        return cls(**content)
+
+
+# A schedule maps (update from 1, updates in all) to a share of the learning rate: a pure function, so a resumed
+# run needs nothing but its step. All of them grow linearly for `warmup` updates first.
+Schedule = Callable[[int, int, ScheduleRecipe], float]
+
+
+def _warmup(step: int, settings: ScheduleRecipe) -> float:
+    return min(1.0, step / max(settings.warmup, 1))
+
+
+def _progress(step: int, steps: int, settings: ScheduleRecipe) -> float:
+    """0 at the end of the warm-up, 1 at the last update."""
+    return min(1.0, max(0, step - settings.warmup) / max(1, steps - settings.warmup))
+
+
+def constant(step: int, steps: int, settings: ScheduleRecipe) -> float:
+    return _warmup(step, settings)
+
+
+def inverse_sqrt(step: int, steps: int, settings: ScheduleRecipe) -> float:
+    """Vaswani et al. 2017, equation 3, scaled so that the peak is the learning rate itself."""
+    warmup = max(settings.warmup, 1)
+    return min(step / warmup, math.sqrt(warmup / max(step, 1)))
+
+
+def cosine(step: int, steps: int, settings: ScheduleRecipe) -> float:
+    share = (1 + math.cos(math.pi * _progress(step, steps, settings))) / 2
+    return _warmup(step, settings) * (settings.floor + (1 - settings.floor) * share)
+
+
+def linear(step: int, steps: int, settings: ScheduleRecipe) -> float:
+    share = 1 - _progress(step, steps, settings)
+    return _warmup(step, settings) * (settings.floor + (1 - settings.floor) * share)
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "constant": constant,
+    "cosine": cosine,
+    "inverse_sqrt": inverse_sqrt,
+    "linear": linear,
+    "plateau": constant,  # times Plateau.factor, which validation results drive
+}
+
+
+def rate_at(step: int, steps: int, settings: ScheduleRecipe, plateau: Plateau) -> float:
+    """The share of the learning rate that update `step` of `steps` is made with."""
+    share = SCHEDULES[settings.kind](step, steps, settings)
+    return share * plateau.factor if settings.kind == "plateau" else share

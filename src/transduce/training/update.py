@@ -1,0 +1,202 @@
+"""One batch enters; the weights leave one update further, or untouched with the reason why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from transduce.flow import Batch
+from transduce.recipe import TrainingRecipe
+from transduce.training.blame import first_bad
+from transduce.training.devices import Processes, autocast, seed_everything
+from transduce.training.objectives import Objective
+from transduce.training.optimisers import set_rate
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a batch that are computed in one go."""
+
+    first: int  # where they begin in the whole batch
+    batch: Batch
+
+    def halves(self) -> list[Piece]:
+        """Two smaller ones; none for a single row."""
+        if self.batch.size == 1:
+            return []
+        low, high = torch.arange(self.batch.size).tensor_split(2)
+        return [
+            Piece(self.first, self.batch.select(low)),
+            Piece(self.first + len(low), self.batch.select(high)),
+        ]
+
+
+def pieces_of(batch: Batch, processes: Processes, pieces: int) -> list[Piece]:
+    """This process's contiguous share of the batch, in `pieces` slices; empty ones are left out."""
+    shares = torch.arange(batch.size).tensor_split(processes.size * pieces)
+    own = shares[processes.rank * pieces : (processes.rank + 1) * pieces]
+    return [Piece(int(rows[0]), batch.select(rows)) for rows in own if len(rows)]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one update is made from, as one process sees it."""
+
+    pieces: list[Piece]
+    count: int  # what the loss of the whole update, over all processes, is a sum over
+
+
+@dataclass(frozen=True)
+class Result:
+    loss: float  # sums over `count`, over all processes
+    parts: dict[str, float]
+    count: int
+    gradient_norm: float  # before clipping
+    bad: str = ""  # not finite, so the weights did not move: the first module that was bad
+    splits: int = 0  # pieces halved after running out of memory
+    lost: tuple[int, ...] = ()  # examples that do not fit into memory even alone
+    flags: tuple[bool, ...] = ()  # raised by any process
+
+
+@dataclass
+class _Gradients:
+    """What this process has added up so far."""
+
+    sums: Tensor  # the loss and its parts
+    splits: int = 0
+    lost: list[int] = field(default_factory=list)
+    lost_count: int = 0
+
+
+class Update:
+    """Makes one update at a time. All processes decide alike, because they decide by numbers they summed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        objective: Objective,
+        settings: TrainingRecipe,
+        processes: Processes,
+        device: torch.device,
+    ) -> None:
+        self.model, self.optimiser, self.objective = model, optimiser, objective
+        self.settings, self.processes, self.device = settings, processes, device
+        self.forward = torch.compile(model, dynamic=True) if settings.compile else model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.limit = math.inf  # slots of the smallest piece that ever ran out of memory
+
+    def __call__(self, work: Work, step: int, rate: float, flags: tuple[bool, ...] = ()) -> Result:
+        gradients = self._gradients(work, step)
+        lost_count, splits, *raised = self.processes.sum([gradients.lost_count, gradients.splits, *flags])
+        self.processes.sum_gradients(self.parameters)
+        own = [p.grad for p in self.parameters if p.grad is not None]
+        count = work.count - int(lost_count)
+        if lost_count and count:
+            torch._foreach_mul_(own, work.count / count)  # the pieces were divided by the count they should have had
+        norm = get_total_norm(own)
+        # The one wait for the device in an update.
+        *sums, gradient_norm = torch.cat([gradients.sums, norm.to(gradients.sums)[None]]).tolist()
+        total, *parts = self.processes.sum(sums)
+        bad = "" if count else "no token was left to learn from"
+        if not bad and not (math.isfinite(total) and math.isfinite(gradient_norm)):
+            bad = self._blame(work, step)
+        if not bad:
+            if self.settings.clip is not None:
+                clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
+            set_rate(self.optimiser, rate)
+            self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        named = dict(zip(self.objective.parts, parts, strict=True))
+        lost = self._all_lost(gradients.lost) if lost_count else ()
+        return Result(
+            total, named, count, gradient_norm, bad, int(splits), lost, tuple(number > 0 for number in raised)
+        )
+
+    def _gradients(self, work: Work, step: int) -> _Gradients:
+        """The gradient of this process's pieces, each divided by the count of the whole update.
+
+        Out of memory: a backward pass that failed half-way has added to some gradients and not to others. So all of
+        them are discarded and the update is redone in smaller pieces; the sum is the same.
+        """
+        result = _Gradients(self._no_sums())
+        waiting = [small for piece in work.pieces for small in self._fitting(piece)]
+        done = 0
+        while done < len(waiting):
+            sums = self._backward(waiting[done], work.count, step)
+            if sums is not None:
+                result.sums += sums
+                done += 1
+                continue
+            self._forget()
+            failed = waiting.pop(done)
+            self.limit = min(self.limit, failed.batch.slots)
+            result.sums, done = self._no_sums(), 0
+            if halves := failed.halves():
+                result.splits += 1
+                waiting = [small for piece in [*waiting, *halves] for small in self._fitting(piece)]
+                waiting.sort(key=lambda piece: piece.first)
+            else:
+                result.lost += failed.batch.rows or (failed.first,)
+                result.lost_count += self.objective.count(failed.batch)
+        return result
+
+    def _backward(self, piece: Piece, count: int, step: int) -> Tensor | None:
+        """Adds one piece's gradient; None: out of memory."""
+        try:
+            seed_everything(self.settings.seed, step, piece.first)
+            with autocast(self.device, self.settings.precision):
+                loss = self.objective(self.forward, piece.batch)
+            (loss.total / max(count, 1)).backward()
+            return torch.stack([loss.total.detach(), *(loss.parts[name] for name in self.objective.parts)])
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if not any(phrase in str(error) for phrase in OUT_OF_MEMORY):
+                raise
+        return None
+
+    def _fitting(self, piece: Piece) -> Iterator[Piece]:
+        """The piece, cut until it is smaller than any that ran out of memory before."""
+        if piece.batch.size == 1 or piece.batch.slots < self.limit:
+            yield piece
+        else:
+            for half in piece.halves():
+                yield from self._fitting(half)
+
+    def _no_sums(self) -> Tensor:
+        return torch.zeros(1 + len(self.objective.parts), device=self.device)
+
+    def _forget(self) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _all_lost(self, own: list[int]) -> tuple[int, ...]:
+        lists = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]
+        return tuple(row for rows in lists for row in rows)
+
+    def _blame(self, work: Work, step: int) -> str:
+        """The first bad module of the first process that finds one: all processes name the same."""
+
+        def run(piece: Piece) -> Callable[[], Tensor]:
+            def forward() -> Tensor:
+                seed_everything(self.settings.seed, step, piece.first)
+                with autocast(self.device, self.settings.precision):
+                    return self.objective(self.model, piece.batch).total
+
+            return forward
+
+        pieces = [small for piece in work.pieces for small in self._fitting(piece)]
+        own = next((name for piece in pieces if (name := first_bad(self.model, run(piece)))), "")
+        found = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                found.append(f"the gradient of {name}")
+                break
+        return next((name for name in found if name), "the norm of the gradient")

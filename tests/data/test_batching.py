@@ -1,0 +1,241 @@
+"""Laws of the batches: every pair once an epoch, within the budget, little padding, the same at every visit."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.data.batching import Batches, Position, collate, gather, ordered
+from transduce.data.filters import Filters
+from transduce.data.plan import cut
+from transduce.data.store import Store, build_store
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, PAD
+from transduce.recipe import Corpus
+
+
+def _lengths_only(lengths: np.ndarray) -> Any:
+    """What planning asks of a store."""
+    return SimpleNamespace(lengths=lengths.astype(np.int32), corpus_of=np.zeros(len(lengths), np.uint8))
+
+
+def _natural(n: int, seed: int = 0) -> np.ndarray:
+    """Sentences of about 25 tokens; targets about as long, a quarter more or less."""
+    draw = np.random.default_rng(seed)
+    source = np.exp(draw.normal(np.log(25), 0.6, n)).round().clip(1)
+    return np.stack([source, (source * np.exp(draw.normal(0, 0.25, n))).round().clip(1)], 1)
+
+
+def _batches(lengths: np.ndarray, **changes: Any) -> Batches:
+    options = {"batch_tokens": 4096, "pool": 100, "seed": 1, **changes}
+    return Batches(_lengths_only(lengths), np.arange(len(lengths)), **options)
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=150),
+    budget=st.integers(1, 400),
+    pool=st.integers(1, 5),
+    seed=st.integers(-9, 2**65),
+    epoch=st.integers(0, 5),
+)
+def test_every_pair_once_and_within_the_budget(
+    lengths: list[tuple[int, int]], budget: int, pool: int, seed: int, epoch: int
+) -> None:
+    array = np.array(lengths)
+    plan = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
+    found = [plan.batch(index) for index in range(len(plan))]
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
+    slots = [len(rows) * int((array[rows].max(0) + [1, 2]).sum()) for rows in found]
+    assert all(slot <= budget or len(rows) == 1 for slot, rows in zip(slots, found, strict=True))
+    assert plan.padding == pytest.approx(1 - (array + [1, 2]).sum() / sum(slots))
+    again = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
+    assert np.array_equal(plan.rows, again.rows)
+    with pytest.raises(IndexError):
+        plan.batch(len(plan))
+
+
+def test_little_padding_on_ordinary_text() -> None:
+    for budget in (1024, 4096):
+        assert _batches(_natural(20_000), batch_tokens=budget).padding(0) < 0.10
+
+
+def test_batches_are_full_and_shuffled() -> None:
+    lengths = _natural(20_000)
+    plan = _batches(lengths).plan(0)
+    assert len(plan) < 1.15 * (lengths + [1, 2]).sum() / 4096
+    longest = [lengths[plan.batch(index)].max() for index in range(len(plan))]
+    neighbours = np.corrcoef(longest[:-1], longest[1:])[0, 1]
+    assert abs(neighbours) < 0.2
+
+
+def test_epochs_and_seeds_differ() -> None:
+    lengths = _natural(500)
+    plans = [_batches(lengths, seed=seed).plan(epoch) for seed in (1, 2) for epoch in (0, 1)]
+    assert len({tuple(plan.rows.tolist()) for plan in plans}) == 4
+    found = [{tuple(sorted(plan.batch(index).tolist())) for index in range(len(plan))} for plan in plans]
+    assert len(found[0] & found[1]) < len(found[0]) / 2  # even though all fits into one pool
+
+
+def test_a_position_walks_through_every_batch_and_seeks() -> None:
+    batches = _batches(_natural(300), batch_tokens=1000)
+    position, visited = Position(), []
+    for _ in range(batches.batches_in(0) + 2):
+        visited.append(position)
+        position = batches.after(position)
+    assert visited[-1] == Position(1, 1)
+    assert [place.index for place in visited[:-2]] == list(range(batches.batches_in(0)))
+    assert Position.from_json(position.to_json()) == position
+
+
+def test_weights_multiply_how_often_a_corpus_comes() -> None:
+    store = _lengths_only(_natural(4000))
+    store.corpus_of = np.repeat([0, 1, 2, 3], 1000).astype(np.uint8)
+    options: dict[str, Any] = {"batch_tokens": 4096, "pool": 100, "seed": 1}
+    batches = Batches(store, np.arange(4000), weights=(1.0, 2.0, 0.5, 1.25), **options)
+    counts = [Counter(batches.plan(epoch).rows.tolist()) for epoch in (0, 1)]
+    for count in counts:
+        assert [sum(count[row] for row in range(c * 1000, c * 1000 + 1000)) for c in range(4)] == [
+            1000,
+            2000,
+            500,
+            1250,
+        ]
+        assert all(count[row] == 1 for row in range(1000))
+        assert all(count[row] == 2 for row in range(1000, 2000))
+    halves = [{row for row in range(2000, 3000) if count[row]} for count in counts]
+    assert 150 < len(halves[0] & halves[1]) < 350  # another half each epoch
+    with pytest.raises(InputError, match="2 mixing weights for 4"):
+        Batches(store, np.arange(4000), weights=(1.0, 2.0), **options).plan(0)
+    alone = Batches(store, np.array([2000]), weights=(1.0, 1.0, 0.1, 1.0), **options)
+    assert alone.batches_in(0) == 1
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Tokenizer]:
+    folder = tmp_path_factory.mktemp("batching")
+    draw = np.random.default_rng(3)
+    words = ["haus", "hausboot", "boot", "wasser", "wasserfall", "fall"]
+    pairs = [" ".join(draw.choice(words, draw.integers(1, 12))) for _ in range(200)]
+    (folder / "a.tsv").write_text("".join(f"{text}\t{text[::-1]}\n" for text in pairs))
+    tokenizer = Tokenizer.train(pairs, "bpe", 320)
+    corpus = Corpus(path=str(folder / "a.tsv"))
+    return build_store([corpus], tokenizer, tokenizer, Filters(), "error", folder / "s"), tokenizer
+
+
+def test_a_batch_holds_its_rows(built: tuple[Store, Tokenizer]) -> None:
+    store, _ = built
+    indices = np.arange(0, len(store), 3)
+    batches = Batches(store, indices, batch_tokens=500, pool=4, seed=7)
+    seen: list[int] = []
+    for index in range(batches.batches_in(0)):
+        batch = batches.at(Position(0, index))
+        assert batch.source is not None
+        assert batch.target is not None
+        assert batch.source.values.dtype == torch.long
+        assert batch.slots <= 500
+        for place, row in enumerate(batch.rows):
+            source, target = store.ids(row)
+            assert batch.source.values[place][batch.source.mask[place]].tolist() == [*source, EOS]
+            assert batch.target.values[place][batch.target.mask[place]].tolist() == [BOS, *target, EOS]
+        for part in (batch.source, batch.target):
+            assert (part.values[~part.mask] == PAD).all()
+            assert part.mask.any(0).all()  # no column is padding alone
+            assert (part.mask.int().diff(dim=1) <= 0).all()  # padding on the right
+        seen += batch.rows
+    assert sorted(seen) == indices.tolist()
+
+
+def test_collate_equals_gather(built: tuple[Store, Tokenizer]) -> None:
+    store, _ = built
+    rows = [5, 3, 17, 3]
+    one, other = gather(store, rows), collate([store.ids(row) for row in rows], rows)
+    for a, b in ((one.source, other.source), (one.target, other.target)):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a.values, b.values)
+        assert torch.equal(a.mask, b.mask)
+    assert one.rows == other.rows == tuple(rows)
+    sources = collate([([7, 8], None), ([], None)], [0, 1])
+    assert sources.target is None
+    assert sources.source is not None
+    assert sources.source.values.tolist() == [[7, 8, EOS], [EOS, PAD, PAD]]
+    assert collate([([], [])], [0]).slots == 3
+    with pytest.raises(ValueError, match="some"):
+        collate([([7], [8]), ([7], None)], [0, 1])
+
+
+def test_dropout_is_exact_at_every_visit(built: tuple[Store, Tokenizer]) -> None:
+    store, tokenizer = built
+    options: dict[str, Any] = {"batch_tokens": 500, "pool": 4, "seed": 7, "tokenizers": (tokenizer, tokenizer)}
+    noisy = Batches(store, np.arange(len(store)), dropout=(0.3, 0.0), **options)
+    plain = Batches(store, np.arange(len(store)), **options)
+    again = Batches(store, np.arange(len(store)), dropout=(0.3, 0.0), **options)
+    spellings = set()
+    for position in (Position(0, 3), Position(0, 0), Position(1, 0), Position(2, 0)):
+        batch, other, clean = noisy.at(position), again.at(position), plain.at(position)
+        assert batch.source is not None
+        assert other.source is not None
+        assert clean.source is not None
+        assert batch.target is not None
+        assert clean.target is not None
+        assert torch.equal(batch.source.values, other.source.values)
+        assert torch.equal(batch.target.values, clean.target.values)
+        assert int(batch.source.mask.sum()) > int(clean.source.mask.sum())
+        for place, row in enumerate(batch.rows):
+            assert tokenizer.decode(batch.source.values[place].tolist()) == store.example(row).source
+    for epoch in range(4):
+        rows = {
+            row: index for index in range(noisy.batches_in(epoch)) for row in noisy.plan(epoch).batch(index).tolist()
+        }
+        batch = noisy.at(Position(epoch, rows[11]))
+        assert batch.source is not None
+        spellings.add(tuple(batch.source.values[batch.rows.index(11)].tolist()))
+    assert len(spellings) > 1
+    with pytest.raises(ValueError, match="tokenizers"):
+        Batches(store, np.arange(3), batch_tokens=9, pool=1, seed=1, dropout=(0.1, 0.0))
+
+
+def test_nothing_to_batch_is_an_error() -> None:
+    with pytest.raises(InputError, match="no pairs"):
+        _batches(np.zeros((0, 2)))
+
+
+@given(lengths=st.lists(st.integers(0, 50), max_size=100), budget=st.integers(1, 200))
+def test_ordered_groups_everything_within_the_budget(lengths: list[int], budget: int) -> None:
+    groups = ordered(lengths, budget)
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    assert all(len(group) * max(lengths[row] for row in group) <= budget or len(group) == 1 for group in groups)
+    flat = [lengths[row] for group in groups for row in group]
+    assert flat == sorted(flat, reverse=True)
+
+
+@given(
+    widths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=300),
+    budget=st.integers(1, 3000),
+)
+def test_cut_equals_the_plain_loop(widths: list[tuple[int, int]], budget: int) -> None:
+    starts, count, widest = [0], 0, (0, 0)
+    for row, (source, target) in enumerate(widths):
+        wider = max(widest[0], source), max(widest[1], target)
+        if count and (count + 1) * sum(wider) > budget:
+            starts.append(row)
+            count, wider = 0, (source, target)
+        count, widest = count + 1, wider
+    assert cut(np.array(widths), budget).tolist() == starts
+
+
+def test_planning_a_million_pairs_takes_a_moment() -> None:
+    batches = _batches(_natural(1_000_000))
+    begin = time.perf_counter()
+    assert batches.batches_in(0) > 10_000
+    assert time.perf_counter() - begin < 20

@@ -1,0 +1,56 @@
+"""Each reason, at its edges; the report adds up and survives being written down."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.data.filters import FilterReport, Filters, Seen
+
+
+def test_each_reason_at_its_edge() -> None:
+    filters = Filters(min_length=2, max_length=10, max_ratio=2.0, drop_duplicates=True)
+    assert filters.reason(2, 4) is None
+    assert filters.reason(10, 10) is None
+    assert filters.reason(0, 5) == filters.reason(5, 0) == filters.reason(5, 5, blank=True) == "empty"
+    assert filters.reason(1, 2) == filters.reason(2, 1) == "too short"
+    assert filters.reason(11, 10) == filters.reason(10, 11) == filters.reason(100_000, 10) == "too long"
+    assert filters.reason(2, 5) == filters.reason(5, 2) == "ratio"
+    assert filters.reason(5, 5, duplicate=True) == "duplicate"
+
+
+def test_what_is_not_asked_for_is_not_done() -> None:
+    assert Filters().reason(1, 512) is None
+    assert Filters().reason(5, 5, duplicate=True) is None
+    assert Filters(min_length=0).reason(0, 0, blank=True) is None
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3))))
+def test_only_the_very_same_pair_is_a_duplicate(pairs: list[tuple[str, str]]) -> None:
+    seen = Seen()
+    assert [seen.before(*pair) for pair in pairs] == [pair in pairs[:place] for place, pair in enumerate(pairs)]
+
+
+def test_the_border_between_the_sides_counts() -> None:
+    seen = Seen()
+    assert not seen.before("a b", "c")
+    assert not seen.before("a", "b c")
+
+
+@given(st.lists(st.sampled_from(["", "empty", "ratio", "too long"])))
+def test_the_report_adds_up(reasons: list[str]) -> None:
+    report = FilterReport()
+    for line, reason in enumerate(reasons, 1):
+        if reason:
+            report.drop(reason, (0, line))
+        else:
+            report.kept += 1
+    assert report.read == len(reasons)
+    assert all(reasons[line - 1] == reason for reason, (_, line) in report.first.items())
+    assert all(reasons.index(reason) + 1 == line for reason, (_, line) in report.first.items())
+    assert FilterReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    text = "\n".join(report.lines(["a.tsv"]))
+    for reason, count in report.dropped.items():
+        assert f"{count:,} dropped: {reason} (first at a.tsv:{reasons.index(reason) + 1})" in text

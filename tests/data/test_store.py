@@ -1,0 +1,224 @@
+"""What goes into a store comes out of it; a killed or damaged one is never taken for whole; splits share no source."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import transduce.data.store as store_module
+import transduce.data.writer as writer_module
+from transduce.data.filters import Filters
+from transduce.data.store import Store, build_store, split
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.recipe import Corpus
+
+PAIRS = [(f"wort {n} ä", f"word {n} 😀" if n % 7 else "") for n in range(50)] + [("lang " * 40, "long")]
+WORDS = Tokenizer.train([side for pair in PAIRS for side in pair], "words", 500)
+BYTES = Tokenizer.train([], "bytes", 260)
+
+
+def _corpus(path: Path, pairs: list[tuple[str, str]], note: str = "") -> Corpus:
+    path.write_text("".join(f"{source}\t{target}{note}\n" for source, target in pairs), encoding="utf-8")
+    return Corpus(path=str(path))
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 4096])
+def test_what_goes_in_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(writer_module, "CHUNK", chunk)
+    corpora = [_corpus(tmp_path / "a.tsv", PAIRS), _corpus(tmp_path / "b.tsv", PAIRS[:3], "\textra")]
+    told: list[int] = []
+    store = build_store(corpora, WORDS, BYTES, Filters(max_length=30), "error", tmp_path / "s", progress=told.append)
+    expected = [(0, n, pair) for n, pair in enumerate(PAIRS[:50], 1) if pair[1]]
+    expected += [(1, n, pair) for n, pair in enumerate(PAIRS[:3], 1) if pair[1]]
+    assert len(store) == len(expected) == len(store.lengths) == len(store.corpus_of)
+    for row, (corpus, line, pair) in enumerate(expected):
+        example = store.example(row)
+        assert (example.source, example.target) == pair
+        assert (example.file, example.line) == (corpora[corpus].path, line)
+        assert dict(example.extra) == ({"column3": "extra"} if corpus else {})
+        ids = WORDS.encode(pair[0]).ids, BYTES.encode(pair[1]).ids
+        assert store.ids(row) == ids
+        assert store.lengths[row].tolist() == [len(side) for side in ids]
+        assert store.corpus_of[row] == corpus
+    assert store.report.dropped == {"empty": 9, "too long": 1}
+    assert told[-1] == store.report.read == 54
+    assert store.describe()[1] == f"9 dropped: empty (first at {corpora[0].path}:1)"
+    assert f"1 dropped: too long (first at {corpora[0].path}:51)" in store.describe()
+    with pytest.raises(IndexError):
+        store.example(len(store))
+
+
+def test_rows_in_any_order(tmp_path: Path) -> None:
+    store = build_store([_corpus(tmp_path / "a.tsv", PAIRS)], WORDS, BYTES, Filters(), "error", tmp_path / "s")
+    rows = np.array([5, 0, 5, len(store) - 1])
+    flat, lengths = store.side("target", rows)
+    assert flat.tolist() == [number for row in rows for number in store.ids(int(row))[1]]
+    assert lengths.tolist() == store.lengths[rows, 1].tolist()
+
+
+def test_a_store_is_found_again_by_content_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = _corpus(tmp_path / "a.tsv", PAIRS)
+    folder = tmp_path / "s"
+    first = build_store([corpus], WORDS, BYTES, Filters(), "error", folder)
+    for corpora, source, filters in (
+        ([_corpus(tmp_path / "c.tsv", PAIRS[:-1])], WORDS, Filters()),
+        ([corpus], BYTES, Filters()),
+        ([corpus], WORDS, Filters(max_length=20)),
+        ([corpus, corpus], WORDS, Filters()),
+    ):
+        assert build_store(corpora, source, BYTES, filters, "error", folder).folder != first.folder
+    monkeypatch.setattr(store_module, "StoreWriter", None)  # nothing may be written from here on
+    moved = _corpus(tmp_path / "moved.tsv", PAIRS)
+    again = build_store([moved], WORDS, BYTES, Filters(), "error", folder)
+    assert again.folder == first.folder
+    assert again.example(0).file == moved.path
+    assert again.describe()[1].endswith("moved.tsv:1)")
+
+
+def test_invalid_lines_and_duplicates_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"a\tb\nbroken\na\tb\na\tc\n\xff\tx\nbroken\n")
+    corpus = Corpus(path=str(path))
+    store = build_store([corpus], BYTES, BYTES, Filters(drop_duplicates=True), "drop", tmp_path / "s")
+    assert store.report.dropped == {"missing column": 2, "duplicate": 1, "invalid UTF-8": 1}
+    assert store.report.first == {"missing column": (0, 2), "duplicate": (0, 3), "invalid UTF-8": (0, 5)}
+    assert len(store) == 2
+    with pytest.raises(InputError, match="missing column"):
+        build_store([corpus], BYTES, BYTES, Filters(), "error", tmp_path / "s")
+    assert len(_folders(tmp_path / "s")) == 1
+
+
+def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
+    corpus = _corpus(tmp_path / "a.tsv", [("a" * 50, "b")])
+    with pytest.raises(InputError, match=r"no pairs are left\n.*1 dropped: too long"):
+        build_store([corpus], BYTES, BYTES, Filters(max_length=10), "error", tmp_path / "s")
+    assert _folders(tmp_path / "s") == []
+
+
+def test_empty_sides_may_be_wanted(tmp_path: Path) -> None:
+    corpus = _corpus(tmp_path / "a.tsv", [("a", ""), ("b", "")])
+    store = build_store([corpus], BYTES, BYTES, Filters(min_length=0), "error", tmp_path / "s")
+    assert store.ids(1) == (BYTES.encode("b").ids, [])
+    assert store.example(1).target == ""
+
+
+def test_many_pieces_need_wider_numbers(tmp_path: Path) -> None:
+    words = [f"w{n}" for n in range(70_000)]
+    tokenizer = Tokenizer.train(words, "words", 100_000)
+    corpus = _corpus(tmp_path / "a.tsv", [(" ".join(words[-200:]), words[-1])])
+    store = build_store([corpus], tokenizer, BYTES, Filters(), "error", tmp_path / "s")
+    assert max(store.ids(0)[0]) > 1 << 16
+    assert tokenizer.decode(store.ids(0)[0]) == " ".join(words[-200:])
+
+
+def test_damage_is_seen_and_the_remedy_named(tmp_path: Path) -> None:
+    store = build_store([_corpus(tmp_path / "a.tsv", PAIRS)], WORDS, BYTES, Filters(), "error", tmp_path / "s")
+    for path in sorted(store.folder.iterdir()):
+        whole = path.read_bytes()
+        for damage in (whole[: len(whole) // 2], None):
+            if damage == whole:
+                continue  # the empty file of a corpus without extra fields
+            path.unlink() if damage is None else path.write_bytes(damage)
+            with pytest.raises(InputError, match="delete the folder"):
+                Store(store.folder)
+            path.write_bytes(whole)
+    assert len(Store(store.folder)) == len(store)
+
+
+@pytest.mark.parametrize("fault", ["fsync", "rename"])
+def test_a_failing_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    corpus = _corpus(tmp_path / "a.tsv", PAIRS)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, fault, fail)
+        with pytest.raises(InputError, match="No space left"):
+            build_store([corpus], WORDS, BYTES, Filters(), "error", tmp_path / "s")
+    assert _folders(tmp_path / "s") == []
+    assert len(build_store([corpus], WORDS, BYTES, Filters(), "error", tmp_path / "s")) == 43
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from transduce.data import writer
+from transduce.data.filters import Filters
+from transduce.data.store import build_store
+from transduce.data.text import Tokenizer
+from transduce.recipe import Corpus
+writer.CHUNK = 50
+tokenizer = Tokenizer.train([], "bytes", 260)
+store = build_store([Corpus(path=sys.argv[1])], tokenizer, tokenizer, Filters(), "error", sys.argv[2])
+print(len(store), store.folder.name)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_build_is_built_again(tmp_path: Path) -> None:
+    corpus = _corpus(tmp_path / "a.tsv", [(f"source {n}", f"target {n}") for n in range(30_000)])
+    command = [sys.executable, "-c", BUILD, str(corpus.path), str(tmp_path / "s")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    while not list((tmp_path / "s").glob(".unfinished-*/source.text")) and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list((tmp_path / "s").glob("[!.]*"))
+    unfinished = list((tmp_path / "s").glob(".unfinished-*"))
+    assert unfinished
+    for path in [unfinished[0], *unfinished[0].iterdir()]:
+        os.utime(path, (0, 0))
+    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    results = {builder.communicate()[0] for builder in builders}
+    assert len(results) == 1
+    assert "30000" in results.pop()
+    assert len(list((tmp_path / "s").glob("[!.]*"))) == 1
+    assert not unfinished[0].exists()  # old enough to have no builder
+
+
+@given(
+    groups=st.lists(st.integers(0, 12), min_size=2, max_size=80),
+    seed=st.integers(-5, 2**70),
+    share=st.floats(0.01, 0.9),
+)
+def test_a_split_shares_no_source(groups: list[int], seed: int, share: float) -> None:
+    n = len(groups)
+    size = min(max(int(n * share), 1), n - 1)
+    numbers = np.array(groups, np.uint64)
+    if min(groups.count(group) for group in groups) > size:
+        with pytest.raises(InputError):
+            split(n, size, seed, numbers)
+        return
+    train, development = split(n, size, seed, numbers)
+    assert sorted([*train, *development]) == list(range(n))
+    assert 0 < len(development) <= size
+    assert not set(numbers[train]) & set(numbers[development])
+    again = split(n, size, seed, numbers)
+    assert np.array_equal(train, again[0])
+    assert np.array_equal(development, again[1])
+
+
+def test_a_split_is_exact_for_different_sources_and_follows_the_seed(tmp_path: Path) -> None:
+    pairs = [(f"s{n % 90}", f"t{n}") for n in range(100)]
+    store = build_store([_corpus(tmp_path / "a.tsv", pairs)], BYTES, BYTES, Filters(), "error", tmp_path / "s")
+    groups = store.groups()
+    assert len(set(groups.tolist())) == 90
+    splits = [split(100, 20, seed, groups)[1] for seed in range(5)]
+    assert all(len(development) == 20 for development in splits)
+    assert len({tuple(development) for development in splits}) == 5
+    with pytest.raises(InputError, match="dev_size"):
+        split(100, 100, 1, groups)

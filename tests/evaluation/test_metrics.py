@@ -1,0 +1,165 @@
+"""Metrics agree with the libraries that define them, and their statistics add up over any set of lines."""
+
+import random
+
+import jiwer
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from transduce.contracts import Metric
+from transduce.errors import InputError
+from transduce.evaluation.metrics import METRICS, find
+
+SACRE = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "mat",
+    ",",
+    ".",
+    "Straße",
+    "日本",
+    "naïve",
+    "it's",
+    "3.14",
+    "(yes)",
+    "über",
+]
+
+
+def corpus(seed: int, lines: int = 40, most: int = 3) -> tuple[list[str], list[list[str]]]:
+    """References, and hypotheses that are damaged copies of one of them."""
+    draw = random.Random(seed)
+    references, hypotheses = [], []
+    for _ in range(lines):
+        options = [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(draw.randint(1, most))]
+        words = [w if draw.random() > 0.2 else draw.choice(WORDS) for w in options[0].split() if draw.random() > 0.1]
+        references.append(options)
+        hypotheses.append(" ".join(words))
+    return hypotheses, references
+
+
+def streams(references: list[list[str]]) -> list[list[str | None]]:
+    most = max(map(len, references))
+    return [[line[i] if i < len(line) else None for line in references] for i in range(most)]
+
+
+def total(metric: Metric, hypotheses: list[str], references: list[list[str]]) -> float:
+    return metric.value(metric.statistics(hypotheses, references).sum(0))
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", SACRE)
+def test_corpus_value_is_that_of_sacrebleu(name: str, seed: int, most: int) -> None:
+    hypotheses, references = corpus(seed, most=most)
+    metric, oracle = find(name), SACRE[name]()
+    expected = oracle.corpus_score(hypotheses, streams(references)).score
+    assert total(metric, hypotheses, references) == pytest.approx(expected, abs=1e-9)
+    assert metric.signature == str(oracle.get_signature())
+
+
+@pytest.mark.parametrize("name", SACRE)
+def test_edge_lines_are_scored_as_sacrebleu_does(name: str) -> None:
+    for hypotheses, references in [
+        (["", ""], [["a b"], ["c"]]),
+        (["a"], [["a"]]),  # shorter than every order of BLEU but the first
+        (["x y z"], [["a b c d e"]]),
+        (["a b", "c d"], [[""], ["c d"]]),
+        ([""], [[""]]),
+    ]:
+        expected = SACRE[name]().corpus_score(hypotheses, streams(references)).score
+        assert total(find(name), hypotheses, references) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", SACRE)
+def test_signature_names_the_number_of_references(name: str) -> None:
+    metric = find(name)
+    assert "nrefs:1|" in metric.signature
+    metric.statistics(["a", "b"], [["a", "c"], ["b", "d"]])
+    assert "nrefs:2|" in metric.signature
+    metric.statistics(["a", "b"], [["a", "c"], ["b"]])
+    assert "nrefs:var|" in metric.signature
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_statistics_of_a_part_are_the_part_of_the_statistics(name: str) -> None:
+    hypotheses, references = corpus(7)
+    metric = find(name)
+    rows = metric.statistics(hypotheses, references)
+    chosen = [0, 3, 3, 9, 20, 39]  # a resample: one line twice
+    alone = METRICS[name]().statistics([hypotheses[i] for i in chosen], [references[i] for i in chosen])
+    np.testing.assert_array_equal(rows[chosen], alone)
+    assert METRICS[name]().statistics([], []).shape == (0, rows.shape[1])
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_perfect_output_has_the_perfect_score(name: str) -> None:
+    _, references = corpus(3)
+    first = [line[-1] for line in references]
+    metric = find(name)
+    if name == "ter":  # the mean reference length stands below, the best reference above
+        assert total(metric, first, references) == 0
+    else:
+        assert total(metric, first, references) == pytest.approx(100 if metric.higher_is_better else 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.lists(st.sampled_from("ab c"), max_size=6).map("".join)] * 2), min_size=1, max_size=6))
+def test_error_rates_are_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
+    pairs = [(h, r) for h, r in pairs if r.strip()]
+    if not pairs:
+        return
+    hypotheses, references = [h for h, _ in pairs], [r for _, r in pairs]
+    expected = {"wer": jiwer.wer(references, hypotheses), "cer": jiwer.cer(references, hypotheses)}
+    for name, value in expected.items():
+        assert total(find(name), hypotheses, [[r] for r in references]) == pytest.approx(100 * value, abs=1e-9)
+
+
+def test_error_rate_takes_the_closest_reference() -> None:
+    assert find("wer").statistics(["a b c"], [["x y z", "a b", "a b c d"]]).tolist() == [[1, 4]]
+    assert find("per").statistics(["K AE1 T"], [["K AE1 D"]]).tolist() == [[1, 3]]
+    assert find("cer").statistics(["kitten"], [["sitting"]]).tolist() == [[3, 7]]
+
+
+def test_error_rate_of_nothing() -> None:
+    assert total(find("wer"), [""], [[""]]) == 0
+    assert total(find("wer"), ["a"], [[""]]) == 100
+    assert total(find("wer"), ["a b c d"], [["a"]]) == 300  # more than everything can be wrong
+
+
+def test_exact_match() -> None:
+    metric = find("exact")
+    assert total(metric, ["a", "b", "c ", "d"], [["a"], ["x", "b"], ["c"], ["D"]]) == 50
+
+
+def test_a_plain_string_is_one_reference() -> None:
+    for name in METRICS:
+        metric = find(name)
+        np.testing.assert_array_equal(
+            metric.statistics(["the cat"], ["the dog"]), metric.statistics(["the cat"], [["the dog"]])
+        )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_bad_input_is_named(name: str) -> None:
+    with pytest.raises(InputError, match="2 hypotheses but 1 lines"):
+        find(name).statistics(["a", "b"], [["a"]])
+    with pytest.raises(InputError, match="line 2 has no reference"):
+        find(name).statistics(["a", "b"], [["a"], []])
+
+
+def test_the_shelf() -> None:
+    for name, kind in METRICS.items():
+        assert kind().name == name
+        assert kind.__doc__
+        assert METRICS[name]().higher_is_better == (name not in {"ter", "wer", "cer", "per"})
+    with pytest.raises(InputError, match="did you mean 'chrf'"):
+        find("chrff")

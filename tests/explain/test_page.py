@@ -1,0 +1,164 @@
+"""The page holds what it was given, asks the network for nothing, and no text in it can become code."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.errors import InputError
+from transduce.explain.page import Explained, embed, render, write
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!-- <script> ]]> & \u2028\u2029 %%DATA%% \" ' \\ </style></title>"
+
+
+class Reader(HTMLParser):
+    """Elements in order, the text of each script and style, and whether everything opened was closed."""
+
+    VOID = frozenset({"meta", "input", "br", "img", "link"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def data(self) -> dict:
+        return json.loads(next(text for tag, text in self.texts if tag == "script"))
+
+
+def explained(text: str = "a b", **changes: object) -> Explained:
+    attention = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 4, 3)).astype(np.float32)  # L H T S
+    values = {
+        "source": text,
+        "output": text,
+        "source_tokens": [text, "b", "</s>"],
+        "target_tokens": [text, "y", "</s>"],
+        "source_words": [0, 1, -1],
+        "target_words": [0, 1, -1],
+        "token_scores": [-0.125, -1.1, -0.3],
+        "score": -1.525,
+        "attention": attention,
+        "nbest": [(text, -1.525), ("other", -2.5)],
+        "facts": {text: text, "parameters": 12},
+    }
+    return Explained(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_numbers_come_back(tmp_path: Path) -> None:
+    item = explained()
+    write([item, explained(attention=None)], tmp_path / "page.html", "A title")
+    first, second = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).data()["items"]
+    assert np.array_equal(np.array(first["attention"], dtype=np.float32), item.attention)
+    assert first["token_scores"] == item.token_scores
+    assert math.isclose(sum(first["token_scores"]), first["nbest"][0]["score"])
+    assert first["nbest"] == [{"text": "a b", "score": -1.525}, {"text": "other", "score": -2.5}]
+    assert first["source_labels"] == ["a b", "b"]
+    assert first["facts"] == {"a b": "a b", "parameters": "12"}
+    assert second["attention"] is None
+
+
+def test_hostile_text_stays_text() -> None:
+    clean, hostile = Reader(render([explained()], "title")), Reader(render([explained(HOSTILE)], HOSTILE))
+    assert [element for element in hostile.elements if element[0] != "meta"] == [
+        element for element in clean.elements if element[0] != "meta"
+    ]
+    content = hostile.data()
+    assert content["title"] == content["items"][0]["source"] == content["items"][0]["target_tokens"][0] == HOSTILE
+
+
+@settings(max_examples=100)
+@given(
+    st.recursive(
+        st.text() | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_embedded_content_comes_back_and_cannot_leave_its_element(content: object) -> None:
+    text = embed(content)
+    assert json.loads(text) == content
+    assert not set(text) & set("<>&\u2028\u2029")
+    text.encode("utf-8")
+
+
+def test_lone_surrogates_are_named() -> None:
+    assert json.loads(embed("a\ud800")) == "a\ud800"
+    embed("a\ud800").encode("utf-8")
+
+
+def test_nothing_is_loaded_from_anywhere() -> None:
+    page = render([explained()], "title")
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", page)
+    for tag, attributes in Reader(page).elements:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "video", "audio"}
+        assert not {"src", "href", "srcset", "action", "data"} & set(attributes), (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes)
+
+
+def test_only_the_script_and_style_of_the_page_may_run() -> None:
+    reader = Reader(render([explained(HOSTILE)], HOSTILE))
+    policy = next(a["content"] for tag, a in reader.elements if tag == "meta" and a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    scripts = [text for tag, text in reader.texts if tag == "script"]
+    style = next(text for tag, text in reader.texts if tag == "style")
+    for rule, text in (("script-src", scripts[-1]), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{rule} 'sha256-{digest}'" in policy
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", scripts[-1])
+
+
+def test_every_element_the_script_asks_for_is_there() -> None:
+    reader = Reader(render([], "title"))
+    ids = {attributes["id"] for _, attributes in reader.elements if "id" in attributes}
+    script = [text for tag, text in reader.texts if tag == "script"][-1]
+    assert set(re.findall(r'(?:\$|getElementById)\("([^"]+)"\)', script)) <= ids
+    styles = next(text for tag, text in reader.texts if tag == "style")
+    asked = set(re.findall(r"var\((--[a-z]+)\)", styles)) - {"--p"}
+    assert asked <= set(re.findall(r"(--[a-z]+):", styles))
+
+
+def test_infinite_scores_do_not_break_the_page() -> None:
+    infinite = explained(token_scores=[-math.inf, -1.0, -1.0], score=-math.inf, nbest=[("a", -math.inf)])
+    content = Reader(render([infinite])).data()["items"][0]
+    assert content["token_scores"] == [None, -1.0, -1.0]
+    assert content["score"] is None
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="attention of shape"):
+        explained(attention=np.ones((1, 1, 2, 3)))
+    with pytest.raises(ValueError, match="2 token scores for 3"):
+        explained(token_scores=[-1.0, -0.525])
+    with pytest.raises(ValueError, match="sum to"):
+        explained(score=-1.0)
+
+
+def test_an_explanation_gives_its_map() -> None:
+    item = explained()
+    assert item.attention is not None
+    np.testing.assert_array_equal(item.map(1, 2).weights, item.attention[1, 2])
+    np.testing.assert_allclose(item.map().weights.sum(1), 1, rtol=1e-6)
+    with pytest.raises(InputError, match="no attention"):
+        explained(attention=None).map()

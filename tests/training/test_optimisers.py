@@ -1,0 +1,144 @@
+"""Optimisers and schedules: closed forms, torch's own schedulers, and a memory that survives being written down."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+from training_standins import TinyBatches, TinyModel
+
+from transduce.data.batching import Position
+from transduce.recipe import OptimiserRecipe, ScheduleRecipe
+from transduce.training.objectives import CrossEntropy
+from transduce.training.optimisers import (
+    SCHEDULES,
+    Plateau,
+    build_optimiser,
+    flatten,
+    rate_at,
+    restore,
+    set_rate,
+)
+
+KINDS = ("adamw", "adam", "sgd")
+
+
+def steps_of(model: TinyModel, optimiser: torch.optim.Optimizer, first: int, last: int) -> None:
+    for index in range(first, last):
+        CrossEntropy()(model, TinyBatches().at(Position(0, index))).total.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_step_is_the_textbook_step(kind: str) -> None:
+    settings = OptimiserRecipe(kind=kind, learning_rate=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2)  # type: ignore[arg-type]
+    model = torch.nn.Linear(3, 2)
+    before = {name: p.detach().double() for name, p in model.named_parameters()}
+    model(torch.ones(1, 3)).square().sum().backward()
+    build_optimiser(settings, model).step()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        gradient, old = parameter.grad.double(), before[name]
+        decay = 0.2 if name == "weight" else 0.0  # the bias is not decayed
+        if kind == "adamw":  # bias correction makes the first step gradient / |gradient|
+            new = old * (1 - 0.1 * decay) - 0.1 * gradient / (gradient.abs() + 1e-6)
+        elif kind == "adam":
+            gradient = gradient + decay * old
+            new = old - 0.1 * gradient / (gradient.abs() + 1e-6)
+        else:
+            new = old - 0.1 * (gradient + decay * old)
+        torch.testing.assert_close(parameter.double(), new, rtol=1e-5, atol=1e-6)
+
+
+def test_only_matrices_are_decayed() -> None:
+    model = TinyModel()
+    optimiser = build_optimiser(OptimiserRecipe(weight_decay=0.5), model)
+    decayed = {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
+    assert {name for name, p in model.named_parameters() if id(p) in decayed} == {"embedding.weight", "mix.weight"}
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_written_down_and_restored_goes_on_bit_for_bit(kind: str) -> None:
+    settings = OptimiserRecipe(kind=kind)  # type: ignore[arg-type]
+    whole, broken = TinyModel(), TinyModel()
+    steps_of(whole, build_optimiser(settings, whole), 0, 6)
+    optimiser = build_optimiser(settings, broken)
+    steps_of(broken, optimiser, 0, 3)
+    memory = {name: tensor.clone() for name, tensor in flatten(optimiser, broken).items()}
+    second = build_optimiser(settings, broken)
+    restore(second, broken, memory)
+    steps_of(broken, second, 3, 6)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, broken.state_dict()[name]), name
+
+
+def shares(kind: str, steps: int, **options: float) -> list[float]:
+    settings = ScheduleRecipe(kind=kind, **options)  # type: ignore[arg-type]
+    return [rate_at(step, steps, settings, Plateau()) for step in range(1, steps + 1)]
+
+
+def test_inverse_sqrt_closed_form() -> None:
+    values = shares("inverse_sqrt", 100, warmup=16)
+    assert values[15] == 1.0 == max(values)
+    assert values[7] == 0.5
+    assert values[63] == pytest.approx(0.5)  # four times the warm-up: half
+    for step, value in enumerate(values, 1):
+        assert value == pytest.approx(16**0.5 * min(step**-0.5, step * 16**-1.5))  # Vaswani et al. 2017
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
+def test_schedules_are_torchs(kind: str) -> None:
+    """Without warm-up; torch counts from 0, where no update was made yet."""
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    if kind == "cosine":
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=20, eta_min=0.1)
+    elif kind == "linear":
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.1, total_iters=20)
+    else:
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)
+    for value in shares(kind, 20, warmup=0, floor=0.1):
+        optimiser.step()
+        scheduler.step()
+        assert value == pytest.approx(scheduler.get_last_lr()[0])
+
+
+@trials(deadline=None)
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(0, 40), st.integers(1, 80), st.floats(0, 0.9))
+def test_every_schedule_warms_up_and_stays_between_zero_and_one(
+    kind: str, warmup: int, steps: int, floor: float
+) -> None:
+    values = shares(kind, steps, warmup=warmup, floor=floor)
+    assert all(0 <= value <= 1 for value in values)
+    for step, value in enumerate(values[:warmup], 1):
+        assert value == pytest.approx(step / warmup)
+    if kind in ("cosine", "linear") and steps > warmup:
+        assert values[-1] == pytest.approx(floor)
+
+
+@trials(deadline=None)
+@given(st.lists(st.floats(0, 10) | st.just(math.nan), max_size=30), st.booleans(), st.integers(0, 3))
+def test_plateau_lowers_when_torchs_does(values: list[float], lower: bool, patience: int) -> None:
+    settings = ScheduleRecipe(kind="plateau", factor=0.5, patience=patience, floor=0.1)
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    reference = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimiser, "min" if lower else "max", 0.5, patience, threshold=0.0, min_lr=0.1, eps=0.0
+    )
+    plateau = Plateau()
+    for value in values:
+        plateau = Plateau.from_json(json.loads(json.dumps(plateau.after(value, settings, lower).to_json())))
+        reference.step(value)
+        assert plateau.factor == pytest.approx(optimiser.param_groups[0]["lr"])
+
+
+def test_set_rate_reaches_every_group() -> None:
+    optimiser = build_optimiser(OptimiserRecipe(weight_decay=0.1), TinyModel())
+    set_rate(optimiser, 0.25)
+    assert [group["lr"] for group in optimiser.param_groups] == [0.25, 0.25]
