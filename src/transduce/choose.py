@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from transduce.data.sources import Invalid, Tally, read
 from transduce.errors import InputError
-from transduce.recipe import Corpora, Recipe, parse
+from transduce.recipe import Corpora, Recipe, load, override, parse
 
 SAMPLE = 20_000  # pairs looked at closely; the rest is only counted
 
@@ -153,3 +154,12 @@ def _metrics(seen: Look, sentences: bool) -> list[str]:
     if sentences:
         return ["bleu", "chrf"]
     return ["exact", "wer"] if seen.target.symbols else ["exact", "cer"]
+
+
+def recipe_for(source: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe file as it is, or the recipe chosen for a file of pairs; with `key=value` changes on top."""
+    if Path(source).suffix in (".yaml", ".yml"):
+        return load(source, overrides)
+    changes = override({"data": {"train": source}}, overrides)
+    chosen = choose(changes["data"]).model_dump(mode="json")
+    return parse(override(chosen, overrides), where="key=value")

@@ -146,7 +146,7 @@ def test_damage_falls_back_to_the_one_before(name: str, how: str, tmp_path: Path
     with pytest.raises(InputError, match="damaged"):
         checkpoints.load(10)
     (checkpoints.path(5) / "state.json").unlink()
-    with pytest.warns(UserWarning), pytest.raises(InputError, match="all 2 checkpoints are damaged"):
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(InputError, match="all 2 checkpoints are damaged"):
         checkpoints.latest()
 
 
@@ -157,7 +157,7 @@ def test_a_crafted_manifest_cannot_point_elsewhere(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     del content["files"]["weights.safetensors"]
     path.write_text(json.dumps(content))
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="manifest"):
         assert same(checkpoints.latest(), 5)
 
 

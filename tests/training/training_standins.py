@@ -77,7 +77,7 @@ def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
     def validate(model: nn.Module) -> dict[str, float]:
         assert not model.training
         loss = CrossEntropy()(model, batches.at(Position(99, 0)))
-        value = float(loss.total) / loss.count
+        value = loss.total.item() / loss.count
         torch.rand(3)  # a careless validation must not change what training does next
         return {"loss": value, "accuracy": -value}
 
@@ -168,14 +168,21 @@ def wait(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def together(options: dict[str, Any], size: int) -> list[int]:
+def start_together(options: dict[str, Any], size: int) -> list[int]:
     """As torchrun would start it: `size` processes that find each other through the environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = [fork(options, shared | {"RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(size)]
-    return [wait(child) for child in children]
+    return [fork(options, shared | {"RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(size)]
+
+
+def await_line(options: dict[str, Any]) -> None:
+    """Until the log grows: the training that was just started is under way."""
+    log = Path(options["folder"]) / "log.jsonl"
+    before, end = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 20
+    while time.monotonic() < end and (not log.exists() or log.stat().st_mtime_ns == before):
+        time.sleep(0.001)
 
 
 def kill_until_done(options: dict[str, Any], kills: int, seed: int) -> dict[str, int]:
@@ -186,7 +193,8 @@ def kill_until_done(options: dict[str, Any], kills: int, seed: int) -> dict[str,
         how = {"die_at": draw.randint(1, 60)} if number % 2 else {}
         child = fork(options | how)
         if not how:
-            time.sleep(draw.uniform(0.05, 0.25))
+            await_line(options)
+            time.sleep(draw.uniform(0.0, 0.1))
             os.kill(child, signal.SIGKILL)
         died += wait(child) == -signal.SIGKILL
     return {"died": died, "code": wait(fork(options))}
@@ -197,16 +205,20 @@ def act(request: dict[str, Any]) -> Any:
     if do == "train":
         return wait(fork(options))
     if do == "together":
-        return together(options, request["size"])
-    if do == "interrupt":
-        child = fork(options)
-        time.sleep(request["after"])
-        os.kill(child, request["signal"])
-        return wait(child)
+        return [wait(child) for child in start_together(options, request["size"])]
+    if do == "interrupt":  # only the first of them gets the signal
+        children = start_together(options, request["size"])
+        await_line(options)
+        time.sleep(0.1)
+        os.kill(children[0], request["signal"])
+        return [wait(child) for child in children]
     return kill_until_done(options, request["kills"], request["seed"])
 
 
 if __name__ == "__main__":
-    import transduce.training.loop  # noqa: F401  (loaded before the forks, not in each of them)
+    # Loaded before the forks, not in each of them; the second is what torch loads with its first optimiser.
+    import torch._dynamo
+
+    import transduce.training.loop  # noqa: F401
 
     print(json.dumps([act(request) for request in json.loads(sys.argv[1])]))

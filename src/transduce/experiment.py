@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ from torch import nn
 
 from transduce import build, evaluation
 from transduce.data.batching import gather, ordered
-from transduce.data.sources import read
 from transduce.errors import InputError
-from transduce.flow import Example
 from transduce.model import Transducer
 from transduce.predict import Model
 from transduce.prepare import Data, Tokenizers, prepare, train_tokenizers
 from transduce.recipe import Corpus, Recipe, parse
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
+from transduce.score import as_lines, read_corpora, score_outputs
 from transduce.training import loop
 from transduce.training.curves import draw_curves
 from transduce.training.devices import Processes, pick_device, seed_everything
@@ -175,13 +174,13 @@ def _tell(
 def _validation(model: Model, data: Data) -> Callable[[nn.Module], dict[str, float]]:
     """Loss over the development set and metrics over real, greedy generation for part of it."""
     settings = model.recipe
-    held_out = data.dev_examples(settings.training.validate_examples)
+    held_out = as_lines(data.dev_examples(settings.training.validate_examples), settings.evaluation)
     metrics = [evaluation.find(name) for name in settings.evaluation.metrics]
 
     def validate(network: nn.Module) -> dict[str, float]:
         scores = {"loss": development_loss(network, data, settings.training.batch_tokens)}
-        found = model.generate([example.source for example in held_out], strategy="greedy")
-        references = [[example.target or ""] for example in held_out]
+        found = model.generate([line.source for line in held_out], strategy="greedy")
+        references = [line.references for line in held_out]
         for metric in metrics:
             statistics = metric.statistics([one.text for one in found], references)
             scores[metric.name] = metric.value(statistics.sum(0))
@@ -202,40 +201,19 @@ def development_loss(network: nn.Module, data: Data, batch_tokens: int) -> float
     return total / max(count, 1)
 
 
-def evaluate(model: Model, examples: Sequence[Example], **settings: Any) -> tuple[evaluation.Evaluation, list[str]]:
-    """Generates for every example and scores it; also gives the outputs, one a line."""
-    recipe = model.recipe.evaluation
-    lines = (
-        group(examples) if recipe.references == "by_source" else [(one.source, [one.target or ""]) for one in examples]
-    )
-    sources = [source for source, _ in lines]
-    outputs = [one.text for one in model.generate(sources, **settings)]
-    lengths = [len(ids) for ids in model.source.encode_batch(sources)]
-    references = [targets for _, targets in lines]
-    scores = evaluation.evaluate(outputs, references, lengths, recipe.metrics, recipe.resamples)
-    return scores, outputs
-
-
-def group(examples: Sequence[Example]) -> list[tuple[str, list[str]]]:
-    """Examples of one source as one line with several references."""
-    lines: dict[str, list[str]] = {}
-    for example in examples:
-        lines.setdefault(example.source, []).append(example.target or "")
-    return list(lines.items())
-
-
 def _finish(run: Run, model: Model, outcome: loop.Outcome, data: Data) -> Trained:
-    recipe = model.recipe
-    held_out = {"dev": data.dev_examples()}
-    if recipe.data.test:
-        held_out["test"] = [example for corpus in recipe.data.test for example in read(corpus, recipe.data.invalid)]
+    """Scores what was held out, and writes down how it went."""
+    settings = model.recipe
+    sets = {"dev": data.dev_examples()}
+    if settings.data.test:
+        sets["test"] = read_corpora(settings.data.test, model)
     scores: dict[str, evaluation.Evaluation] = {}
-    shown: tuple[tuple[str, str, str], ...] = ()
-    for name, examples in held_out.items():
-        scores[name], outputs = evaluate(model, examples)
-        if recipe.evaluation.references == "each":
-            triples = zip(examples, outputs, strict=True)
-            shown = tuple((one.source, output, one.target or "") for one, output in triples)[:SHOWN]
+    shown: list[tuple[str, str, str]] = []
+    for name, examples in sets.items():
+        lines = as_lines(examples, settings.evaluation)
+        outputs = [one.text for one in model.generate([line.source for line in lines])]
+        scores[name] = score_outputs(model, lines, outputs)
+        shown = [(line.source, text, line.references[0]) for line, text in zip(lines, outputs, strict=True)][:SHOWN]
     run.save_metrics(
         {
             **{name: score.to_json() for name, score in scores.items()},
@@ -245,4 +223,4 @@ def _finish(run: Run, model: Model, outcome: loop.Outcome, data: Data) -> Traine
         }
     )
     draw_curves(run.log, run.curves)
-    return Trained(run, model, outcome, scores, shown)
+    return Trained(run, model, outcome, scores, tuple(shown))

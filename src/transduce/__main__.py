@@ -1,0 +1,5 @@
+"""`python -m transduce`, and what torchrun starts."""
+
+from transduce.cli import main
+
+main()

@@ -1,0 +1,351 @@
+"""The commands. Each imports what it needs when it runs, so that --help answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from transduce.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from transduce.predict import Model
+
+app = typer.Typer(
+    help="Encoder-decoder models: pairs in, a trained, scored, explained model out.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+RunArgument = Annotated[Path, typer.Argument(help="A run directory, as `transduce train` writes it.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
+OwnParts = Annotated[bool, typer.Option("--own-parts", help="Allow parts of your own code (kind: file:Class).")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Any key of the recipe's generation section, as key=value.")
+]
+
+
+def _console(quiet: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(quiet=quiet)
+
+
+def _open(run: Path, device: str, own_parts: bool) -> Model:
+    from transduce.predict import load
+
+    return load(run, device=device, own_parts=own_parts)
+
+
+def _read_settings(items: list[str] | None, **given: Any) -> dict[str, Any]:
+    from transduce.recipe import override
+
+    return {**override({}, items or []), **{name: value for name, value in given.items() if value is not None}}
+
+
+@app.command()
+def train(
+    source: Annotated[str, typer.Argument(help="Pairs (TSV, JSONL, Parquet; or SOURCE,TARGET), or a recipe.yaml.")],
+    settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Where the run is written; by default runs/<name>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train a model on pairs, with a recipe or without one.
+
+    Examples:
+
+        transduce train pairs.tsv
+
+        transduce train train.en,train.de --run runs/de training.steps=5000
+
+        transduce train recipe.yaml data.train=pairs.tsv --resume
+    """
+    from transduce.choose import recipe_for
+    from transduce.experiment import train as run_training
+    from transduce.show import show_trained
+
+    console = _console(quiet)
+    name = Path(source.partition(",")[0]).name.partition(".")[0]
+    recipe = recipe_for(source, settings or [])
+    trained = run_training(recipe, run or Path("runs") / name, resume=resume, console=console)
+    if trained.scores or trained.outcome.reason == "interrupted":  # only the first of several processes has scores
+        show_trained(trained, console)
+    if trained.outcome.reason == "interrupted":
+        raise typer.Exit(128 + (trained.outcome.signal or 2))
+
+
+@app.command()
+def generate(
+    run: RunArgument,
+    file: Annotated[str, typer.Argument(help="Lines to read; - is standard input.")] = "-",
+    output: Annotated[Path | None, typer.Option(help="Where to write; by default standard output.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam width; 1 is greedy search.")] = None,
+    nbest: Annotated[int | None, typer.Option(help="How many hypotheses a line --json gives.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw instead of searching.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line: text, tokens, scores, n-best.")] = False,
+    align: Annotated[
+        bool, typer.Option("--align", help="Word links instead of text (0-0 1-2); more with --json.")
+    ] = False,
+    prefix: Annotated[str | None, typer.Option(help="Text that every output must begin with.")] = None,
+    settings: Settings = None,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """Write an output for every line of input: one line in, one line out, in order.
+
+    Examples:
+
+        echo "3. März 2026" | transduce generate runs/demo
+
+        transduce generate runs/demo input.txt --output out.txt --beam 5
+
+        transduce generate runs/demo input.txt --json --nbest 3 --set length_penalty=0.6
+    """
+    from transduce.data.sources import read_lines
+    from transduce.explain.alignment import pharaoh
+    from transduce.predict import in_chunks
+    from transduce.show import as_json, as_line
+
+    model = _open(run, device, own_parts)
+    chosen = _read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
+    counts = {"empty lines": 0, "sources cut to `max_source`": 0, "outputs cut at the greatest length": 0}
+    stream = sys.stdout if output is None else open(output, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+    try:
+        for chunk in in_chunks(read_lines(file)):
+            begun = None if prefix is None else [prefix] * len(chunk)
+            for one in model.generate(chunk, prefixes=begun, **chosen):
+                counts["empty lines"] += not one.tokens
+                counts["sources cut to `max_source`"] += one.source_cut
+                counts["outputs cut at the greatest length"] += not one.complete
+                written = as_json(one, align) if json else pharaoh(one.alignment) if align else as_line(one.text)
+                stream.write(written + "\n")
+            stream.flush()
+    finally:
+        if output is not None:
+            stream.close()
+    for what, count in counts.items():
+        if count:
+            print(f"{what}: {count:,}", file=sys.stderr)
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    data: Annotated[
+        str | None, typer.Argument(help="Pairs; by default the run's test set, else its held-out pairs.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write all numbers to this file.")] = None,
+    against: Annotated[Path | None, typer.Option(help="A second run: a paired test on the same lines.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam width; 1 is greedy search.")] = None,
+    settings: Settings = None,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """Score a model on pairs, with 95 % intervals and quality by source length.
+
+    Examples:
+
+        transduce evaluate runs/demo
+
+        transduce evaluate runs/demo test.tsv --json scores.json
+
+        transduce evaluate runs/a test.tsv --against runs/b
+    """
+    import json as json_format
+
+    from transduce.score import compare_outputs, held_out, score_outputs
+    from transduce.show import show_lengths, show_scores
+
+    console = _console()
+    model = _open(run, device, own_parts)
+    chosen = _read_settings(settings, beam=beam)
+    name, lines = held_out(model, data)
+    outputs = [one.text for one in model.generate([line.source for line in lines], **chosen)]
+    scores = score_outputs(model, lines, outputs)
+    show_scores({name: scores}, console)
+    show_lengths(scores, console)
+    for score in scores.scores.values():
+        console.print(f"[dim]{score.signature}[/]", highlight=False)
+    content = {"set": name, **scores.to_json()}
+    if against is not None:
+        rival = _open(against, device, own_parts)
+        rivals = [one.text for one in rival.generate([line.source for line in lines], **chosen)]
+        verdicts = compare_outputs(model, lines, {str(run): outputs, str(against): rivals})
+        for metric, verdict in verdicts.items():
+            console.print(f"{metric}: {verdict}", highlight=False)
+        content["against"] = {
+            "run": str(against),
+            "verdicts": verdicts,
+            **score_outputs(model, lines, rivals).to_json(),
+        }
+    if json is not None:
+        json.write_text(json_format.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@app.command()
+def score(
+    run: RunArgument,
+    pairs: Annotated[str, typer.Argument(help="Pairs whose targets are scored.")],
+    output: Annotated[Path | None, typer.Option(help="Where to write; by default standard output.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, token by token.")] = False,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """The log-probability and perplexity of given pairs: `score TAB perplexity`, one line a pair.
+
+    Example:
+
+        transduce score runs/demo pairs.tsv
+    """
+    import math
+
+    from transduce.score import score_lines
+
+    model = _open(run, device, own_parts)
+    stream = sys.stdout if output is None else open(output, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+    total, tokens, count = 0.0, 0, 0
+    try:
+        for line, one in score_lines(model, pairs, as_json=json):
+            stream.write(line + "\n")
+            total, tokens, count = total + one.score, tokens + len(one.token_scores), count + 1
+    finally:
+        if output is not None:
+            stream.close()
+    print(f"{count:,} pairs, perplexity {math.exp(-total / max(tokens, 1)):.4g} a token", file=sys.stderr)
+
+
+@app.command()
+def explain(
+    run: RunArgument,
+    text: Annotated[str, typer.Argument(help="One source text.")],
+    html: Annotated[Path | None, typer.Option(help="Write a page that opens offline.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    layer: Annotated[str, typer.Option(help="mean, last or a number")] = "mean",
+    head: Annotated[str, typer.Option(help="mean or a number")] = "mean",
+    level: Annotated[str, typer.Option(help="auto, word or token")] = "auto",
+    beam: Annotated[int | None, typer.Option(help="Beam width; 1 is greedy search.")] = None,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """Show where the model looked: exact attention of the path that won, in the terminal, as PNG, as HTML.
+
+    Example:
+
+        transduce explain runs/demo "3. März 2026" --html attention.html --png attention.png
+    """
+    from transduce.show import at_level, save_pictures, show_explained
+
+    model = _open(run, device, own_parts)
+    explained = model.explain(text, beam=beam, nbest=beam or model.recipe.generation.beam)
+    numbers = [int(choice) if choice.lstrip("-").isdigit() else choice for choice in (layer, head)]
+    attention = None if explained.attention is None else at_level(explained, level, *numbers)
+    show_explained(explained, attention, _console())
+    if png is not None and attention is None:
+        raise InputError("there is no attention to draw", where=str(png), remedy="--html shows the scores all the same")
+    save_pictures([explained], [] if attention is None else [attention], html, png)
+
+
+@app.command()
+def compare(
+    candidates: Annotated[
+        list[str], typer.Argument(help="Recipes to train and runs to take; key=value changes recipes.")
+    ],
+    folder: Annotated[Path, typer.Option(help="Where new runs, table and picture go.")] = Path("runs/compare"),
+    data: Annotated[str | None, typer.Option(help="Pairs to score on; by default the recipe's test set.")] = None,
+    equal: Annotated[str, typer.Option(help="none, parameters or minutes")] = "none",
+    minutes: Annotated[float | None, typer.Option(help="Training time of each, with --equal minutes.")] = None,
+) -> None:
+    """Train or take several models on the same data: one table, one picture of quality against source length.
+
+    Example:
+
+        transduce compare bottleneck.yaml attention.yaml transformer.yaml data.train=pairs.tsv --equal parameters
+    """
+    from transduce.compare import compare as run_comparison
+    from transduce.compare import draw_table
+
+    console = _console()
+    names = [item for item in candidates if "=" not in item]
+    changes = [item for item in candidates if "=" in item]
+    if equal not in ("none", "parameters", "minutes"):
+        raise InputError(f"--equal {equal}?", remedy="none, parameters or minutes")
+    comparison = run_comparison(
+        names, folder=folder, overrides=changes, data=data, equal=equal, minutes=minutes, console=console
+    )
+    draw_table(comparison, console)
+    console.print(f"table, numbers and picture: {folder}/compare.md, compare.json, compare.png", highlight=False)
+
+
+@app.command()
+def models() -> None:
+    """What is on the shelves: every part that a recipe can name, one line each.
+
+    Example:
+
+        transduce models
+    """
+    from rich.markup import escape
+
+    from transduce.build import SHELVES, describe, options
+    from transduce.evaluation import METRICS
+
+    console = _console()
+    for contract, shelf in SHELVES.items():
+        console.print(f"[bold]{contract.__name__.lower()}[/]")
+        for kind, part in shelf.items():
+            console.print(f"  [cyan]{kind:<12}[/] {escape(describe(part))}", highlight=False, soft_wrap=True)
+            if names := ", ".join(options(part)):
+                console.print(f"  {'':<12} [dim]{names}[/]", highlight=False, soft_wrap=True)
+    console.print("[bold]metric[/]")
+    for kind, metric in METRICS.items():
+        console.print(f"  [cyan]{kind:<12}[/] {escape(describe(metric))}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def demo(
+    task: Annotated[
+        str, typer.Option(help="dates: written dates in many languages to ISO 8601; pronounce: words to phones")
+    ] = "dates",
+    run: Annotated[
+        Path | None, typer.Option(help="Where the run is written; by default runs/demo or runs/<task>.")
+    ] = None,
+    write: Annotated[Path | None, typer.Option(help="Only write the task's pairs into this folder, as TSV.")] = None,
+    settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
+) -> None:
+    """Train on an embedded task, score it, explain it: the whole line in a few minutes.
+
+    Examples:
+
+        transduce demo
+
+        transduce demo --task pronounce
+
+        transduce demo --task dates --write data/dates
+    """
+    from transduce.demo import run_demo, write_pairs
+
+    console = _console()
+    if write is not None:
+        for path in write_pairs(task, write):
+            console.print(str(path), highlight=False)
+        return
+    run_demo(task, run, settings or [], console)
+
+
+def main() -> None:
+    """Runs a command; what the user can mend is told in words, without a traceback."""
+    try:
+        app(standalone_mode=True)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader has seen enough, as `| head` does
+        sys.stderr.close()
+        sys.exit(141)

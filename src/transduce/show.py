@@ -1,0 +1,124 @@
+"""Results in, tables and pictures for people out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from transduce.evaluation import Evaluation
+from transduce.experiment import Trained
+from transduce.explain import page, picture, terminal
+from transduce.explain.alignment import AttentionMap, to_words
+from transduce.explain.page import Explained
+from transduce.predict import Prediction
+
+
+def show_scores(scores: dict[str, Evaluation], console: Console) -> None:
+    table = Table("set", "lines", "metric", "score", "95 % interval", box=None, header_style="bold", pad_edge=False)
+    for name, evaluation in scores.items():
+        for metric, score in evaluation.scores.items():
+            between = f"{score.low:.2f} to {score.high:.2f}"
+            table.add_row(name, f"{evaluation.count:,}", metric, f"{score.value:.2f}", between)
+    console.print(table)
+
+
+def show_lengths(evaluation: Evaluation, console: Console) -> None:
+    for metric, buckets in evaluation.by_length.items():
+        table = Table("source tokens", "lines", metric, "", box=None, header_style="bold", pad_edge=False)
+        scale = max(abs(bucket.interval.value) for bucket in buckets) or 1.0
+        for bucket in buckets:
+            bar = "█" * round(24 * abs(bucket.interval.value) / scale)
+            table.add_row(f"{bucket.low} to {bucket.high}", f"{bucket.count:,}", f"{bucket.interval.value:.2f}", bar)
+        console.print(table)
+
+
+def show_examples(examples: Sequence[tuple[str, str, str]], console: Console) -> None:
+    table = Table("", "source", "output", "reference", box=None, header_style="bold", pad_edge=False)
+    for source, output, reference in examples:
+        mark = "[green]✓[/]" if output == reference else "[red]✗[/]"
+        table.add_row(mark, escape(source), escape(output), escape(reference))
+    console.print(table)
+
+
+def show_trained(trained: Trained, console: Console) -> None:
+    """The end of a training run: how it went, how good it is, what to try next."""
+    folder, outcome = trained.run.folder, trained.outcome
+    reasons = {
+        "steps": "all updates done",
+        "minutes": "time is up",
+        "patience": "no more progress on the held-out pairs",
+        "interrupted": "interrupted",
+    }
+    best = "" if outcome.best_step is None else f", best at {outcome.best_step:,}"
+    console.print(f"\n{reasons[outcome.reason]} after update {outcome.step:,}{best}", highlight=False)
+    if outcome.reason == "interrupted":
+        console.print(f"go on with the same command and --resume; checkpoints in {folder}", highlight=False)
+        return
+    show_scores(trained.scores, console)
+    if trained.examples:
+        console.print()
+        show_examples(trained.examples, console)
+    line = trained.examples[0][0] if trained.examples else "..."
+    console.print(f"\neverything is in {folder}: recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:")
+    for command in (
+        f"echo {json.dumps(line, ensure_ascii=False)} | transduce generate {folder}",
+        f"transduce explain {folder} {json.dumps(line, ensure_ascii=False)} --html attention.html",
+        f"transduce evaluate {folder}",
+    ):
+        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def at_level(explained: Explained, level: str, layer: Any, head: Any) -> AttentionMap:
+    """A map of tokens or of words; `auto` takes words where both sides have several."""
+    tokens = explained.map(layer, head)
+    several = min(len(tokens.source_labels), len(tokens.target_labels)) > 1
+    return to_words(tokens, keep_end=True) if level == "word" or (level == "auto" and several) else tokens
+
+
+def show_explained(explained: Explained, attention: AttentionMap | None, console: Console) -> None:
+    console.print(f"[dim]source[/]  {escape(explained.source)}", highlight=False)
+    console.print(f"[dim]output[/]  {escape(explained.output)}   [dim]score {explained.score:.3f}[/]", highlight=False)
+    if attention is None:
+        console.print("this decoder does not attend to the source: all it knows came through one vector")
+    else:
+        terminal.draw(attention, console)
+
+
+def save_pictures(
+    explained: Sequence[Explained], maps: Sequence[AttentionMap], html: Path | None, png: Path | None
+) -> None:
+    if html is not None:
+        page.write(explained, html, "Attention")
+    if png is not None and maps:
+        picture.draw(maps[0], png, title=explained[0].output, subtitle=explained[0].source)
+
+
+def as_json(prediction: Prediction, with_alignment: bool) -> str:
+    """One line of JSON for one line of input."""
+    content: dict[str, Any] = {
+        "source": prediction.source,
+        "text": prediction.text,
+        "tokens": prediction.tokens,
+        "score": prediction.score,
+        "token_scores": prediction.token_scores,
+        "complete": prediction.complete,
+        "source_cut": prediction.source_cut,
+        "nbest": [
+            {"text": one.text, "tokens": one.tokens, "score": one.score, "token_scores": one.token_scores}
+            for one in prediction.nbest
+        ],
+    }
+    if with_alignment:
+        content["alignment"] = prediction.alignment
+    return json.dumps(content, ensure_ascii=False)
+
+
+def as_line(text: str) -> str:
+    """One line in, one line out: a line break inside an output becomes a space."""
+    return text.replace("\r", " ").replace("\n", " ")
