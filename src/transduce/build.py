@@ -75,7 +75,11 @@ def options(part: type) -> dict[str, tuple[Any, Any]]:
     """The recipe options of a part: its keyword-only parameters as name -> (type, default)."""
     hints = get_type_hints(part.__init__, include_extras=True)  # type: ignore[misc]
     parameters = inspect.signature(part).parameters.values()
-    return {p.name: (hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY
+    }
 
 
 def part_contract(annotation: Any) -> type | None:
@@ -86,7 +90,7 @@ def part_contract(annotation: Any) -> type | None:
 
 def complete(contract: type, spec: str | Mapping[str, Any], where: str) -> Spec:
     """Checks a part's options against its signature, and fills in all that were left out."""
-    spec = {"kind": spec} if isinstance(spec, str) else dict(spec)
+    spec = {"kind": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     kind = spec.pop("kind", None)
     if not isinstance(kind, str):
         raise InputError("which kind?", where=where, remedy=f"kind: {' | '.join(SHELVES[contract])}")
@@ -113,7 +117,7 @@ def complete(contract: type, spec: str | Mapping[str, Any], where: str) -> Spec:
 def _name_of(contract: type, spec: Any) -> Any:
     """A class that stands as a default in a signature -> its name on the shelf."""
     if isinstance(spec, type):
-        return next(name for name, part in SHELVES[contract].items() if part is spec)
+        return next((name for name, part in SHELVES[contract].items() if part is spec), None)
     return spec
 
 
@@ -155,9 +159,12 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     for name, contract in (("encoder", contracts.Encoder), ("decoder", contracts.Decoder), ("head", contracts.Head)):
         spec = getattr(model, name)
         parts[name] = None if spec is None else complete(contract, spec, f"{where}: model.{name}")
+        if name != "head" and spec is not None and not isinstance(parts[name].get("width"), int):
+            raise InputError(f"{parts[name]['kind']} has no option `width`", where=f"{where}: model.{name}")
     filled = model.model_copy(update=parts)
     if filled.tie == "all" and filled.encoder and filled.decoder and filled.encoder["width"] != filled.decoder["width"]:
         raise InputError("tie: all needs an encoder and a decoder of equal width", where=f"{where}: model.tie")
+    _check_positions(filled, recipe.data.max_length, where)
     try:
         with torch.device("meta"):  # widths and heads that do not fit show here, at no cost
             build_model(filled, 8, 8)
@@ -182,9 +189,22 @@ def _check_shape(recipe: Recipe, where: str) -> None:
         )
 
 
+def _check_positions(model: ModelRecipe, longest: int, where: str) -> None:
+    for name in ("encoder", "decoder"):
+        position = (getattr(model, name) or {}).get("position")
+        end = position.get("longest") if isinstance(position, Mapping) else None
+        if end is not None and end <= longest:  # one place more is for </s>
+            raise InputError(
+                f"positions end at {end}, but pairs of {longest} tokens are let through",
+                where=f"{where}: model.{name}.position",
+                remedy=f"set longest above {longest}, or data.max_length below {end}",
+            )
+
+
 def build_strategy(settings: GenerationRecipe) -> contracts.Strategy:
     if settings.strategy == "sample":
-        return Sample(width=settings.beam, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
+        width = max(settings.beam, settings.nbest)
+        return Sample(width=width, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     if settings.strategy == "greedy":
         return Greedy()
     return Beam(width=max(settings.beam, settings.nbest), length_penalty=settings.length_penalty)
@@ -210,10 +230,9 @@ def own_parts(recipe: Recipe) -> list[str]:
     """Kinds of the form `file:Class` anywhere in the model."""
 
     def walk(spec: Any) -> list[str]:
-        if not isinstance(spec, Mapping):
-            return []
-        here = [spec["kind"]] if ":" in str(spec.get("kind", "")) else []
-        return here + [kind for value in spec.values() for kind in walk(value)]
+        if isinstance(spec, Mapping):
+            return [kind for value in spec.values() for kind in walk(value)]
+        return [spec] if isinstance(spec, str) and ":" in spec else []  # a part may stand there by its name alone
 
     return walk(recipe.model.model_dump())
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from transduce.data.sources import Invalid, Tally, read
@@ -19,18 +20,17 @@ SAMPLE = 20_000  # pairs looked at closely; the rest is only counted
 class Side:
     """What one side of the pairs looks like."""
 
-    characters: float  # mean of a line
-    words: float  # mean of a line
+    characters: float  # median of a line: one line of a whole book tells nothing about the others
+    words: float  # median of a line
     alphabet: frozenset[str]
     vocabulary: int  # different words in the sample
 
     @classmethod
     def of(cls, lines: Sequence[str]) -> Side:
         words = [line.split() for line in lines]
-        count = max(len(lines), 1)
         return cls(
-            sum(map(len, lines)) / count,
-            sum(map(len, words)) / count,
+            median(map(len, lines)),
+            median(map(len, words)),
             frozenset("".join(lines)),
             len({word for line in words for word in line}),
         )
@@ -63,12 +63,14 @@ class Look:
 
 def look(corpora: Corpora, invalid: Invalid) -> Look:
     counts = Tally()
-    pairs: Iterable[Any] = (example for corpus in corpora for example in read(corpus, invalid, counts))
-    pairs = iter(pairs)
-    sample = [(example.source, example.target or "") for example in islice(pairs, SAMPLE)]
+    read_all = (example for corpus in corpora for example in read(corpus, invalid, counts))
+    sides = ((example.source, example.target or "") for example in read_all)
+    pairs = (pair for pair in sides if pair[0].strip() and pair[1].strip())
+    sample = list(islice(pairs, SAMPLE))
     more = sum(1 for _ in pairs)
     if not sample:
-        raise InputError("no pairs", where=", ".join(str(corpus.path or corpus.source) for corpus in corpora))
+        files = ", ".join(str(corpus.path or corpus.source) for corpus in corpora)
+        raise InputError("no pairs: one side is always empty", where=files, remedy="give lines with two sides")
     return Look(len(sample) + more, Side.of([s for s, _ in sample]), Side.of([t for _, t in sample]))
 
 

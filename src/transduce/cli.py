@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -49,6 +54,18 @@ def _read_settings(items: list[str] | None, **given: Any) -> dict[str, Any]:
     return {**override({}, items or []), **{name: value for name, value in given.items() if value is not None}}
 
 
+@contextmanager
+def _written(output: Path | None, read_from: str) -> Iterator[TextIO]:
+    """Where lines go: a file, or standard output. A file that is still being read is not overwritten."""
+    if output is None:
+        yield sys.stdout
+        return
+    if any(output.exists() and Path(part).exists() and output.samefile(part) for part in read_from.split(",")):
+        raise InputError("this file is being read", where=str(output), remedy="write to another file")
+    with open(output, "w", encoding="utf-8", newline="\n") as stream:
+        yield stream
+
+
 @app.command()
 def train(
     source: Annotated[str, typer.Argument(help="Pairs (TSV, JSONL, Parquet; or SOURCE,TARGET), or a recipe.yaml.")],
@@ -69,11 +86,13 @@ def train(
     """
     from transduce.choose import recipe_for
     from transduce.experiment import train as run_training
-    from transduce.show import show_trained
+    from transduce.show import show_recipe, show_trained
 
     console = _console(quiet)
-    name = Path(source.partition(",")[0]).name.partition(".")[0]
+    name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
     recipe = recipe_for(source, settings or [])
+    if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
+        show_recipe(recipe, console)
     trained = run_training(recipe, run or Path("runs") / name, resume=resume, console=console)
     if trained.scores or trained.outcome.reason == "interrupted":  # only the first of several processes has scores
         show_trained(trained, console)
@@ -108,28 +127,28 @@ def generate(
 
         transduce generate runs/demo input.txt --json --nbest 3 --set length_penalty=0.6
     """
+    from collections import Counter
+
     from transduce.data.sources import read_lines
     from transduce.explain.alignment import pharaoh
     from transduce.predict import in_chunks
     from transduce.show import as_json, as_line
 
     model = _open(run, device, own_parts)
-    chosen = _read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
-    counts = {"empty lines": 0, "sources cut to `max_source`": 0, "outputs cut at the greatest length": 0}
-    stream = sys.stdout if output is None else open(output, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
-    try:
+    given = _read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
+    chosen = model.settings(**given).model_dump()
+    counts: Counter[str] = Counter()
+    with _written(output, file) as stream:
         for chunk in in_chunks(read_lines(file)):
             begun = None if prefix is None else [prefix] * len(chunk)
             for one in model.generate(chunk, prefixes=begun, **chosen):
                 counts["empty lines"] += not one.tokens
                 counts["sources cut to `max_source`"] += one.source_cut
                 counts["outputs cut at the greatest length"] += not one.complete
+                counts["lines without attention, so without links"] += align and one.attention is None
                 written = as_json(one, align) if json else pharaoh(one.alignment) if align else as_line(one.text)
                 stream.write(written + "\n")
             stream.flush()
-    finally:
-        if output is not None:
-            stream.close()
     for what, count in counts.items():
         if count:
             print(f"{what}: {count:,}", file=sys.stderr)
@@ -165,7 +184,7 @@ def evaluate(
 
     console = _console()
     model = _open(run, device, own_parts)
-    chosen = _read_settings(settings, beam=beam)
+    chosen = model.settings(**_read_settings(settings, beam=beam)).model_dump()
     name, lines = held_out(model, data)
     outputs = [one.text for one in model.generate([line.source for line in lines], **chosen)]
     scores = score_outputs(model, lines, outputs)
@@ -209,15 +228,11 @@ def score(
     from transduce.score import score_lines
 
     model = _open(run, device, own_parts)
-    stream = sys.stdout if output is None else open(output, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
     total, tokens, count = 0.0, 0, 0
-    try:
+    with _written(output, pairs) as stream:
         for line, one in score_lines(model, pairs, as_json=json):
             stream.write(line + "\n")
             total, tokens, count = total + one.score, tokens + len(one.token_scores), count + 1
-    finally:
-        if output is not None:
-            stream.close()
     print(f"{count:,} pairs, perplexity {math.exp(-total / max(tokens, 1)):.4g} a token", file=sys.stderr)
 
 
@@ -247,9 +262,9 @@ def explain(
     numbers = [int(choice) if choice.lstrip("-").isdigit() else choice for choice in (layer, head)]
     attention = None if explained.attention is None else at_level(explained, level, *numbers)
     show_explained(explained, attention, _console())
+    save_pictures([explained], [] if attention is None else [attention], html, png)
     if png is not None and attention is None:
         raise InputError("there is no attention to draw", where=str(png), remedy="--html shows the scores all the same")
-    save_pictures([explained], [] if attention is None else [attention], html, png)
 
 
 @app.command()
@@ -341,6 +356,10 @@ def demo(
 
 def main() -> None:
     """Runs a command; what the user can mend is told in words, without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # text is UTF-8 here, whatever the machine's own habit is
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         app(standalone_mode=True)
     except InputError as error:
@@ -349,3 +368,8 @@ def main() -> None:
     except BrokenPipeError:  # the reader has seen enough, as `| head` does
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from torch import nn
 
 from transduce import build, evaluation
 from transduce.data.batching import gather, ordered
-from transduce.errors import InputError
+from transduce.data.sources import read
+from transduce.errors import InputError, nearest
 from transduce.model import Transducer
 from transduce.predict import Model
 from transduce.prepare import Data, Tokenizers, prepare, train_tokenizers
@@ -30,6 +32,9 @@ from transduce.training.report import Report, RunReport, Silent
 # What may change when a run goes on; everything else must be as it was.
 CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
 SHOWN = 5  # examples at the end
+LOWER_IS_BETTER = frozenset(
+    {"loss", *(name for name, metric in evaluation.METRICS.items() if not metric.higher_is_better)}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ def train(
     With `resume`, a run that exists goes on where it stopped; one that does not is begun.
     """
     run, wanted = Run(Path(folder)), _as_recipe(recipe)
-    if run.exists and not resume:
+    if (run.exists or run.checkpoints.steps()) and not resume:
         raise InputError(
             "there is a run here already", where=str(run.folder), remedy="go on with --resume, or give another --run"
         )
@@ -65,8 +70,7 @@ def train(
         settled, tokenizers, data = _prepare(run, wanted, processes)
         seed_everything(settled.training.seed)
         network = build.build_model(settled.model, *(tokenizer.size for tokenizer in tokenizers))
-        if not isinstance(network, Transducer):
-            raise InputError("training a head on an encoder is not there yet", where="recipe: model.head")
+        assert isinstance(network, Transducer)
         if console is not None:
             _tell(console, run, settled, data, tokenizers, network, device)
         model = Model(network, *tokenizers, settled)
@@ -83,6 +87,7 @@ def train(
             processes=processes,
             device=device,
             validate=_validation(model, data),
+            lower_is_better=LOWER_IS_BETTER,
         )
         if outcome.reason == "interrupted" or not processes.is_main:
             return Trained(run, model, outcome, {}, ())
@@ -96,7 +101,23 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
         recipe = parse(recipe)
     data = recipe.data
     sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
+    _check_measures(recipe)
     return build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
+
+
+def _check_measures(recipe: Recipe) -> None:
+    """What training watches and ends with must be known before it begins, and before a folder is made for it."""
+    metrics, monitor = recipe.evaluation.metrics, recipe.training.monitor
+    for name in metrics:
+        if name not in evaluation.METRICS:
+            remedy = nearest(name, evaluation.METRICS)
+            raise InputError(f"there is no metric {name!r}", where="evaluation.metrics", remedy=remedy)
+    if monitor != "loss" and monitor not in metrics:
+        known = monitor in evaluation.METRICS
+        remedy = f"add {monitor} to evaluation.metrics" if known else nearest(monitor, ["loss", *metrics])
+        raise InputError(f"there is no {monitor!r} to watch", where="training.monitor", remedy=remedy)
+    if recipe.model.head is not None:
+        raise InputError("training a head on an encoder is not there yet", where="recipe: model.head")
 
 
 def _absolute(corpus: Corpus) -> Corpus:
@@ -109,9 +130,13 @@ def _prepare(run: Run, wanted: Recipe, processes: Processes) -> tuple[Recipe, To
     """The first process writes recipe, tokenizers and stores; the others then find them."""
     if processes.is_main:
         settled = _continued(run.recipe(), wanted, str(run.recipe_file)) if run.exists else wanted
-        tokenizers = run.tokenizers() if run.prepared else train_tokenizers(settled)
+        # Without a recipe there is no run: tokenizers left by one that died before it began are not this one's.
+        begun = run.exists and run.prepared
+        tokenizers = run.tokenizers() if begun else train_tokenizers(settled)
         data = prepare(settled, tokenizers)
-        if not run.prepared:
+        if not begun:
+            for corpus in settled.data.test:  # what cannot be read must show now, not after training
+                deque(read(corpus, settled.data.invalid), maxlen=0)
             run.folder.mkdir(parents=True, exist_ok=True)
             run.save_tokenizers(*tokenizers)
         if not run.exists:
@@ -157,7 +182,7 @@ def _tell(
 ) -> None:
     """What was read and what was built, before the long part begins."""
     for line in data.train.describe():
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     sizes = " and ".join(f"{tokenizer.size:,} {tokenizer.kind}" for tokenizer in dict.fromkeys(tokenizers))
     padding = data.batches(recipe, tokenizers).padding(0)
     console.print(
@@ -168,6 +193,7 @@ def _tell(
     console.print(
         f"{build.count_parameters(network):,} parameters on {device}; recipe, log and checkpoints in {run.folder}",
         highlight=False,
+        markup=False,
     )
 
 

@@ -94,30 +94,53 @@ class Model:
     def parameters(self) -> int:
         return build.count_parameters(self.network)
 
-    def settings(self, **changes: Any) -> GenerationRecipe:
+    @property
+    def _reads_apart(self) -> bool:
+        """Whether the source is read by an encoder, and not as the beginning of the target."""
+        return self.recipe.model.encoder is not None
+
+    @cached_property
+    def _reach(self) -> tuple[int, int]:
+        """Most tokens of a source and of a target: learned positions end somewhere."""
+        ends: dict[bool, list[int]] = {True: [2**31], False: [2**31]}  # of the decoder, of the rest
+        for name, part in self.network.named_modules():
+            if isinstance(longest := getattr(part, "longest", None), int):
+                ends[name.startswith("decoder")].append(longest)
+        target = min(ends[True])
+        # One place is for the closing </s>; a decoder alone keeps half of its places for the target.
+        return (min(ends[False]) - 1, target) if self._reads_apart else (target // 2 - 1, target)
+
+    def settings(self, /, **changes: Any) -> GenerationRecipe:
         """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
         known = self.recipe.generation.model_dump()
         changes = {name: value for name, value in changes.items() if value is not None}
-        if changes.get("strategy", known["strategy"]) == "greedy" and changes.get("beam", 1) > 1:
-            changes.setdefault("strategy", "beam")
         try:
-            return GenerationRecipe.model_validate({**known, **changes})
+            chosen = GenerationRecipe.model_validate({**known, **changes})
         except ValidationError as error:
             raise explain_error(error, "generate", known) from None
+        if changes.get("strategy") == "sample" and "beam" not in changes:
+            # One draw for each hypothesis asked for: the likeliest of several would be no fair sample.
+            return chosen.model_copy(update={"beam": 1})
+        several = chosen.nbest > 1 or ("beam" in changes and chosen.beam > 1)
+        if chosen.strategy == "greedy" and several and "strategy" not in changes:
+            return chosen.model_copy(update={"strategy": "beam"})
+        return chosen
 
     def generate(
         self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, **settings: Any
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section."""
         chosen = self.settings(**settings)
-        if isinstance(texts, str):
-            raise InputError("generate takes a list of texts", remedy='write model.generate(["..."])')
-        if prefixes is not None and len(prefixes) != len(texts):
-            raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes")
+        check_texts("generate", texts)
+        if prefixes is not None:
+            check_texts("generate", prefixes)
+            if len(prefixes) != len(texts):
+                raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one a line")
+        most = min(chosen.max_source, self._reach[0])
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
         encoded = self.source.encode_batch([texts[number] for number in busy])
-        sources = dict(zip(busy, (ids[: chosen.max_source] for ids in encoded), strict=True))
+        sources = dict(zip(busy, (ids[:most] for ids in encoded), strict=True))
         uncut = dict(zip(busy, map(len, encoded), strict=True))
         for rows in ordered([len(sources[number]) for number in busy], chosen.batch_tokens):
             numbers = [busy[row] for row in rows]
@@ -137,7 +160,9 @@ class Model:
     ) -> list[list[Hypothesis]]:
         batch = collate([(ids, None) for ids in sources], range(len(sources))).to(self.device)
         lengths = torch.tensor([len(ids) for ids in sources])
-        longest = (lengths * settings.max_ratio + 50).long().clamp(max=settings.max_length)
+        longest = (lengths * settings.max_ratio + 50).clamp(max=settings.max_length).long()
+        taken = torch.zeros_like(lengths) if self._reads_apart else lengths + 1
+        longest = torch.minimum(longest, self._reach[1] - taken)
         return search(
             self.network,
             batch,
@@ -145,7 +170,7 @@ class Model:
             longest=longest,
             rules=build.build_rules(settings),
             prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
-            seeds=[settings.seed * 1_000_003 + number for number in numbers],
+            seeds=[(settings.seed * 1_000_003 + number) % 2**63 for number in numbers],
         )
 
     def _prediction(self, text: str, source: list[int], hypotheses: list[Hypothesis], cut: bool) -> Prediction:
@@ -203,6 +228,8 @@ class Model:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[PairScore]:
         """The log-probability of each target given its source, token by token."""
+        for side in (0, 1):
+            check_texts("score", [pair[side] for pair in pairs])
         sources = self.source.encode_batch([source for source, _ in pairs])
         targets = self.target.encode_batch([target for _, target in pairs])
         results: list[PairScore | None] = [None] * len(pairs)
@@ -218,7 +245,7 @@ class Model:
         """One line with its attention, scores and rivals, ready to be drawn."""
         prediction = self.generate([text], **settings)[0]
         if prediction.explained is None:
-            raise InputError("there is nothing to explain: the line is empty")
+            raise InputError("there is nothing to explain: the line is empty", remedy="give a source text")
         return prediction.explained
 
     @torch.inference_mode()
@@ -231,6 +258,17 @@ class Model:
         fits = Padded(target, torch.ones_like(target, dtype=torch.bool)).to(self.device)
         state = self.network.start(Batch(given, fits))
         return self.network.advance(fits.values, state).logits
+
+
+def check_texts(what: str, texts: Sequence[str]) -> None:
+    """One text alone would be read letter by letter, and what is no text, or no Unicode, cannot be read at all."""
+    if isinstance(texts, str):
+        raise InputError(f"{what} takes a list of texts", remedy=f'write model.{what}(["..."])')
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} of {len(texts)} is {text!r}", remedy="give strings")
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"text {number} of {len(texts)} is not valid Unicode", remedy="write it in UTF-8")
 
 
 def _shown(text: str, spans: Sequence[tuple[int, int]], pieces: Sequence[str]) -> list[str]:
@@ -255,6 +293,7 @@ def load(path: str | Path, *, device: str = "auto", own_parts: bool = False) -> 
             where=str(run.recipe_file),
             remedy="load it with own_parts=True (--own-parts) if you trust that code",
         )
+    recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()
     network = build.build_model(recipe.model, source.size, target.size)
     checkpoint = run.checkpoints.chosen()
@@ -270,14 +309,18 @@ def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: st
     own = network.state_dict()
     missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     if missing or extra:
-        raise InputError(f"weights do not fit the recipe: missing {missing[:3]}, not used {extra[:3]}", where=where)
+        raise InputError(
+            f"weights do not fit the recipe: missing {missing[:3]}, not used {extra[:3]}",
+            where=where,
+            remedy="the recipe is not the one it was trained with",
+        )
     for name, tensor in own.items():
         if tensor.shape != weights[name].shape:
-            vocabulary = "embedding" in name or "output" in name
+            changed = "tokenizers are" if "embedding" in name or "output" in name else "recipe is"
             raise InputError(
                 f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(tensor.shape)} in the recipe",
                 where=where,
-                remedy="the tokenizers are not the ones it was trained with" if vocabulary else "",
+                remedy=f"the {changed} not what it was trained with: restore the run directory",
             )
     network.load_state_dict(weights)
 

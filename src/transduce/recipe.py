@@ -17,7 +17,7 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class Corpus(Section):
@@ -83,6 +83,12 @@ class TextRecipe(Section):
     size: Positive = Field(8000, description="vocabulary size asked for, the four special tokens included")
     min_count: Positive = Field(1, description="rarer characters or words become <unk>")
     dropout: Fraction = Field(0.0, description="BPE dropout while training")
+
+    @model_validator(mode="after")
+    def _merges_to_drop(self) -> Self:
+        if self.dropout and self.kind != "bpe":
+            raise ValueError(f"`dropout` leaves out merges, which only bpe has, not {self.kind}")
+        return self
 
 
 class TokensRecipe(Section):
@@ -196,9 +202,11 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError("no such recipe", where=str(path)) from None
+        raise InputError("no such recipe", where=str(path), remedy="see `transduce train --help`") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"not readable as YAML: {error}", where=str(path)) from None
+        raise InputError(f"not readable as YAML: {error}", where=str(path), remedy="correct it there") from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
     if content is not None and not isinstance(content, dict):
         raise InputError("a recipe is a mapping of sections", where=str(path), remedy="see `transduce train --help`")
     return parse(override(content or {}, overrides), where=str(path))

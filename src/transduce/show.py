@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from transduce.errors import InputError
 from transduce.evaluation import Evaluation
 from transduce.experiment import Trained
 from transduce.explain import page, picture, terminal
 from transduce.explain.alignment import AttentionMap, to_words
 from transduce.explain.page import Explained
 from transduce.predict import Prediction
+from transduce.recipe import Recipe
+
+
+def show_recipe(recipe: Recipe, console: Console) -> None:
+    """What a recipe says beyond the defaults."""
+    console.print("the recipe:", highlight=False)
+    content = recipe.model_dump(mode="json", exclude_defaults=True)
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+    console.print(escape(text.rstrip()), style="dim", highlight=False, soft_wrap=True)
 
 
 def show_scores(scores: dict[str, Evaluation], console: Console) -> None:
@@ -24,7 +36,7 @@ def show_scores(scores: dict[str, Evaluation], console: Console) -> None:
     for name, evaluation in scores.items():
         for metric, score in evaluation.scores.items():
             between = f"{score.low:.2f} to {score.high:.2f}"
-            table.add_row(name, f"{evaluation.count:,}", metric, f"{score.value:.2f}", between)
+            table.add_row(escape(name), f"{evaluation.count:,}", metric, f"{score.value:.2f}", between)
     console.print(table)
 
 
@@ -58,18 +70,23 @@ def show_trained(trained: Trained, console: Console) -> None:
     best = "" if outcome.best_step is None else f", best at {outcome.best_step:,}"
     console.print(f"\n{reasons[outcome.reason]} after update {outcome.step:,}{best}", highlight=False)
     if outcome.reason == "interrupted":
-        console.print(f"go on with the same command and --resume; checkpoints in {folder}", highlight=False)
+        console.print(
+            f"go on with the same command and --resume; checkpoints in {escape(str(folder))}", highlight=False
+        )
         return
     show_scores(trained.scores, console)
     if trained.examples:
         console.print()
         show_examples(trained.examples, console)
-    line = trained.examples[0][0] if trained.examples else "..."
-    console.print(f"\neverything is in {folder}: recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:")
+    console.print(
+        f"\neverything is in {escape(str(folder))}: recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:"
+    )
+    # Quoted for the shell: what stands in the data must not run when a line is pasted.
+    place, line = quote(str(folder)), quote(trained.examples[0][0] if trained.examples else "...")
     for command in (
-        f"echo {json.dumps(line, ensure_ascii=False)} | transduce generate {folder}",
-        f"transduce explain {folder} {json.dumps(line, ensure_ascii=False)} --html attention.html",
-        f"transduce evaluate {folder}",
+        f"echo {line} | transduce generate {place}",
+        f"transduce explain {place} {line} --html attention.html",
+        f"transduce evaluate {place}",
     ):
         console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
 
@@ -78,6 +95,8 @@ def at_level(explained: Explained, level: str, layer: Any, head: Any) -> Attenti
     """A map of tokens or of words; `auto` takes words where both sides have several."""
     tokens = explained.map(layer, head)
     several = min(len(tokens.source_labels), len(tokens.target_labels)) > 1
+    if level not in ("auto", "word", "token"):
+        raise InputError(f"there is no level {level!r}", where="--level", remedy="auto, word or token")
     return to_words(tokens, keep_end=True) if level == "word" or (level == "auto" and several) else tokens
 
 

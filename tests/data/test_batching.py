@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 from transduce.data.batching import Batches, Position, collate, gather, ordered
 from transduce.data.filters import Filters
-from transduce.data.plan import cut
+from transduce.data.plan import Draw, cut
 from transduce.data.store import Store, build_store
 from transduce.data.text import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD
 from transduce.recipe import Corpus
+
+SPECIAL = np.array([1, 2])  # </s> of the source; <s> and </s> of the target
 
 
 def _lengths_only(lengths: np.ndarray) -> Any:
@@ -55,9 +57,9 @@ def test_every_pair_once_and_within_the_budget(
     plan = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
     found = [plan.batch(index) for index in range(len(plan))]
     assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
-    slots = [len(rows) * int((array[rows].max(0) + [1, 2]).sum()) for rows in found]
+    slots = [len(rows) * int((array[rows].max(0) + SPECIAL).sum()) for rows in found]
     assert all(slot <= budget or len(rows) == 1 for slot, rows in zip(slots, found, strict=True))
-    assert plan.padding == pytest.approx(1 - (array + [1, 2]).sum() / sum(slots))
+    assert plan.padding == pytest.approx(1 - (array + SPECIAL).sum() / sum(slots))
     again = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
     assert np.array_equal(plan.rows, again.rows)
     with pytest.raises(IndexError):
@@ -72,7 +74,7 @@ def test_little_padding_on_ordinary_text() -> None:
 def test_batches_are_full_and_shuffled() -> None:
     lengths = _natural(20_000)
     plan = _batches(lengths).plan(0)
-    assert len(plan) < 1.15 * (lengths + [1, 2]).sum() / 4096
+    assert len(plan) < 1.15 * (lengths + SPECIAL).sum() / 4096
     longest = [lengths[plan.batch(index)].max() for index in range(len(plan))]
     neighbours = np.corrcoef(longest[:-1], longest[1:])[0, 1]
     assert abs(neighbours) < 0.2
@@ -84,6 +86,18 @@ def test_epochs_and_seeds_differ() -> None:
     assert len({tuple(plan.rows.tolist()) for plan in plans}) == 4
     found = [{tuple(sorted(plan.batch(index).tolist())) for index in range(len(plan))} for plan in plans]
     assert len(found[0] & found[1]) < len(found[0]) / 2  # even though all fits into one pool
+
+
+@given(n=st.integers(0, 200), seed=st.integers())
+def test_a_permutation_is_one(n: int, seed: int) -> None:
+    drawn = Draw("test", seed).permutation(n)
+    assert sorted(drawn.tolist()) == list(range(n))
+    assert drawn.tolist() == Draw("test", seed).permutation(n).tolist()
+
+
+def test_every_place_of_a_permutation_is_as_likely() -> None:
+    first = Counter(int(Draw("test", seed).permutation(5)[0]) for seed in range(2000))
+    assert all(330 < first[place] < 470 for place in range(5))
 
 
 def test_a_position_walks_through_every_batch_and_seeks() -> None:

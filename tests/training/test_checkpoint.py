@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from training_standins import TinyModel
 
 from transduce.errors import InputError
-from transduce.training import folder as folders
 from transduce.training.checkpoint import Checkpoint, Checkpoints, average
 
 FACTS = {"progress": {"step": 1, "rate": 0.1 + 0.2}, "name": "né"}
@@ -107,15 +106,11 @@ def test_tied_weights_are_written_once_and_come_back_under_every_name(tmp_path: 
     assert all(torch.equal(read[name], view) for name, view in views.items())
 
 
-def damage_every_file(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 @trials(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_one_flipped_bit_anywhere_is_seen(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     checkpoints = two(tmp_path_factory.mktemp("bits"))
-    name = data.draw(st.sampled_from(damage_every_file(checkpoints.path(10))))
+    name = data.draw(st.sampled_from(sorted(path.name for path in checkpoints.path(10).iterdir())))
     path = checkpoints.path(10) / name
     content = bytearray(path.read_bytes())
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
@@ -174,7 +169,7 @@ def test_a_save_that_fails_anywhere_loses_nothing(call: str, tmp_path: Path, mon
                 raise OSError(28, "No space left on device")
             return real(*arguments)
 
-        monkeypatch.setattr(folders.os, call, fail)
+        monkeypatch.setattr(os, call, fail)
         try:
             checkpoints.save(15, tensors(15), FACTS)
         except InputError as error:
@@ -184,7 +179,7 @@ def test_a_save_that_fails_anywhere_loses_nothing(call: str, tmp_path: Path, mon
         else:
             break
         finally:
-            monkeypatch.setattr(folders.os, call, real)
+            monkeypatch.setattr(os, call, real)
         found = checkpoints.latest()
         assert found is not None
         assert same(found, 15 if 15 in checkpoints.steps() else 10)  # a sync after the rename may fail too

@@ -51,7 +51,7 @@ def draws() -> tuple[float, float, float]:
 
 
 def test_a_seed_fixes_every_generator_and_each_step_and_part_has_its_own() -> None:
-    seen = set()
+    seen: set[float] = set()
     for seed, step, part in ((1, 1, 0), (1, 1, 1), (1, 2, 0), (2, 1, 0), (-1, 1, 0), (11, 1, 0), (1, 11, 0)):
         seed_everything(seed, step, part)
         first = draws()

@@ -54,15 +54,15 @@ class Diary(Silent):
 
 
 def run(folder: Path, *, model: nn.Module | None = None, diary: Diary | None = None, **changes: Any) -> Outcome:
-    parts = {name: changes.pop(name) for name in ("validate", "objective", "batches") if name in changes}
-    batches = parts.pop("batches", TinyBatches())
+    batches = changes.pop("batches", TinyBatches())
+    validate = changes.pop("validate", loss_on(batches))
     return train(
         model or TinyModel(0.1),
         batches,
         settings(**changes),
         checkpoints=Checkpoints(folder),
         report=diary or Silent(),
-        **({"validate": loss_on(batches)} | parts),
+        validate=validate,
     )
 
 
@@ -574,6 +574,36 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
                 other = weights(tmp_path / folder / "checkpoints", kind)[name]
                 torch.testing.assert_close(other, tensor, rtol=1e-4, atol=1e-5)
     assert losses(tmp_path / "dropout two") == pytest.approx(losses(tmp_path / "dropout one"), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_misfortune_in_one_process_is_shared_by_all(tmp_path: Path) -> None:
+    """Out of memory and a bad loss strike one of two; both do the same, and what one alone would have done."""
+    folders = {size: tmp_path / str(size) for size in (1, 2)}
+    codes = processes(
+        *(
+            {
+                "do": "together",
+                "size": size,
+                "options": {"settings": {"steps": 12, "clip": 0.5}, "folder": str(folder), "unlucky": True},
+            }
+            for size, folder in folders.items()
+        )
+    )
+    assert codes == [[0], [0, 0]]
+    logs = {size: read_log(folder / "log.jsonl") for size, folder in folders.items()}
+    events = {
+        size: [(line["event"], line["step"], line["text"]) for line in log if line["kind"] == "event"]
+        for size, log in logs.items()
+    }
+    told = [(kind, step) for kind, step, _ in events[2] if kind != "split"]
+    assert told == [("lost", 2), ("skipped", 4), ("lost", 11), ("ended", 12)]
+    assert "example 7" in next(text for kind, _, text in events[2] if kind == "lost")
+    assert "first in the loss" in next(text for kind, _, text in events[2] if kind == "skipped")
+    assert [event for event in events[1] if event[0] != "split"] == [
+        event for event in events[2] if event[0] != "split"
+    ]
+    assert losses(folders[2]) == pytest.approx(losses(folders[1]), abs=1e-5)
 
 
 @pytest.mark.slow

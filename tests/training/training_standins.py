@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 from transduce.data.batching import Position
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
 from transduce.recipe import TrainingRecipe
+from transduce.training.objectives import CrossEntropy, Loss, Model
 
 WORDS = 24  # V
 
@@ -72,7 +74,6 @@ class TinyBatches:
 
 def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
     """A validation: the loss on one fixed batch, and a metric for which more is better."""
-    from transduce.training.objectives import CrossEntropy
 
     def validate(model: nn.Module) -> dict[str, float]:
         assert not model.training
@@ -82,6 +83,16 @@ def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
         return {"loss": value, "accuracy": -value}
 
     return validate
+
+
+class Unlucky(CrossEntropy):
+    """Example 7 never fits into memory; 20 gives a loss that is not a number."""
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        if 7 in batch.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        loss = super().__call__(model, batch)
+        return replace(loss, total=loss.total * float("nan")) if 20 in batch.rows else loss
 
 
 def settings(**changes: Any) -> TrainingRecipe:
@@ -98,7 +109,7 @@ def settings(**changes: Any) -> TrainingRecipe:
 
 
 def main(options: dict[str, Any]) -> None:
-    """Trains in `folder`: options are `settings`, `dropout`, `rows`, and how to die (`die_at`, a system call)."""
+    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `unlucky`, and when to die (`die_at`)."""
     from transduce.training.checkpoint import Checkpoints
     from transduce.training.devices import Processes, pick_device
     from transduce.training.loop import train
@@ -119,6 +130,7 @@ def main(options: dict[str, Any]) -> None:
             processes=processes,
             device=device,
             validate=loss_on(batches),
+            objective=Unlucky() if options.get("unlucky") else None,
         )
         sys.exit(128 + outcome.signal if outcome.signal else 0)
 

@@ -2,20 +2,22 @@
 
 Padding has two sides here: a batch is as wide as its longest source and its longest target. Sorting by one side leaves
 the other ragged. So a pool is sorted by the longer side and cut into strips of about three batches; inside a strip the
-order is by the difference of the two sides, up and down in turn, which keeps both sides of a batch alike. On
-log-normal lengths this pads 9 % where sorting by source, then target, pads 20 %.
+order is by the difference of the two sides, up and down in turn, which keeps both sides of a batch alike. On 20,000
+pairs of log-normal lengths (about 25 tokens, target within a quarter of the source) in batches of 4,096 tokens this
+pads 9 % where sorting by source, then target, pads 20 %. Larger batches, small pools and little data pad more.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-STRIP = 3  # batches in a strip
+STRIP = 0.3  # batches in a strip, for the square root of the batches in the pool
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,11 @@ class Draw:
         return int(self._bits.random_raw()) % n
 
     def permutation(self, n: int) -> np.ndarray:
-        return np.argsort(self._bits.random_raw(n), kind="stable")
+        # The row number in the low bits makes every key unique, and sorting values is faster than sorting indices.
+        bits = np.uint64(max(n - 1, 1).bit_length())
+        keys = self._bits.random_raw(n) >> bits << bits | np.arange(n, dtype=np.uint64)
+        keys.sort()
+        return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
 
 
 def plan_epoch(widths: np.ndarray, repeats: np.ndarray, budget: int, pool: int, draw: Draw) -> Plan:
@@ -55,30 +61,36 @@ def plan_epoch(widths: np.ndarray, repeats: np.ndarray, budget: int, pool: int, 
     rows = np.repeat(np.arange(len(widths)), repeats)
     rows = rows[draw.permutation(len(rows))]
     sizes = widths.sum(1, dtype=np.int64)
-    pools = (np.cumsum(sizes[rows]) - sizes[rows]) // (pool * budget)
-    # Strips begin elsewhere each epoch, or data smaller than a pool would meet in the same batches again and again.
-    rows = _sort(rows, pools, widths, STRIP * budget, draw.below(STRIP * budget))
-    edges = [*np.flatnonzero(np.diff(pools, prepend=-1)).tolist(), len(rows)]  # sorting left the pools in place
-    ordered = widths[rows]
-    begins = np.concatenate([begin + cut(ordered[begin:end], budget) for begin, end in pairwise(edges)])
+    before = np.cumsum(sizes[rows]) - sizes[rows]
+    edges = [*np.flatnonzero(np.diff(before // (pool * budget), prepend=-1)).tolist(), len(rows)]
+    # A short first batch moves all others, or data smaller than a pool would meet in the same batches every epoch.
+    short = draw.below(budget)
+    parts = []
+    for begin, end in pairwise(edges):
+        rows[begin:end] = _sort(rows[begin:end], widths, budget)
+        head = begin + int(np.searchsorted(np.cumsum(sizes[rows[begin:end]]), short))
+        parts += [part + cut(widths[rows[part:stop]], budget) for part, stop in ((begin, head), (head, end))]
+    begins = np.concatenate(parts)
     counts = np.diff(begins, append=len(rows))
-    slots = int((np.maximum.reduceat(ordered, begins, axis=0).sum(1, dtype=np.int64) * counts).sum())
+    widest = np.maximum.reduceat(widths[rows], begins, axis=0).sum(1, dtype=np.int64)
     order = draw.permutation(len(begins))
-    shuffled = np.repeat(begins[order] - np.cumsum(counts[order]) + counts[order], counts[order])
-    rows = rows[shuffled + np.arange(len(rows))]
-    return Plan(rows, np.concatenate([[0], np.cumsum(counts[order])]), 1 - int(sizes[rows].sum()) / slots)
+    starts = np.concatenate([[0], np.cumsum(counts[order])])
+    rows = rows[np.repeat(begins[order] - starts[:-1], counts[order]) + np.arange(len(rows))]
+    return Plan(rows, starts, 1 - int(sizes[rows].sum()) / int((widest * counts).sum()))
 
 
-def _sort(rows: np.ndarray, pools: np.ndarray, widths: np.ndarray, strip: int, shift: int) -> np.ndarray:
-    """Rows by pool, strip of the longer side, difference of the sides; equal ones stay in their random order."""
-    source, target = widths[rows, 0].astype(np.int64), widths[rows, 1].astype(np.int64)
-    by_length = np.lexsort((source + target, np.maximum(source, target), pools))
+def _sort(rows: np.ndarray, widths: np.ndarray, budget: int) -> np.ndarray:
+    """The rows of a pool by strip of the longer side, then difference; equal ones stay in their random order."""
+    source, target = widths[rows].T.astype(np.int64)
+    by_length = np.lexsort((source + target, np.maximum(source, target)))
     rows, source, target = rows[by_length], source[by_length], target[by_length]
-    before = np.cumsum(source + target) - (source + target)
-    first = np.searchsorted(pools, pools)  # `pools` is ascending: where the pool of each row begins
-    strips = (before - before[first] + shift) // strip
+    filled = np.cumsum(source + target) / budget  # batches
+    strip = STRIP * math.sqrt(filled[-1])
+    if strip < 1.5:
+        return rows  # too few batches to share out over two sides
+    strips = filled // strip
     difference = np.where(strips % 2 == 0, source - target, target - source)
-    return rows[np.lexsort((difference, strips, pools))]
+    return rows[np.lexsort((difference, strips))]
 
 
 def cut(widths: np.ndarray, budget: int) -> np.ndarray:

@@ -160,7 +160,12 @@ def seed_everything(seed: int, step: int = 0, part: int = 0) -> None:
     number = int.from_bytes(digest[:8], "little")
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.manual_seed(number % 2**63)
+    # Not torch.manual_seed: without a GPU it formats a stack trace each time, a millisecond an update.
+    torch.default_generator.manual_seed(number % 2**63)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(number % 2**63)
+    elif torch.backends.mps.is_available():
+        torch.mps.manual_seed(number % 2**63)
 
 
 @contextmanager
