@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
@@ -58,7 +58,12 @@ def _read_settings(items: list[str] | None, **given: Any) -> dict[str, Any]:
 def _written(output: Path | None, read_from: str) -> Iterator[TextIO]:
     """Where lines go: a file, or standard output. A file that is still being read is not overwritten."""
     if output is None:
-        yield sys.stdout
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader has seen enough, as `| head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
         return
     if any(output.exists() and Path(part).exists() and output.samefile(part) for part in read_from.split(",")):
         raise InputError("this file is being read", where=str(output), remedy="write to another file")
@@ -70,7 +75,7 @@ def _written(output: Path | None, read_from: str) -> Iterator[TextIO]:
 def train(
     source: Annotated[str, typer.Argument(help="Pairs (TSV, JSONL, Parquet; or SOURCE,TARGET), or a recipe.yaml.")],
     settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
-    run: Annotated[Path | None, typer.Option(help="Where the run is written; by default runs/<name>.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Where the run is written; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -135,8 +140,8 @@ def generate(
     from transduce.show import as_json, as_line
 
     model = _open(run, device, own_parts)
-    given = _read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
-    chosen = model.settings(**given).model_dump()
+    chosen = _read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
+    model.settings(**chosen)  # a wrong name or value is told before anything is read
     counts: Counter[str] = Counter()
     with _written(output, file) as stream:
         for chunk in in_chunks(read_lines(file)):
@@ -145,7 +150,9 @@ def generate(
                 counts["empty lines"] += not one.tokens
                 counts["sources cut to `max_source`"] += one.source_cut
                 counts["outputs cut at the greatest length"] += not one.complete
-                counts["lines without attention, so without links"] += align and one.attention is None
+                counts["lines without attention, so without links"] += (
+                    align and bool(one.tokens) and one.attention is None
+                )
                 written = as_json(one, align) if json else pharaoh(one.alignment) if align else as_line(one.text)
                 stream.write(written + "\n")
             stream.flush()
@@ -184,7 +191,10 @@ def evaluate(
 
     console = _console()
     model = _open(run, device, own_parts)
-    chosen = model.settings(**_read_settings(settings, beam=beam)).model_dump()
+    chosen = _read_settings(settings, beam=beam)
+    model.settings(**chosen)
+    if against is not None and against.resolve() == run.resolve():
+        raise InputError("the same run twice", where="--against", remedy="name another run")
     name, lines = held_out(model, data)
     outputs = [one.text for one in model.generate([line.source for line in lines], **chosen)]
     scores = score_outputs(model, lines, outputs)
@@ -292,7 +302,7 @@ def compare(
     if equal not in ("none", "parameters", "minutes"):
         raise InputError(f"--equal {equal}?", remedy="none, parameters or minutes")
     comparison = run_comparison(
-        names, folder=folder, overrides=changes, data=data, equal=equal, minutes=minutes, console=console
+        names, folder=folder, overrides=changes, data=data, equal=cast(Any, equal), minutes=minutes, console=console
     )
     draw_table(comparison, console)
     console.print(f"table, numbers and picture: {folder}/compare.md, compare.json, compare.png", highlight=False)
@@ -329,7 +339,7 @@ def demo(
         str, typer.Option(help="dates: written dates in many languages to ISO 8601; pronounce: words to phones")
     ] = "dates",
     run: Annotated[
-        Path | None, typer.Option(help="Where the run is written; by default runs/demo or runs/<task>.")
+        Path | None, typer.Option(help="Where the run is written; by default runs/demo or runs/TASK.")
     ] = None,
     write: Annotated[Path | None, typer.Option(help="Only write the task's pairs into this folder, as TSV.")] = None,
     settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
@@ -365,9 +375,6 @@ def main() -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader has seen enough, as `| head` does
-        sys.stderr.close()
-        sys.exit(141)
     except OSError as error:
         if error.filename is None:
             raise

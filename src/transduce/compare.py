@@ -22,6 +22,7 @@ from transduce.contracts import Metric
 from transduce.data.batching import Position
 from transduce.data.sources import read
 from transduce.errors import InputError
+from transduce.evaluation.significance import SIGNIFICANT
 from transduce.experiment import _as_recipe as settle
 from transduce.experiment import train
 from transduce.predict import load
@@ -185,7 +186,6 @@ def _check_data(entrants: Sequence[Candidate]) -> None:
             raise InputError(
                 f"{first.name} and {other.name} differ in {', '.join(differing)}: "
                 "what one held out the other may have been trained on",
-                where=str(other.run.folder),
                 remedy="train both on the same data, or give held-out pairs that none of them has seen (--data FILE)",
             )
 
@@ -195,14 +195,13 @@ def _share_tokenizers(entrants: Sequence[Candidate]) -> None:
     known: dict[str, Tokenizers] = {}
     for entrant in sorted(entrants, key=lambda one: not one.run.exists):  # those that have some lend them
         recipe, run = entrant.recipe, entrant.run
-        key = parse({"data": {"train": recipe.data.train, "invalid": recipe.data.invalid}, "tokens": recipe.tokens})
-        text = key.model_dump_json()
+        key = repr((recipe.data.train, recipe.data.invalid, recipe.tokens))
         if run.exists:
-            known.setdefault(text, run.tokenizers())
+            known.setdefault(key, run.tokenizers())
             continue
-        known[text] = known.get(text) or train_tokenizers(recipe)
+        known[key] = known.get(key) or train_tokenizers(recipe)
         run.folder.mkdir(parents=True, exist_ok=True)
-        run.save_tokenizers(*known[text])
+        run.save_tokenizers(*known[key])
 
 
 def _equalise(entrants: Sequence[Candidate]) -> list[Candidate]:
@@ -394,7 +393,7 @@ def _columns(comparison: Comparison) -> dict[str, list[str]]:
     for metric, score in systems[0].evaluation.scores.items():
         scores = [system.evaluation.scores[metric] for system in systems]
         arrow = "↑" if score.higher_is_better else "↓"
-        columns[f"{metric} {arrow} (95 %)"] = [f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})" for one in scores]
+        columns[f"{metric} {arrow} (95 %)"] = [f"{one.value:.2f} ({one.low:.2f}–{one.high:.2f})" for one in scores]
     told = [system.training for system in systems]
     return columns | {
         "parameters": [f"{system.parameters:,}" for system in systems],
@@ -412,13 +411,14 @@ def _number(value: float | None, form: str = ",.0f") -> str:
 
 
 def draw_table(comparison: Comparison, console: Console) -> None:
-    """One row a system, and below what the paired tests say."""
+    """One column a system, which fits a terminal, and below what the paired tests say."""
+    (_, names), *rows = _columns(comparison).items()
     table = Table(box=None, header_style="bold", pad_edge=False)
-    columns = _columns(comparison)
-    for name in columns:
-        table.add_column(name, justify="left" if name == "name" else "right")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*map(escape, row))
+    table.add_column("")
+    for name in names:
+        table.add_column(escape(name), justify="right")
+    for what, cells in rows:
+        table.add_row(what, *map(escape, cells))
     console.print(f"{comparison.lines:,} lines: {comparison.data}", markup=False, highlight=False)
     console.print(table)
     for line in _sentences(comparison):
@@ -426,7 +426,11 @@ def draw_table(comparison: Comparison, console: Console) -> None:
 
 
 def _sentences(comparison: Comparison) -> list[str]:
-    return [f"{one.metric}: {one.best} against {one.other}: {one.verdict}" for one in comparison.contests]
+    """A verdict that names no winner does not say whom it is about."""
+    return [
+        f"{one.metric}: " + (f"{one.best} and {one.other}: " if one.result.p >= SIGNIFICANT else "") + one.verdict
+        for one in comparison.contests
+    ]
 
 
 def to_markdown(comparison: Comparison) -> str:

@@ -101,8 +101,9 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
         recipe = parse(recipe)
     data = recipe.data
     sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
-    _check_measures(recipe)
-    return build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
+    completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
+    _check_measures(completed)
+    return completed
 
 
 def _check_measures(recipe: Recipe) -> None:

@@ -251,7 +251,7 @@ def explain_error(error: ValidationError, where: str, known: Iterable[str], pref
     if first["type"] == "extra_forbidden":
         return InputError(f"unknown key {key!r}", where=where, remedy=nearest(str(first["loc"][-1]), known))
     given = f" (got {first['input']!r})" if not isinstance(first["input"], (dict, BaseModel)) else ""
-    return InputError(f"{key}: {first['msg']}{given}", where=where)
+    return InputError(f"{key}: {first['msg'].removeprefix('Value error, ')}{given}", where=where)
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from transduce import evaluation
 from transduce.data.sources import read
@@ -81,4 +82,10 @@ def score_lines(model: Model, pairs: str, *, as_json: bool, chunk: int = 2000) -
                 "tokens": one.tokens,
                 "token_scores": one.token_scores,
             }
-            yield json.dumps(content, ensure_ascii=False) if as_json else f"{one.score:.6f}\t{one.perplexity:.6g}", one
+            yield json_line(content) if as_json else f"{one.score:.6f}\t{one.perplexity:.6g}", one
+
+
+def json_line(content: Mapping[str, Any]) -> str:
+    """JSON on one line, for every reader: some take these three characters for the end of a line."""
+    text = json.dumps(content, ensure_ascii=False)
+    return text.translate({ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"})

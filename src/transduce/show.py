@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -21,6 +20,7 @@ from transduce.explain.alignment import AttentionMap, to_words
 from transduce.explain.page import Explained
 from transduce.predict import Prediction
 from transduce.recipe import Recipe
+from transduce.score import json_line
 
 
 def show_recipe(recipe: Recipe, console: Console) -> None:
@@ -71,16 +71,15 @@ def show_trained(trained: Trained, console: Console) -> None:
     console.print(f"\n{reasons[outcome.reason]} after update {outcome.step:,}{best}", highlight=False)
     if outcome.reason == "interrupted":
         console.print(
-            f"go on with the same command and --resume; checkpoints in {escape(str(folder))}", highlight=False
+            f"go on with the same command and --resume; checkpoints in {folder}", highlight=False, markup=False
         )
         return
     show_scores(trained.scores, console)
     if trained.examples:
         console.print()
         show_examples(trained.examples, console)
-    console.print(
-        f"\neverything is in {escape(str(folder))}: recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:"
-    )
+    console.print(f"\neverything is in {folder}:", highlight=False, markup=False, soft_wrap=True)
+    console.print("recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:", highlight=False)
     # Quoted for the shell: what stands in the data must not run when a line is pasted.
     place, line = quote(str(folder)), quote(trained.examples[0][0] if trained.examples else "...")
     for command in (
@@ -135,7 +134,7 @@ def as_json(prediction: Prediction, with_alignment: bool) -> str:
     }
     if with_alignment:
         content["alignment"] = prediction.alignment
-    return json.dumps(content, ensure_ascii=False)
+    return json_line(content)
 
 
 def as_line(text: str) -> str:

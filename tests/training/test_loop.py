@@ -161,8 +161,9 @@ def fail(gradient: Tensor) -> None:
 @pytest.mark.parametrize("when", ["forward", "backward"])
 @pytest.mark.parametrize("fits", [1, 2, 3, 6])
 def test_out_of_memory_splits_the_batch_and_keeps_the_gradient(when: str, fits: int) -> None:
-    whole, _ = moved(1)
+    whole, expected = moved(1)
     parts, result = moved(2, Narrow(fits, when))
+    assert result.loss == pytest.approx(expected.loss)
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-6, atol=1e-6)
     assert (result.splits > 0) == (fits < 4)
@@ -179,6 +180,7 @@ def test_a_row_that_does_not_fit_alone_is_left_out_and_named(when: str) -> None:
     loss = CrossEntropy(label_smoothing=0.1)(model, batch)
     (loss.total / loss.count).backward()
     assert result.count == loss.count
+    assert result.loss == pytest.approx(loss.total.item())
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parts[name], parameter.grad, rtol=1e-5, atol=1e-6)

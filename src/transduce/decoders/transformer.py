@@ -55,6 +55,7 @@ class TransformerDecoder(Decoder):
         normaliser: type[Normaliser] = Softmax,
         dropout: Rate = 0.1,
         attention_dropout: Rate = 0.0,
+        hidden_dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, nn.Dropout(dropout)
@@ -67,7 +68,7 @@ class TransformerDecoder(Decoder):
             DecoderBlock(
                 attention(width),
                 attention(memory_width) if memory_width else None,
-                FeedForward(width, hidden, activation, dropout),
+                FeedForward(width, hidden, activation, hidden_dropout),
                 [Residual(width, norm, dropout) for _ in range(3 if memory_width else 2)],
             )
             for _ in range(layers)

@@ -34,6 +34,7 @@ class TransformerEncoder(Encoder):
         normaliser: type[Normaliser] = Softmax,
         dropout: Rate = 0.1,
         attention_dropout: Rate = 0.0,
+        hidden_dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
         self.width, self.embedding = width, embedding
@@ -42,7 +43,7 @@ class TransformerEncoder(Encoder):
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 MultiHead(width, width, heads, score, normaliser, attention_dropout),
-                FeedForward(width, hidden, activation, dropout),
+                FeedForward(width, hidden, activation, hidden_dropout),
                 Residual(width, norm, dropout),
                 Residual(width, norm, dropout),
             )

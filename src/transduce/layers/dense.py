@@ -12,10 +12,10 @@ Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
-def dense(width_in: int, width_out: int, bias: bool = True) -> nn.Linear:
+def dense(width_in: int, width_out: int, bias: bool = True, gain: float = 1.0) -> nn.Linear:
     """W x + b with Glorot's start (2010): activations and gradients keep their size through a deep stack."""
     layer = nn.Linear(width_in, width_out, bias=bias)
-    nn.init.xavier_uniform_(layer.weight)
+    nn.init.xavier_uniform_(layer.weight, gain)
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
