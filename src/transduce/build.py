@@ -40,6 +40,8 @@ SHELVES: dict[type, Mapping[str, type]] = {
     contracts.Strategy: STRATEGIES,
 }
 
+LARGEST = 2**20  # of any whole number among the options: a slip of the finger must not fill the memory
+
 Spec = dict[str, Any]  # {kind: name, option: value ...}; a plain name stands for {kind: name}
 
 
@@ -104,6 +106,9 @@ def complete(contract: type, spec: str | Mapping[str, Any], where: str) -> Spec:
         checked: BaseModel = checker.model_validate(plain)
     except ValidationError as error:
         raise explain_error(error, where, list(known), prefix=kind) from None
+    for name, value in checked:
+        if isinstance(value, int) and value > LARGEST:
+            raise InputError(f"{kind}.{name}: more than {LARGEST:,} cannot be built", where=where)
     result: Spec = {"kind": kind}
     for name, (_, default) in known.items():
         if name in nested:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -24,15 +25,18 @@ class Side:
     words: float  # median of a line
     alphabet: frozenset[str]
     vocabulary: int  # different words in the sample
+    unseen: float  # share of words still to come that are new: words met once (Good 1953)
 
     @classmethod
     def of(cls, lines: Sequence[str]) -> Side:
         words = [line.split() for line in lines]
+        counts = Counter(word for line in words for word in line)
         return cls(
             median(map(len, lines)),
             median(map(len, words)),
             frozenset("".join(lines)),
-            len({word for line in words for word in line}),
+            len(counts),
+            sum(count == 1 for count in counts.values()) / max(counts.total(), 1),
         )
 
     @property
@@ -43,7 +47,7 @@ class Side:
     @property
     def symbols(self) -> bool:
         """Words from a small closed set, such as phones, actions or tags."""
-        return self.words >= 2 and self.vocabulary <= 200
+        return self.words >= 2 and self.vocabulary <= 200 and self.unseen < 0.01
 
 
 @dataclass(frozen=True)

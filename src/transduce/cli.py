@@ -75,7 +75,11 @@ def _written(output: Path | None, read_from: str) -> Iterator[TextIO]:
 def train(
     source: Annotated[str, typer.Argument(help="Pairs (TSV, JSONL, Parquet; or SOURCE,TARGET), or a recipe.yaml.")],
     settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
-    run: Annotated[Path | None, typer.Option(help="Where the run is written; by default runs/NAME.")] = None,
+    run: Annotated[
+        Path | None,
+        # torchrun takes `--run` for its own `--run-path`: under it, write --run-dir.
+        typer.Option("--run", "--run-dir", help="Where the run is written; by default runs/NAME."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -88,6 +92,8 @@ def train(
         transduce train train.en,train.de --run runs/de training.steps=5000
 
         transduce train recipe.yaml data.train=pairs.tsv --resume
+
+        torchrun --nproc-per-node 2 -m transduce train recipe.yaml --run-dir runs/two
     """
     from transduce.choose import recipe_for
     from transduce.experiment import train as run_training

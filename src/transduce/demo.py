@@ -31,7 +31,7 @@ class Task:
 def _dates() -> Split:
     from transduce.data.dates import split
 
-    return split(40_000, 1_000, 2_000)
+    return split(100_000, 1_000, 2_000)
 
 
 def _pronounce() -> Split:
@@ -42,6 +42,7 @@ def _pronounce() -> Split:
 
 _CHARACTERS = {"kind": "chars", "size": 8000}
 _GRU = {"kind": "recurrent", "cell": "gru", "width": 256, "dropout": 0.1}
+_ATTENTION = {"kind": "luong", "score": "mlp", "input_feeding": False}
 
 TASKS = {
     "dates": Task(
@@ -49,17 +50,20 @@ TASKS = {
         _dates,
         {
             "tokens": {"source": _CHARACTERS, "target": _CHARACTERS},
-            "model": {"encoder": _GRU, "decoder": {**_GRU, "reader": "bahdanau"}},
+            "model": {
+                "encoder": {**_GRU, "dropout": 0.0},
+                "decoder": {**_GRU, "width": 128, "dropout": 0.0, "reader": _ATTENTION},
+            },
             "training": {
-                "steps": 1000,
-                "batch_tokens": 4096,
-                "label_smoothing": 0.0,
-                "optimiser": {"learning_rate": 3e-3},
-                "schedule": {"kind": "cosine", "warmup": 100},
-                "validate_every": 250,
-                "checkpoint_every": 250,
+                "steps": 2000,
+                "batch_tokens": 2048,
+                "optimiser": {"learning_rate": 4e-3},
+                "schedule": {"kind": "linear", "warmup": 100},
+                "validate_every": 500,
+                "checkpoint_every": 500,
                 "monitor": "exact",
                 "patience": None,
+                "log_every": 50,
             },
             "generation": {"strategy": "greedy", "max_length": 20},
             "evaluation": {"metrics": ["exact", "cer"]},
@@ -81,6 +85,7 @@ TASKS = {
                 "checkpoint_every": 500,
                 "monitor": "exact",
                 "patience": None,
+                "log_every": 50,
             },
             "generation": {"beam": 5, "max_length": 40},
             "evaluation": {"metrics": ["exact", "per"], "references": "by_source"},

@@ -94,11 +94,6 @@ class Model:
     def parameters(self) -> int:
         return build.count_parameters(self.network)
 
-    @property
-    def _reads_apart(self) -> bool:
-        """Whether the source is read by an encoder, and not as the beginning of the target."""
-        return self.recipe.model.encoder is not None
-
     @cached_property
     def _reach(self) -> tuple[int, int]:
         """Most tokens of a source and of a target: learned positions end somewhere."""
@@ -108,7 +103,8 @@ class Model:
                 ends[name.startswith("decoder")].append(longest)
         target = min(ends[True])
         # One place is for the closing </s>; a decoder alone keeps half of its places for the target.
-        return (min(ends[False]) - 1, target) if self._reads_apart else (target // 2 - 1, target)
+        alone = self.recipe.model.encoder is None
+        return (target // 2 - 1, target // 2) if alone else (min(ends[False]) - 1, target)
 
     def settings(self, /, **changes: Any) -> GenerationRecipe:
         """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
@@ -160,9 +156,7 @@ class Model:
     ) -> list[list[Hypothesis]]:
         batch = collate([(ids, None) for ids in sources], range(len(sources))).to(self.device)
         lengths = torch.tensor([len(ids) for ids in sources])
-        longest = (lengths * settings.max_ratio + 50).clamp(max=settings.max_length).long()
-        taken = torch.zeros_like(lengths) if self._reads_apart else lengths + 1
-        longest = torch.minimum(longest, self._reach[1] - taken)
+        longest = (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self._reach[1])).long()
         return search(
             self.network,
             batch,

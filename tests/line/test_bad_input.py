@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Called, Command, colour_pairs  # type: ignore[attr-defined]
+from line_standins import Called, Command, colour_pairs
 
 QUICK = (
     "training.steps=4",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import RECURRENT, Command, settings  # type: ignore[attr-defined]
+from line_standins import RECURRENT, Command, settings
 
 import transduce
 from transduce import build, contracts

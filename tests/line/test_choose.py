@@ -41,7 +41,9 @@ def dates(count: int = 300) -> list[tuple[str, str]]:
 def commands(count: int = 300) -> list[tuple[str, str]]:
     draw = random.Random(4)
     steps = ["walk", "jump", "turn left", "look around right", "twice"]
-    return [(" ".join(draw.choices(steps, k=6)), " ".join(draw.choices(["GO", "JUMP", "LEFT"], k=9))) for _ in range(count)]
+    return [
+        (" ".join(draw.choices(steps, k=6)), " ".join(draw.choices(["GO", "JUMP", "LEFT"], k=9))) for _ in range(count)
+    ]
 
 
 def written(path: Path, pairs: list[tuple[str, str]]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Command, colour_pairs  # type: ignore[attr-defined]
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from line_standins import Command, colour_pairs
 
 QUICK = (
     "training.steps=12",
@@ -33,8 +34,6 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def shell(*arguments: str | Path, stdin: bytes = b"", env: dict[str, str] | None = None):
-    import os
-
     line = [sys.executable, "-m", "transduce", *map(str, arguments)]
     return subprocess.run(line, input=stdin, capture_output=True, timeout=120, env={**os.environ, **(env or {})})
 
@@ -127,7 +126,7 @@ class TestGenerate:
         assert first["score"] == pytest.approx(sum(first["token_scores"]))
         assert len(first["token_scores"]) == 3
         assert first["alignment"] == [[0, 1], [1, 0]]
-        assert [one["text"] for one in first["nbest"]][0] == "GREEN RED"
+        assert first["nbest"][0]["text"] == "GREEN RED"
         assert len(first["nbest"]) == 3
         assert len({one["text"] for one in first["nbest"]}) == 3
         assert (empty["text"], empty["tokens"], empty["alignment"]) == ("", [], [])
@@ -170,12 +169,26 @@ class TestGenerate:
         assert (tmp_path / "in").read_text() == "red green\n"
 
     def test_a_reader_that_has_seen_enough(self, attention_run: Path) -> None:
-        line = f"yes 'red green' | head -20000 | {sys.executable} -m transduce generate {attention_run} --beam 1 | head -1"
+        line = (
+            f"yes 'red green' | head -20000 | {sys.executable} -m transduce generate {attention_run} --beam 1 | head -1"
+        )
         done = subprocess.run(["bash", "-c", f"{line}; exit ${{PIPESTATUS[2]}}"], capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (141, "GREEN RED\n", "")
 
 
-HOSTILE = ["", "   ", "\t", "red\tgreen", "red\u2028green", "\u0085", "x\u0085y", "👩‍👩‍👧 red", "\ufeff", "red\r", "e\u0301"]
+HOSTILE = [
+    "",
+    "   ",
+    "\t",
+    "red\tgreen",
+    "red\u2028green",
+    "\u0085",
+    "x\u0085y",
+    "👩‍👩‍👧 red",
+    "\ufeff",
+    "red\r",
+    "e\u0301",
+]
 LINES = st.lists(
     st.one_of(
         st.sampled_from([*HOSTILE, "red green", "blue", "white " * 70]),
@@ -217,6 +230,11 @@ class TestOneLineInOneLineOut:
         assert [json.loads(line)["score"] for line in alone] == pytest.approx(
             [json.loads(line)["score"] for line in together], abs=1e-4
         )
+
+    def test_a_line_break_inside_an_output(self) -> None:
+        from transduce.show import as_line
+
+        assert as_line("a\nb\r\nc") == "a b  c"
 
     def test_order_is_kept(self, command: Command, attention_run: Path) -> None:
         lines = [source for source, _ in colour_pairs(40, seed=5)]
@@ -353,11 +371,14 @@ class TestHelp:
     def test_help_is_fast_and_light(self) -> None:
         code = "import sys; sys.argv = ['transduce', '--help']\nfrom transduce.cli import main\n"
         code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
-        began = time.monotonic()
-        done = python(code)
-        assert done.returncode == 0, done.stderr
-        assert "generate" in done.stdout
-        assert time.monotonic() - began < 2
+        seconds = []
+        for _ in range(3):  # the best of three: other processes may be in the way
+            began = time.monotonic()
+            done = python(code)
+            seconds.append(time.monotonic() - began)
+            assert done.returncode == 0, done.stderr
+            assert "generate" in done.stdout
+        assert min(seconds) < 2
 
 
 class TestProcesses:

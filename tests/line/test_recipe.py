@@ -16,7 +16,8 @@ from transduce.errors import InputError
 from transduce.recipe import Recipe, dump, load, override, parse, save
 
 SMALL = {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "transformer", "position": "rotary"}}
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+WHOLE = st.integers(-3, 20) | st.sampled_from([2**40, 10**400, -(10**400)])
+SCALARS = st.none() | st.booleans() | WHOLE | st.floats() | st.text(max_size=8)
 ANYTHING = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
 )
@@ -36,7 +37,11 @@ EVERY_KEY = keys(complete_recipe(parse({"model": SMALL})).model_dump(mode="json"
 
 class TestRoundTrip:
     def test_a_completed_recipe(self, tmp_path: Path) -> None:
-        corpora = ["a.tsv", {"source": "b.en", "target": "b.de", "weight": 2}, {"path": "c.jsonl", "fields": ["x", "y"]}]
+        corpora = [
+            "a.tsv",
+            {"source": "b.en", "target": "b.de", "weight": 2},
+            {"path": "c.jsonl", "fields": ["x", "y"]},
+        ]
         whole = complete_recipe(parse({"model": SMALL, "data": {"train": corpora}, "training": {"minutes": 1.5}}))
         save(whole, tmp_path / "recipe.yaml")
         assert load(tmp_path / "recipe.yaml") == whole
@@ -72,7 +77,7 @@ class TestCorpora:
 
     @pytest.mark.parametrize("wrong", [{}, {"path": "a", "source": "b"}, {"weight": 0, "path": "a"}, 7, [7], [None]])
     def test_what_is_none(self, wrong: Any) -> None:
-        with pytest.raises(InputError, match="data.train"):
+        with pytest.raises(InputError, match=r"data\.train"):
             parse({"data": {"train": wrong}})
 
 
@@ -125,10 +130,12 @@ class TestOddValues:
         for name in parents:
             place = place[name]
         place[last] = value
+        told = ""
         try:
             complete_recipe(parse(content))
         except InputError as error:
-            assert last in str(error) or parents[-1] in str(error) or "width" in str(error)
+            told = str(error)
+        assert not told or any(name in told for name in (last, *parents[-1:], "width"))
 
     @profile(deadline=None, max_examples=60)
     @given(content=st.dictionaries(st.sampled_from([*Recipe.model_fields, "x", 3]), ANYTHING, max_size=3))
