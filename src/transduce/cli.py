@@ -299,8 +299,8 @@ def compare(
 
         transduce compare bottleneck.yaml attention.yaml transformer.yaml data.train=pairs.tsv --equal parameters
     """
-    from transduce.compare import compare as run_comparison
-    from transduce.compare import draw_table
+    from transduce.comparison import compare as run_comparison
+    from transduce.comparison import draw_table
 
     console = _console()
     names = [item for item in candidates if "=" not in item]

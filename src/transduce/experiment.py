@@ -59,7 +59,7 @@ def train(
 
     With `resume`, a run that exists goes on where it stopped; one that does not is begun.
     """
-    run, wanted = Run(Path(folder)), _as_recipe(recipe)
+    run, wanted = Run(Path(folder)), settle(recipe)
     if (run.exists or run.checkpoints.steps()) and not resume:
         raise InputError(
             "there is a run here already", where=str(run.folder), remedy="go on with --resume, or give another --run"
@@ -94,7 +94,8 @@ def train(
         return _finish(run, model, outcome, data)
 
 
-def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    """A recipe in any form, completed and checked, its files named in full."""
     if isinstance(recipe, (str, Path)):
         recipe = load_recipe(recipe)
     elif not isinstance(recipe, Recipe):

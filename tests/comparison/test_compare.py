@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from transduce import build
-from transduce import compare as comparing
-from transduce.compare import Comparison, compare, count_parameters, draw_table, match_parameters, to_markdown
+from transduce.comparison import Comparison, compare, draw_table, entrants, to_markdown
+from transduce.comparison.resize import count_parameters, match_parameters
 from transduce.data.synthetic import split
 from transduce.errors import InputError
 from transduce.experiment import train
@@ -98,7 +98,7 @@ def forbid_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("this must not be trained again")
 
-    monkeypatch.setattr(comparing, "train", refuse)
+    monkeypatch.setattr(entrants, "train", refuse)
 
 
 def test_scores_are_those_of_the_saved_outputs(house: House, compared: Comparison) -> None:
@@ -203,7 +203,7 @@ def test_an_interruption_stops_the_comparison(house: House, tmp_path: Path, monk
         trained = train(*arguments, **names)
         return replace(trained, outcome=replace(trained.outcome, reason="interrupted"))
 
-    monkeypatch.setattr(comparing, "train", interrupted)
+    monkeypatch.setattr(entrants, "train", interrupted)
     with pytest.raises(KeyboardInterrupt, match="gru"):
         compare([house.gru, house.blocks], folder=tmp_path, overrides=["training.steps=1"])
     assert not (tmp_path / "compare.json").exists()
@@ -310,7 +310,7 @@ def test_matching_is_near_and_keeps_heads_whole(model: dict[str, Any], wanted: i
 
 def test_the_dates_recipes_are_of_one_size() -> None:
     """627 characters are read and 15 written in the generated dates."""
-    folder = Path(__file__).parents[1] / "recipes" / "dates"
+    folder = Path(__file__).parents[2] / "recipes" / "dates"
     models = [build.complete_recipe(load_recipe(path)).model for path in sorted(folder.glob("*.yaml"))]
     assert len(models) == 3
     sizes = [count_parameters(model, 627, 15) for model in models]
