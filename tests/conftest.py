@@ -8,6 +8,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from hypothesis import settings
+
+# A search for counter-examples belongs to development; what lands must not depend on its luck.
+settings.register_profile("landing", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None)
+settings.load_profile("landing" if os.environ.get("CI") else "search")
 
 
 @pytest.fixture(autouse=True)

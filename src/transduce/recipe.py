@@ -265,7 +265,3 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
 
 def dump(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def save(recipe: Recipe, path: str | Path) -> None:
-    Path(path).write_text(dump(recipe), encoding="utf-8")

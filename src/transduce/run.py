@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transduce.data.text import Tokenizer
+from transduce.disk import replace_file
 from transduce.errors import InputError
-from transduce.recipe import Recipe, load, save
+from transduce.recipe import Recipe, dump, load
 from transduce.training.checkpoint import Checkpoints
 
 
@@ -64,9 +64,7 @@ class Run:
     def save_recipe(self, recipe: Recipe) -> None:
         """Whole or not at all: a run with half a recipe could not go on."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / ".recipe.yaml"
-        save(recipe, part)
-        os.replace(part, self.recipe_file)
+        replace_file(self.recipe_file, dump(recipe).encode())
 
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         """Source and target; one object where both sides share a vocabulary."""
@@ -91,4 +89,4 @@ class Run:
         return content
 
     def save_metrics(self, content: dict[str, Any]) -> None:
-        self.metrics_file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        replace_file(self.metrics_file, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from conftest import SIZE, SMALL, example_batch
+from contract_standins import SIZE, SMALL, example_batch
 from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from conftest import example_batch
+from contract_standins import example_batch
 from torch.testing import assert_close
 
 from transduce.flow import PAD, Batch, Padded

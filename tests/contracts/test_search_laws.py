@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from conftest import CASES, SIZE, example_batch, make
+from contract_standins import CASES, SIZE, example_batch, make
 
 from transduce.decoding.loop import search
 from transduce.decoding.rules import Ban, MinLength, NoRepeat, RepetitionPenalty

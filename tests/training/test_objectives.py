@@ -46,7 +46,8 @@ def test_cross_entropy_is_torchs_and_the_formulas(case: tuple[Batch, Tensor], sm
     for row, column in batch.gold.mask.nonzero().tolist():
         scores = logits[row, column].detach().double().log_softmax(-1)
         direct += float((1 - smoothing) * -scores[gold[row, column]] + smoothing * -scores.mean())
-    assert loss.total.item() == pytest.approx(direct, rel=1e-5)
+    # Single precision: the error is as large as the rounding of the largest logit, however small the loss.
+    assert loss.total.item() == pytest.approx(direct, rel=1e-5, abs=1e-5)
     assert loss.count == sum(int(part) for part in batch.gold.mask.sum(1))
     plain = CrossEntropy()(saying(logits), batch)
     torch.testing.assert_close(loss.parts["nll"], plain.total)

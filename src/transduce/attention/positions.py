@@ -38,7 +38,7 @@ class Sinusoidal(Position):
 class Learned(Position):
     """one trained vector a position, added to the embedding"""
 
-    def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 1024) -> None:
+    def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 2048) -> None:
         super().__init__()
         self.longest = longest
         self.table = nn.Embedding(longest, width)

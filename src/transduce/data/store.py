@@ -31,7 +31,8 @@ from transduce.data.filters import FilterReport, Filters
 from transduce.data.plan import Draw
 from transduce.data.sources import Invalid, fingerprint
 from transduce.data.text import Tokenizer
-from transduce.data.writer import TEXTS, StoreWriter, sync
+from transduce.data.writer import TEXTS, StoreWriter
+from transduce.disk import sync
 from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Corpus

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import os
 import random
 import re
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 from transduce.data import vocabulary as vocabularies
 from transduce.data.vocabulary import Vocabulary
+from transduce.disk import replace_file
 from transduce.errors import InputError, nearest
 from transduce.flow import SPECIALS, UNK
 
@@ -175,13 +175,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """One JSON file, complete or not there at all."""
-        path = Path(path)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(unfinished, "w", encoding="utf-8", newline="\n") as file:
-            file.write(self._json())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        replace_file(Path(path), self._json().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -14,20 +14,13 @@ import numpy as np
 from transduce.data.filters import FilterReport, Filters, Seen
 from transduce.data.sources import Invalid, Tally, read
 from transduce.data.text import Tokenizer
+from transduce.disk import sync
 from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
 CHUNK = 4096  # pairs tokenised in one call
 TEXTS = ("source", "target", "extra")
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:

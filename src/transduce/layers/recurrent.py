@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from transduce.errors import InputError
+
 Cell = Literal["rnn", "gru", "lstm"]
 CELLS: dict[str, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {
     "rnn": nn.RNN,
@@ -35,6 +37,10 @@ class RecurrentStack(nn.Module):
         super().__init__()
         self.width, self.residual = width, residual
         self.directions = 2 if bidirectional else 1
+        if width % self.directions:
+            raise InputError(
+                f"two directions cannot share a width of {width}", remedy="an even width, or bidirectional: false"
+            )
         self.tensors = 2 if cell == "lstm" else 1  # what a layer's state is made of
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(

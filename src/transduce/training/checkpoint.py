@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.disk import replace_file
 from transduce.errors import InputError
 from transduce.training.folder import (
     TEMPORARY,
@@ -27,8 +28,6 @@ from transduce.training.folder import (
     Tensors,
     read_folder,
     remove,
-    sync,
-    write_file,
     write_folder,
 )
 
@@ -132,11 +131,8 @@ class Checkpoints:
     def mark_best(self, step: int, value: float) -> None:
         """A small file, replaced in one move."""
         content = json.dumps({"step": step, "value": value}).encode()
-        part = self.folder / f"{TEMPORARY}best.json"
         try:
-            write_file(part, content)
-            os.replace(part, self.folder / "best.json")
-            sync(self.folder)
+            replace_file(self.folder / "best.json", content)
         except OSError as error:
             raise InputError(f"cannot write: {error}", where=str(self.folder / "best.json")) from error
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from transduce.disk import sync, write_file
 from transduce.errors import InputError
 
 FORMAT = 1
@@ -109,23 +110,6 @@ def _describe(path: Path) -> dict[str, Any]:
 
 def _encode(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, indent=1, allow_nan=False).encode()
-
-
-def write_file(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(file.fileno(), 0o644)
-        os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """To the disk, not only to the kernel; for a folder this is what makes a rename in it last."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove(folder: Path) -> None:

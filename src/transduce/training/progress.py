@@ -54,7 +54,10 @@ class Progress:
         """Takes one validation in; True when it is the best so far."""
         self.validated = self.step
         best = self.best_value
-        if math.isfinite(value) and (best is None or (value < best if lower else value > best)):
+        better = best is None or (value < best if lower else value > best)
+        if value == best:  # the loss still tells equal ones apart
+            better = scores.get("loss", math.inf) < (self.scores.get("loss") or math.inf)
+        if math.isfinite(value) and better:
             self.best_step, self.best_value, self.stale = self.step, value, 0
             self.scores = {name: score if math.isfinite(score) else None for name, score in scores.items()}
             return True
