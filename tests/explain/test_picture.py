@@ -58,7 +58,7 @@ def test_the_weights_are_what_is_seen(tmp_path: Path) -> None:
         picture.draw(map_, tmp_path / f"{number}.png")
         image = imread(tmp_path / f"{number}.png")
         blue = (image[..., 2] - image[..., 0] > 0.25) & (image[..., 2] < 0.6)  # cells of weight 1
-        rows, columns = np.nonzero(blue[:, : int(image.shape[1] * 0.8)])  # without the colour bar
+        rows, columns = np.nonzero(blue[:, : int(image.shape[1] * 0.7)])  # without the colour bar
         dark.append(np.corrcoef(rows, columns)[0, 1])
     assert dark[0] > 0.8
     assert dark[1] < -0.8

@@ -247,6 +247,9 @@
   $("example").addEventListener("change", () => show(+$("example").value));
   $("previous").addEventListener("click", () => turn(-1));
   $("next").addEventListener("click", () => turn(1));
+  // Words say little where a side has only one of them.
+  if (data.items.some((one) => Math.min(one.source_labels.length, one.target_labels.length) < 2))
+    $("controls").elements.level.value = "tokens";
   if (data.items.length) show(0);
   else document.querySelector("main").replaceChildren(make("p", "There is nothing to explain.", "note"));
 })();

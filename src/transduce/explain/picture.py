@@ -110,7 +110,8 @@ def _heat(axes: Axes, attention: AttentionMap, size: float) -> Any:
         writing: dict[str, Any] = {"fontsize": size, "family": list(fonts()), "color": _INK, "parse_math": False}
         getattr(axes, f"set_{side}ticks")(ticks, [_label(tokens[i]) for i in ticks], **writing)
     axes.tick_params(top=False, bottom=False, left=False, right=False, labeltop=True, labelbottom=False, pad=3)
-    axes.tick_params(axis="x", labelrotation=90)
+    for label in axes.get_xticklabels():
+        label.set_rotation(0 if len(label.get_text()) <= 2 else 90)
     axes.spines[:].set_visible(False)
     for source, target in links(attention):
         corner = (source - 0.44, target - 0.44)
