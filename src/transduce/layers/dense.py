@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Activation = Literal["relu", "gelu", "silu"]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 def dense(width_in: int, width_out: int, bias: bool = True, gain: float = 1.0) -> nn.Linear:
@@ -22,13 +28,26 @@ def dense(width_in: int, width_out: int, bias: bool = True, gain: float = 1.0) -
 
 
 class FeedForward(nn.Module):
-    """W2 f(W1 x)"""
+    """W2 f(W1 x); gated: W2 (f(W1 x) * W3 x) (Shazeer 2020)"""
 
-    def __init__(self, width: int, hidden: int, activation: Activation, dropout: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        activation: Activation,
+        dropout: float = 0.0,
+        *,
+        gated: bool = False,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
-        self.grow, self.shrink = dense(width, hidden), dense(hidden, width)
+        self.grow, self.shrink = dense(width, hidden, bias), dense(hidden, width, bias)
+        self.gate = dense(width, hidden, bias) if gated else None
         self.activation, self.dropout = ACTIVATIONS[activation], nn.Dropout(dropout)
 
     def forward(self, values: Tensor) -> Tensor:
-        result: Tensor = self.shrink(self.dropout(self.activation(self.grow(values))))
+        grown = self.activation(self.grow(values))
+        if self.gate is not None:
+            grown = grown * self.gate(values)
+        result: Tensor = self.shrink(self.dropout(grown))
         return result

@@ -1,8 +1,7 @@
-"""A value and a layer in, the value plus what the layer adds out, normalised before or after."""
+"""A value and what a layer made of it in, their normalised sum out: normalised before or after the layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor, nn
@@ -13,12 +12,17 @@ Place = Literal["before", "after"]
 class Residual(nn.Module):
     """before: x + f(norm(x)) (Xiong 2020); after: norm(x + f(x)) (Vaswani 2017)"""
 
-    def __init__(self, width: int, place: Place, dropout: float) -> None:
+    def __init__(self, norm: nn.Module, place: Place, dropout: float) -> None:
         super().__init__()
-        self.norm, self.place, self.dropout = nn.LayerNorm(width), place, nn.Dropout(dropout)
+        self.norm, self.place, self.dropout = norm, place, nn.Dropout(dropout)
 
-    def forward(self, values: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.place == "before":
-            return values + self.dropout(layer(self.norm(values)))
-        result: Tensor = self.norm(values + self.dropout(layer(values)))
+    def enter(self, values: Tensor, real: Tensor | None) -> Tensor:
+        """What the layer reads."""
+        result: Tensor = self.norm(values, real) if self.place == "before" else values
+        return result
+
+    def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> Tensor:
+        """What goes on, once the layer has spoken."""
+        total: Tensor = values + self.dropout(change)
+        result: Tensor = total if self.place == "before" else self.norm(total, real)
         return result

@@ -1,0 +1,75 @@
+"""Rows in, rows of a steady size out: normalised over their own numbers, or over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Normalisation = Literal["layer", "rms", "batch"]
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean(x)) / deviation(x) * g + b, each row for itself (Ba 2016)"""
+
+    def __init__(self, width: int, bias: bool = True) -> None:
+        super().__init__(width, bias=bias)
+
+    def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(values)
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2)) * g, each row for itself (Zhang & Sennrich 2019)"""
+
+    def __init__(self, width: int, bias: bool = True) -> None:
+        super().__init__(width, eps=1e-6)  # it never has a bias
+
+    def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(values)
+
+
+class BatchNorm(nn.Module):
+    """each feature by its mean and deviation over all real rows of a batch (Ioffe & Szegedy 2015)
+
+    In training a row depends on its batch, so micro-batches and processes no longer add up to one batch; running
+    means take the batch's place at evaluation, where every law holds again.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, bias: bool = True, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
+        mean, variance = self._measure(values, real) if self.training else (self.mean, self.variance)
+        scaled = (values.float() - mean) * torch.rsqrt(variance + self.eps) * self.weight
+        return (scaled if self.bias is None else scaled + self.bias).to(values.dtype)
+
+    def _measure(self, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the real rows, which also move the running ones."""
+        values = values.float()  # R T D; sums over a batch need the digits
+        weights = torch.ones_like(values[..., :1]) if real is None else real[..., None].to(values)
+        count = weights.sum()
+        mean = (values * weights).sum((0, 1)) / count
+        variance = ((values - mean).square() * weights).sum((0, 1)) / count
+        with torch.no_grad():
+            unbiased = variance * count / (count - 1).clamp(min=1)
+            self.mean.lerp_(mean, self.momentum)
+            self.variance.lerp_(unbiased, self.momentum)
+        return mean, variance
+
+
+NORMALISATIONS: dict[str, Callable[[int, bool], nn.Module]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "batch": BatchNorm,
+}
