@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -26,8 +26,9 @@ from transduce.encoders import ENCODERS
 from transduce.errors import InputError, nearest
 from transduce.heads import HEADS
 from transduce.layers.embedding import Embedding, Output
-from transduce.model import DecoderOnly, EncoderDecoder, EncoderOnly
+from transduce.model import DecoderOnly, EncoderDecoder, EncoderOnly, Transducer
 from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe, explain_error
+from transduce.training.objectives import OBJECTIVES, Objective
 
 SHELVES: dict[type, Mapping[str, type]] = {
     contracts.Encoder: ENCODERS,
@@ -38,6 +39,7 @@ SHELVES: dict[type, Mapping[str, type]] = {
     contracts.Normaliser: NORMALISERS,
     contracts.Position: POSITIONS,
     contracts.Strategy: STRATEGIES,
+    Objective: OBJECTIVES,
 }
 
 LARGEST = 2**20  # of any whole number among the options: a slip of the finger must not fill the memory
@@ -138,15 +140,21 @@ def maker(contract: type, spec: Spec) -> Callable[..., Any]:
     return partial(part, **chosen)
 
 
-def build_model(recipe: ModelRecipe, source_size: int, target_size: int) -> nn.Module:
-    """A completed model recipe and two vocabulary sizes -> a model with fresh weights."""
+def build_model(
+    recipe: ModelRecipe, source_size: int, target_size: int, starts: Sequence[bool] | None = None
+) -> Transducer:
+    """A completed model recipe and two vocabulary sizes -> a model with fresh weights.
+
+    `starts` tells which source ids begin a word (left out: all); only labels for each word depend on it.
+    """
     encoder = source = None
     if recipe.encoder is not None:
         source = Embedding(source_size, recipe.encoder["width"])
         encoder = maker(contracts.Encoder, recipe.encoder)(source)
     if recipe.head is not None:
         assert encoder is not None
-        return EncoderOnly(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size))
+        begins = torch.ones(source_size, dtype=torch.bool) if starts is None else torch.tensor(starts)
+        return EncoderOnly(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size), begins)
     assert recipe.decoder is not None
     width = recipe.decoder["width"]
     target = source if recipe.tie == "all" and source is not None else Embedding(target_size, width)
@@ -157,7 +165,7 @@ def build_model(recipe: ModelRecipe, source_size: int, target_size: int) -> nn.M
 
 
 def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
-    """Every default of the model filled in; a combination that cannot work is refused here, before anything runs."""
+    """Every default of model and objective filled in; what cannot work together is refused before anything runs."""
     model = recipe.model
     _check_shape(recipe, where)
     parts: dict[str, Any] = {}
@@ -175,7 +183,24 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
             build_model(filled, 8, 8)
     except InputError as error:
         raise InputError(error.problem, where=f"{where}: model", remedy=error.remedy) from None
-    return recipe.model_copy(update={"model": filled})
+    objective = complete_objective(recipe.training.objective, f"{where}: training.objective")
+    training = recipe.training.model_copy(update={"objective": objective})
+    return recipe.model_copy(update={"model": filled, "training": training})
+
+
+def complete_objective(spec: Mapping[str, Any], where: str) -> Spec:
+    """Options without a kind are those of cross-entropy: `training.objective.label_smoothing=0` needs no more."""
+    filled = complete(Objective, {"kind": "cross_entropy", **spec}, where)
+    if filled.get("teacher") == "":
+        raise InputError(f"{filled['kind']} needs a teacher", where=where, remedy="teacher: RUN, a trained run")
+    return filled
+
+
+def build_objective(spec: Spec, open_teacher: Callable[[str], nn.Module]) -> Objective:
+    """A completed spec -> the objective; one with the option `teacher` is given the opened run as its first part."""
+    parts = [open_teacher(spec["teacher"])] if "teacher" in spec else []
+    objective: Objective = maker(Objective, spec)(*parts)
+    return objective
 
 
 def _check_shape(recipe: Recipe, where: str) -> None:
@@ -186,6 +211,8 @@ def _check_shape(recipe: Recipe, where: str) -> None:
         raise InputError("a model has a decoder or a head, not both", where=where, remedy="remove one of them")
     if model.head is None and model.decoder is None:
         raise InputError("a model needs a decoder, or an encoder and a head", where=where, remedy="add model.decoder")
+    if model.head is not None:
+        _check_labels(model.head, recipe, where)
     if model.tie == "all" and not recipe.tokens.shared:
         raise InputError("tie: all needs one vocabulary", where=where, remedy="set tokens.shared: true, or tie: target")
     if model.encoder is None and not recipe.tokens.shared:
@@ -204,6 +231,25 @@ def _check_positions(model: ModelRecipe, longest: int, where: str) -> None:
                 where=f"{where}: model.{name}.position",
                 remedy=f"set longest above {longest}, or data.max_length below {end}",
             )
+
+
+def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> None:
+    """What a head says must be what the target tokens are."""
+    kind = head if isinstance(head, str) else head.get("kind", "")
+    per_word = isinstance(kind, str) and kind != "" and getattr(find(contracts.Head, kind, where), "per_word", False)
+    source, target = recipe.tokens.source.kind, recipe.tokens.target.kind
+    if per_word and (target != "words" or source in ("chars", "bytes", "labels")):
+        raise InputError(
+            f"one label a word needs words on both sides, not {source} and {target}",
+            where=where,
+            remedy="set tokens.source.kind: words (or bpe, unigram) and tokens.target.kind: words",
+        )
+    if not per_word and target != "labels":
+        raise InputError(
+            f"one label a line needs whole lines as target tokens, not {target}",
+            where=where,
+            remedy="set tokens.target.kind: labels",
+        )
 
 
 def build_strategy(settings: GenerationRecipe) -> contracts.Strategy:
@@ -232,14 +278,14 @@ def describe(part: type) -> str:
 
 
 def own_parts(recipe: Recipe) -> list[str]:
-    """Kinds of the form `file:Class` anywhere in the model."""
+    """Kinds of the form `file:Class` anywhere in the model, and that of the objective."""
 
     def walk(spec: Any) -> list[str]:
         if isinstance(spec, Mapping):
             return [kind for value in spec.values() for kind in walk(value)]
         return [spec] if isinstance(spec, str) and ":" in spec else []  # a part may stand there by its name alone
 
-    return walk(recipe.model.model_dump())
+    return walk(recipe.model.model_dump()) + walk(recipe.training.objective.get("kind"))
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from transduce.data.sources import Invalid, Tally, read
-from transduce.errors import InputError
+from transduce.errors import InputError, nearest
 from transduce.recipe import Corpora, Recipe, load, override, parse
 
 SAMPLE = 20_000  # pairs looked at closely; the rest is only counted
@@ -78,22 +78,57 @@ def look(corpora: Corpora, invalid: Invalid) -> Look:
     return Look(len(sample) + more, Side.of([s for s, _ in sample]), Side.of([t for _, t in sample]))
 
 
-def choose(data: dict[str, Any]) -> Recipe:
+def choose(data: dict[str, Any], task: str = "generate") -> Recipe:
     """A whole recipe for the pairs in the `data` section."""
+    if task not in TASKS:
+        raise InputError(f"no task is called {task!r}", remedy=nearest(task, TASKS))
     given = parse({"data": data})
     seen = look(given.data.train, given.data.invalid)
+    return parse({"data": data, **TASKS[task](seen)})
+
+
+def _generate(seen: Look) -> dict[str, Any]:
+    """Pairs of texts: a decoder writes the target."""
     sentences = not (seen.source.spelt or seen.target.spelt) and not seen.target.symbols
     tokens = _tokens(seen)
-    return parse(
-        {
-            "data": data,
-            "tokens": tokens,
-            "model": _transformer(seen, tokens) if sentences else _recurrent(seen),
-            "training": _training(seen, sentences),
-            "generation": {"beam": 5},
-            "evaluation": {"metrics": _metrics(seen, sentences)},
-        }
-    )
+    return {
+        "tokens": tokens,
+        "model": _transformer(seen, tokens) if sentences else _recurrent(seen),
+        "training": _training(seen, sentences),
+        "generation": {"beam": 5},
+        "evaluation": {"metrics": _metrics(seen, sentences)},
+    }
+
+
+def _label(seen: Look, target: str, head: dict[str, Any]) -> dict[str, Any]:
+    """Labels: an encoder alone, with one head. Words seen once are learnt as <unk>."""
+    an_epoch = max(1, int(seen.pairs * (seen.source.words + 1) / 4096))
+    steps = max(300, 15 * an_epoch)
+    check = max(25, min(500, steps // 15))
+    return {
+        "tokens": {"source": {"kind": "words", "size": 30_000, "min_count": 2}, "target": {"kind": target}},
+        "model": {"encoder": {"kind": "recurrent", "width": 256, "dropout": 0.4}, "head": head},
+        "training": {
+            "steps": steps,
+            "batch_tokens": 4096,
+            "objective": {"label_smoothing": 0.0},
+            "optimiser": {"learning_rate": 2e-3},
+            "schedule": {"kind": "cosine", "warmup": steps // 20},
+            "validate_every": check,
+            "checkpoint_every": check,
+            "monitor": "accuracy",
+            "patience": 5,
+        },
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ["accuracy"]},
+    }
+
+
+TASKS: dict[str, Callable[[Look], dict[str, Any]]] = {
+    "generate": _generate,
+    "classify": lambda seen: _label(seen, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.4}),
+    "tag": lambda seen: _label(seen, "words", {"kind": "tagger", "dropout": 0.4}),
+}
 
 
 def _tokens(seen: Look) -> dict[str, Any]:
@@ -163,10 +198,10 @@ def _metrics(seen: Look, sentences: bool) -> list[str]:
     return ["exact", "wer"] if seen.target.symbols else ["exact", "cer"]
 
 
-def recipe_for(source: str, overrides: Sequence[str] = ()) -> Recipe:
+def recipe_for(source: str, overrides: Sequence[str] = (), task: str = "generate") -> Recipe:
     """A recipe file as it is, or the recipe chosen for a file of pairs; with `key=value` changes on top."""
     if Path(source).suffix in (".yaml", ".yml"):
         return load(source, overrides)
     changes = override({"data": {"train": source}}, overrides)
-    chosen = choose(changes["data"]).model_dump(mode="json")
+    chosen = choose(changes["data"], task).model_dump(mode="json")
     return parse(override(chosen, overrides), where="key=value")

@@ -80,6 +80,9 @@ def train(
         # torchrun takes `--run` for its own `--run-path`: under it, write --run-dir.
         typer.Option("--run", "--run-dir", help="Where the run is written; by default runs/NAME."),
     ] = None,
+    task: Annotated[
+        str, typer.Option(help="What the pairs are, without a recipe: generate (text to text), classify or tag.")
+    ] = "generate",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -101,7 +104,7 @@ def train(
 
     console = _console(quiet)
     name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
-    recipe = recipe_for(source, settings or [])
+    recipe = recipe_for(source, settings or [], task)
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
     trained = run_training(recipe, run or Path("runs") / name, resume=resume, console=console)
@@ -120,9 +123,7 @@ def generate(
     nbest: Annotated[int | None, typer.Option(help="How many hypotheses a line --json gives.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw instead of searching.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line: text, tokens, scores, n-best.")] = False,
-    align: Annotated[
-        bool, typer.Option("--align", help="Word links instead of text (0-0 1-2); more with --json.")
-    ] = False,
+    align: Annotated[bool, typer.Option("--align", help="Word links instead of text: 0-0 1-2.")] = False,
     prefix: Annotated[str | None, typer.Option(help="Text that every output must begin with.")] = None,
     settings: Settings = None,
     device: Device = "auto",
@@ -152,14 +153,17 @@ def generate(
     with _written(output, file) as stream:
         for chunk in in_chunks(read_lines(file)):
             begun = None if prefix is None else [prefix] * len(chunk)
-            for one in model.generate(chunk, prefixes=begun, **chosen):
+            found = model.generate(chunk, prefixes=begun, **chosen)
+            if json or align:
+                model.reread(found)  # all at once, where asking one by one would be slow
+            for one in found:
                 counts["empty lines"] += not one.tokens
                 counts["sources cut to `max_source`"] += one.source_cut
                 counts["outputs cut at the greatest length"] += not one.complete
                 counts["lines without attention, so without links"] += (
                     align and bool(one.tokens) and one.attention is None
                 )
-                written = as_json(one, align) if json else pharaoh(one.alignment) if align else as_line(one.text)
+                written = as_json(one) if json else pharaoh(one.alignment) if align else as_line(one.text)
                 stream.write(written + "\n")
             stream.flush()
     for what, count in counts.items():

@@ -50,14 +50,34 @@ class Decoder(nn.Module, ABC):
 
 
 class Head(nn.Module, ABC):
-    """Turns an encoder alone into a classifier or tagger."""
+    """Turns an encoder alone into a classifier or tagger. Built as `Head(width, labels)`."""
+
+    per_word: bool = False  # True: a label for each word of the source, else one for all of it
 
     @abstractmethod
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
         """values (B S D), mask (B S) -> logits (B V) or (B S V)."""
 
 
-class Score(nn.Module, ABC):
+class AttentionPart(nn.Module, ABC):
+    """What scores, normalisers and windows share: a part may remember what was looked at in earlier steps.
+
+    What it remembers is kept in the state, one row a hypothesis, and comes back to it as `past`. Only the readers of
+    a recurrent decoder carry it; Attend refuses such a part everywhere else.
+    """
+
+    remembers: bool = False
+
+    def start(self, mask: Tensor) -> Tree:
+        """What is remembered before the first step: mask (B S) of the memory -> tensors with B rows."""
+        return {}
+
+    def remember(self, past: Tree, weights: Tensor) -> Tree:
+        """What is remembered after a step whose weights (R S) are these."""
+        return past
+
+
+class Score(AttentionPart):
     """How well a query fits each key. Built as `Score(query_width, memory_width)`."""
 
     scale: float | None = None  # set where the score is just scale * query . key, which fused kernels can compute
@@ -70,8 +90,12 @@ class Score(nn.Module, ABC):
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """query (... T Q), keys (... S K) -> scores (... T S)."""
 
+    def recall(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
+        """The same for one step of hypotheses that have a past each: query (B N Q), keys (B S K), past (B N ...)."""
+        return self.forward(query, keys)
 
-class Normaliser(nn.Module, ABC):
+
+class Normaliser(AttentionPart):
     """Scores to weights that sum to 1 over the visible rows. Built as `Normaliser()`."""
 
     fusible: bool = False  # True for softmax, which fused kernels compute
@@ -79,6 +103,26 @@ class Normaliser(nn.Module, ABC):
     @abstractmethod
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """scores (... T S), mask broadcastable to it -> weights (... T S), 0 where the mask is False."""
+
+    def recall(self, scores: Tensor, mask: Tensor | None, past: Tree) -> Tensor:
+        """The same for one step of hypotheses that have a past each: scores (B N S), past (B N ...)."""
+        return self.forward(scores, mask)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The part of the memory that a window leaves in sight."""
+
+    mask: Tensor  # broadcastable to B T S
+    bias: Tensor | None = None  # B T S: added to the scores
+
+
+class Window(AttentionPart):
+    """Which neighbourhood of the memory a query may see. Built as `Window(query_width, reach)`."""
+
+    @abstractmethod
+    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> Sight:
+        """query (B T Q), mask (B 1 S) of the memory, past (B T ...) -> at least one row in sight of each query."""
 
 
 class Position(nn.Module):

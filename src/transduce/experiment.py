@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from transduce import build, evaluation
 from transduce.data.batching import gather, ordered
 from transduce.data.sources import read
 from transduce.errors import InputError, nearest
-from transduce.model import Transducer
 from transduce.predict import Model
+from transduce.predict import load as load_model
 from transduce.prepare import Data, Tokenizers, prepare, train_tokenizers
 from transduce.recipe import Corpus, Recipe, parse
 from transduce.recipe import load as load_recipe
@@ -69,11 +70,12 @@ def train(
         console = console if processes.is_main else None
         settled, tokenizers, data = _prepare(run, wanted, processes)
         seed_everything(settled.training.seed)
-        network = build.build_model(settled.model, *(tokenizer.size for tokenizer in tokenizers))
-        assert isinstance(network, Transducer)
+        source, target = tokenizers
+        network = build.build_model(settled.model, source.size, target.size, source.starts)
         if console is not None:
             _tell(console, run, settled, data, tokenizers, network, device)
         model = Model(network, *tokenizers, settled)
+        objective = build.build_objective(settled.training.objective, partial(_teacher, tokenizers, device))
         report: Report = Silent()
         if processes.is_main:
             shown = console or Console(quiet=True)
@@ -87,6 +89,7 @@ def train(
             processes=processes,
             device=device,
             validate=_validation(model, data),
+            objective=objective,
             lower_is_better=LOWER_IS_BETTER,
         )
         if outcome.reason == "interrupted" or not processes.is_main:
@@ -104,7 +107,30 @@ def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
     completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
     _check_measures(completed)
-    return completed
+    return _with_teacher(completed)
+
+
+def _with_teacher(recipe: Recipe) -> Recipe:
+    """A teacher is named in full, and missing before anything is made rather than after."""
+    objective = recipe.training.objective
+    if "teacher" not in objective:
+        return recipe
+    run = Run(Path(objective["teacher"]).absolute())
+    run.recipe()
+    named = recipe.training.model_copy(update={"objective": {**objective, "teacher": str(run.folder)}})
+    return recipe.model_copy(update={"training": named})
+
+
+def _teacher(tokenizers: Tokenizers, device: torch.device, folder: str) -> nn.Module:
+    """The network of a trained run, to learn from: it reads the same batches, so its tokens must be the same."""
+    model = load_model(folder, device=str(device))
+    if [one.fingerprint for one in (model.source, model.target)] != [one.fingerprint for one in tokenizers]:
+        raise InputError(
+            "the teacher has other tokens than this run",
+            where=folder,
+            remedy="train both from the same data with the same `tokens`",
+        )
+    return model.network.requires_grad_(False)
 
 
 def _check_measures(recipe: Recipe) -> None:
@@ -118,8 +144,6 @@ def _check_measures(recipe: Recipe) -> None:
         known = monitor in evaluation.METRICS
         remedy = f"add {monitor} to evaluation.metrics" if known else nearest(monitor, ["loss", *metrics])
         raise InputError(f"there is no {monitor!r} to watch", where="training.monitor", remedy=remedy)
-    if recipe.model.head is not None:
-        raise InputError("training a head on an encoder is not there yet", where="recipe: model.head")
 
 
 def _absolute(corpus: Corpus) -> Corpus:
@@ -219,7 +243,7 @@ def _validation(model: Model, data: Data) -> Callable[[nn.Module], dict[str, flo
 
 def development_loss(network: nn.Module, data: Data, batch_tokens: int) -> float:
     """Mean negative log-probability of a development token, without smoothing."""
-    objective = CrossEntropy()
+    objective = CrossEntropy(label_smoothing=0.0)
     device = next(network.parameters()).device
     total, count = 0.0, 0
     with torch.no_grad():

@@ -39,7 +39,9 @@ class Classifier(Head):
 
 
 class Tagger(Head):
-    """one label for each row"""
+    """one label for each word, from the row where it begins"""
+
+    per_word = True
 
     def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
         super().__init__()

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from transduce.contracts import Decoder, Encoder, Head
-from transduce.flow import Batch, Memory, State, Step
+from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, State, Step
+
+NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothed and averaged
 
 
 class Transducer(nn.Module, ABC):
     """Anything that speaks tokens: what training, search and scoring drive."""
 
-    decoder: Decoder
-
     @abstractmethod
     def start(self, batch: Batch) -> State:
         """Reads the sources of a batch."""
 
+    @abstractmethod
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        return self.decoder.advance(tokens, state, mask, with_attention=with_attention)
+        """Reads `tokens` (R T) after `state`: see `contracts.Decoder.advance`."""
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Step:
         """Teacher forcing: `advance` over all target tokens."""
         return self.advance(batch.inputs.values, self.start(batch), with_attention=with_attention)
 
 
-class EncoderDecoder(Transducer):
+class Speaker(Transducer):
+    """A shape with a decoder, which does the speaking."""
+
+    decoder: Decoder
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        return self.decoder.advance(tokens, state, mask, with_attention=with_attention)
+
+
+class EncoderDecoder(Speaker):
     """p(y | x): the decoder reads the encoder's memory"""
 
     def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
@@ -40,7 +54,7 @@ class EncoderDecoder(Transducer):
         return self.decoder.start(self.encoder(batch))
 
 
-class DecoderOnly(Transducer):
+class DecoderOnly(Speaker):
     """p(y), or p(y | x) with the source as the beginning of one stream: x </s> <s> y </s>"""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -54,14 +68,48 @@ class DecoderOnly(Transducer):
         return self.decoder.advance(batch.source.values, state, batch.source.mask).state
 
 
-class EncoderOnly(nn.Module):
-    """labels from an encoder alone"""
+class EncoderOnly(Transducer):
+    """labels from an encoder alone: one for the whole source, or one for each of its words
 
-    def __init__(self, encoder: Encoder, head: Head) -> None:
+    The labels are spoken like any target, one after the other and then </s>, but each without looking at the ones
+    before. So training, search, scores and evaluation need to know nothing of heads.
+    """
+
+    starts: Tensor
+
+    def __init__(self, encoder: Encoder, head: Head, starts: Tensor) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
+        self.register_buffer("starts", starts, persistent=False)  # V of the source: which ids begin a word
 
-    def forward(self, batch: Batch) -> Tensor:
+    def start(self, batch: Batch) -> State:
+        assert batch.source is not None, "an encoder alone reads the source of a batch"
         memory = self.encoder(batch)
-        logits: Tensor = self.head(memory.values, memory.mask)
-        return logits
+        logits = self.head(memory.values, memory.mask)
+        if logits.dim() == 2:  # one label: B V -> B 1 V
+            logits = logits[:, None]
+            count = logits.new_ones(logits.size(0), dtype=torch.long)
+        else:  # the rows where words begin, moved to the front
+            begins = self.starts[batch.source.values] & batch.source.mask
+            count = begins.sum(1)
+            order = begins.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, : int(count.max())]
+            logits = logits.gather(1, order[..., None].expand(-1, -1, logits.size(-1)))  # B W V
+        silent = logits.new_zeros(logits.size(-1), dtype=torch.bool)
+        silent[: len(SPECIALS)] = True
+        logits = logits.masked_fill(silent, NEVER)
+        return State({"logits": logits, "count": count}, {"place": torch.zeros_like(count)})
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        logits, count = state.fixed["logits"], state.fixed["count"].repeat_interleave(state.beams, 0)
+        place = state.past["place"]
+        steps = place[:, None] + torch.arange(tokens.size(1), device=tokens.device)  # R T
+        rows = torch.arange(len(place), device=tokens.device)[:, None] // state.beams
+        said = logits[rows, steps.clamp(max=logits.size(1) - 1)]  # R T V
+        closed = torch.full_like(said, NEVER)
+        closed[..., EOS] = 0.0
+        said = torch.where((steps >= count[:, None])[..., None], closed, said)
+        read = tokens.size(1) if mask is None else mask.sum(1)
+        attention = Attention() if with_attention else None
+        return Step(said, replace(state, past={"place": place + read}), attention)

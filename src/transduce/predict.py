@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from transduce.data.text import Tokenizer
 from transduce.decoding.loop import search
 from transduce.decoding.scoring import score as score_batch
 from transduce.errors import InputError
-from transduce.explain.alignment import END, Link, links, to_words
+from transduce.explain.alignment import Link, links, to_words
 from transduce.explain.page import Explained
-from transduce.flow import BOS, EOS, Batch, Hypothesis, Padded
+from transduce.explain.reread import Path, Rereader
+from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.model import Transducer
 from transduce.recipe import GenerationRecipe, Recipe, explain_error
 from transduce.run import Run
@@ -40,7 +41,8 @@ class Prediction:
     complete: bool = True  # False: cut at the greatest length
     source_cut: bool = False  # True: the source was longer than `max_source` tokens
     nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
-    reread: partial[Explained] | None = field(default=None, repr=False, compare=False)
+    path: Path | None = field(default=None, repr=False, compare=False)
+    model: Model | None = field(default=None, repr=False, compare=False)
 
     @property
     def score(self) -> float:
@@ -49,7 +51,7 @@ class Prediction:
     @cached_property
     def explained(self) -> Explained | None:
         """The chosen path read once more, with the attention of every layer and head; None for an empty line."""
-        return None if self.reread is None else self.reread()
+        return None if self.model is None else self.model.reread([self])[0]
 
     @property
     def attention(self) -> np.ndarray | None:
@@ -180,44 +182,21 @@ class Model:
             for one in hypotheses
         )
         ranked = tuple((one.text, one.score) for one in rivals)
-        return replace(rivals[0], nbest=rivals, reread=partial(self._reread, text, source, hypotheses[0], ranked))
+        path = Path(text, tuple(source), hypotheses[0], ranked)
+        return replace(rivals[0], nbest=rivals, path=path, model=self)
 
-    @torch.inference_mode()
-    def _reread(
-        self, text: str, source: list[int], hypothesis: Hypothesis, nbest: tuple[tuple[str, float], ...]
-    ) -> Explained:
-        ids = torch.tensor([[BOS, *hypothesis.ids[:-1]]], device=self.device)
-        batch = collate([(source, None)], [0]).to(self.device)
-        step = self.network.advance(ids, self.network.start(batch), with_attention=True)
-        assert step.attention is not None
-        weights = step.attention.cross
-        if weights is None and step.attention.past is not None and batch.source is not None:
-            # A decoder alone has the source in its past: its share of the look, brought to 1 for the picture.
-            weights = step.attention.past[..., : batch.source.values.size(1)]
-            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
-        encoded = self.source.encode(text)
-        output = self.target.decode(hypothesis.words)
-        spans = spans_of(self.target, hypothesis.words, output)
-        closing = ["</s>"] * hypothesis.complete
-        return Explained(
-            source=text,
-            output=output,
-            source_tokens=[*_shown(text, encoded.offsets, encoded.pieces)[: len(source)], "</s>"],
-            target_tokens=[*_shown(output, spans, [self.target.piece(one) for one in hypothesis.words]), *closing],
-            source_words=[*self.source.word_of(encoded, text)[: len(source)], END],
-            target_words=[*self.target.word_of(spans, output), *[END for _ in closing]],
-            token_scores=hypothesis.token_scores,
-            score=hypothesis.score,
-            attention=None if weights is None else weights[0].float().cpu().numpy(),
-            nbest=nbest,
-            facts=self.facts(),
-            source_labels=[text[begin:end] for begin, end in self.source.words(text)],
-            target_labels=[output[begin:end] for begin, end in self.target.words(output)],
-        )
+    def reread(self, predictions: Sequence[Prediction]) -> list[Explained | None]:
+        """The explanations of many predictions, read in batches, and kept in them; None for an empty line."""
+        busy = [one for one in predictions if one.path is not None]
+        rereader = Rereader(self.network, self.source, self.target, self.facts())
+        found = rereader([one.path for one in busy if one.path is not None], self.recipe.generation.batch_tokens)
+        for one, explained in zip(busy, found, strict=True):
+            vars(one)["explained"] = explained
+        return [vars(one).get("explained") for one in predictions]
 
     def facts(self) -> dict[str, Any]:
         """What a page may say about the model."""
-        kinds = {name: part["kind"] for name, part in self.recipe.model if isinstance(part, dict) and name != "head"}
+        kinds = {name: part["kind"] for name, part in self.recipe.model if isinstance(part, dict)}
         return {**kinds, "parameters": self.parameters}
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[PairScore]:
@@ -265,21 +244,9 @@ def check_texts(what: str, texts: Sequence[str]) -> None:
             raise InputError(f"text {number} of {len(texts)} is not valid Unicode", remedy="write it in UTF-8")
 
 
-def _shown(text: str, spans: Sequence[tuple[int, int]], pieces: Sequence[str]) -> list[str]:
-    """Tokens as they stand in the text; the piece itself where it covers no character of its own."""
-    return [text[begin:end] or piece for (begin, end), piece in zip(spans, pieces, strict=True)]
-
-
-def spans_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
-    """Where each generated token stands in the decoded text."""
-    ends = [min(len(tokenizer.decode(ids[: number + 1])), len(text)) for number in range(len(ids))]
-    begins = [0, *ends[:-1]]
-    return [(min(begin, end), end) for begin, end in zip(begins, ends, strict=True)]
-
-
-def load(path: str | Path, *, device: str = "auto", own_parts: bool = False) -> Model:
+def load(path: str | pathlib.Path, *, device: str = "auto", own_parts: bool = False) -> Model:
     """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed."""
-    run = Run(Path(path))
+    run = Run(pathlib.Path(path))
     recipe = run.recipe()
     if (own := build.own_parts(recipe)) and not own_parts:
         raise InputError(
@@ -289,12 +256,11 @@ def load(path: str | Path, *, device: str = "auto", own_parts: bool = False) -> 
         )
     recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()
-    network = build.build_model(recipe.model, source.size, target.size)
+    network = build.build_model(recipe.model, source.size, target.size, source.starts)
     checkpoint = run.checkpoints.chosen()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
     fill_weights(network, checkpoint.weights, str(checkpoint.folder))
-    assert isinstance(network, Transducer)
     return Model(network.to(pick_device(device)), source, target, recipe)
 
 

@@ -79,6 +79,8 @@ def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], No
     data = recipe.data
     filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
     train = build_store(data.train, *tokenizers, filters, data.invalid, cache_folder(data), progress=progress)
+    if recipe.model.head is not None and recipe.tokens.target.kind == "words":
+        _check_tags(train, tokenizers[0])
     if len(train) == 0:
         raise InputError(
             "no pair is left to train on", where=", ".join(train.names), remedy="\n  ".join(train.describe())
@@ -90,6 +92,25 @@ def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], No
         return Data(train, np.arange(len(train)), dev, np.arange(len(dev)))
     rows, dev_rows = split(len(train), _dev_size(data, len(train)), recipe.training.seed, train.groups())
     return Data(train, rows, train, dev_rows)
+
+
+def _check_tags(store: Store, source: Tokenizer, chunk: int = 10_000) -> None:
+    """A label for each word: both sides of every pair must have as many."""
+    starts = np.array(source.starts)
+    for begin in range(0, len(store), chunk):
+        rows = np.arange(begin, min(begin + chunk, len(store)))
+        ids, lengths = store.side("source", rows)
+        ends = np.cumsum(lengths)
+        sums = np.concatenate(([0], np.cumsum(starts[ids])))
+        words = sums[ends] - sums[ends - lengths]
+        wrong = np.flatnonzero(words != store.lengths[rows, 1])
+        if len(wrong):
+            example = store.example(int(rows[wrong[0]]))
+            raise InputError(
+                f"{words[wrong[0]]} words but {store.lengths[rows[wrong[0]], 1]} labels",
+                where=f"{example.file}:{example.line}",
+                remedy="give every word of the source one label, with single spaces between them",
+            )
 
 
 def _dev_size(data: DataRecipe, pairs: int) -> int:

@@ -1,5 +1,5 @@
 """The typed description of a whole run: load, override, reject, save. Every default of a run lives here, except
-the options of model parts, which live in the signatures of those parts (see contracts.py)."""
+the options of parts (of the model, the objective), which live in the signatures of those parts (see contracts.py)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DataRecipe(Section):
 class TextRecipe(Section):
     """How one side becomes tokens."""
 
-    kind: Literal["chars", "words", "bytes", "bpe", "unigram"] = "bpe"
+    kind: Literal["chars", "words", "bytes", "bpe", "unigram", "labels"] = "bpe"
     size: Positive = Field(8000, description="vocabulary size asked for, the four special tokens included")
     min_count: Positive = Field(1, description="rarer characters or words become <unk>")
     dropout: Fraction = Field(0.0, description="BPE dropout while training")
@@ -139,7 +139,9 @@ class TrainingRecipe(Section):
         1, description="micro-batches that one update is computed in; the gradient is the same"
     )
     pool: Positive = Field(100, description="batches whose examples are sorted by length together")
-    label_smoothing: Fraction = 0.1
+    objective: dict[str, Any] = Field(
+        {"kind": "cross_entropy"}, description="what is made small: `{kind: ..., option: ...}`"
+    )
     optimiser: OptimiserRecipe = OptimiserRecipe()
     schedule: ScheduleRecipe = ScheduleRecipe()
     clip: float | None = Field(1.0, gt=0, description="largest gradient norm")

@@ -117,7 +117,7 @@ def save_pictures(
         picture.draw(maps[0], png, title=explained[0].output, subtitle=explained[0].source)
 
 
-def as_json(prediction: Prediction, with_alignment: bool) -> str:
+def as_json(prediction: Prediction) -> str:
     """One line of JSON for one line of input."""
     content: dict[str, Any] = {
         "source": prediction.source,
@@ -131,9 +131,8 @@ def as_json(prediction: Prediction, with_alignment: bool) -> str:
             {"text": one.text, "tokens": one.tokens, "score": one.score, "token_scores": one.token_scores}
             for one in prediction.nbest
         ],
+        "alignment": prediction.alignment,
     }
-    if with_alignment:
-        content["alignment"] = prediction.alignment
     return json_line(content)
 
 

@@ -7,6 +7,7 @@ import torch
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
+from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
 from transduce.decoders.readers import READERS
@@ -19,8 +20,34 @@ SIZE = 11  # of both vocabularies
 WIDTH = 16
 SMALL = {
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
+    "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 24, "dropout": 0.3},
 }
+# Options of the Transformer's blocks, together where they might disturb each other.
+BLOCKS = (
+    {"key_heads": 1},
+    {"heads": 4, "key_heads": 2, "position": "rotary", "normalisation": "rms", "gated": True, "activation": "silu"},
+    {"reach": 1},
+    {"reach": 2, "position": "relative", "norm": "after"},
+    {"reach": 1, "normaliser": "sparsemax", "key_heads": 1},
+    {"normalisation": "rms", "norm": "after", "bias": False},
+    {"normalisation": "batch"},
+    {"normalisation": "batch", "norm": "after", "bias": False},
+    {"gated": True, "activation": "gelu_tanh", "bias": False},
+    {"projections": "none", "score": "dot", "heads": 1},
+    {"projections": "none", "reach": 1},
+    {"own": "ssru"},
+    {"own": "ssru", "norm": "after", "position": "none"},
+    {"own": "average"},
+    {"own": "average", "norm": "after", "position": "learned", "bias": False},
+    {"position": {"kind": "sinusoidal", "join": "concatenate"}},
+    {"position": {"kind": "learned", "join": "concatenate"}},
+)
+CONVOLUTIONS = (
+    {"kernel": 1},
+    {"kernel": 5, "position": "sinusoidal"},
+    {"heads": 2, "score": "mlp", "normaliser": "sparsemax"},  # the decoder's alone
+)
 SCORED_READERS = ("bahdanau", "luong")
 
 
@@ -47,14 +74,34 @@ def _cases() -> dict[str, dict]:
         for reader in READERS:
             add({**base_encoder, "cell": cell}, {**base_decoder, "cell": cell, "reader": reader})
         add(None, {**base_decoder, "cell": cell, "residual": True})
-    for score in SCORES:
-        for normaliser in NORMALISERS:
+    for row, score in enumerate(SCORES):
+        for column, normaliser in enumerate(NORMALISERS):  # every pair of score, normaliser and place
             part = {"score": score, "normaliser": normaliser}
-            for reader in SCORED_READERS:
-                add(base_encoder, {**base_decoder, "reader": {"kind": reader, **part}})
-            add(base_encoder, {**SMALL["transformer"], **part})
-        add({**SMALL["transformer"], "score": score}, base_decoder)
-    add(base_encoder, {**base_decoder, "reader": {"kind": "luong", "input_feeding": False}})
+            remembers = SCORES[score].remembers or NORMALISERS[normaliser].remembers
+            place = (row + column) % (2 if remembers else 3)
+            if place < 2:
+                add(base_encoder, {**base_decoder, "reader": {"kind": SCORED_READERS[place], **part}})
+            else:
+                add(base_encoder, {**SMALL["transformer"], **part})
+        if not SCORES[score].remembers:
+            add({**SMALL["transformer"], "score": score}, base_decoder)
+    for normaliser in NORMALISERS:
+        if not NORMALISERS[normaliser].remembers:
+            add({**SMALL["transformer"], "normaliser": normaliser}, base_decoder)
+    unfed = {"kind": "luong", "input_feeding": False}
+    add(base_encoder, {**base_decoder, "reader": unfed})
+    add(base_encoder, {**base_decoder, "reader": {**unfed, "score": "location"}})
+    # Far from 0, an untrained walk stays at the first row or runs to the last; these go on row by row.
+    for reader, score, offset in (("bahdanau", "dot", 0.1), ("bahdanau", "coverage", 0.0), ("luong", "coverage", 0.1)):
+        walk = {"score": score, "normaliser": {"kind": "monotonic", "offset": offset}}
+        add(base_encoder, {**base_decoder, "reader": {"kind": reader, **walk}})
+    for window in WINDOWS:
+        for normaliser in NORMALISERS:
+            part = {"normaliser": normaliser, "window": window, "reach": 2}
+            add(base_encoder, {**base_decoder, "reader": {"kind": "luong", **part}})
+        part = {"window": window, "reach": 1}
+        add(base_encoder, {**base_decoder, "reader": {**unfed, **part}})
+        add(base_encoder, {**base_decoder, "reader": {"kind": "bahdanau", "score": "coverage", **part}})
     for options in ({"bidirectional": False}, {"bidirectional": False, "reverse": True}, {"residual": True}):
         add({**base_encoder, **options}, base_decoder)
     for position in POSITIONS:
@@ -62,6 +109,14 @@ def _cases() -> dict[str, dict]:
             part = {"position": position, "norm": norm}
             add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
         add(None, {**SMALL["transformer"], "position": position})
+    for part in BLOCKS:
+        add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
+        add(None, {**SMALL["transformer"], **part})
+    add({**SMALL["transformer"], "layers": 4}, {**SMALL["transformer"], "layers": 1})  # deep, shallow
+    for part in CONVOLUTIONS:
+        both = {} if "heads" in part else part
+        add({**SMALL["convolutional"], **both}, {**SMALL["convolutional"], **part})
+        add(None, {**SMALL["convolutional"], **both})
     return cases
 
 
@@ -70,7 +125,7 @@ def _name(spec: dict | None) -> str:
         return "alone"
     parts = [spec["kind"]]
     for key, value in spec.items():
-        if key in SMALL[spec["kind"]]:
+        if value == SMALL[spec["kind"]].get(key):
             continue
         parts.append(f"{key}={'-'.join(map(str, value.values())) if isinstance(value, dict) else value}")
     return ",".join(parts)

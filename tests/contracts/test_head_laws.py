@@ -1,4 +1,4 @@
-"""Padding-blind, batch-blind and learning, for every encoder under every head and way of pooling."""
+"""Whole = stepwise, blindness, scores that add up, and learning, for every encoder under every head."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from contract_standins import SIZE, SMALL, example_batch
 from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe
+from transduce.decoding.loop import search
+from transduce.decoding.scoring import score
+from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders import ENCODERS
-from transduce.flow import Batch, Padded
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded
 from transduce.heads import HEADS, Pooling
 from transduce.recipe import parse
 
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+STARTS = [number % 2 == 0 for number in range(SIZE)]  # for taggers: even ids begin a word
 CASES = [
     (encoder, {"kind": head, **({"pooling": pooling} if head == "classifier" else {})})
     for encoder in ENCODERS
@@ -23,23 +29,83 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("encoder", "head"), CASES, ids=str)
-def test_heads(encoder, head):
-    recipe = complete_recipe(parse({"model": {"encoder": SMALL[encoder], "head": head}}))
-    model = build_model(recipe.model, SIZE, 5).eval()
-    batch = example_batch([(5, 1), (2, 1), (7, 1)])
-    together = model(batch)
-    longer = Batch(
-        Padded(
-            torch.cat((batch.source.values, torch.full((3, 2), 5)), 1),
-            torch.cat((batch.source.mask, torch.zeros(3, 2, dtype=torch.bool)), 1),
-        )
+def recipe(encoder: str, head: dict) -> dict:
+    target = "words" if HEADS[head["kind"]].per_word else "labels"
+    return {
+        "tokens": {"source": {"kind": "words"}, "target": {"kind": target}},
+        "model": {"encoder": SMALL[encoder], "head": head},
+    }
+
+
+@pytest.fixture(params=CASES, ids=str)
+def model(request):
+    torch.manual_seed(1)
+    completed = complete_recipe(parse(recipe(*request.param)))
+    return build_model(completed.model, SIZE, 9, STARTS).eval()
+
+
+@pytest.fixture
+def batch(model) -> Batch:
+    """Labels as the model speaks them: as many as there are words, or one."""
+    sources = example_batch([(5, 1), (2, 1), (7, 1), (3, 1)]).source
+    begins = torch.tensor(STARTS)[sources.values] & sources.mask & (sources.values != EOS)
+    counts = begins.sum(1).tolist() if model.head.per_word else [1] * 4
+    model.starts[EOS] = False
+    targets = [[BOS, *[4 + (row + place) % 5 for place in range(count)], EOS] for row, count in enumerate(counts)]
+    return Batch(sources, Padded.from_rows(targets))
+
+
+def test_whole_is_stepwise(model, batch):
+    tokens = batch.inputs.values
+    whole = model(batch).logits
+    state, logits = model.start(batch), []
+    for step in range(tokens.size(1)):
+        one = model.advance(tokens[:, step : step + 1], state)
+        state = one.state
+        logits.append(one.logits)
+    assert_close(torch.cat(logits, 1), whole, **CLOSE)
+
+
+def test_padding_and_batch_blind(model, batch):
+    together = model(batch).logits
+    longer = Padded(
+        torch.cat((batch.source.values, torch.full((4, 2), 6)), 1),
+        torch.cat((batch.source.mask, torch.zeros(4, 2, dtype=torch.bool)), 1),
     )
-    rows = together.size(1) if head["kind"] == "tagger" else None
-    for row in range(3):
-        real = int(batch.source.mask[row].sum()) if rows else None
-        alone = model(batch.select(torch.tensor([row])))
-        assert_close(alone[0][:real], together[row][:real], rtol=1e-4, atol=1e-5)
-        assert_close(model(longer)[row][:real], together[row][:real], rtol=1e-4, atol=1e-5)
-    model.train()(batch).square().sum().backward()
-    assert all(parameter.grad is not None for parameter in model.head.parameters())
+    padded = model(Batch(longer, batch.target)).logits
+    for row in range(4):
+        alone = batch.select(torch.tensor([row]))
+        real = int(alone.gold.mask.sum())
+        assert_close(model(alone).logits[0, :real], together[row, :real], **CLOSE)
+        assert_close(padded[row, :real], together[row, :real], **CLOSE)
+
+
+def test_speaks_as_many_labels_as_it_must(model, batch):
+    wanted = (batch.target.mask.sum(1) - 2).tolist()
+    for strategy in (Greedy(), Beam(width=3)):
+        found = search(model, Batch(batch.source), strategy, longest=torch.full((4,), 20))
+        for hypotheses, count in zip(found, wanted, strict=True):
+            for one in hypotheses:
+                assert len(one.words) == count
+                assert min(one.words, default=len(SPECIALS)) >= len(SPECIALS)
+        targets = Padded.from_rows([[BOS, *row[0].ids] for row in found])
+        for row, scores in zip(found, score(model, Batch(batch.source, targets)), strict=True):
+            assert row[0].token_scores == pytest.approx(scores, abs=1e-4)
+
+
+def test_every_parameter_learns(model, batch):
+    gold = batch.gold
+    logits = model.train()(batch).logits
+    torch.nn.functional.cross_entropy(logits[gold.mask], gold.values[gold.mask]).backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+def test_labels_must_be_what_the_head_says():
+    for head, source, target in (
+        ({"kind": "classifier"}, "words", "words"),
+        ({"kind": "tagger"}, "words", "labels"),
+        ({"kind": "tagger"}, "chars", "words"),
+    ):
+        tokens = {"source": {"kind": source}, "target": {"kind": target}}
+        with pytest.raises(InputError, match="one label"):
+            complete_recipe(parse({"tokens": tokens, "model": {"encoder": SMALL["recurrent"], "head": head}}))

@@ -41,7 +41,8 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "content"), blocks("yaml"))
 def test_recipes_complete(name, content):
-    complete_recipe(parse(yaml.safe_load(content), where=name), where=name)
+    section = {"model": {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "recurrent"}}, **yaml.safe_load(content)}
+    complete_recipe(parse(section, where=name), where=name)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -163,3 +163,13 @@ def test_the_shelf() -> None:
         assert METRICS[name]().higher_is_better == (name not in {"ter", "wer", "cer", "per"})
     with pytest.raises(InputError, match="did you mean 'chrf'"):
         find("chrff")
+
+
+class TestLabels:
+    """Accuracy, counted again by hand."""
+
+    def test_accuracy_of_tags_and_of_single_labels(self) -> None:
+        metric = find("accuracy")
+        rows = metric.statistics(["A B C", "A", ""], [["A X C"], ["B"], ["A A"]])
+        assert rows.tolist() == [[2, 3], [0, 1], [0, 2]]
+        assert metric.value(rows.sum(0)) == pytest.approx(100 * 2 / 6)

@@ -68,7 +68,7 @@ def test_learns(task, rung, tmp_path):
         "training": {
             "steps": steps,
             "batch_tokens": 1024,
-            "label_smoothing": 0.0,
+            "objective": {"label_smoothing": 0.0},
             "optimiser": {"learning_rate": 3e-3},
             "schedule": {"kind": "cosine", "warmup": 50},
             "validate_every": steps,

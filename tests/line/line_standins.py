@@ -71,7 +71,7 @@ def settings(pairs: Path, model: dict[str, Any], kind: str, **training: Any) -> 
             "schedule": {"kind": "cosine", "warmup": 20},
             "validate_every": 100,
             "checkpoint_every": 100,
-            "label_smoothing": 0.0,
+            "objective": {"label_smoothing": 0.0},
             **training,
         },
         "generation": {"max_source": 40, "max_length": 60},

@@ -162,7 +162,7 @@ class TestSettings:
             ({"encoder": {"kind": "transformer", "position": {"kind": "learned", "longest": 9}}}, ("512", "9")),
             ({"encoder": None, "head": {"kind": "tagger"}}, ("a head needs an encoder",)),
             ({"decoder": None}, ("model.decoder",)),
-            ({"encoder": {"width": 16}}, ("model.encoder", "kind: recurrent | transformer")),
+            ({"encoder": {"width": 16}}, ("model.encoder", "kind: recurrent |")),
             ({"encoder": {"kind": "nothing:Here"}}, ("nothing.py",)),
         ],
     )

@@ -215,3 +215,20 @@ class TestLoad:
     def test_chunks(self) -> None:
         assert list(in_chunks(iter("abcde"), 2)) == [["a", "b"], ["c", "d"], ["e"]]
         assert list(in_chunks(iter(()), 2)) == []
+
+
+class TestReread:
+    def test_many_at_once_are_as_one_by_one(
+        self, model: transduce.Model, transformer: transduce.Model, alone: transduce.Model
+    ) -> None:
+        texts = ["red green blue", "", "blue", "white red red green black"]
+        for one in (model, transformer, alone):
+            singly = [prediction.explained for prediction in one.generate(texts)]
+            found = one.generate(texts)
+            together = one.reread(found)
+            assert together[1] is None
+            for single, batched, prediction in zip(singly, together, found, strict=True):
+                assert (single is None) == (batched is None)
+                if single is not None:
+                    assert prediction.explained is batched
+                    assert np.allclose(single.attention, batched.attention, atol=1e-5)

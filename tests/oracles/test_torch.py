@@ -58,10 +58,10 @@ def test_transformer(norm, activation):
         nn.LayerNorm(WIDTH) if first else None,
     ).eval()
     for own, other in zip(ours_in.blocks, theirs_in.layers, strict=True):
-        copy_attention(own.attention, other.self_attn)
-        copy_rest(own, other, (own.first, own.second), (other.norm1, other.norm2))
+        copy_attention(own.own.attention, other.self_attn)
+        copy_rest(own, other, own.residuals, (other.norm1, other.norm2))
     for own, other in zip(ours_out.blocks, theirs_out.layers, strict=True):
-        copy_attention(own.own, other.self_attn)
+        copy_attention(own.own.attention, other.self_attn)
         copy_attention(own.cross, other.multihead_attn)
         copy_rest(own, other, own.residuals, (other.norm1, other.norm2, other.norm3))
 

@@ -275,7 +275,6 @@ FULL: dict[str, Any] = {
     "accumulate": 2,
     "ema": 0.9,
     "log_every": 2,
-    "label_smoothing": 0.1,
 }
 
 

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
-from torch import Tensor
-from training_standins import TinyBatches, TinyModel
+from torch import Tensor, nn
+from training_standins import WORDS, TinyBatches, TinyModel
 
+from transduce.build import build_model, complete_recipe
 from transduce.data.batching import Position
-from transduce.flow import Batch, Padded, State, Step
-from transduce.training.objectives import OBJECTIVES, CrossEntropy, Model
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, PAD, Batch, Padded, State, Step
+from transduce.recipe import parse
+from transduce.training.objectives import (
+    OBJECTIVES,
+    CrossEntropy,
+    Distillation,
+    GuidedAlignment,
+    Model,
+    Objective,
+    RDrop,
+    ScheduledSampling,
+)
+
+RECURRENT = {"kind": "recurrent", "width": 12, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 2, "heads": 3, "hidden": 16, "dropout": 0.0}
+PARTS = {"recurrent": RECURRENT, "transformer": TRANSFORMER}
 
 
-def saying(logits: Tensor) -> Model:
-    return lambda batch: Step(logits, State({}, {}))
+def saying(*answers: Tensor) -> Model:
+    """A model that gives these logits, one a call and the last for ever, whatever it is asked."""
+    left = list(answers)
+    return lambda batch: Step(left.pop(0) if len(left) > 1 else left[0], State({}, {}))
+
+
+def built(kind: str) -> nn.Module:
+    torch.manual_seed(3)
+    recipe = complete_recipe(parse({"model": {"encoder": PARTS[kind], "decoder": PARTS[kind]}}))
+    return build_model(recipe.model, WORDS, WORDS)
 
 
 @st.composite
@@ -49,22 +75,35 @@ def test_cross_entropy_is_torchs_and_the_formulas(case: tuple[Batch, Tensor], sm
     # Single precision: the error is as large as the rounding of the largest logit, however small the loss.
     assert loss.total.item() == pytest.approx(direct, rel=1e-5, abs=1e-5)
     assert loss.count == sum(int(part) for part in batch.gold.mask.sum(1))
-    plain = CrossEntropy()(saying(logits), batch)
+    plain = CrossEntropy(label_smoothing=0.0)(saying(logits), batch)
     torch.testing.assert_close(loss.parts["nll"], plain.total)
+
+
+# Options under which nothing is left to chance but what is drawn from a generator seeded alike.
+STEADY: dict[str, dict[str, Any]] = {"scheduled_sampling": {"rate": 1.0}, "minimum_risk": {"samples": 3}}
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_every_objective_is_a_sum_over_rows(name: str) -> None:
     """The contract that lets slices, processes and retries add up."""
-    objective, model = OBJECTIVES[name](), TinyModel()
+    parts = [built("recurrent")] if name == "distillation" else []
+    objective: Objective = OBJECTIVES[name](*parts, **STEADY.get(name, {}))  # type: ignore[call-arg]
+    model = built("transformer")
     batch = TinyBatches(7).at(Position())
-    whole = objective(model, batch)
-    low, high = (objective(model, batch.select(rows)) for rows in torch.arange(7).split([3, 4]))
+
+    def seeded(part: Batch) -> Any:
+        torch.manual_seed(5)
+        return objective(model, part)
+
+    whole = seeded(batch)
+    low, high = (seeded(batch.select(rows)) for rows in torch.arange(7).split([3, 4]))
     torch.testing.assert_close(low.total + high.total, whole.total)
     assert low.count + high.count == whole.count == objective.count(batch)
     assert set(whole.parts) == set(objective.parts)
     for part in objective.parts:
         torch.testing.assert_close(low.parts[part] + high.parts[part], whole.parts[part])
+        assert not whole.parts[part].requires_grad
+    assert whole.total.requires_grad
 
 
 def test_half_precision_logits_are_summed_in_single_precision() -> None:
@@ -74,3 +113,172 @@ def test_half_precision_logits_are_summed_in_single_precision() -> None:
     exact, half = (CrossEntropy()(saying(x), batch).total for x in (logits.bfloat16().float(), logits.bfloat16()))
     assert exact.dtype == half.dtype == torch.float32
     torch.testing.assert_close(half, exact)
+
+
+@trials(deadline=None, max_examples=30)
+@given(cases(), st.floats(0, 9), st.integers(0, 99))
+def test_r_drop_is_its_formula(case: tuple[Batch, Tensor], weight: float, seed: int) -> None:
+    batch, first = case
+    torch.manual_seed(seed)
+    second = first + torch.randn_like(first)
+    loss = RDrop(weight=weight, label_smoothing=0.0)(saying(first, second), batch)
+    nll = apart = 0.0
+    for row, column in batch.gold.mask.nonzero().tolist():
+        p, q = (x[row, column].double().softmax(-1) for x in (first, second))
+        truth = int(batch.gold.values[row, column])
+        nll -= float(p[truth].log() + q[truth].log()) / 2
+        apart += float((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
+    assert loss.parts["nll"].item() == pytest.approx(nll, rel=1e-4, abs=1e-4)
+    assert loss.parts["divergence"].item() == pytest.approx(apart, rel=1e-4, abs=1e-4)
+    assert loss.total.item() == pytest.approx(nll + weight * apart / 2, rel=1e-4, abs=1e-4)
+
+
+def test_r_drop_needs_two_different_passes() -> None:
+    batch = TinyBatches(4).at(Position())
+    plain, dropped = TinyModel(), TinyModel(dropout=0.4)
+    assert RDrop()(plain, batch).parts["divergence"].item() == pytest.approx(0, abs=1e-5)
+    assert RDrop()(dropped, batch).parts["divergence"] > 0.01
+    torch.testing.assert_close(RDrop()(plain, batch).total, CrossEntropy()(plain, batch).total)
+
+
+class Recorder(nn.Module):
+    """Passes on to a model and remembers what it was given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.given: list[Batch] = []
+        self.learned: list[bool] = []
+
+    def forward(self, batch: Batch) -> Step:
+        self.given.append(batch)
+        self.learned.append(torch.is_grad_enabled())
+        step: Step = self.model(batch)
+        return step
+
+
+@pytest.mark.parametrize("kind", sorted(PARTS))
+def test_scheduled_sampling_reads_its_own_predictions(kind: str) -> None:
+    model, batch = Recorder(built(kind)), TinyBatches(5).at(Position())
+    loss = ScheduledSampling(rate=1.0, label_smoothing=0.0)(model, batch)
+    first, second = model.given
+    assert model.learned == [False, True]
+    logits = model.model(batch).logits.detach()
+    logits[..., [PAD, BOS, EOS]] = -torch.inf
+    said = logits.argmax(-1)
+    read = second.inputs.values
+    assert (read[:, 0] == BOS).all()
+    inside = batch.gold.mask[:, 1:]
+    assert torch.equal(read[:, 1:][inside], said[:, :-1][inside])
+    assert torch.equal(second.gold.mask, batch.gold.mask)
+    assert first is batch
+    # The gold is what it was: the loss is that of the original target after the mixed inputs.
+    scores = model.model(second).logits.log_softmax(-1)
+    direct = -scores.gather(-1, batch.gold.values[..., None]).squeeze(-1)[batch.gold.mask].sum()
+    torch.testing.assert_close(loss.total, direct)
+
+
+def test_scheduled_sampling_mixes_by_its_rate() -> None:
+    batch = TinyBatches(200).at(Position())
+    assert batch.target is not None
+    for rate in (0.0, 0.3, 1.0):
+        model = Recorder(TinyModel())
+        torch.manual_seed(1)
+        ScheduledSampling(rate=rate, choice="sample")(model, batch)
+        changed = (model.given[1].gold.values != batch.gold.values)[batch.gold.mask].float().mean()
+        assert changed <= rate
+        assert changed >= 0.8 * rate  # a few own predictions are the gold itself
+        outside = ~batch.target.mask
+        assert torch.equal(model.given[1].gold.values[outside[:, 1:]], batch.gold.values[outside[:, 1:]])
+    plain, none = CrossEntropy()(TinyModel(), batch), ScheduledSampling(rate=0.0)(TinyModel(), batch)
+    torch.testing.assert_close(plain.total, none.total)
+
+
+@pytest.mark.parametrize("name", ["scheduled_sampling", "minimum_risk"])
+def test_a_pass_without_gradient_does_not_starve_the_next_one(name: str) -> None:
+    """Autocast keeps the weights it has cast: those of the first pass carry no gradient."""
+    model, batch = built("transformer"), TinyBatches(4).at(Position())
+    with torch.autocast("cpu", torch.bfloat16):
+        OBJECTIVES[name]()(model, batch).total.backward()
+    dead = [name for name, p in model.named_parameters() if p.grad is None]
+    assert not dead
+
+
+@trials(deadline=None, max_examples=30)
+@given(cases(), st.floats(0.5, 4), st.floats(0, 1), st.integers(0, 99))
+def test_distillation_is_its_formula(case: tuple[Batch, Tensor], temperature: float, weight: float, seed: int) -> None:
+    batch, logits = case
+    torch.manual_seed(seed)
+    taught = torch.randn_like(logits)
+    objective = Distillation(saying(taught), temperature=temperature, weight=weight)
+    loss = objective(saying(logits), batch)
+    total = 0.0
+    for row, column in batch.gold.mask.nonzero().tolist():
+        q, p = ((x[row, column].double() / temperature).softmax(-1) for x in (taught, logits))
+        nll = -logits[row, column].double().log_softmax(-1)[int(batch.gold.values[row, column])]
+        total += float((1 - weight) * nll + weight * temperature**2 * (q * (q / p).log()).sum())
+    assert loss.total.item() == pytest.approx(total, rel=1e-4, abs=1e-4)
+
+
+def test_a_teacher_is_not_taught() -> None:
+    teacher, student = TinyModel(seed=1), TinyModel(seed=2)
+    batch = TinyBatches(4).at(Position())
+    Distillation(teacher, weight=1.0)(student, batch).total.backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert student.mix.weight.grad is not None
+    same = Distillation(student, weight=1.0)(student, batch)
+    assert same.total.item() == pytest.approx(0, abs=1e-4)
+
+
+def linked(rows: int) -> Batch:
+    """The tiny task with its links: target word t is source word n - 1 - t, and the first word has two links."""
+    batch = TinyBatches(rows).at(Position())
+    assert batch.source is not None
+    links = []
+    for length in batch.source.mask.sum(1).tolist():
+        links.append([(length - 2 - t, t) for t in range(length - 1)] + [(length - 1, 0)])
+    most = max(map(len, links))
+    values = torch.tensor([row + [(0, 0)] * (most - len(row)) for row in links])
+    mask = torch.arange(most) < torch.tensor([len(row) for row in links])[:, None]
+    return Batch(batch.source, batch.target, {"alignment": Padded(values, mask)}, batch.rows)
+
+
+@pytest.mark.parametrize("kind", sorted(PARTS))
+@pytest.mark.parametrize("head", [None, 0])
+def test_guided_alignment_is_its_formula(kind: str, head: int | None) -> None:
+    model, batch = built(kind), linked(5)
+    objective = GuidedAlignment(weight=2.0, head=head)
+    loss = objective(model, batch)
+    cross = model(batch, with_attention=True).attention.cross[:, -1].detach().double()
+    cross = cross.mean(1) if head is None else cross[:, head]
+    direct = 0.0
+    for row, (values, mask) in enumerate(
+        zip(batch.extra["alignment"].values, batch.extra["alignment"].mask, strict=True)
+    ):
+        for source, target in values[mask].tolist():
+            direct -= float(cross[row, target, source].log()) / (2 if target == 0 else 1)
+    assert loss.parts["alignment"].item() == pytest.approx(direct, rel=1e-4)
+    plain = CrossEntropy()(model, batch)
+    assert loss.total.item() == pytest.approx(plain.total.item() + 2 * direct, rel=1e-4)
+    halves = [objective(model, batch.select(rows)) for rows in torch.arange(5).split([2, 3])]
+    torch.testing.assert_close(halves[0].total + halves[1].total, loss.total)
+
+
+@pytest.mark.parametrize("kind", sorted(PARTS))
+def test_attention_learns_from_links_alone(kind: str) -> None:
+    model, batch = built(kind), linked(12)
+    objective = GuidedAlignment(weight=100.0)
+    optimiser = torch.optim.Adam(model.parameters(), 0.02)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        loss = objective(model, batch)
+        loss.total.backward()
+        optimiser.step()
+        losses.append(loss.parts["alignment"].item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_guided_alignment_says_what_is_missing() -> None:
+    with pytest.raises(InputError, match="links"):
+        GuidedAlignment()(built("transformer"), TinyBatches(2).at(Position()))

@@ -7,17 +7,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.contracts import Normaliser, Score
+from transduce.errors import InputError
+from transduce.flow import Tree
 
 
 class Attend(nn.Module):
     """softmax(score(q, k)) v, with any score and any normaliser.
 
     A plain dot product under a softmax runs in a fused kernel, which gives no weights: they are then computed from
-    the same queries and keys beside it, so asking for them never changes the result.
+    the same queries and keys beside it, so asking for them never changes the result. Parts that remember go through
+    `recall`, one step at a time, where the caller says that it carries their past.
     """
 
-    def __init__(self, score: Score, normaliser: Normaliser, dropout: float = 0.0) -> None:
+    def __init__(
+        self, score: Score, normaliser: Normaliser, dropout: float = 0.0, *, carries_past: bool = False
+    ) -> None:
         super().__init__()
+        self.remembers = score.remembers or normaliser.remembers
+        if self.remembers and not carries_past:
+            part = type(score if score.remembers else normaliser).__name__.lower()
+            raise InputError(
+                f"{part} attention remembers where it looked before, which only a recurrent decoder carries along",
+                remedy=f"choose another score or normaliser here, or use {part} in the reader of a recurrent decoder",
+            )
         self.score, self.normaliser, self.dropout = score, normaliser, dropout
         self.fused = score.scale is not None and normaliser.fusible
 
@@ -42,6 +54,19 @@ class Attend(nn.Module):
             return self._fused(query, keys, values, mask, bias, causal), weights
         context = F.dropout(weights, self.dropout, self.training) @ values
         return context, weights if with_attention else None
+
+    def recall(
+        self,
+        query: Tensor,  # B N Q: one step of each hypothesis
+        keys: Tensor,  # B S K
+        values: Tensor,  # B S D
+        mask: Tensor,  # broadcastable to B N S
+        bias: Tensor | None,
+        past: dict[str, Tree],  # B N ...: what the score and the normaliser remember
+    ) -> tuple[Tensor, Tensor]:
+        scores = self.score.recall(query, keys, past["score"])
+        weights = self.normaliser.recall(scores if bias is None else scores + bias, mask, past["normaliser"])
+        return F.dropout(weights, self.dropout, self.training) @ values, weights
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor:
         scores = self.score(query, keys)

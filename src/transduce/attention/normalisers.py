@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
-from torch import Tensor
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transduce.contracts import Normaliser
+from transduce.flow import Tree
 
 
 def _hide(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -37,4 +42,113 @@ class Sparsemax(Normaliser):
         return weights if mask is None else weights * mask
 
 
-NORMALISERS: dict[str, type[Normaliser]] = {"softmax": Softmax, "sparsemax": Sparsemax}
+class Entmax(Normaliser):
+    """max(e_i / 2 - tau, 0)^2, halfway between softmax and sparsemax: entmax with alpha 1.5 (Peters 2019)"""
+
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        exact = _hide(scores, mask).to(torch.promote_types(scores.dtype, torch.float32))
+        # With the best at 0, tau lies in [-1, 0): whatever is below -1 has no weight, so -2 stands for all of it.
+        halves = ((exact - exact.amax(-1, keepdim=True).detach()) / 2).clamp(min=-2)
+        tau = self._threshold(halves.detach())
+        # One step of Newton on sum max(z - tau, 0)^2 = 1. At the root it moves nothing, but its gradient is the
+        # implicit one, d tau / d z_i = max(z_i - tau, 0) / sum_j max(z_j - tau, 0).
+        roots = (halves - tau).clamp(min=0)
+        tau = tau + (roots.square().sum(-1, keepdim=True) - 1) / (2 * roots.sum(-1, keepdim=True).detach())
+        return (halves - tau).clamp(min=0).square().to(scores.dtype)
+
+    @staticmethod
+    def _threshold(halves: Tensor) -> Tensor:
+        """Were the k largest the support, tau would be their mean less sqrt((1 - their scatter) / k); the support is
+        the largest k whose k-th is not below its own tau."""
+        ordered = halves.sort(-1, descending=True).values
+        ranks = torch.arange(1, halves.size(-1) + 1, device=halves.device, dtype=halves.dtype)
+        means = ordered.cumsum(-1) / ranks
+        scatter = ordered.square().cumsum(-1) - ranks * means.square()
+        taus = means - ((1 - scatter) / ranks).clamp(min=0).sqrt()
+        support = (taus <= ordered).sum(-1, keepdim=True)  # the first is always above its own
+        return taus.gather(-1, support - 1)
+
+
+def _straight_through(soft: Tensor) -> Tensor:
+    """The best row alone, with the gradient of the soft weights (Bengio 2013)."""
+    best = torch.zeros_like(soft).scatter(-1, soft.argmax(-1, keepdim=True), 1.0)
+    return best + (soft - soft.detach())
+
+
+class Hard(Normaliser):
+    """1 for the best score, 0 elsewhere; learns by the gradient of the softmax (straight-through, Bengio 2013)"""
+
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return _straight_through(_hide(scores, mask).softmax(-1))
+
+
+class Gumbel(Normaliser):
+    """one row drawn from the softmax in training, the best one after it; straight-through Gumbel (Jang 2017)"""
+
+    def __init__(self, *, temperature: Annotated[float, Gt(0)] = 1.0) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if self.training:
+            # The largest of e_i + g_i is a draw from softmax(e); an exponential draw is never 0, and g = -log of it.
+            scores = scores - torch.empty_like(scores).exponential_().log()
+        return _straight_through((_hide(scores, mask) / self.temperature).softmax(-1))
+
+
+class Monotonic(Normaliser):
+    """stop at row j with chance sigmoid(e_j + r), never before the last stop (Raffel 2017)
+
+    In training the mean over all walks, afterwards one walk that stops where the chance is above one half. The paper
+    reads nothing where a walk stops nowhere; here it ends at the last row in sight, so that weights sum to 1.
+    """
+
+    remembers = True
+
+    def __init__(self, *, offset: float = -1.0, noise: Annotated[float, Ge(0)] = 1.0) -> None:
+        super().__init__()
+        self.offset, self.noise = nn.Parameter(torch.tensor(offset)), noise
+
+    def start(self, mask: Tensor) -> Tree:
+        return {"stops": (mask & (mask.cumsum(-1) == 1)).to(self.offset.dtype)}  # B S: at the first row
+
+    def remember(self, past: Tree, weights: Tensor) -> Tree:
+        return {"stops": weights.to(past["stops"].dtype)}
+
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        visible = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand_as(scores)
+        return self.recall(scores, visible, self.start(visible))
+
+    def recall(self, scores: Tensor, mask: Tensor | None, past: Tree) -> Tensor:
+        visible = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand_as(scores)
+        energies = scores + self.offset
+        weights = self._expect(energies, visible, past) if self.training else self._stop(energies, visible, past)
+        last = visible & (visible.cumsum(-1) == visible.sum(-1, keepdim=True))
+        return weights + last * (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
+
+    def _expect(self, energies: Tensor, visible: Tensor, past: Tree) -> Tensor:
+        """alpha_j = p_j sum_{k <= j} alpha'_k prod_{k <= l < j} (1 - p_l), alpha' the weights of the step before."""
+        # Noise teaches energies far from 0, so that the mean comes close to the one walk taken after training.
+        energies = energies + self.noise * torch.randn_like(energies)
+        passes = F.logsigmoid(-energies) * visible  # log (1 - p): a hidden row is always passed by
+        before = F.pad(passes.cumsum(-1)[..., :-1], (1, 0))
+        # The paper's cumulative products underflow; every pair of rows costs S S but the exponents stay below 0.
+        ways = (before[..., :, None] - before[..., None, :]).tril(0).exp().tril(0)  # ... S S: from k (last) to j
+        reached: Tensor = (ways @ past["stops"].to(ways.dtype).unsqueeze(-1)).squeeze(-1)
+        return energies.sigmoid() * visible * reached
+
+    @staticmethod
+    def _stop(energies: Tensor, visible: Tensor, past: Tree) -> Tensor:
+        ahead = past["stops"].cumsum(-1) > 0.5
+        stops = visible & ahead & (energies > 0)
+        return (stops & (stops.cumsum(-1) == 1)).to(energies.dtype)
+
+
+NORMALISERS: dict[str, type[Normaliser]] = {
+    "softmax": Softmax,
+    "sparsemax": Sparsemax,
+    "entmax": Entmax,
+    "hard": Hard,
+    "gumbel": Gumbel,
+    "monotonic": Monotonic,
+}

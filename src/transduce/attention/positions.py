@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Position
 from transduce.errors import InputError
+from transduce.layers.dense import dense
+
+Join = Literal["add", "concatenate"]
 
 
 class NoPosition(Position):
@@ -18,13 +22,27 @@ class NoPosition(Position):
         super().__init__()
 
 
-class Sinusoidal(Position):
-    """sines and cosines of the position, added to the embedding (Vaswani 2017)"""
+class Embedded(Position):
+    """What the kinds with one vector a position share: x + p, or W [x; p] where the two are concatenated."""
+
+    def __init__(self, width: int, join: Join) -> None:
+        super().__init__()
+        self.mix = dense(2 * width, width) if join == "concatenate" else None
+
+    def join(self, values: Tensor, vectors: Tensor) -> Tensor:
+        if self.mix is None:
+            return values + vectors
+        result: Tensor = self.mix(torch.cat((values, vectors.expand_as(values)), -1))
+        return result
+
+
+class Sinusoidal(Embedded):
+    """sines and cosines of the position, joined to the embedding (Vaswani 2017)"""
 
     frequencies: Tensor
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
-        super().__init__()
+    def __init__(self, width: int, heads: int, causal: bool, *, join: Join = "add") -> None:
+        super().__init__(width, join)
         steps = torch.arange(0, width, 2) / width
         self.register_buffer("frequencies", 10000**-steps, persistent=False)
         self.width = width
@@ -32,14 +50,14 @@ class Sinusoidal(Position):
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         angles = positions[..., None] * self.frequencies  # . T D/2
         waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., : self.width]
-        return values + waves.to(values.dtype)
+        return self.join(values, waves.to(values.dtype))
 
 
-class Learned(Position):
-    """one trained vector a position, added to the embedding"""
+class Learned(Embedded):
+    """one trained vector a position, joined to the embedding (Gehring 2017)"""
 
-    def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 2048) -> None:
-        super().__init__()
+    def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 2048, join: Join = "add") -> None:
+        super().__init__(width, join)
         self.longest = longest
         self.table = nn.Embedding(longest, width)
         nn.init.normal_(self.table.weight, std=width**-0.5)
@@ -51,7 +69,7 @@ class Learned(Position):
                 f"learned positions end at {self.longest}",
                 remedy="set position: {kind: learned, longest: ...}, or choose rotary, relative or sinusoidal",
             )
-        return values + self.table(positions)
+        return self.join(values, self.table(positions))
 
 
 class Rotary(Position):
@@ -126,6 +144,17 @@ class ALiBi(Position):
 
     def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         return -(keys[:, None, None, :] - queries[:, None, :, None]).abs() * self.slopes  # . H T S
+
+
+def embedded_only(position: Position, reader: str) -> Position:
+    """Refuses a kind that speaks in self-attention where there is none."""
+    kind = type(position)
+    if kind.turn is not Position.turn or kind.bias is not Position.bias:
+        raise InputError(
+            f"{kind.__name__} positions speak in the scores of self-attention, and {reader} has none",
+            remedy="choose position: sinusoidal, learned or none",
+        )
+    return position
 
 
 POSITIONS: dict[str, type[Position]] = {

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Score
+from transduce.contracts import Count, Score
 from transduce.errors import InputError
+from transduce.flow import Tree
 
 
 class Dot(Score):
@@ -63,8 +64,63 @@ class MLP(Score):
         return self.memory(values)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        both = torch.tanh(self.query(query).unsqueeze(-2) + keys.unsqueeze(-3))  # ... T S Q
-        return self.vector(both).squeeze(-1)  # ... T S
+        return self._score(self._meet(query, keys))
+
+    def _meet(self, query: Tensor, keys: Tensor) -> Tensor:
+        both: Tensor = self.query(query).unsqueeze(-2) + keys.unsqueeze(-3)  # ... T S Q
+        return both
+
+    def _score(self, both: Tensor) -> Tensor:
+        return self.vector(torch.tanh(both)).squeeze(-1)  # ... T S
 
 
-SCORES: dict[str, type[Score]] = {"dot": Dot, "scaled_dot": ScaledDot, "bilinear": Bilinear, "mlp": MLP}
+class Coverage(MLP):
+    """v . tanh(W s + U h_j + w c_j), c_j the sum of all weights h_j has had (Tu 2016, See 2017)"""
+
+    remembers = True
+
+    def __init__(self, query_width: int, memory_width: int) -> None:
+        super().__init__(query_width, memory_width)
+        self.covered = nn.Linear(1, query_width, bias=False)
+
+    def start(self, mask: Tensor) -> Tree:
+        return {"sum": self.vector.weight.new_zeros(mask.shape)}  # B S
+
+    def remember(self, past: Tree, weights: Tensor) -> Tree:
+        return {"sum": past["sum"] + weights}
+
+    def recall(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
+        return self._score(self._meet(query, keys) + self.covered(past["sum"].unsqueeze(-1)))
+
+
+class Location(MLP):
+    """v . tanh(W s + U h_j + V f_j), f = F * a_{t-1}: filters over the weights of the step before (Chorowski 2015)"""
+
+    remembers = True
+
+    def __init__(self, query_width: int, memory_width: int, *, filters: Count = 16, reach: Count = 5) -> None:
+        super().__init__(query_width, memory_width)
+        self.filters = nn.Conv1d(1, filters, 2 * reach + 1, padding=reach, bias=False)
+        self.place = nn.Linear(filters, query_width, bias=False)
+
+    def start(self, mask: Tensor) -> Tree:
+        return {"weights": self.vector.weight.new_zeros(mask.shape)}  # B S
+
+    def remember(self, past: Tree, weights: Tensor) -> Tree:
+        return {"weights": weights.to(past["weights"].dtype)}
+
+    def recall(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
+        before: Tensor = past["weights"]  # B N S
+        around = self.filters(before.flatten(0, 1).unsqueeze(1))  # B*N C S
+        places = self.place(around.transpose(1, 2)).unflatten(0, before.shape[:2])  # B N S Q
+        return self._score(self._meet(query, keys) + places)
+
+
+SCORES: dict[str, type[Score]] = {
+    "dot": Dot,
+    "scaled_dot": ScaledDot,
+    "bilinear": Bilinear,
+    "mlp": MLP,
+    "coverage": Coverage,
+    "location": Location,
+}

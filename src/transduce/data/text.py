@@ -76,6 +76,17 @@ class Tokenizer:
             return SPECIALS[number]
         return self._content[number].decode("utf-8", "backslashreplace").replace(" ", "▁")
 
+    @cached_property
+    def starts(self) -> list[bool]:
+        """Which ids begin a word, where that can be told from the id alone: not for characters and bytes."""
+        if self._spaced:
+            return [content[:1] == b" " and content != b" " for content in self._content]
+        words = self.kind in ("words", "labels")
+        return [
+            words and (number == UNK or (number >= len(SPECIALS) and not content.isspace()))
+            for number, content in enumerate(self._content)
+        ]
+
     def encode(self, text: str) -> Encoded:
         result = self._backend.encode(text, add_special_tokens=False)
         return Encoded(result.ids, [self.piece(number) for number in result.ids], result.offsets)

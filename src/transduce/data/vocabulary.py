@@ -2,6 +2,7 @@
 
     chars    one piece a character                        words    one piece a word (spaces: see below)
     bytes    one piece a byte of UTF-8                    bpe, unigram    learnt pieces over bytes, inside words
+    labels   one piece a line
 
 `bpe` and `unigram` work on bytes, so there is no text they cannot spell. They read every text with one space put in
 front, so that a word is the same piece at the start of a line and within it; `Tokenizer.decode` takes it off again.
@@ -22,7 +23,7 @@ from tokenizers import Tokenizer as Backend
 
 from transduce.flow import SPECIALS, UNK
 
-KINDS = ("chars", "words", "bytes", "bpe", "unigram")
+KINDS = ("chars", "words", "bytes", "bpe", "unigram", "labels")
 
 # What str.isspace() and str.split() call white space. The library's own \s is a smaller set.
 SPACE = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -60,6 +61,8 @@ def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1) -> Voc
         for text in texts:
             counts.update(text)
         return Vocabulary(kind, (*SPECIALS, *_most_common(counts, size - len(SPECIALS), min_count)))
+    if kind == "labels":
+        return Vocabulary(kind, (*SPECIALS, *_most_common(Counter(texts), size - len(SPECIALS), min_count)))
     if kind == "words":
         return _train_words(texts, size, min_count)
     if kind == "bytes":
@@ -126,9 +129,12 @@ def _or_a_space(texts: Iterable[str]) -> Iterator[str]:
 
 
 def backend(vocabulary: Vocabulary) -> Backend:
-    """The library's encoder. Special pieces get names that no text can spell: a space inside a longer piece."""
+    """The library's encoder. Special pieces get names that no text can spell: a space inside a longer piece, and for
+    labels, which may have any spaces, a NUL, which no file of pairs may hold."""
     kind = vocabulary.kind
-    names = [f"{name} " for name in SPECIALS] + list(vocabulary.pieces[len(SPECIALS) :])
+    names = [f"{name}\0" if kind == "labels" else f"{name} " for name in SPECIALS] + list(
+        vocabulary.pieces[len(SPECIALS) :]
+    )
     ids = {name: number for number, name in enumerate(names)}
     if kind in ("bpe", "bytes"):
         model = models.BPE(vocab=ids, merges=list(vocabulary.merges))
@@ -136,6 +142,8 @@ def backend(vocabulary: Vocabulary) -> Backend:
     if kind == "unigram":
         return _with_parts(models.Unigram(list(zip(names, vocabulary.scores, strict=True)), UNK, False))
     result = Backend(models.WordLevel(ids, unk_token=names[UNK]))
+    if kind == "labels":
+        return result
     character = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     words = [pre_tokenizers.Split(Regex(_UNSAID), "removed"), pre_tokenizers.Split(Regex(SPACE), "isolated")]
     result.pre_tokenizer = character if kind == "chars" else pre_tokenizers.Sequence(words)

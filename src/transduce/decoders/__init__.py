@@ -1,7 +1,12 @@
 """Decoders: a memory and target tokens in, scores for the next tokens out."""
 
 from transduce.contracts import Decoder
+from transduce.decoders.convolutional import ConvolutionalDecoder
 from transduce.decoders.recurrent import RecurrentDecoder
 from transduce.decoders.transformer import TransformerDecoder
 
-DECODERS: dict[str, type[Decoder]] = {"recurrent": RecurrentDecoder, "transformer": TransformerDecoder}
+DECODERS: dict[str, type[Decoder]] = {
+    "recurrent": RecurrentDecoder,
+    "convolutional": ConvolutionalDecoder,
+    "transformer": TransformerDecoder,
+}

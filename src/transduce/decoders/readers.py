@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from transduce.attention.attend import Attend
 from transduce.attention.normalisers import Softmax
 from transduce.attention.scores import MLP, Bilinear
-from transduce.contracts import Normaliser, Read, Reader, Score
-from transduce.flow import Memory, State, Tree
+from transduce.attention.windows import WINDOWS
+from transduce.contracts import AttentionPart, Normaliser, Read, Reader, Score, Sight, Window
+from transduce.errors import InputError
+from transduce.flow import Memory, State, Tree, map_tensors
 from transduce.layers.dense import dense
+
+Neighbourhood = Literal["whole", "predicted", "monotonic"]  # the whole memory, or a kind of window
+Reach = Annotated[int, Ge(0)]
 
 
 class Start(Reader):
@@ -44,26 +52,67 @@ class Every(Reader):
         return Read(torch.cat((hidden, fed.output), -1), {})
 
 
-class AttentionReader(Reader):
-    """What the two attention readers share: keys computed once a source, beams as further query rows."""
+def _window(kind: Neighbourhood, width: int, reach: int) -> Window | None:
+    if kind == "whole" and reach:
+        raise InputError(
+            "attention over the whole memory has no reach",
+            remedy=f"choose a window: {' or '.join(WINDOWS)}, or leave reach out",
+        )
+    if kind != "whole" and not reach:
+        raise InputError(
+            f"local attention with a {kind} window needs its reach: how many rows it sees to either side",
+            remedy="set reach: 4, say, beside window",
+        )
+    return None if kind == "whole" else WINDOWS[kind](width, reach)
 
-    def __init__(self, width: int, memory_width: int, score: type[Score], normaliser: type[Normaliser]) -> None:
+
+class AttentionReader(Reader):
+    """What the two attention readers share: keys computed once a source, beams as further query rows.
+
+    Each part that remembers keeps its past under its own name; such a reader goes one step at a time.
+    """
+
+    def __init__(
+        self, width: int, memory_width: int, score: type[Score], normaliser: type[Normaliser], window: Window | None
+    ) -> None:
         super().__init__()
-        self.attend = Attend(score(width, memory_width), normaliser())
+        self.attend = Attend(score(width, memory_width), normaliser(), carries_past=True)
+        self.window = window
+        self.remembers = self.attend.remembers or (window is not None and window.remembers)
+
+    def _parts(self) -> dict[str, AttentionPart]:
+        parts: dict[str, AttentionPart] = {"score": self.attend.score, "normaliser": self.attend.normaliser}
+        return parts if self.window is None else {**parts, "window": self.window}
 
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        return {"keys": self.attend.keys(memory.values), "values": memory.values, "mask": memory.mask}, {}
+        fixed = {"keys": self.attend.keys(memory.values), "values": memory.values, "mask": memory.mask}
+        seen = {name: part.start(memory.mask) for name, part in self._parts().items()}
+        return fixed, {"seen": seen} if self.remembers else {}
 
-    def read(self, query: Tensor, state: State, with_attention: bool) -> tuple[Tensor, Tensor | None]:
-        """query (R T D) -> context (R T D), weights (R T S)"""
+    def read(self, query: Tensor, state: State, with_attention: bool) -> Read:
+        """query (R T D) -> context (R T D), weights (R T S), and what was seen so far"""
         keys, values, mask = state.fixed["keys"], state.fixed["values"], state.fixed["mask"]
         rows, steps, width = query.shape
-        context, weights = self.attend(
-            query.reshape(keys.size(0), -1, width), keys, values, mask[:, None], with_attention=with_attention
-        )
-        if weights is not None:
-            weights = weights.reshape(rows, steps, -1)
-        return context.reshape(rows, steps, -1), weights
+        query = query.reshape(keys.size(0), -1, width)  # B N*T D
+        if not self.remembers:
+            sight = self._look(query, mask, {})
+            context, weights = self.attend(query, keys, values, sight.mask, sight.bias, with_attention=with_attention)
+            weights = None if weights is None else weights.reshape(rows, steps, -1)
+            return Read(context.reshape(rows, steps, -1), {}, weights)
+        assert steps == 1, "a reader that remembers goes one step at a time"
+        past = state.past["reader"]["seen"]
+        seen = map_tensors(lambda x: x.unflatten(0, (keys.size(0), -1)), past)  # B N ...
+        sight = self._look(query, mask, seen)
+        context, weights = self.attend.recall(query, keys, values, sight.mask, sight.bias, seen)
+        weights = weights.flatten(0, 1)  # R S
+        past = {name: part.remember(past[name], weights) for name, part in self._parts().items()}
+        return Read(context.reshape(rows, 1, -1), {"seen": past}, weights[:, None] if with_attention else None)
+
+    def _look(self, query: Tensor, mask: Tensor, seen: dict[str, Tree]) -> Sight:
+        if self.window is None:
+            return Sight(mask[:, None])
+        sight: Sight = self.window(query, mask[:, None], seen.get("window"))
+        return sight
 
 
 class Bahdanau(AttentionReader):
@@ -78,17 +127,18 @@ class Bahdanau(AttentionReader):
         *,
         score: type[Score] = MLP,
         normaliser: type[Normaliser] = Softmax,
+        window: Neighbourhood = "whole",
+        reach: Reach = 0,
     ) -> None:
-        super().__init__(width, memory_width, score, normaliser)
+        super().__init__(width, memory_width, score, normaliser, _window(window, width, reach))
         self.feed_width, self.output_width = memory_width, width + memory_width
 
     def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read:
-        context, weights = self.read(hidden[:, None], state, with_attention)
-        return Read(context, {}, weights)
+        return self.read(hidden[:, None], state, with_attention)
 
     def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
         assert fed is not None
-        return Read(torch.cat((hidden, fed.output), -1), {}, fed.weights)
+        return Read(torch.cat((hidden, fed.output), -1), fed.past, fed.weights)
 
 
 class Luong(AttentionReader):
@@ -101,28 +151,32 @@ class Luong(AttentionReader):
         *,
         score: type[Score] = Bilinear,
         normaliser: type[Normaliser] = Softmax,
+        window: Neighbourhood = "whole",
+        reach: Reach = 0,
         input_feeding: bool = True,
     ) -> None:
-        super().__init__(width, memory_width, score, normaliser)
+        super().__init__(width, memory_width, score, normaliser, _window(window, width, reach))
         self.combine = dense(memory_width + width, width, bias=False)
-        self.stepwise = input_feeding
+        self.input_feeding = input_feeding
+        self.stepwise = input_feeding or self.remembers
         self.feed_width, self.output_width = width if input_feeding else 0, width
 
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
         fixed, past = super().start(memory)
-        if self.stepwise:
-            past = {"combined": memory.summary.new_zeros(memory.mask.size(0), self.output_width)}
+        if self.input_feeding:
+            past["combined"] = memory.summary.new_zeros(memory.mask.size(0), self.output_width)
         return fixed, past
 
     def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read | None:
-        if not self.stepwise:
+        if not self.input_feeding:
             return None
         return Read(state.past["reader"]["combined"][:, None], {})
 
     def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
-        context, weights = self.read(hidden, state, with_attention)
-        combined = torch.tanh(self.combine(torch.cat((context, hidden), -1)))  # R T D
-        return Read(combined, {"combined": combined[:, -1]} if self.stepwise else {}, weights)
+        read = self.read(hidden, state, with_attention)
+        combined = torch.tanh(self.combine(torch.cat((read.output, hidden), -1)))  # R T D
+        past = {**read.past, "combined": combined[:, -1]} if self.input_feeding else read.past
+        return Read(combined, past, read.weights)
 
 
 READERS: dict[str, type[Reader]] = {"start": Start, "every": Every, "bahdanau": Bahdanau, "luong": Luong}

@@ -96,6 +96,6 @@ def _where(mask: Tensor, new: State, old: State) -> State:
             return {name: choose(one[name], other[name]) for name in one}
         if isinstance(one, tuple):
             return tuple(choose(a, b) for a, b in zip(one, other, strict=True))
-        return torch.where(mask, one, other)
+        return torch.where(mask.view(-1, *[1] * (one.dim() - 1)), one, other)
 
     return replace(new, past=choose(new.past, old.past))

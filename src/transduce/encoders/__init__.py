@@ -1,7 +1,12 @@
 """Encoders: the sources of a batch in, a memory out."""
 
 from transduce.contracts import Encoder
+from transduce.encoders.convolutional import ConvolutionalEncoder
 from transduce.encoders.recurrent import RecurrentEncoder
 from transduce.encoders.transformer import TransformerEncoder
 
-ENCODERS: dict[str, type[Encoder]] = {"recurrent": RecurrentEncoder, "transformer": TransformerEncoder}
+ENCODERS: dict[str, type[Encoder]] = {
+    "recurrent": RecurrentEncoder,
+    "convolutional": ConvolutionalEncoder,
+    "transformer": TransformerEncoder,
+}

@@ -47,6 +47,25 @@ class ExactMatch(Metric):
         return float(100 * hits / count) if count else 0.0
 
 
+class Accuracy(Metric):
+    """Share of labels that are right, place by place (%); of one label a line, the share of lines."""
+
+    name = "accuracy"
+
+    def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
+        rows = []
+        for hypothesis, line in _pairs(hypotheses, references):
+            said = hypothesis.split()
+            right = [sum(a == b for a, b in zip(said, reference.split(), strict=False)) for reference in line]
+            best = max(range(len(line)), key=right.__getitem__)
+            rows.append([right[best], len(line[best].split())])
+        return np.array(rows, dtype=float).reshape(-1, 2)
+
+    def value(self, totals: np.ndarray) -> float:
+        right, count = totals
+        return float(100 * right / count) if count else 0.0
+
+
 class SacreMetric(Metric):
     """What sacrebleu's metrics share: its tokenisation, its statistics and its signature."""
 
@@ -184,6 +203,7 @@ class PhoneErrorRate(WordErrorRate):
 
 METRICS: dict[str, type[Metric]] = {
     "exact": ExactMatch,
+    "accuracy": Accuracy,
     "bleu": Bleu,
     "chrf": ChrF,
     "ter": Ter,

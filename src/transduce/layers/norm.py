@@ -35,7 +35,9 @@ class BatchNorm(nn.Module):
     """each feature by its mean and deviation over all real rows of a batch (Ioffe & Szegedy 2015)
 
     In training a row depends on its batch, so micro-batches and processes no longer add up to one batch; running
-    means take the batch's place at evaluation, where every law holds again.
+    means take the batch's place at evaluation, where every law holds again. They fit what was trained only where
+    batches are alike: batches sorted by length are not, so set `training.pool: 1` (reversing letters: 41 % right
+    with sorted batches, 100 % without).
     """
 
     mean: Tensor
@@ -63,8 +65,9 @@ class BatchNorm(nn.Module):
         variance = ((values - mean).square() * weights).sum((0, 1)) / count
         with torch.no_grad():
             unbiased = variance * count / (count - 1).clamp(min=1)
-            self.mean.lerp_(mean, self.momentum)
-            self.variance.lerp_(unbiased, self.momentum)
+            for running, now in ((self.mean, mean), (self.variance, unbiased)):
+                # One batch that is not finite is skipped by training; it must not stay in here for good.
+                running.lerp_(torch.where(torch.isfinite(now), now, running), self.momentum)
         return mean, variance
 
 

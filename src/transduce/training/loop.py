@@ -268,6 +268,6 @@ def train(
     `validate` gives scores of the model on the development set, among them `settings.monitor`.
     """
     place = device or torch.device("cpu")
-    objective = objective or CrossEntropy(label_smoothing=settings.label_smoothing)
+    objective = objective or CrossEntropy()
     parts = (checkpoints, report or Silent(), processes or Processes(), place, validate, objective, lower_is_better)
     return Trainer(model, batches, settings, *parts).run()

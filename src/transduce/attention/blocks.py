@@ -1,0 +1,156 @@
+"""Rows in, rows out, through a stack of blocks: what a Transformer's encoder and decoder have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from transduce.attention.multihead import Heads, MultiHead, Projections
+from transduce.attention.normalisers import Softmax
+from transduce.attention.own import SSRU, Average, Own, OwnKind, SelfAttention, View
+from transduce.attention.positions import Sinusoidal, embedded_only
+from transduce.attention.scores import ScaledDot
+from transduce.contracts import Count, Normaliser, Position, Rate, Score
+from transduce.errors import InputError
+from transduce.flow import Tree
+from transduce.layers.dense import Activation, FeedForward
+from transduce.layers.embedding import Embedding, Output
+from transduce.layers.norm import NORMALISATIONS, Normalisation
+from transduce.layers.residual import Place, Residual
+
+KeysValues = tuple[Tensor, Tensor]  # each B G S K
+
+
+@dataclass(frozen=True)
+class Source:
+    """A memory as every block reads it: keys and values for each, and which rows are real."""
+
+    projected: tuple[KeysValues, ...]
+    mask: Tensor  # B S
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What comes out of a stack of blocks."""
+
+    values: Tensor  # R T D
+    past: tuple[Tree, ...]  # one a block
+    own: Tensor | None  # R L H T U, when asked for
+    cross: Tensor | None  # R L H T S
+
+
+class Blocks(nn.Module):
+    """The options of a Transformer, stated once, and its stack. Encoder and decoder inherit both."""
+
+    causal: bool
+    blocks: Sequence[Block]
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        output: Output | None = None,
+        memory_width: int = 0,  # 0: there is no memory to read
+        *,
+        layers: Count = 3,
+        width: Count = 256,
+        heads: Count = 4,
+        key_heads: Count | None = None,
+        hidden: Count = 1024,
+        activation: Activation = "relu",
+        gated: bool = False,
+        norm: Place = "before",
+        normalisation: Normalisation = "layer",
+        bias: bool = True,
+        position: type[Position] = Sinusoidal,
+        own: OwnKind = "attention",
+        reach: Count | None = None,
+        projections: Projections = "all",
+        score: type[Score] = ScaledDot,
+        normaliser: type[Normaliser] = Softmax,
+        dropout: Rate = 0.1,
+        attention_dropout: Rate = 0.0,
+        hidden_dropout: Rate = 0.0,
+    ) -> None:
+        super().__init__()
+        self.width, self.reach = width, reach
+        self.caches = own == "attention"  # else the past of a block does not grow
+        self.embedding, self.dropout = embedding, nn.Dropout(dropout)
+        if output is not None:
+            self.output = output
+        self.position = position(width, heads, self.causal)
+        if own != "attention":
+            embedded_only(self.position, f"own: {own}")
+            if reach is not None:
+                raise InputError(f"own: {own} has no reach", remedy="leave reach out, or set own: attention")
+        shape = Heads(heads, key_heads or heads, score, normaliser, projections, bias, attention_dropout)
+
+        def think() -> FeedForward:
+            return FeedForward(width, hidden, activation, hidden_dropout, gated=gated, bias=bias)
+
+        def look() -> Own:
+            if own == "ssru":
+                return SSRU(width)
+            return SelfAttention(width, shape) if own == "attention" else Average(width, think(), bias)
+
+        self.blocks = nn.ModuleList(  # type: ignore[assignment]
+            Block(
+                look(),
+                MultiHead(width, memory_width, shape) if memory_width else None,
+                think(),
+                [
+                    Residual(NORMALISATIONS[normalisation](width, bias), norm, dropout)
+                    for _ in range(3 if memory_width else 2)
+                ],
+            )
+            for _ in range(layers)
+        )
+        self.norm = NORMALISATIONS[normalisation](width, bias) if norm == "before" else None
+
+    def begin(self, rows: int) -> tuple[Tree, ...]:
+        """The past of every block before the first row."""
+        return tuple(block.own.start(rows, self.embedding.table.weight) for block in self.blocks)
+
+    def run(self, values: Tensor, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
+        after: list[Tree] = []
+        own: list[Tensor] = []
+        cross: list[Tensor] = []
+        for number, block in enumerate(self.blocks):
+            values, now, seen = block.look_back(values, past[number], view)
+            after.append(now)
+            own += [seen] if seen is not None else []
+            if memory is not None:
+                values, seen = block.look_up(values, memory.projected[number], memory.mask, view)
+                cross += [seen] if seen is not None else []
+            values = block.think(values, view)
+        values = values if self.norm is None else self.norm(values, view.real)
+        return Passed(
+            values, tuple(after), torch.stack(own, 1) if own else None, torch.stack(cross, 1) if cross else None
+        )
+
+
+class Block(nn.Module):
+    """look back at the own sequence, look up in the memory where there is one, think"""
+
+    def __init__(self, own: Own, cross: MultiHead | None, feed_forward: FeedForward, residuals: list[Residual]) -> None:
+        super().__init__()
+        self.own, self.cross, self.feed_forward = own, cross, feed_forward
+        self.residuals: Sequence[Residual] = nn.ModuleList(residuals)  # type: ignore[assignment]
+
+    def look_back(self, values: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        residual = self.residuals[0]
+        found, past, weights = self.own(residual.enter(values, view.real), past, view)
+        return residual.leave(values, found, view.real), past, weights
+
+    def look_up(self, values: Tensor, memory: KeysValues, mask: Tensor, view: View) -> tuple[Tensor, Tensor | None]:
+        assert self.cross is not None
+        residual = self.residuals[1]
+        rows = residual.enter(values, view.real)
+        found, weights = self.cross.read(rows, *memory, mask, with_attention=view.with_attention)
+        return residual.leave(values, found, view.real), weights
+
+    def think(self, values: Tensor, view: View) -> Tensor:
+        residual = self.residuals[-1]
+        return residual.leave(values, self.feed_forward(residual.enter(values, view.real)), view.real)

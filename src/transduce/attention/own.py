@@ -1,0 +1,128 @@
+"""Rows of one sequence and its past in, rows that know what came before out: attention, or a state of fixed size."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from transduce.attention.multihead import Heads, MultiHead
+from transduce.contracts import Position
+from transduce.flow import Tree
+from transduce.layers.dense import FeedForward, dense
+
+OwnKind = Literal["attention", "ssru", "average"]
+
+
+@dataclass(frozen=True)
+class View:
+    """What the rows of one call may see of their sequence, and where everything stands."""
+
+    position: Position
+    queries: Tensor  # 1 T or R T: places of the new rows
+    keys: Tensor  # 1 U or R U: places of all rows so far, the new ones included
+    mask: Tensor | None = None  # broadcastable to R H T U
+    causal: bool = False  # the plain triangle: no mask needed
+    real: Tensor | None = None  # R T: the new rows that are not padding
+    padded: bool = False  # True: the past must be told which rows are real
+    with_attention: bool = False
+
+
+class Own(nn.Module, ABC):
+    """How a row learns of the other rows of its own sequence."""
+
+    @abstractmethod
+    def start(self, rows: int, like: Tensor) -> Tree:
+        """The past before the first row."""
+
+    @abstractmethod
+    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        """rows (R T D) -> rows (R T D), the past after them, weights (R H T U) when asked for and there are any."""
+
+
+class SelfAttention(Own):
+    """every row looks at the others: all of them, those before it, or those in reach"""
+
+    def __init__(self, width: int, heads: Heads) -> None:
+        super().__init__()
+        self.attention, self.head_width = MultiHead(width, width, heads), width // heads.number
+
+    def start(self, rows: int, like: Tensor) -> Tree:
+        empty = like.new_zeros(rows, self.attention.key_heads, 0, self.head_width)
+        return empty, empty
+
+    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        query = view.position.turn(self.attention.ask(rows), view.queries)
+        keys, values = self.attention.project(rows)
+        keys = view.position.turn(keys, view.queries)
+        if past[0].size(2):
+            keys, values = torch.cat((past[0], keys), 2), torch.cat((past[1], values), 2)  # R G U K
+        context, weights = self.attention(
+            query,
+            keys,
+            values,
+            view.mask,
+            view.position.bias(query, view.queries, view.keys),
+            causal=view.causal,
+            with_attention=view.with_attention,
+        )
+        return context, (keys, values), weights
+
+
+class SSRU(Own):
+    """f_t = sigmoid(W_f x_t + b), c_t = f_t c_{t-1} + (1 - f_t) W x_t, relu(c_t): the past is one vector (Kim 2019)"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        # The forget gate keeps its bias whatever else has one: it decides how long a new layer remembers.
+        self.forget, self.content = dense(width, width), dense(width, width, bias=False)
+
+    def start(self, rows: int, like: Tensor) -> Tree:
+        return like.new_zeros(rows, self.width)
+
+    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        # In the precision of the rows even where matrices are multiplied in less: products over a past need it.
+        kept, content = torch.sigmoid(self.forget(rows)).to(rows), self.content(rows).to(rows)  # R T D
+        if view.padded and view.real is not None:
+            kept = kept.masked_fill(~view.real[..., None], 1.0)  # padding forgets nothing and adds nothing
+        kept, cells = scan(kept, (1 - kept) * content)
+        cells = cells + kept * past[:, None]
+        return torch.relu(cells), cells[:, -1], None
+
+
+def scan(decay: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """c_t = decay_t c_{t-1} + inputs_t from c = 0, for all t in log T steps: runs of 1, 2, 4 ... rows are joined.
+
+    Gives the product of the decays up to each t, by which an earlier state would come through, and c_t.
+    """
+    reach = 1
+    while reach < inputs.size(1):
+        inputs = torch.cat((inputs[:, :reach], inputs[:, reach:] + decay[:, reach:] * inputs[:, :-reach]), 1)
+        decay = torch.cat((decay[:, :reach], decay[:, reach:] * decay[:, :-reach]), 1)
+        reach *= 2
+    return decay, inputs
+
+
+class Average(Own):
+    """g_t = FFN(mean of x_1 .. x_t), i x_t + f g_t with i, f = sigmoid(W [x_t; g_t]): the past is a sum (Zhang 2018)"""
+
+    def __init__(self, width: int, feed_forward: FeedForward, bias: bool) -> None:
+        super().__init__()
+        self.width, self.feed_forward, self.gates = width, feed_forward, dense(2 * width, 2 * width, bias)
+
+    def start(self, rows: int, like: Tensor) -> Tree:
+        return like.new_zeros(rows, self.width), like.new_zeros(rows, 1)
+
+    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        real = torch.ones_like(rows[..., :1])
+        if view.padded and view.real is not None:
+            real = view.real[..., None].to(rows)
+        totals = past[0][:, None] + (rows * real).cumsum(1)  # R T D
+        counts = past[1][:, None] + real.cumsum(1)  # R T 1
+        mean = self.feed_forward(totals / counts)
+        keep, take = torch.sigmoid(self.gates(torch.cat((rows, mean), -1))).chunk(2, -1)
+        return keep * rows + take * mean, (totals[:, -1], counts[:, -1]), None

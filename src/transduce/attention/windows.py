@@ -1,0 +1,59 @@
+"""A query and the length of the memory in, the neighbourhood it may see out: local attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transduce.contracts import Sight, Window
+from transduce.flow import Tree
+from transduce.layers.dense import dense
+
+
+def _distances(mask: Tensor, centres: Tensor) -> Tensor:
+    """How far each row is from the centre: mask (B 1 S), centres (B T) -> B T S"""
+    return mask.cumsum(-1) - 1 - centres.unsqueeze(-1)
+
+
+class Predicted(Window):
+    """p_t = S sigmoid(v . tanh(W s_t)), rows within the reach, a Gaussian of deviation reach / 2 (Luong 2015, local-p)
+
+    The Gaussian enters before the normaliser as its logarithm, so that the weights still sum to 1: under a softmax
+    they are the paper's, divided by their sum.
+    """
+
+    def __init__(self, query_width: int, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+        self.query = dense(query_width, query_width, bias=False)
+        self.vector = dense(query_width, 1, bias=False)
+
+    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> Sight:
+        lengths = mask.sum(-1)  # B 1
+        centres = lengths * self.vector(torch.tanh(self.query(query))).squeeze(-1).sigmoid()  # B T
+        distances = _distances(mask, centres)
+        bias = -2 * (distances / self.reach).square()  # -d^2 / (2 sigma^2)
+        return Sight(mask & (distances.abs() <= self.reach), bias)
+
+
+class Monotonic(Window):
+    """p_t = t, rows within the reach; the last row once t is past it (Luong 2015, local-m)"""
+
+    remembers = True
+
+    def __init__(self, query_width: int, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def start(self, mask: Tensor) -> Tree:
+        return {"steps": mask.new_zeros(mask.size(0), 1, dtype=torch.long)}
+
+    def remember(self, past: Tree, weights: Tensor) -> Tree:
+        return {"steps": past["steps"] + 1}
+
+    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> Sight:
+        centres = torch.minimum(past["steps"].squeeze(-1), mask.sum(-1) - 1)  # B T
+        return Sight(mask & (_distances(mask, centres).abs() <= self.reach))
+
+
+WINDOWS: dict[str, type[Window]] = {"predicted": Predicted, "monotonic": Monotonic}

@@ -1,0 +1,101 @@
+"""A memory and target ids in, scores for the next ids out, by convolutions over the last few rows and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from transduce.attention.multihead import Heads, MultiHead
+from transduce.attention.normalisers import Softmax
+from transduce.attention.positions import Learned, embedded_only
+from transduce.attention.scores import Dot
+from transduce.contracts import Count, Decoder, Normaliser, Position, Rate, Score
+from transduce.flow import Attention, Memory, State, Step
+from transduce.layers.convolution import HALF, GatedConvolution
+from transduce.layers.embedding import Embedding, Output
+
+
+class ConvolutionalDecoder(Decoder):
+    """causal gated convolutions, each followed by attention over the memory (Gehring 2017)"""
+
+    blocks: Sequence[ConvolutionalBlock]
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        output: Output,
+        memory_width: int,
+        *,
+        layers: Count = 4,
+        width: Count = 256,
+        kernel: Count = 3,
+        heads: Count = 1,
+        position: type[Position] = Learned,
+        score: type[Score] = Dot,
+        normaliser: type[Normaliser] = Softmax,
+        dropout: Rate = 0.1,
+    ) -> None:
+        super().__init__()
+        self.embedding, self.output, self.dropout = embedding, output, nn.Dropout(dropout)
+        self.position = embedded_only(position(width, 1, True), "a convolution")
+        shape = Heads(heads, heads, score, normaliser)
+        self.blocks = nn.ModuleList(  # type: ignore[assignment]
+            ConvolutionalBlock(
+                GatedConvolution(width, kernel, dropout),
+                MultiHead(width, memory_width, shape) if memory_width else None,
+            )
+            for _ in range(layers)
+        )
+
+    def start(self, memory: Memory) -> State:
+        projected = tuple(block.cross.project(memory.values) for block in self.blocks if block.cross is not None)
+        rows, table = memory.mask.size(0), self.embedding.table.weight
+        # What lies before the first token is zero, k - 1 rows of it for each layer.
+        before = tuple(table.new_zeros(rows, block.convolution.kernel - 1, table.size(1)) for block in self.blocks)
+        places = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
+        return State({"memory": projected, "mask": memory.mask}, {"layers": before, "next": places})
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        rows, steps = tokens.shape
+        lengths = torch.full((rows,), steps, device=tokens.device) if mask is None else mask.sum(1)
+        places = state.past["next"][:, None] + torch.arange(steps, device=tokens.device)  # R T
+        embedded = self.dropout(self.position.add(self.embedding(tokens), places))
+        values = embedded
+        after: list[Tensor] = []
+        weights: list[Tensor] = []
+        for number, block in enumerate(self.blocks):
+            around = torch.cat((state.past["layers"][number], values), 1)  # R (T + k - 1) D
+            after.append(_last(around, lengths, block.convolution.kernel - 1))
+            found = block.convolution(around)
+            if block.cross is not None:
+                # The target's embedding joins the question (equation 1): what was said last is part of it.
+                question = (found + embedded) * HALF
+                keys, content = state.fixed["memory"][number]
+                answer, seen = block.cross.read(
+                    question, keys, content, state.fixed["mask"], with_attention=with_attention
+                )
+                found = (found + answer) * HALF
+                weights += [seen] if seen is not None else []
+            values = (found + values) * HALF
+        past = {"layers": tuple(after), "next": state.past["next"] + lengths}
+        attention = Attention(torch.stack(weights, 1) if weights else None) if with_attention else None
+        return Step(self.output(self.dropout(values)), replace(state, past=past), attention)
+
+
+class ConvolutionalBlock(nn.Module):
+    """look back by a convolution, look up in the memory where there is one"""
+
+    def __init__(self, convolution: GatedConvolution, cross: MultiHead | None) -> None:
+        super().__init__()
+        self.convolution, self.cross = convolution, cross
+
+
+def _last(around: Tensor, lengths: Tensor, count: int) -> Tensor:
+    """The last `count` real rows of each sequence: k - 1 old ones and T new ones, of which `lengths` are real."""
+    index = lengths[:, None] + torch.arange(count, device=lengths.device)  # R k-1
+    return around.gather(1, index[..., None].expand(-1, -1, around.size(2)))

@@ -1,0 +1,54 @@
+"""Source ids in, a memory out: every row has seen its neighbours, a kernel further with each layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from transduce.attention.positions import Learned, embedded_only
+from transduce.contracts import Count, Encoder, Position, Rate
+from transduce.errors import InputError
+from transduce.flow import Batch, Memory
+from transduce.layers.convolution import HALF, GatedConvolution
+from transduce.layers.embedding import Embedding
+
+
+class ConvolutionalEncoder(Encoder):
+    """z^l = (glu(conv(z^{l-1})) + z^{l-1}) sqrt(1/2), and what is read is (z^L + e) sqrt(1/2) (Gehring 2017)"""
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        *,
+        layers: Count = 4,
+        width: Count = 256,
+        kernel: Count = 3,
+        position: type[Position] = Learned,
+        dropout: Rate = 0.1,
+    ) -> None:
+        super().__init__()
+        if kernel % 2 == 0:
+            raise InputError(
+                f"a kernel of {kernel} has no middle row", remedy="an encoder that sees both sides needs an odd kernel"
+            )
+        self.width, self.embedding, self.dropout = width, embedding, nn.Dropout(dropout)
+        self.position = embedded_only(position(width, 1, False), "a convolution")
+        self.sides = (kernel - 1) // 2
+        self.blocks = nn.ModuleList(GatedConvolution(width, kernel, dropout) for _ in range(layers))
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
+        assert batch.source is not None, "this encoder reads the source of a batch"
+        mask = batch.source.mask
+        shown = mask[..., None]  # B S 1
+        places = torch.arange(mask.size(1), device=mask.device)[None]
+        embedded = self.dropout(self.position.add(self.embedding(batch.source.values), places))
+        values = embedded
+        for block in self.blocks:
+            # Padding is zero before every layer, like what lies beyond the end: it cannot leak into real rows.
+            around = F.pad(values * shown, (0, 0, self.sides, self.sides))
+            values = (block(around) + values) * HALF
+        # The paper adds the embedding to what attention takes, not to what it scores; a memory has one value a row.
+        values = (values + embedded) * HALF
+        summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
+        return Memory(values, mask, summary)

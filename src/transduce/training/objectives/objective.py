@@ -1,0 +1,73 @@
+"""What every objective is: a model and a batch enter; the loss, as a sum over what is counted, leaves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+
+from transduce.flow import Batch, Padded, Step
+
+IGNORED = -100  # where the target is padding
+Model = Callable[[Batch], Step]
+Share = Annotated[float, Ge(0), Le(1)]
+Weight = Annotated[float, Ge(0), Le(1e6)]
+Sharpness = Annotated[float, Gt(0), Le(1e6)]  # of a softmax: a temperature, or the inverse of one
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums, never means: whoever adds slices up divides once, by the count of the whole update."""
+
+    total: Tensor  # scalar: what is differentiated
+    count: int  # what the total is a sum over: real target tokens
+    parts: dict[str, Tensor]  # scalars without gradient, sums over the same count; `nll` gives the perplexity
+
+
+class Objective(ABC):
+    """What training makes small. A new one is a class in this folder and a row on its shelf."""
+
+    parts: tuple[str, ...] = ("nll",)  # the names in Loss.parts, known before the first batch
+
+    @abstractmethod
+    def __call__(self, model: Model, batch: Batch) -> Loss: ...
+
+    def count(self, batch: Batch) -> int:
+        """What the total of this batch is a sum over, known from the batch alone, so processes need not ask."""
+        return int(batch.gold.mask.sum())
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How well scores foretell the gold tokens: two sums over the real ones."""
+
+    smoothed: Tensor  # with gradient
+    nll: Tensor
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """R T V, in single precision: the sums made of them lose digits in bf16."""
+    return logits.float().log_softmax(-1)
+
+
+def likelihood(scores: Tensor, gold: Padded, label_smoothing: float) -> Likelihood:
+    """(1 - eps) * nll + eps * the mean of -log p over the vocabulary; scores are log-probabilities (R T V)."""
+    flat = scores.flatten(0, 1)  # R*T V: both terms are read off it, so V is passed once
+    truth = gold.values.where(gold.mask, IGNORED).flatten()  # R*T
+    nll = F.nll_loss(flat, truth, ignore_index=IGNORED, reduction="sum")
+    if label_smoothing == 0:
+        return Likelihood(nll, nll)
+    uniform = -flat.mean(-1).where(gold.mask.flatten(), 0.0).sum()
+    return Likelihood(torch.lerp(nll, uniform, label_smoothing), nll)
+
+
+def divergence(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """The sum of KL(one || other) over the real positions; both are log-probabilities (R T V)."""
+    terms: Tensor = F.kl_div(other, one, log_target=True, reduction="none").sum(-1)  # R T
+    return terms.where(mask, 0.0).sum()

@@ -1,0 +1,92 @@
+"""A model and a batch enter; the cross-entropy of the gold tokens, plain, of two passes or after own tokens, leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from transduce.contracts import Rate
+from transduce.flow import BOS, EOS, PAD, Batch, Padded
+from transduce.training.objectives.objective import (
+    Loss,
+    Model,
+    Objective,
+    Share,
+    Weight,
+    divergence,
+    likelihood,
+    log_probabilities,
+)
+
+NEVER_READ = [PAD, BOS, EOS]  # nothing follows them, so a decoder never meets them inside a sentence
+
+
+class CrossEntropy(Objective):
+    """label-smoothed cross-entropy under teacher forcing (Szegedy 2016)"""
+
+    def __init__(self, *, label_smoothing: Rate = 0.1) -> None:
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        found = likelihood(log_probabilities(model(batch).logits), batch.gold, self.label_smoothing)
+        return Loss(found.smoothed, self.count(batch), {"nll": found.nll.detach()})
+
+
+class RDrop(Objective):
+    """two passes under different dropout that must agree (Wu 2021)
+
+    Half of the paper's sum, so that its first term has the size of one cross-entropy:
+    1/2 [CE_1 + CE_2 + weight * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1))].
+    """
+
+    parts = ("nll", "divergence")
+
+    def __init__(self, *, weight: Weight = 5.0, label_smoothing: Rate = 0.1) -> None:
+        self.weight, self.label_smoothing = weight, label_smoothing
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        gold = batch.gold
+        first, second = (log_probabilities(model(batch).logits) for _ in range(2))
+        one, two = (likelihood(scores, gold, self.label_smoothing) for scores in (first, second))
+        apart = (divergence(first, second, gold.mask) + divergence(second, first, gold.mask)) / 2
+        total = (one.smoothed + two.smoothed + self.weight * apart) / 2
+        parts = {"nll": ((one.nll + two.nll) / 2).detach(), "divergence": apart.detach()}
+        return Loss(total, self.count(batch), parts)
+
+
+class ScheduledSampling(Objective):
+    """some tokens that the decoder reads are its own predictions (Bengio 2015; two passes: Mihaylova 2019)
+
+    The first pass is teacher forced and without gradient; each token the second pass reads is, with probability
+    `rate`, what the first pass said there. One path for every decoder. For a recurrent one it is an approximation:
+    a prediction of the first pass was made after gold tokens, never after another prediction.
+    """
+
+    def __init__(
+        self, *, rate: Share = 0.25, choice: Literal["best", "sample"] = "best", label_smoothing: Rate = 0.1
+    ) -> None:
+        self.rate, self.choice, self.label_smoothing = rate, choice, label_smoothing
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        scores = log_probabilities(model(self._mixed(model, batch)).logits)
+        found = likelihood(scores, batch.gold, self.label_smoothing)  # the gold stays, whatever was read
+        return Loss(found.smoothed, self.count(batch), {"nll": found.nll.detach()})
+
+    @torch.no_grad()
+    def _mixed(self, model: Model, batch: Batch) -> Batch:
+        """The batch with own predictions among the target tokens. </s> is never read, so it may be replaced too."""
+        logits = model(batch).logits.float()  # B T V: what stands at t + 1, after the gold up to t
+        logits = logits.index_fill(-1, torch.tensor(NEVER_READ, device=logits.device), -torch.inf)
+        own = _drawn(logits) if self.choice == "sample" else logits.argmax(-1)  # B T
+        assert batch.target is not None
+        target, mask = batch.target.values, batch.target.mask
+        replaced = (torch.rand(own.shape) < self.rate).to(own.device) & mask[:, 1:]
+        mixed = torch.cat((target[:, :1], own.where(replaced, target[:, 1:])), 1)
+        return replace(batch, target=Padded(mixed, mask))
+
+
+def _drawn(logits: Tensor) -> Tensor:
+    return torch.multinomial(logits.softmax(-1).flatten(0, 1), 1).view(logits.shape[:2])

@@ -1,0 +1,73 @@
+"""The contrastive loss and CTC, against torch, the formula and the sum over all paths."""
+
+from __future__ import annotations
+
+from itertools import groupby, product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+
+from transduce.flow import PAD, Padded
+from transduce.training.objectives import Contrastive, Ctc
+
+
+@trials(deadline=None, max_examples=30)
+@given(st.integers(1, 6), st.floats(0.05, 2), st.booleans(), st.integers(0, 99))
+def test_contrastive_is_its_formula(rows: int, temperature: float, symmetric: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    one, other = torch.randn(2, rows, 5)
+    loss = Contrastive(temperature=temperature, symmetric=symmetric)(one, other)
+    fit = F.cosine_similarity(one[:, None].double(), other[None].double(), dim=-1) / temperature
+    forth = F.cross_entropy(fit, torch.arange(rows)).item()
+    back = F.cross_entropy(fit.T, torch.arange(rows)).item()
+    expected = (forth + back) / 2 if symmetric else forth
+    assert loss.total.item() / loss.count == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert loss.count == rows
+    assert loss.parts["right"] == sum(int(line.argmax()) == number for number, line in enumerate(fit))
+
+
+def test_partners_that_are_alike_cost_nothing() -> None:
+    summaries = torch.eye(4)
+    found = Contrastive(temperature=0.01)(summaries, 3 * summaries)  # the length of a summary does not matter
+    assert found.total < 1e-6
+    assert found.parts["right"] == 4
+
+
+def test_ctc_is_torchs_and_the_sum_over_all_paths() -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(3, 5, 4, requires_grad=True)
+    mask = torch.arange(5) < torch.tensor([5, 4, 3])[:, None]
+    target = Padded.from_rows([[1, 2], [3, 3], [2]])
+    loss = Ctc()(logits, mask, target)
+    direct = 0.0
+    for row, (scores, real) in enumerate(zip(logits.detach().double(), mask.sum(1).tolist(), strict=True)):
+        wanted = target.values[row][target.mask[row]].tolist()
+        probabilities = scores.softmax(-1)
+        paths = (p for p in product(range(4), repeat=real) if [k for k, _ in groupby(p) if k != PAD] == wanted)
+        chance = sum(float(torch.stack([probabilities[i, k] for i, k in enumerate(path)]).prod()) for path in paths)
+        direct -= float(torch.tensor(chance).log())
+    assert loss.total.item() == pytest.approx(direct, rel=1e-4)
+    reference = F.ctc_loss(
+        logits.log_softmax(-1).transpose(0, 1), target.values, mask.sum(1), target.mask.sum(1), reduction="sum"
+    )
+    torch.testing.assert_close(loss.total, reference)
+    assert loss.count == 5
+    assert loss.parts["impossible"] == 0
+    slices = [Ctc()(logits[rows], mask[rows], target.select(rows)).total for rows in torch.arange(3).split(1)]
+    torch.testing.assert_close(sum(slices), loss.total)
+
+
+def test_ctc_tells_of_what_cannot_fit() -> None:
+    logits = torch.randn(3, 3, 4, requires_grad=True)
+    target = Padded.from_rows([[1, 1, 1], [1, 2, 3], [1, 1]])
+    loss = Ctc()(logits, torch.ones(3, 3, dtype=torch.bool), target)
+    assert loss.parts["impossible"] == 1
+    loss.total.backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert not logits.grad[0].any()
+    assert logits.grad[1:].any()
