@@ -25,8 +25,8 @@ from transduce.decoding.loop import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.model import Transducer
+from transduce.objectives import CrossEntropy, Objective, ScheduledSampling
 from transduce.recipe import parse
-from transduce.training.objectives import CrossEntropy, Objective, ScheduledSampling
 
 FIRST, DIGITS = 4, 10  # digit d is token FIRST + d
 RECURRENT = {"kind": "recurrent", "cell": "gru", "width": 64, "dropout": 0.1}

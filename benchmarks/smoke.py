@@ -21,9 +21,9 @@ from transduce.decoding.loop import search
 from transduce.decoding.rules import MinLength
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.training.devices import pick_device
-from transduce.training.objectives import CrossEntropy
 
 GRU = {"kind": "recurrent", "cell": "gru"}
 TRANSFORMER = {"kind": "transformer"}

@@ -27,8 +27,8 @@ from transduce.errors import InputError, nearest
 from transduce.heads import HEADS
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, EncoderOnly, Transducer
+from transduce.objectives import OBJECTIVES, Objective
 from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe, explain_error
-from transduce.training.objectives import OBJECTIVES, Objective
 
 SHELVES: dict[type, Mapping[str, type]] = {
     contracts.Encoder: ENCODERS,

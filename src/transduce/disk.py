@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+TEMPORARY = ".part-"  # what a killed process may leave behind begins with this
+
 
 def sync(path: Path) -> None:
     """To the disk, not only to the kernel; for a folder this is what makes a rename in it last."""
@@ -25,7 +27,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """The new content or the old one, whatever happens meanwhile."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
     write_file(part, content)
     os.replace(part, path)
     sync(path.parent)

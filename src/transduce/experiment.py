@@ -17,6 +17,7 @@ from transduce import build, evaluation
 from transduce.data.batching import gather, ordered
 from transduce.data.sources import read
 from transduce.errors import InputError, nearest
+from transduce.objectives import CrossEntropy
 from transduce.predict import Model
 from transduce.predict import load as load_model
 from transduce.prepare import Data, Tokenizers, prepare, train_tokenizers
@@ -27,7 +28,6 @@ from transduce.score import as_lines, read_corpora, score_outputs
 from transduce.training import loop
 from transduce.training.curves import draw_curves
 from transduce.training.devices import Processes, pick_device, seed_everything
-from transduce.training.objectives import CrossEntropy
 from transduce.training.report import Report, RunReport, Silent
 
 # What may change when a run goes on; everything else must be as it was.

@@ -20,9 +20,9 @@ PARTS = {
     "convolutional": (CONVOLUTIONAL, CONVOLUTIONAL, 280, 100, 90),
     "SSRU decoder": (TRANSFORMER, {**TRANSFORMER, "own": "ssru"}, 250, 100, 95),
     "average decoder": (TRANSFORMER, {**TRANSFORMER, "own": "average"}, 250, 100, 95),
-    "grouped, windowed, RMS, gated": (
+    "grouped, in reach, RMS, gated": (
         {**TRANSFORMER, "key_heads": 2, "normalisation": "rms", "gated": True, "activation": "silu", "bias": False},
-        {**TRANSFORMER, "key_heads": 1, "normalisation": "rms", "gated": True, "window": 3, "position": "rotary"},
+        {**TRANSFORMER, "key_heads": 1, "normalisation": "rms", "gated": True, "reach": 3, "position": "rotary"},
         250,
         100,
         95,

@@ -23,10 +23,10 @@ from training_standins import TinyBatches, TinyModel, loss_on, settings
 from transduce.data.batching import Position
 from transduce.errors import InputError
 from transduce.flow import Batch, Step
+from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.training.checkpoint import Checkpoints, average
 from transduce.training.devices import Processes
 from transduce.training.loop import Outcome, train
-from transduce.training.objectives import CrossEntropy, Loss, Model
 from transduce.training.optimisers import build_optimiser
 from transduce.training.prefetch import Prefetch
 from transduce.training.report import Line, Silent, read_log

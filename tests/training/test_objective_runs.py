@@ -13,12 +13,12 @@ import transduce
 from transduce import build
 from transduce.errors import InputError
 from transduce.experiment import Trained, settle, train
+from transduce.objectives import OBJECTIVES, CrossEntropy, Distillation, RDrop
 from transduce.recipe import parse
-from transduce.training.objectives import OBJECTIVES, CrossEntropy, Distillation, RDrop
 
 PART = {"kind": "recurrent", "width": 16}
 OWN = '''
-from transduce.training.objectives import CrossEntropy
+from transduce.objectives import CrossEntropy
 
 class Louder(CrossEntropy):
     """cross-entropy"""

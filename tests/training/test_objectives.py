@@ -17,8 +17,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.data.batching import Position
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded, State, Step
-from transduce.recipe import parse
-from transduce.training.objectives import (
+from transduce.objectives import (
     OBJECTIVES,
     CrossEntropy,
     Distillation,
@@ -28,6 +27,7 @@ from transduce.training.objectives import (
     RDrop,
     ScheduledSampling,
 )
+from transduce.recipe import parse
 
 RECURRENT = {"kind": "recurrent", "width": 12, "dropout": 0.0}
 TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 2, "heads": 3, "hidden": 16, "dropout": 0.0}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from training_standins import TinyBatches, TinyModel
 
 from transduce.data.batching import Position
+from transduce.objectives import CrossEntropy
 from transduce.recipe import OptimiserRecipe, ScheduleRecipe
-from transduce.training.objectives import CrossEntropy
 from transduce.training.optimisers import (
     SCHEDULES,
     Plateau,

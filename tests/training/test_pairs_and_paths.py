@@ -12,7 +12,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from transduce.flow import PAD, Padded
-from transduce.training.objectives import Contrastive, Ctc
+from transduce.objectives import Contrastive, Ctc
 
 
 @trials(deadline=None, max_examples=30)

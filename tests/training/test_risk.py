@@ -16,9 +16,9 @@ from transduce.build import build_model, complete_recipe
 from transduce.data.batching import Position
 from transduce.flow import BOS, EOS, Batch
 from transduce.model import Transducer
+from transduce.objectives import MinimumRisk
+from transduce.objectives.risk import COSTS, edit_cost, f1_cost
 from transduce.recipe import parse
-from transduce.training.objectives import MinimumRisk
-from transduce.training.objectives.risk import COSTS, edit_cost, f1_cost
 
 IDS = st.lists(st.integers(4, 7), max_size=6)
 PARTS = {

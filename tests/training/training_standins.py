@@ -22,8 +22,8 @@ from torch import nn
 
 from transduce.data.batching import Position
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
+from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.recipe import TrainingRecipe
-from transduce.training.objectives import CrossEntropy, Loss, Model
 
 WORDS = 24  # V
 

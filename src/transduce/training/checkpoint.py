@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.disk import replace_file
+from transduce.disk import TEMPORARY, replace_file
 from transduce.errors import InputError
 from transduce.training.folder import (
-    TEMPORARY,
     DamageError,
     Tensors,
     read_folder,

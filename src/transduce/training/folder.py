@@ -18,11 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from transduce.disk import sync, write_file
+from transduce.disk import TEMPORARY, sync, write_file
 from transduce.errors import InputError
 
 FORMAT = 1
-TEMPORARY = ".part-"  # what a killed process may leave behind begins with this
 Tensors = Mapping[str, Tensor]
 
 

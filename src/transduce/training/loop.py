@@ -14,12 +14,12 @@ from torch import nn
 from transduce.data.batching import Position
 from transduce.errors import InputError, nearest
 from transduce.flow import Batch
+from transduce.objectives import CrossEntropy, Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.checkpoint import Checkpoints
 from transduce.training.devices import Processes, autocast, deterministic, memory_peak
 from transduce.training.interruption import Interruption
 from transduce.training.keeper import Keeper
-from transduce.training.objectives import CrossEntropy, Objective
 from transduce.training.optimisers import build_optimiser, rate_at
 from transduce.training.prefetch import Prefetch
 from transduce.training.progress import Progress, Window

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from transduce.flow import Batch
+from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.blame import first_bad
 from transduce.training.devices import Processes, autocast, seed_everything
-from transduce.training.objectives import Objective
 from transduce.training.optimisers import set_rate
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")

@@ -15,7 +15,7 @@ from transduce.decoding.loop import search
 from transduce.decoding.strategies import Sample
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.model import Transducer
-from transduce.training.objectives.objective import Loss, Model, Objective, Share, Sharpness, log_probabilities
+from transduce.objectives.objective import Loss, Model, Objective, Share, Sharpness, log_probabilities
 
 Ids = Sequence[int]
 LONGEST = 2  # samples are cut at so many times the reference

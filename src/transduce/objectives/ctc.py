@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.flow import PAD, Padded
-from transduce.training.objectives.objective import Loss, log_probabilities
+from transduce.objectives.objective import Loss, log_probabilities
 
 
 class Ctc:

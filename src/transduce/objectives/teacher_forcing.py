@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.contracts import Rate
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
-from transduce.training.objectives.objective import (
+from transduce.objectives.objective import (
     Loss,
     Model,
     Objective,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transduce.training.objectives.objective import Loss, Sharpness
+from transduce.objectives.objective import Loss, Sharpness
 
 
 class Contrastive:

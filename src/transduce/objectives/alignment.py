@@ -10,7 +10,7 @@ from torch import Tensor
 from transduce.contracts import Rate
 from transduce.errors import InputError
 from transduce.flow import Attention, Batch, Padded
-from transduce.training.objectives.objective import Loss, Model, Objective, Weight, likelihood, log_probabilities
+from transduce.objectives.objective import Loss, Model, Objective, Weight, likelihood, log_probabilities
 
 SMALLEST = 1e-9  # a sparse normaliser may give a linked word exactly nothing
 

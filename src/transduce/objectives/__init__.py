@@ -1,12 +1,12 @@
 """A model and a batch enter; the loss that training makes small leaves."""
 
-from transduce.training.objectives.alignment import GuidedAlignment
-from transduce.training.objectives.contrastive import Contrastive
-from transduce.training.objectives.ctc import Ctc
-from transduce.training.objectives.distillation import Distillation
-from transduce.training.objectives.objective import Loss, Model, Objective
-from transduce.training.objectives.risk import MinimumRisk
-from transduce.training.objectives.teacher_forcing import CrossEntropy, RDrop, ScheduledSampling
+from transduce.objectives.alignment import GuidedAlignment
+from transduce.objectives.contrastive import Contrastive
+from transduce.objectives.ctc import Ctc
+from transduce.objectives.distillation import Distillation
+from transduce.objectives.objective import Loss, Model, Objective
+from transduce.objectives.risk import MinimumRisk
+from transduce.objectives.teacher_forcing import CrossEntropy, RDrop, ScheduledSampling
 
 __all__ = [
     "OBJECTIVES",

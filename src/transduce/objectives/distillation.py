@@ -6,7 +6,7 @@ import torch
 
 from transduce.contracts import Rate
 from transduce.flow import Batch
-from transduce.training.objectives.objective import (
+from transduce.objectives.objective import (
     Loss,
     Model,
     Objective,
