@@ -75,12 +75,12 @@ TASKS = {
         _pronounce,
         {
             "tokens": {"source": _CHARACTERS, "target": {"kind": "words", "size": 100}},
-            "model": {"encoder": {**_GRU, "layers": 2}, "decoder": {**_GRU, "reader": "bahdanau"}},
+            "model": {"encoder": _GRU, "decoder": {**_GRU, "reader": _ATTENTION}},
             "training": {
-                "steps": 4000,
-                "batch_tokens": 6000,
-                "optimiser": {"learning_rate": 2e-3},
-                "schedule": {"kind": "cosine", "warmup": 200},
+                "steps": 1500,
+                "batch_tokens": 4096,
+                "optimiser": {"learning_rate": 3e-3},
+                "schedule": {"kind": "cosine", "warmup": 100},
                 "validate_every": 500,
                 "checkpoint_every": 500,
                 "monitor": "exact",
