@@ -343,6 +343,28 @@ def models() -> None:
         console.print(f"  [cyan]{kind:<12}[/] {escape(describe(metric))}", highlight=False, soft_wrap=True)
 
 
+@app.command("explain-shapes")
+def explain_shapes(
+    source: Annotated[str, typer.Argument(help="A recipe.yaml, a run directory, or a file of pairs.")],
+    settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
+) -> None:
+    """Every tensor of a model, by name, shape in letters, size and meaning: one batch, then one generation step.
+
+    Examples:
+
+        transduce explain-shapes recipe.yaml model.decoder.layers=2
+
+        transduce explain-shapes runs/demo --json shapes.json
+    """
+    from transduce.shapes import draw, save, shapes_of
+
+    rows = shapes_of(source, settings or [])
+    draw(rows, _console())
+    if json is not None:
+        save(rows, json)
+
+
 @app.command()
 def demo(
     task: Annotated[

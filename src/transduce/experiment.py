@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from transduce import build, evaluation
+from transduce import build, evaluation, transfer
 from transduce.data.batching import gather, ordered
 from transduce.data.sources import read
+from transduce.disk import replace_file
 from transduce.errors import InputError, nearest
 from transduce.objectives import CrossEntropy
 from transduce.predict import Model
 from transduce.predict import load as load_model
-from transduce.prepare import Data, Tokenizers, prepare, train_tokenizers
+from transduce.prepare import Data, Tokenizers, prepare
 from transduce.recipe import Corpus, Recipe, parse
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
@@ -66,32 +68,38 @@ def train(
             "there is a run here already", where=str(run.folder), remedy="go on with --resume, or give another --run"
         )
     device = pick_device(wanted.training.device)
+    # A run that goes on has its weights already, and needs no longer those it began from.
+    origins = [] if run.checkpoints.steps() else transfer.open_origins(wanted.init)
     with Processes.start(device) as processes:
         console = console if processes.is_main else None
-        settled, tokenizers, data = _prepare(run, wanted, processes)
+        settled, tokenizers, data = _prepare(run, wanted, processes, origins)
         seed_everything(settled.training.seed)
         source, target = tokenizers
         network = build.build_model(settled.model, source.size, target.size, source.starts)
         if console is not None:
             _tell(console, run, settled, data, tokenizers, network, device)
+        if origins:
+            taken = transfer.take_weights(network, settled.model, tokenizers, origins)
+            _tell_transfer(run, taken, console, processes)
         model = Model(network, *tokenizers, settled)
         objective = build.build_objective(settled.training.objective, partial(_teacher, tokenizers, device))
         report: Report = Silent()
         if processes.is_main:
             shown = console or Console(quiet=True)
             report = RunReport(run.folder, console=shown, tensorboard=settled.training.tensorboard)
-        outcome = loop.train(
-            network,
-            data.batches(settled, tokenizers),
-            settled.training,
-            checkpoints=run.checkpoints,
-            report=report,
-            processes=processes,
-            device=device,
-            validate=_validation(model, data),
-            objective=objective,
-            lower_is_better=LOWER_IS_BETTER,
-        )
+        with transfer.frozen(network, settled.training.freeze):
+            outcome = loop.train(
+                network,
+                data.batches(settled, tokenizers),
+                settled.training,
+                checkpoints=run.checkpoints,
+                report=report,
+                processes=processes,
+                device=device,
+                validate=_validation(model, data),
+                objective=objective,
+                lower_is_better=LOWER_IS_BETTER,
+            )
         if outcome.reason == "interrupted" or not processes.is_main:
             return Trained(run, model, outcome, {}, ())
         return _finish(run, model, outcome, data)
@@ -107,7 +115,11 @@ def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
     completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
     _check_measures(completed)
-    return _with_teacher(completed)
+    if completed.training.freeze:
+        with torch.device("meta"):  # the names are those of any vocabulary
+            transfer.frozen_names(build.build_model(completed.model, 8, 8), completed.training.freeze)
+    named = {name: str(Path(folder).absolute()) for name, folder in completed.init if folder is not None}
+    return _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
 
 
 def _with_teacher(recipe: Recipe) -> Recipe:
@@ -152,13 +164,16 @@ def _absolute(corpus: Corpus) -> Corpus:
     return corpus.model_copy(update={name: str(Path(getattr(corpus, name)).absolute()) for name in names})
 
 
-def _prepare(run: Run, wanted: Recipe, processes: Processes) -> tuple[Recipe, Tokenizers, Data]:
+def _prepare(
+    run: Run, wanted: Recipe, processes: Processes, origins: Sequence[transfer.Origin]
+) -> tuple[Recipe, Tokenizers, Data]:
     """The first process writes recipe, tokenizers and stores; the others then find them."""
     if processes.is_main:
         settled = _continued(run.recipe(), wanted, str(run.recipe_file)) if run.exists else wanted
         # Without a recipe there is no run: tokenizers left by one that died before it began are not this one's.
         begun = run.exists and run.prepared
-        tokenizers = run.tokenizers() if begun else train_tokenizers(settled)
+        tokenizers = run.tokenizers() if begun else transfer.choose_tokenizers(settled, origins)
+        transfer.check_origins(settled, tokenizers, origins)
         data = prepare(settled, tokenizers)
         if not begun:
             for corpus in settled.data.test:  # what cannot be read must show now, not after training
@@ -216,11 +231,26 @@ def _tell(
         f"padding {padding:.1%}",
         highlight=False,
     )
+    with transfer.frozen(network, recipe.training.freeze):
+        moving = build.count_parameters(network)
+    still = f", {moving:,} of them trained," if recipe.training.freeze else ""
     console.print(
-        f"{build.count_parameters(network):,} parameters on {device}; recipe, log and checkpoints in {run.folder}",
+        f"{build.count_parameters(network):,} parameters{still} on {device}; "
+        f"recipe, log and checkpoints in {run.folder}",
         highlight=False,
         markup=False,
     )
+
+
+def _tell_transfer(run: Run, taken: transfer.Transfer, console: Console | None, processes: Processes) -> None:
+    """What the weights began as, said and kept: the log of a run without a checkpoint begins here."""
+    lines = taken.describe()
+    if processes.is_main:
+        event = {"kind": "event", "event": "init", "step": 0, "text": "\n".join(lines), **taken.to_json()}
+        replace_file(run.log, (json.dumps(event, ensure_ascii=False) + "\n").encode())
+    if console is not None:
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _validation(model: Model, data: Data) -> Callable[[nn.Module], dict[str, float]]:

@@ -114,6 +114,22 @@ class ModelRecipe(Section):
     )
 
 
+class InitRecipe(Section):
+    """Trained runs whose weights a new one begins with, where name, shape and tokens agree."""
+
+    model: str | None = Field(None, description="a run to take everything from that fits")
+    encoder: str | None = Field(None, description="a run to take the encoder from")
+    decoder: str | None = Field(None, description="a run to take the decoder from")
+
+
+def _as_names(value: Any) -> Any:
+    """One name may stand for a list of it."""
+    return (value,) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
+
+
 class OptimiserRecipe(Section):
     kind: Literal["adamw", "adam", "sgd"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0)
@@ -141,6 +157,9 @@ class TrainingRecipe(Section):
     pool: Positive = Field(100, description="batches whose examples are sorted by length together")
     objective: dict[str, Any] = Field(
         {"kind": "cross_entropy"}, description="what is made small: `{kind: ..., option: ...}`"
+    )
+    freeze: Names = Field(
+        (), description="weights that are not trained, by the beginning of their name (encoder, decoder.embedding) or *"
     )
     optimiser: OptimiserRecipe = OptimiserRecipe()
     schedule: ScheduleRecipe = ScheduleRecipe()
@@ -193,6 +212,7 @@ class Recipe(Section):
     data: DataRecipe = DataRecipe()
     tokens: TokensRecipe = TokensRecipe()
     model: ModelRecipe = ModelRecipe()
+    init: InitRecipe = InitRecipe()
     training: TrainingRecipe = TrainingRecipe()
     generation: GenerationRecipe = GenerationRecipe()
     evaluation: EvaluationRecipe = EvaluationRecipe()

@@ -26,7 +26,7 @@ QUICK = (
     "evaluation.resamples=10",
     "data.dev_size=8",
 )
-COMMANDS = ("train", "generate", "evaluate", "score", "explain", "compare", "models", "demo")
+COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
