@@ -280,3 +280,15 @@ def test_average_is_the_mean(tmp_path: Path) -> None:
 def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         Checkpoints(tmp_path).save(1, tensors(1), {"loss": float("nan")})
+
+
+def test_predictions_take_the_moving_average(tmp_path: Path) -> None:
+    """A run that is not finished yet is judged by the average, so it must be used by it too."""
+    checkpoints = Checkpoints(tmp_path)
+    plain, buffer = {"a": torch.zeros(2), "running": torch.ones(1)}, {"a": torch.ones(2)}
+    checkpoints.save(1, {"weights": plain, "ema": buffer}, {})
+    chosen = checkpoints.chosen()
+    assert chosen is not None
+    assert torch.equal(chosen.weights["a"], torch.ones(2))
+    assert torch.equal(chosen.weights["running"], torch.ones(1))
+    assert torch.equal(chosen.tensors["weights"]["a"], torch.zeros(2))

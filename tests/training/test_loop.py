@@ -410,7 +410,7 @@ def test_the_moving_average_is_what_is_validated_and_what_training_ends_with(tmp
     assert found.steps() == [4, 5, 6]
     for step in (5, 6):
         decay = min(0.8, (1 + step) / (10 + step))
-        now = found.load(step).weights["embedding.weight"].double()
+        now = found.load(step).tensors["weights"]["embedding.weight"].double()
         expected = decay * seen[step - 2].double() + (1 - decay) * now
         torch.testing.assert_close(seen[step - 1].double(), expected, rtol=1e-6, atol=1e-7)
     assert torch.equal(model.embedding.weight, seen[-1])

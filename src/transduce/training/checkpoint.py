@@ -42,7 +42,8 @@ class Checkpoint:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        return self.tensors["weights"]
+        """What to predict with: the moving average where one is kept."""
+        return {**self.tensors["weights"], **self.tensors.get("ema", {})}
 
 
 class Checkpoints:
