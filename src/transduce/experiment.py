@@ -35,9 +35,9 @@ from transduce.training.report import Report, RunReport, Silent
 # What may change when a run goes on; everything else must be as it was.
 CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
 SHOWN = 5  # examples at the end
-LOWER_IS_BETTER = frozenset(
-    {"loss", *(name for name, metric in evaluation.METRICS.items() if not metric.higher_is_better)}
-)
+LOWER_IS_BETTER = loop.LOWER_IS_BETTER | {
+    name for name, metric in evaluation.METRICS.items() if not metric.higher_is_better
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -222,10 +222,6 @@ def read_lines(path: str | Path) -> Iterator[str]:
             raise InputError(bad.problem, where=f"{file}:{number}", remedy=bad.remedy) from None
 
 
-def count_lines(path: str | Path) -> int:
-    return sum(1 for _ in stored_lines(str(path)))
-
-
 def fingerprint(corpus: Corpus) -> str:
     """SHA-256 of all that decides which pairs are read: the bytes of the files, their form and field names."""
     digest = hashlib.sha256(json.dumps([form(corpus), corpus.fields]).encode())

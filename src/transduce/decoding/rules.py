@@ -59,11 +59,3 @@ class Ban(Rule):
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
         scores[:, self.tokens] = -torch.inf
         return scores
-
-
-RULES: dict[str, type[Rule]] = {
-    "min_length": MinLength,
-    "no_repeat": NoRepeat,
-    "repetition_penalty": RepetitionPenalty,
-    "ban": Ban,
-}

@@ -28,7 +28,7 @@ from transduce.training.update import Piece, Result, Update, Work, pieces_of
 
 Reason = Literal["steps", "minutes", "patience", "interrupted"]
 Validate = Callable[[nn.Module], dict[str, float]]
-LOWER_IS_BETTER = frozenset({"loss", "nll", "perplexity", "ter", "wer", "cer"})
+LOWER_IS_BETTER = frozenset({"loss"})  # the caller adds the metrics it knows
 
 
 class Batches(Protocol):
