@@ -18,15 +18,20 @@ from transduce import contracts
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
+from transduce.data.noise import NOISES, Noise
+from transduce.data.text import Tokenizer
 from transduce.decoders import DECODERS
+from transduce.decoders.copying import Copying
 from transduce.decoders.readers import READERS
 from transduce.decoding.rules import MinLength, NoRepeat, RepetitionPenalty
 from transduce.decoding.strategies import STRATEGIES, Beam, Greedy, Sample
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError, nearest
+from transduce.flow import EOS
 from transduce.heads import HEADS
 from transduce.layers.embedding import Embedding, Output
-from transduce.model import DecoderOnly, EncoderDecoder, EncoderOnly, Transducer
+from transduce.layers.sharing import share_weights
+from transduce.model import DecoderOnly, Embedder, EncoderDecoder, EncoderOnly, Transducer
 from transduce.objectives import OBJECTIVES, Objective
 from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe, explain_error
 
@@ -40,8 +45,10 @@ SHELVES: dict[type, Mapping[str, type]] = {
     contracts.Position: POSITIONS,
     contracts.Strategy: STRATEGIES,
     Objective: OBJECTIVES,
+    Noise: NOISES,
 }
 
+LANGUAGE_METRICS = ("perplexity", "word_perplexity", "bits_per_character")  # where there is no source
 LARGEST = 2**20  # of any whole number among the options: a slip of the finger must not fill the memory
 
 Spec = dict[str, Any]  # {kind: name, option: value ...}; a plain name stands for {kind: name}
@@ -153,15 +160,39 @@ def build_model(
         encoder = maker(contracts.Encoder, recipe.encoder)(source)
     if recipe.head is not None:
         assert encoder is not None
-        begins = torch.ones(source_size, dtype=torch.bool) if starts is None else torch.tensor(starts)
-        return EncoderOnly(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size), begins)
+        if gives_vectors(recipe):
+            return Embedder(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size))
+        head = maker(contracts.Head, recipe.head)(encoder.width, target_size)
+        if recipe.tie != "none":
+            head.tie(source)
+        begins = torch.ones(source_size, dtype=torch.bool)
+        if head.per == "word" and starts is not None:
+            begins = torch.tensor(starts)
+        begins[EOS] = False
+        return EncoderOnly(encoder, head, begins)
     assert recipe.decoder is not None
     width = recipe.decoder["width"]
-    target = source if recipe.tie == "all" and source is not None else Embedding(target_size, width)
+    one_table = source is not None and "all" in (recipe.tie, recipe.share)
+    target = source if one_table and source is not None else Embedding(target_size, width)
     output = Output(width, target_size, target if recipe.tie != "none" else None)
     memory_width = encoder.width if encoder is not None else 0
     decoder = maker(contracts.Decoder, recipe.decoder)(target, output, memory_width)
+    if recipe.share != "none" and encoder is not None:
+        share_weights(encoder, decoder)
+    if recipe.copying is not None:
+        decoder = Copying(decoder, width, layer=recipe.copying.layer, head=recipe.copying.head)
     return EncoderDecoder(encoder, decoder) if encoder is not None else DecoderOnly(decoder)
+
+
+def labels_per(model: ModelRecipe) -> str | None:
+    """What has a label: line, word or token; None without a head."""
+    return None if model.head is None else str(find(contracts.Head, model.head["kind"], "model.head").per)  # type: ignore[attr-defined]
+
+
+def gives_vectors(model: ModelRecipe) -> bool:
+    """Whether the model has a head that gives one vector in place of labels."""
+    kind = (model.head or {}).get("kind")
+    return isinstance(kind, str) and bool(getattr(find(contracts.Head, kind, "model.head"), "vector", False))
 
 
 def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
@@ -177,15 +208,73 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     filled = model.model_copy(update=parts)
     if filled.tie == "all" and filled.encoder and filled.decoder and filled.encoder["width"] != filled.decoder["width"]:
         raise InputError("tie: all needs an encoder and a decoder of equal width", where=f"{where}: model.tie")
-    _check_positions(filled, recipe.data.max_length, where)
+    widths = {part["width"] for part in (filled.encoder, filled.decoder) if part}
+    if filled.share == "all" and len(widths) > 1:
+        raise InputError("share: all needs an encoder and a decoder of equal width", where=f"{where}: model.share")
+    passage = recipe.data.passage
+    _check_positions(filled, recipe.data.max_length if passage is None else passage - 1, where)
     try:
         with torch.device("meta"):  # widths and heads that do not fit show here, at no cost
-            build_model(filled, 8, 8)
+            built = build_model(filled, 8, 8)
     except InputError as error:
         raise InputError(error.problem, where=f"{where}: model", remedy=error.remedy) from None
     objective = complete_objective(recipe.training.objective, f"{where}: training.objective")
+    _check_objective(objective, filled, f"{where}: training.objective")
+    if "teacher" not in objective:  # which is opened later
+        try:
+            maker(Objective, objective)().check(built)
+        except InputError as error:
+            raise InputError(error.problem, where=f"{where}: training.objective", remedy=error.remedy) from None
     training = recipe.training.model_copy(update={"objective": objective})
-    return recipe.model_copy(update={"model": filled, "training": training})
+    data = recipe.data
+    if data.noise is not None:
+        _check_noise(recipe, where)
+        data = data.model_copy(update={"noise": complete(Noise, data.noise, f"{where}: data.noise")})
+    evaluation = recipe.evaluation
+    if data.form == "text" and filled.encoder is None and "metrics" not in evaluation.model_fields_set:
+        evaluation = evaluation.model_copy(update={"metrics": LANGUAGE_METRICS})
+    return recipe.model_copy(update={"data": data, "model": filled, "training": training, "evaluation": evaluation})
+
+
+def _check_noise(recipe: Recipe, where: str) -> None:
+    if recipe.data.form != "text" or recipe.data.passage is not None:
+        raise InputError(
+            "noise damages lines of text, to be restored",
+            where=f"{where}: data.noise",
+            remedy="set data.form: text, without a passage",
+        )
+    if recipe.model.encoder is None:
+        raise InputError(
+            "what is damaged must be read, and there is no encoder",
+            where=f"{where}: data.noise",
+            remedy="add model.encoder, or leave data.noise out",
+        )
+
+
+def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> None:
+    """A head that names tokens reads a text, damaged so that it cannot just copy."""
+    noise, wanted = (recipe.data.noise or {}).get("kind"), getattr(head, "reads", "mask_tokens")
+    if recipe.data.form != "text" or noise != wanted:
+        raise InputError(
+            f"{kind} reads lines of text with noise {wanted}, not {recipe.data.form} with {noise or 'none'}",
+            where=where,
+            remedy=f"set data.form: text and data.noise: {{kind: {wanted}}}",
+        )
+    encoder = (recipe.model.encoder or {}).get("kind")
+    if getattr(head, "apart", False) and not getattr(find(contracts.Encoder, str(encoder), where), "apart", False):
+        raise InputError(
+            f"{kind} would see the token it foretells: {encoder} looks both ways in every row",
+            where=where,
+            remedy="set model.encoder.kind: both_ways",
+        )
+
+
+def build_noise(spec: Mapping[str, Any] | None, tokenizer: Tokenizer) -> Noise | None:
+    """A completed spec -> how lines of these tokens are damaged; None: not at all."""
+    if spec is None:
+        return None
+    noise: Noise = maker(Noise, dict(spec))(tokenizer)
+    return noise
 
 
 def complete_objective(spec: Mapping[str, Any], where: str) -> Spec:
@@ -194,6 +283,23 @@ def complete_objective(spec: Mapping[str, Any], where: str) -> Spec:
     if filled.get("teacher") == "":
         raise InputError(f"{filled['kind']} needs a teacher", where=where, remedy="teacher: RUN, a trained run")
     return filled
+
+
+def _check_objective(objective: Spec, model: ModelRecipe, where: str) -> None:
+    """What a loss reads must be what the model gives: scores of tokens, or vectors."""
+    reads, gives = getattr(find(Objective, objective["kind"], where), "vectors", False), gives_vectors(model)
+    if gives and not reads:
+        raise InputError(
+            f"{objective['kind']} reads scores of tokens, and this head gives a vector",
+            where=where,
+            remedy="set training.objective: {kind: contrastive}",
+        )
+    if reads and not gives:
+        raise InputError(
+            f"{objective['kind']} compares vectors, and this model gives scores of tokens",
+            where=where,
+            remedy="set model.head: {kind: embedder} without a decoder, or another objective",
+        )
 
 
 def build_objective(spec: Spec, open_teacher: Callable[[str], nn.Module]) -> Objective:
@@ -213,11 +319,54 @@ def _check_shape(recipe: Recipe, where: str) -> None:
         raise InputError("a model needs a decoder, or an encoder and a head", where=where, remedy="add model.decoder")
     if model.head is not None:
         _check_labels(model.head, recipe, where)
+    if gives_vectors(model) and not recipe.tokens.shared:
+        raise InputError(
+            "both sides of a pair go through one encoder, so they need one vocabulary",
+            where=where,
+            remedy="set tokens.shared: true",
+        )
+    for name, wanted in (("copying", model.copying is not None), ("share", model.share != "none")):
+        if wanted and (model.encoder is None or model.decoder is None):
+            raise InputError(
+                f"{name} needs an encoder and a decoder",
+                where=f"{where}.{name}",
+                remedy=f"add the one that is missing, or leave {name} out",
+            )
+    if model.share == "all" and not recipe.tokens.shared:
+        raise InputError(
+            "share: all needs one vocabulary",
+            where=f"{where}.share",
+            remedy="set tokens.shared: true, or share: layers",
+        )
+    if model.copying is not None and not recipe.tokens.shared:
+        raise InputError(
+            "copying needs one vocabulary: a word has the same id on both sides",
+            where=f"{where}.copying",
+            remedy="set tokens.shared: true",
+        )
     if model.tie == "all" and not recipe.tokens.shared:
         raise InputError("tie: all needs one vocabulary", where=where, remedy="set tokens.shared: true, or tie: target")
-    if model.encoder is None and not recipe.tokens.shared:
+    if recipe.data.form == "text":
+        _check_text(recipe, where)
+    elif model.encoder is None and not recipe.tokens.shared:
         raise InputError(
             "a decoder alone reads source and target in one stream", where=where, remedy="set tokens.shared: true"
+        )
+
+
+def _check_text(recipe: Recipe, where: str) -> None:
+    """Text without a source: what is there to read must be said."""
+    if recipe.model.encoder is not None and recipe.data.noise is None:
+        raise InputError(
+            "an encoder needs a source, and text has none",
+            where=where,
+            remedy="leave model.encoder out, or let it read damaged text: set data.noise",
+        )
+    if recipe.data.passage is not None and (recipe.tokens.target.dropout or recipe.tokens.target.kind == "labels"):
+        raise InputError(
+            "running text is cut into tokens once, and not into whole lines",
+            where=where,
+            remedy="set tokens.target.dropout: 0 and another tokens.target.kind, or leave data.passage out",
         )
 
 
@@ -227,24 +376,32 @@ def _check_positions(model: ModelRecipe, longest: int, where: str) -> None:
         end = position.get("longest") if isinstance(position, Mapping) else None
         if end is not None and end <= longest:  # one place more is for </s>
             raise InputError(
-                f"positions end at {end}, but pairs of {longest} tokens are let through",
+                f"positions end at {end}, but texts of {longest} tokens are let through",
                 where=f"{where}: model.{name}.position",
-                remedy=f"set longest above {longest}, or data.max_length below {end}",
+                remedy=f"set longest above {longest}, or data.max_length (of running text data.passage) below {end}",
             )
 
 
 def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> None:
     """What a head says must be what the target tokens are."""
+    if gives_vectors(recipe.model):
+        return
     kind = head if isinstance(head, str) else head.get("kind", "")
-    per_word = isinstance(kind, str) and kind != "" and getattr(find(contracts.Head, kind, where), "per_word", False)
+    part = find(contracts.Head, kind, where) if isinstance(kind, str) and kind else contracts.Head
+    per = getattr(part, "per", "line")
+    if recipe.model.tie != "none" and not hasattr(part, "tie"):
+        raise InputError("only a head that says source tokens can be tied", where=where, remedy="set tie: none")
     source, target = recipe.tokens.source.kind, recipe.tokens.target.kind
-    if per_word and (target != "words" or source in ("chars", "bytes", "labels")):
+    if per == "token":
+        _check_token_labels(kind, part, recipe, where)
+        return
+    if per == "word" and (target != "words" or source in ("chars", "bytes", "labels")):
         raise InputError(
             f"one label a word needs words on both sides, not {source} and {target}",
             where=where,
             remedy="set tokens.source.kind: words (or bpe, unigram) and tokens.target.kind: words",
         )
-    if not per_word and target != "labels":
+    if per == "line" and target != "labels":
         raise InputError(
             f"one label a line needs whole lines as target tokens, not {target}",
             where=where,
@@ -285,7 +442,7 @@ def own_parts(recipe: Recipe) -> list[str]:
             return [kind for value in spec.values() for kind in walk(value)]
         return [spec] if isinstance(spec, str) and ":" in spec else []  # a part may stand there by its name alone
 
-    return walk(recipe.model.model_dump()) + walk(recipe.training.objective.get("kind"))
+    return walk(recipe.model.model_dump()) + walk(recipe.training.objective.get("kind")) + walk(recipe.data.noise)
 
 
 def count_parameters(model: nn.Module) -> int:

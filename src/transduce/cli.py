@@ -81,7 +81,11 @@ def train(
         typer.Option("--run", "--run-dir", help="Where the run is written; by default runs/NAME."),
     ] = None,
     task: Annotated[
-        str, typer.Option(help="What the pairs are, without a recipe: generate (text to text), classify or tag.")
+        str,
+        typer.Option(
+            help="What is learned, without a recipe. From pairs: generate (text to text), classify, tag, entail (two "
+            "inputs and a label), embed. From text: lm (a language model), mask (a masked one)."
+        ),
     ] = "generate",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
@@ -124,7 +128,11 @@ def generate(
     sample: Annotated[bool, typer.Option("--sample", help="Draw instead of searching.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line: text, tokens, scores, n-best.")] = False,
     align: Annotated[bool, typer.Option("--align", help="Word links instead of text: 0-0 1-2.")] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="`source TAB output`: lines to train a student on.")] = False,
     prefix: Annotated[str | None, typer.Option(help="Text that every output must begin with.")] = None,
+    from_nothing: Annotated[
+        int, typer.Option(min=0, help="A language model writes so many texts from <s> on; no input is read.")
+    ] = 0,
     settings: Settings = None,
     device: Device = "auto",
     own_parts: OwnParts = False,
@@ -138,10 +146,20 @@ def generate(
         transduce generate runs/demo input.txt --output out.txt --beam 5
 
         transduce generate runs/demo input.txt --json --nbest 3 --set length_penalty=0.6
+
+        transduce generate runs/large input.txt --pairs --output taught.tsv
+
+    A language model takes each line as the beginning of a text, and writes beginning and continuation; an empty line
+    begins from nothing. Line feeds inside an output become spaces, but for --json and --from-nothing.
+
+        echo "To be" | transduce generate runs/book --set temperature=0.8
+
+        transduce generate runs/book --from-nothing 3
     """
     from collections import Counter
 
     from transduce.data.sources import read_lines
+    from transduce.distil import pair_line
     from transduce.explain.alignment import pharaoh
     from transduce.predict import in_chunks
     from transduce.show import as_json, as_line
@@ -150,8 +168,14 @@ def generate(
     chosen = _read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
     model.settings(**chosen)  # a wrong name or value is told before anything is read
     counts: Counter[str] = Counter()
-    with _written(output, file) as stream:
-        for chunk in in_chunks(read_lines(file)):
+    if pairs and (json or align or from_nothing or model.sourceless):
+        raise InputError("--pairs writes sources and outputs, and nothing else", remedy="leave out one of the two")
+    inputs, number = max((corpus.inputs for corpus in model.recipe.data.train), default=1), 0
+    if from_nothing and not model.sourceless:
+        raise InputError("this model needs a source", where="--from-nothing", remedy="give lines to read")
+    lines = iter([""] * from_nothing) if from_nothing else read_lines(file)
+    with _written(output, "" if from_nothing else file) as stream:
+        for chunk in in_chunks(lines):
             begun = None if prefix is None else [prefix] * len(chunk)
             found = model.generate(chunk, prefixes=begun, **chosen)
             if json or align:
@@ -163,7 +187,11 @@ def generate(
                 counts["lines without attention, so without links"] += (
                     align and bool(one.tokens) and one.attention is None
                 )
-                written = as_json(one) if json else pharaoh(one.alignment) if align else as_line(one.text)
+                text = one.text if from_nothing else as_line(one.text)
+                written = as_json(one) if json else pharaoh(one.alignment) if align else text
+                number += 1
+                if pairs:
+                    written = pair_line(one.source, text, inputs, f"{file}:{number}")
                 stream.write(written + "\n")
             stream.flush()
     for what, count in counts.items():
@@ -196,7 +224,7 @@ def evaluate(
     """
     import json as json_format
 
-    from transduce.score import compare_outputs, held_out, score_outputs
+    from transduce.score import answer, compare_outputs, held_out, score_outputs
     from transduce.show import show_lengths, show_scores
 
     console = _console()
@@ -206,7 +234,7 @@ def evaluate(
     if against is not None and against.resolve() == run.resolve():
         raise InputError("the same run twice", where="--against", remedy="name another run")
     name, lines = held_out(model, data)
-    outputs = [one.text for one in model.generate([line.source for line in lines], **chosen)]
+    outputs = answer(model, lines, model.recipe.evaluation.metrics, **chosen)
     scores = score_outputs(model, lines, outputs)
     show_scores({name: scores}, console)
     show_lengths(scores, console)
@@ -215,7 +243,7 @@ def evaluate(
     content = {"set": name, **scores.to_json()}
     if against is not None:
         rival = _open(against, device, own_parts)
-        rivals = [one.text for one in rival.generate([line.source for line in lines], **chosen)]
+        rivals = answer(rival, lines, model.recipe.evaluation.metrics, **chosen)
         verdicts = compare_outputs(model, lines, {str(run): outputs, str(against): rivals})
         for metric, verdict in verdicts.items():
             console.print(f"{metric}: {verdict}", highlight=False)
@@ -231,7 +259,7 @@ def evaluate(
 @app.command()
 def score(
     run: RunArgument,
-    pairs: Annotated[str, typer.Argument(help="Pairs whose targets are scored.")],
+    pairs: Annotated[str, typer.Argument(help="Pairs whose targets are scored; for a language model, text.")],
     output: Annotated[Path | None, typer.Option(help="Where to write; by default standard output.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, token by token.")] = False,
     device: Device = "auto",
@@ -239,21 +267,24 @@ def score(
 ) -> None:
     """The log-probability and perplexity of given pairs: `score TAB perplexity`, one line a pair.
 
-    Example:
+    A language model scores text: one line a line, or one for the whole file where it was trained on running text.
+
+    Examples:
 
         transduce score runs/demo pairs.tsv
+
+        transduce score runs/book book.txt
     """
-    import math
+    from transduce.score import perplexities, score_lines
 
-    from transduce.score import score_lines
-
-    model = _open(run, device, own_parts)
-    total, tokens, count = 0.0, 0, 0
+    model, found = _open(run, device, own_parts), []
     with _written(output, pairs) as stream:
-        for line, one in score_lines(model, pairs, as_json=json):
-            stream.write(line + "\n")
-            total, tokens, count = total + one.score, tokens + len(one.token_scores), count + 1
-    print(f"{count:,} pairs, perplexity {math.exp(-total / max(tokens, 1)):.4g} a token", file=sys.stderr)
+        for one in score_lines(model, pairs, as_json=json):
+            stream.write(one.written + "\n")
+            found.append(one.scored)
+    told = ", ".join(f"{value:.4g} a {unit}" for unit, value in perplexities(found).items())
+    what = "texts" if model.running else "lines" if model.sourceless else "pairs"
+    print(f"{len(found):,} {what}, perplexity {told}", file=sys.stderr)
 
 
 @app.command()
@@ -281,10 +312,78 @@ def explain(
     explained = model.explain(text, beam=beam, nbest=beam or model.recipe.generation.beam)
     numbers = [int(choice) if choice.lstrip("-").isdigit() else choice for choice in (layer, head)]
     attention = None if explained.attention is None else at_level(explained, level, *numbers)
-    show_explained(explained, attention, _console())
+    show_explained(explained, attention, _console(), sourceless=model.sourceless)
     save_pictures([explained], [] if attention is None else [attention], html, png)
     if png is not None and attention is None:
         raise InputError("there is no attention to draw", where=str(png), remedy="--html shows the scores all the same")
+
+
+@app.command()
+def align(
+    run: RunArgument,
+    pairs: Annotated[str, typer.Argument(help="Pairs to align.")],
+    gold: Annotated[Path | None, typer.Option(help="Links that people made, one line a pair: 0-0 1-2, 1?3.")] = None,
+    back: Annotated[Path | None, typer.Option(help="A run from target to source: both are joined.")] = None,
+    symmetrise: Annotated[
+        str, typer.Option(help="How: intersection, union, grow-diag or grow-diag-final-and.")
+    ] = "grow-diag",
+    layer: Annotated[str, typer.Option(help="mean, last or a number")] = "mean",
+    head: Annotated[str, typer.Option(help="mean or a number")] = "mean",
+    output: Annotated[Path | None, typer.Option(help="Where to write; by default standard output.")] = None,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """The links between the words of given pairs, `0-0 1-2`, one line a pair; with --gold also their error rate.
+
+    Examples:
+
+        transduce align runs/demo pairs.tsv
+
+        transduce align runs/de-en pairs.tsv --gold links.txt --back runs/en-de --symmetrise grow-diag
+    """
+    from typing import get_args
+
+    from transduce.align import View, align_both, error_rate, read_gold, read_pairs
+    from transduce.align import align as align_pairs
+    from transduce.errors import nearest
+    from transduce.explain.alignment import Symmetry, pharaoh
+
+    if symmetrise not in get_args(Symmetry):
+        raise InputError(f"--symmetrise {symmetrise}?", remedy=nearest(symmetrise, get_args(Symmetry)))
+    wanted = None if gold is None else read_gold(str(gold))  # what cannot be read is told before the work
+    model = _open(run, device, own_parts)
+    other = None if back is None else _open(back, device, own_parts)
+    view = View(*[int(choice) if choice.lstrip("-").isdigit() else choice for choice in (layer, head)])
+    found: list[Any] = []
+    with _written(output, pairs) as stream:
+        for chunk in read_pairs(model, pairs):
+            if other is None:
+                some = align_pairs(model, chunk, view)
+            else:
+                some = align_both(model, other, chunk, cast(Any, symmetrise), view)
+            stream.writelines(pharaoh(one) + "\n" for one in some)
+            found += some
+    if wanted is not None:
+        rate = error_rate(found, wanted, str(gold))
+        print(f"alignment error rate {100 * rate:.1f} % of {len(found):,} pairs", file=sys.stderr)
+
+
+@app.command()
+def merge(
+    run: RunArgument,
+    new: Annotated[Path, typer.Argument(help="Where the plain run is written.")],
+    own_parts: OwnParts = False,
+) -> None:
+    """Write a run trained with adapters as a plain one, which needs its base no longer.
+
+    Example:
+
+        transduce merge runs/adapted runs/merged
+    """
+    from transduce.transfer import merge as merge_run
+
+    weights = _open(run, "cpu", own_parts).network.state_dict()
+    print(merge_run(run, new, weights).folder)
 
 
 @app.command()
@@ -363,6 +462,148 @@ def explain_shapes(
     draw(rows, _console())
     if json is not None:
         save(rows, json)
+
+
+@app.command()
+def embed(
+    run: RunArgument,
+    file: Annotated[str, typer.Argument(help="Lines to read; - is standard input.")] = "-",
+    output: Annotated[Path | None, typer.Option(help="Where to write: vectors.npy, float32, one row a line.")] = None,
+    tsv: Annotated[bool, typer.Option("--tsv", help="Numbers between tabs instead, one line a line.")] = False,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """Write a vector for every line: one line in, one row out, in order.
+
+    Any run with an encoder will do: one trained with `--task embed`, where like meanings lie close, or a translation
+    model, whose vectors are the mean of what its encoder remembers.
+
+    Examples:
+
+        transduce embed runs/paraphrases lines.txt --output vectors.npy
+
+        echo "the cat sat" | transduce embed runs/paraphrases --tsv
+    """
+    from transduce.data.sources import read_lines
+    from transduce.retrieval.vectors import embed_lines, write_vectors
+
+    if output is None and not tsv:
+        raise InputError("a .npy needs a file", where="--output", remedy="give --output vectors.npy, or --tsv")
+    blocks = embed_lines(_open(run, device, own_parts), read_lines(file))
+    if not tsv and output is not None:
+        rows, width = write_vectors(blocks, output)
+        print(f"{rows:,} vectors of {width} numbers in {output}", file=sys.stderr)
+        return
+    with _written(output, file) as stream:
+        for block in blocks:
+            for row in block:
+                stream.write("\t".join(f"{number:.7g}" for number in row) + "\n")
+
+
+@app.command()
+def search(
+    run: RunArgument,
+    documents: Annotated[Path, typer.Argument(help="A text file: one document a line.")],
+    query: Annotated[str | None, typer.Argument(help="What to look for.")] = None,
+    queries: Annotated[str | None, typer.Option(help="A file of queries, one a line; - is standard input.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many documents a query.")] = 5,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a query.")] = False,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """Find the lines of a file that are closest in meaning to a query.
+
+    The vectors of the documents are kept, so a second search in the same file answers at once. Any run with an
+    encoder will do (see `transduce embed`).
+
+    Examples:
+
+        transduce search runs/paraphrases documents.txt "someone cooks dinner"
+
+        transduce search runs/paraphrases documents.txt --queries questions.txt --json --top 3
+    """
+    from transduce.data.sources import read_lines
+    from transduce.retrieval.neighbours import nearest
+    from transduce.retrieval.tables import hits_as_json, show_hits
+    from transduce.retrieval.vectors import vectors_of
+
+    if (query is None) == (queries is None):
+        raise InputError("what to look for?", remedy='give "a query", or --queries FILE')
+    model = _open(run, device, own_parts)
+    lines = list(read_lines(documents))
+    vectors, console = vectors_of(model, lines), _console()
+    asked = [query] if query is not None else list(read_lines(queries or "-"))
+    for one, hits in zip(asked, nearest(model.embed(asked), vectors, top), strict=True):
+        if json:
+            print(hits_as_json(one, hits, lines))
+        else:
+            show_hits(one, hits, lines, console)
+
+
+@app.command()
+def cluster(
+    run: RunArgument,
+    documents: Annotated[Path, typer.Argument(help="A text file: one document a line.")],
+    clusters: Annotated[int, typer.Option(min=1, help="How many groups.")] = 8,
+    picture: Annotated[Path | None, typer.Option(help="Draw a map of all lines to this PNG.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write group TAB line to this file.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same groups.")] = 1,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """Sort the lines of a file into groups of like meaning, and draw a map of them.
+
+    Any run with an encoder will do (see `transduce embed`).
+
+    Example:
+
+        transduce cluster runs/paraphrases documents.txt --clusters 6 --picture map.png --output clusters.tsv
+    """
+    from transduce.data.sources import read_lines
+    from transduce.evaluation.retrieval import unit
+    from transduce.retrieval.clusters import cluster as find_clusters
+    from transduce.retrieval.maps import draw_map
+    from transduce.retrieval.tables import show_clusters, write_clusters
+    from transduce.retrieval.vectors import vectors_of
+
+    lines = list(read_lines(documents))
+    vectors = unit(vectors_of(_open(run, device, own_parts), lines))
+    found = find_clusters(vectors, clusters, seed)
+    show_clusters(vectors, lines, found, _console())
+    if output is not None:
+        write_clusters(lines, found, output)
+    if picture is not None:
+        draw_map(vectors, lines, found, picture)
+
+
+@app.command()
+def similarity(
+    run: RunArgument,
+    pairs: Annotated[str, typer.Argument(help="Sentence TAB sentence, and TAB gold similarity where it is known.")],
+    output: Annotated[Path | None, typer.Option(help="Where to write; by default standard output.")] = None,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """The cosine of the two sentences of each line; with gold similarities, how well the two orders agree.
+
+    Example:
+
+        transduce similarity runs/paraphrases sts.tsv
+    """
+    from transduce.evaluation import interval
+    from transduce.evaluation.retrieval import Spearman
+    from transduce.retrieval.neighbours import compare_pairs
+
+    found = list(compare_pairs(_open(run, device, own_parts), pairs))
+    with _written(output, pairs) as stream:
+        for one in found:
+            stream.write(f"{one.cosine:.6f}\n")
+    golds = [one.gold for one in found if one.gold is not None]
+    if golds:
+        metric = Spearman()
+        range_ = interval(metric, metric.statistics([one.cosine for one in found], golds), 1000, seed=1)
+        told = f"Spearman {range_.value:.2f} (95 % interval {range_.low:.2f} to {range_.high:.2f})"
+        print(f"{len(golds):,} pairs, {told}", file=sys.stderr)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Lt
@@ -26,6 +26,7 @@ class Encoder(nn.Module, ABC):
     """Reads the sources of a batch into a memory."""
 
     width: int  # D of the memory it gives
+    apart: bool = False  # True: the first half of a row knows nothing of what follows it, the second of what precedes
 
     @abstractmethod
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory: ...
@@ -33,6 +34,13 @@ class Encoder(nn.Module, ABC):
 
 class Decoder(nn.Module, ABC):
     """Turns a memory into scores for target tokens, one call for all tokens or one call a token."""
+
+    carries: bool = False  # True: its state neither grows nor counts places, so it can go on over any length of text
+
+    @property
+    def attends(self) -> tuple[int, int]:
+        """Layers and heads of the attention over the memory that a step can tell; (0, 0): there is none."""
+        return 0, 0
 
     @abstractmethod
     def start(self, memory: Memory) -> State:
@@ -52,7 +60,10 @@ class Decoder(nn.Module, ABC):
 class Head(nn.Module, ABC):
     """Turns an encoder alone into a classifier or tagger. Built as `Head(width, labels)`."""
 
-    per_word: bool = False  # True: a label for each word of the source, else one for all of it
+    per: Literal["line", "word", "token"] = "line"  # what has a label: all of the source, or each of its parts
+    reads: str = "mask_tokens"  # per token: the noise of the text that it reads
+    apart: bool = False  # True: it needs an encoder that keeps the two directions apart
+    vector: bool = False  # True: no labels at all but one vector for the source, B D
 
     @abstractmethod
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
@@ -99,6 +110,7 @@ class Normaliser(AttentionPart):
     """Scores to weights that sum to 1 over the visible rows. Built as `Normaliser()`."""
 
     fusible: bool = False  # True for softmax, which fused kernels compute
+    detached: bool = False  # True: reading passes no gradient on; the weights told carry one of their own (see Drawn)
 
     @abstractmethod
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -161,6 +173,7 @@ class Reader(nn.Module, ABC):
 
     feed_width: int = 0
     output_width: int
+    attends: bool = False  # True: `Read.weights` are there when asked for
     stepwise: bool = False  # True: what is fed depends on the step before, so tokens go one at a time
 
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
@@ -218,14 +231,13 @@ class Rule(ABC):
 
 
 class Metric(ABC):
-    """A corpus score made of per-line statistics that add up, so any resample of the lines is one sum away."""
+    """A corpus score made of per-line statistics that add up, so any resample of the lines is one sum away.
+
+    What the statistics are made from tells the kinds apart: texts, log-probabilities, vectors.
+    """
 
     name: str
     higher_is_better: bool = True
-
-    @abstractmethod
-    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """One row of numbers for each line; each line may have several references."""
 
     @abstractmethod
     def value(self, totals: np.ndarray) -> float:
@@ -235,3 +247,50 @@ class Metric(ABC):
     def signature(self) -> str:
         """What must be stated beside the number for others to reproduce it."""
         return self.name
+
+
+class TextMetric(Metric):
+    """Reads what a model wrote: an evaluation with one of these generates."""
+
+    @abstractmethod
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+        """One row of numbers for each line; each line may have several references."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How probable a model holds a given text, and how much text that is.
+
+    Words are runs of other characters than white space, each counted where it begins. The closing </s> is a token
+    that the model had to foretell, so it counts as one word and as one character: where a line ends is part of it.
+    """
+
+    log_probability: float  # natural logarithm
+    tokens: int
+    words: int
+    characters: int
+
+
+class ScoreMetric(Metric):
+    """Reads how probable the right text is to a model: an evaluation with one of these scores, teacher forced."""
+
+    @abstractmethod
+    def statistics(self, scored: Sequence[Scored]) -> np.ndarray:
+        """One row of numbers for each line, or for each passage of a running text."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The vectors of queries and documents, and which documents answer which query: at least one."""
+
+    queries: np.ndarray  # Q D
+    documents: np.ndarray  # M D, each text once
+    right: Sequence[Sequence[int]]  # for each query, rows of documents
+
+
+class VectorMetric(Metric):
+    """Reads vectors, those of sources and of targets: an evaluation with one of these embeds."""
+
+    @abstractmethod
+    def statistics(self, embedded: Embedded) -> np.ndarray:
+        """One row of numbers for each query."""

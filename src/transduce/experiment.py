@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,19 @@ from rich.console import Console
 from torch import nn
 
 from transduce import build, evaluation, transfer
-from transduce.data.batching import gather, ordered
+from transduce.contracts import TextMetric, VectorMetric
 from transduce.data.sources import read
 from transduce.disk import replace_file
 from transduce.errors import InputError, nearest
-from transduce.objectives import CrossEntropy
+from transduce.flow import Batch
+from transduce.objectives import Objective
 from transduce.predict import Model
 from transduce.predict import load as load_model
 from transduce.prepare import Data, Tokenizers, prepare
 from transduce.recipe import Corpus, Recipe, parse
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
-from transduce.score import as_lines, read_corpora, score_outputs
+from transduce.score import answer, as_lines, read_corpora, score_outputs
 from transduce.training import loop
 from transduce.training.curves import draw_curves
 from transduce.training.devices import Processes, pick_device, seed_everything
@@ -68,18 +70,23 @@ def train(
             "there is a run here already", where=str(run.folder), remedy="go on with --resume, or give another --run"
         )
     device = pick_device(wanted.training.device)
-    # A run that goes on has its weights already, and needs no longer those it began from.
-    origins = [] if run.checkpoints.steps() else transfer.open_origins(wanted.init)
+    # A run that goes on has its weights already, and needs no longer those it began from: but adapters stand on them.
+    again, adapters = bool(run.checkpoints.steps()), wanted.training.adapters
+    origins = [] if again and adapters is None else transfer.open_origins(wanted.init)
     with Processes.start(device) as processes:
         console = console if processes.is_main else None
         settled, tokenizers, data = _prepare(run, wanted, processes, origins)
         seed_everything(settled.training.seed)
         source, target = tokenizers
         network = build.build_model(settled.model, source.size, target.size, source.starts)
+        taken = transfer.take_weights(network, settled.model, tokenizers, origins)
+        still = settled.training.freeze
+        if adapters is not None:
+            transfer.attach(network, adapters, taken.loads[0].taken)
+            still += taken.loads[0].taken
         if console is not None:
-            _tell(console, run, settled, data, tokenizers, network, device)
-        if origins:
-            taken = transfer.take_weights(network, settled.model, tokenizers, origins)
+            _tell(console, run, settled, data, tokenizers, network, device, still)
+        if origins and not again:
             _tell_transfer(run, taken, console, processes)
         model = Model(network, *tokenizers, settled)
         objective = build.build_objective(settled.training.objective, partial(_teacher, tokenizers, device))
@@ -87,7 +94,7 @@ def train(
         if processes.is_main:
             shown = console or Console(quiet=True)
             report = RunReport(run.folder, console=shown, tensorboard=settled.training.tensorboard)
-        with transfer.frozen(network, settled.training.freeze):
+        with transfer.frozen(network, still), _beside(network, objective, settled):
             outcome = loop.train(
                 network,
                 data.batches(settled, tokenizers),
@@ -105,6 +112,20 @@ def train(
         return _finish(run, model, outcome, data)
 
 
+@contextmanager
+def _beside(network: nn.Module, objective: Objective, recipe: Recipe) -> Iterator[None]:
+    """Inside, what the objective learns beside the model is part of it: trained, kept and resumed like any weight."""
+    decoder = recipe.model.decoder
+    learned = None if decoder is None else objective.beside(decoder["width"])
+    if learned is not None:
+        network.beside = learned
+    try:
+        yield
+    finally:
+        if learned is not None:
+            del network.beside
+
+
 def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     """A recipe in any form, completed and checked, its files named in full."""
     if isinstance(recipe, (str, Path)):
@@ -118,6 +139,9 @@ def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     if completed.training.freeze:
         with torch.device("meta"):  # the names are those of any vocabulary
             transfer.frozen_names(build.build_model(completed.model, 8, 8), completed.training.freeze)
+    if completed.training.adapters is not None:
+        with torch.device("meta"):
+            transfer.targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
     named = {name: str(Path(folder).absolute()) for name, folder in completed.init if folder is not None}
     return _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
 
@@ -152,6 +176,19 @@ def _check_measures(recipe: Recipe) -> None:
         if name not in evaluation.METRICS:
             remedy = nearest(name, evaluation.METRICS)
             raise InputError(f"there is no metric {name!r}", where="evaluation.metrics", remedy=remedy)
+    vectors = build.gives_vectors(recipe.model)
+    for name in metrics:
+        if issubclass(evaluation.METRICS[name], VectorMetric) != vectors:
+            fitting = [one for one, kind in evaluation.METRICS.items() if issubclass(kind, VectorMetric) == vectors]
+            problem = f"{name} needs {'a model that writes' if vectors else 'the head embedder, which gives vectors'}"
+            remedy = f"set evaluation.metrics to some of: {', '.join(fitting)}"
+            raise InputError(problem, where="evaluation.metrics", remedy=remedy)
+    if recipe.data.form == "text" and recipe.model.encoder is None:
+        texts = [name for name in metrics if issubclass(evaluation.METRICS[name], TextMetric)]
+        if texts:
+            remedy = f"set evaluation.metrics: [{', '.join(build.LANGUAGE_METRICS)}]"
+            problem = f"{texts[0]} compares outputs, and a language model has no source to write one for"
+            raise InputError(problem, where="evaluation.metrics", remedy=remedy)
     if monitor != "loss" and monitor not in metrics:
         known = monitor in evaluation.METRICS
         remedy = f"add {monitor} to evaluation.metrics" if known else nearest(monitor, ["loss", *metrics])
@@ -160,7 +197,8 @@ def _check_measures(recipe: Recipe) -> None:
 
 def _absolute(corpus: Corpus) -> Corpus:
     """A run must find its data again, wherever it is resumed from."""
-    names = [name for name in ("path", "source", "target") if getattr(corpus, name) is not None]
+    files = ("path",) if corpus.path is not None else ("source", "target", "alignment")
+    names = [name for name in files if getattr(corpus, name) is not None]
     return corpus.model_copy(update={name: str(Path(getattr(corpus, name)).absolute()) for name in names})
 
 
@@ -173,6 +211,8 @@ def _prepare(
         # Without a recipe there is no run: tokenizers left by one that died before it began are not this one's.
         begun = run.exists and run.prepared
         tokenizers = run.tokenizers() if begun else transfer.choose_tokenizers(settled, origins)
+        if settled.data.form == "text":  # one side is all there is, whichever was lent
+            tokenizers = (tokenizers[0 if settled.model.encoder else 1],) * 2
         transfer.check_origins(settled, tokenizers, origins)
         data = prepare(settled, tokenizers)
         if not begun:
@@ -220,6 +260,7 @@ def _tell(
     tokenizers: Tokenizers,
     network: nn.Module,
     device: torch.device,
+    still: Sequence[str],
 ) -> None:
     """What was read and what was built, before the long part begins."""
     for line in data.train.describe():
@@ -227,15 +268,15 @@ def _tell(
     sizes = " and ".join(f"{tokenizer.size:,} {tokenizer.kind}" for tokenizer in dict.fromkeys(tokenizers))
     padding = data.batches(recipe, tokenizers).padding(0)
     console.print(
-        f"{len(data.rows):,} pairs to train on, {len(data.dev_rows):,} held out; vocabulary {sizes}; "
+        f"{len(data.rows):,} {data.train.what} to train on, {len(data.dev_rows):,} held out; vocabulary {sizes}; "
         f"padding {padding:.1%}",
         highlight=False,
     )
-    with transfer.frozen(network, recipe.training.freeze):
+    with transfer.frozen(network, still):
         moving = build.count_parameters(network)
-    still = f", {moving:,} of them trained," if recipe.training.freeze else ""
+    trained = f", {moving:,} of them trained," if still else ""
     console.print(
-        f"{build.count_parameters(network):,} parameters{still} on {device}; "
+        f"{build.count_parameters(network):,} parameters{trained} on {device}; "
         f"recipe, log and checkpoints in {run.folder}",
         highlight=False,
         markup=False,
@@ -258,27 +299,29 @@ def _validation(model: Model, data: Data) -> Callable[[nn.Module], dict[str, flo
     settings = model.recipe
     held_out = as_lines(data.dev_examples(settings.training.validate_examples), settings.evaluation)
     metrics = [evaluation.find(name) for name in settings.evaluation.metrics]
+    # Vectors have no likelihood: what they are trained with is what they are watched by.
+    watched = settings.training.objective if build.gives_vectors(settings.model) else None
 
     def validate(network: nn.Module) -> dict[str, float]:
-        scores = {"loss": development_loss(network, data, settings.training.batch_tokens)}
-        found = model.generate([line.source for line in held_out], strategy="greedy")
+        scores = {"loss": development_loss(network, data.dev_batches(settings), watched)}
+        outputs = answer(model, held_out, settings.evaluation.metrics, strategy="greedy")
         references = [line.references for line in held_out]
         for metric in metrics:
-            statistics = metric.statistics([one.text for one in found], references)
+            statistics = evaluation.statistics_of(metric, outputs, references)
             scores[metric.name] = metric.value(statistics.sum(0))
         return scores
 
     return validate
 
 
-def development_loss(network: nn.Module, data: Data, batch_tokens: int) -> float:
-    """Mean negative log-probability of a development token, without smoothing."""
-    objective = CrossEntropy(label_smoothing=0.0)
+def development_loss(network: nn.Module, batches: Iterable[Batch], watched: Mapping[str, Any] | None = None) -> float:
+    """Mean negative log-probability of a development token, without smoothing; or of the objective to be watched."""
+    objective: Objective = build.maker(Objective, {**(watched or {"kind": "cross_entropy", "label_smoothing": 0.0})})()
     device = next(network.parameters()).device
     total, count = 0.0, 0
     with torch.no_grad():
-        for rows in ordered(data.dev.lengths[data.dev_rows], batch_tokens):
-            loss = objective(network, gather(data.dev, data.dev_rows[rows]).to(device))
+        for batch in batches:
+            loss = objective(network, batch.to(device))
             total, count = total + float(loss.total), count + loss.count
     return total / max(count, 1)
 
@@ -293,9 +336,13 @@ def _finish(run: Run, model: Model, outcome: loop.Outcome, data: Data) -> Traine
     shown: list[tuple[str, str, str]] = []
     for name, examples in sets.items():
         lines = as_lines(examples, settings.evaluation)
-        outputs = [one.text for one in model.generate([line.source for line in lines])]
+        outputs = answer(model, lines, settings.evaluation.metrics)
         scores[name] = score_outputs(model, lines, outputs)
-        shown = [(line.source, text, line.references[0]) for line, text in zip(lines, outputs, strict=True)][:SHOWN]
+        texts = zip(lines, outputs.texts or (), strict=outputs.texts is not None)
+        shown = [(line.source, text, line.references[0]) for line, text in texts][:SHOWN]
+        if outputs.texts is not None and outputs.asked is not None:
+            asked = zip(outputs.asked.sources, outputs.texts, outputs.asked.references, strict=True)
+            shown = [(source, text, references[0]) for source, text, references in asked][:SHOWN]
     run.save_metrics(
         {
             **{name: score.to_json() for name, score in scores.items()},

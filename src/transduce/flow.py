@@ -70,6 +70,7 @@ class Batch:
     target: Padded | None = None
     extra: Mapping[str, Padded] = field(default_factory=dict)  # further named sources
     rows: tuple[int, ...] = ()  # which examples of the data set these are
+    asked: Padded | None = None  # B T bool, beside `target`: which of its tokens count in the loss; None: all real ones
 
     def _parts(self) -> list[Padded]:
         return [part for part in (self.source, self.target, *self.extra.values()) if part is not None]
@@ -80,6 +81,7 @@ class Batch:
             source=change(self.source) if self.source else None,
             target=change(self.target) if self.target else None,
             extra={name: change(part) for name, part in self.extra.items()},
+            asked=change(self.asked) if self.asked else None,
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -116,9 +118,10 @@ class Batch:
 
     @property
     def gold(self) -> Padded:
-        """What the decoder must say: the target without its first column."""
+        """What the decoder must say: the target without its first column; where not all is asked, only that."""
         assert self.target is not None, "this batch has no target"
-        return Padded(self.target.values[:, 1:], self.target.mask[:, 1:])
+        wanted = self.target.mask if self.asked is None else self.target.mask & self.asked.values
+        return Padded(self.target.values[:, 1:], wanted[:, 1:])
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class Memory:
     mask: Tensor  # B S
     summary: Tensor  # B D: the one vector of the bottleneck
     attention: Tensor | None = None  # B L H S S: the encoder's own attention, when asked for
+    tokens: Tensor | None = None  # B S: the source id that each row stands for, where rows stand for tokens
 
     @classmethod
     def empty(cls, size: int, device: torch.device | str = "cpu") -> Memory:
@@ -192,6 +196,7 @@ class Step:
     logits: Tensor  # R T V
     state: State
     attention: Attention | None = None
+    hidden: Tensor | None = None  # R T D: what the output layer read
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transduce.contracts import Head, Rate
+from transduce.contracts import Count, Head, Rate
 from transduce.layers.dense import dense
+from transduce.layers.embedding import Embedding, Output
 
 Pooling = Literal["first", "last", "mean", "max"]
 
@@ -41,7 +43,7 @@ class Classifier(Head):
 class Tagger(Head):
     """one label for each word, from the row where it begins"""
 
-    per_word = True
+    per = "word"
 
     def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
         super().__init__()
@@ -52,4 +54,85 @@ class Tagger(Head):
         return logits  # B S V
 
 
-HEADS: dict[str, type[Head]] = {"classifier": Classifier, "tagger": Tagger}
+class Filler(Head):
+    """the token that stood at each place: a masked language model (Devlin 2019)
+
+    logits_t = W LayerNorm(gelu(W_1 h_t)) + b; with `model.tie: target`, W is the source embedding.
+    """
+
+    per = "token"
+    reads = "mask_tokens"
+
+    def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Dropout(dropout), dense(width, width), nn.GELU(), nn.LayerNorm(width))
+        self.output = Output(width, labels)
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.layers(values))
+        return logits  # B S V
+
+    def tie(self, embedding: Embedding) -> None:
+        self.output.layer.weight = embedding.table.weight
+
+
+class Neighbours(Head):
+    """each token from what stands before it and what stands after it: a language model both ways (Peters 2018)
+
+    p(x_t | others) = softmax(W_f forward_{t-1} + W_b backward_{t+1} + b): the two predictions are multiplied and
+    normalised, so one distribution over tokens leaves, as from every head. The paper adds the losses of the two
+    directions; there each must foretell the token alone, here they share the work.
+    """
+
+    per = "token"
+    reads = "nothing"
+    apart = True
+
+    def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
+        super().__init__()
+        self.middle, self.dropout = width // 2, nn.Dropout(dropout)
+        self.begin = nn.Parameter(torch.zeros(self.middle))
+        self.output = Output(width, labels)
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        shown = values * mask[..., None]
+        first = self.begin.expand(len(values), 1, -1)
+        before = torch.cat((first, shown[:, :-1, : self.middle]), 1)
+        # After </s>, the last row, there is nothing, and no label is asked for it.
+        after = torch.cat((shown[:, 1:, self.middle :], torch.zeros_like(shown[:, :1, self.middle :])), 1)
+        logits: Tensor = self.output(self.dropout(torch.cat((before, after), -1)))
+        return logits  # B S V
+
+
+class Embedder(Head):
+    """one vector for the whole input, from its pooled rows: close where meanings are close"""
+
+    vector = True
+
+    def __init__(
+        self,
+        width: int,
+        labels: int,
+        *,
+        pooling: Pooling = "mean",
+        projection: Count | None = None,
+        normalise: bool = True,
+    ) -> None:
+        """`projection` is the width of the vector; left out, that of the encoder. `labels` are none of its concern."""
+        super().__init__()
+        self.pooling: Pooling = pooling
+        self.normalise = normalise
+        self.projection = nn.Identity() if projection is None else dense(width, projection)
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        vectors: Tensor = self.projection(pool(values, mask, self.pooling))
+        return F.normalize(vectors, dim=-1) if self.normalise else vectors  # B D
+
+
+HEADS: dict[str, type[Head]] = {
+    "classifier": Classifier,
+    "tagger": Tagger,
+    "filler": Filler,
+    "neighbours": Neighbours,
+    "embedder": Embedder,
+}

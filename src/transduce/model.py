@@ -1,21 +1,28 @@
-"""A batch in, a step or labels out: the three shapes a model can have."""
+"""A batch in, a step, labels or vectors out: the three shapes a model can have."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from transduce.contracts import Decoder, Encoder, Head
-from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, State, Step
+from transduce.errors import InputError
+from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step
+from transduce.heads import pool
 
 NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothed and averaged
 
 
 class Transducer(nn.Module, ABC):
     """Anything that speaks tokens: what training, search and scoring drive."""
+
+    @property
+    def carries(self) -> bool:
+        """Whether its state can go on over any length of text: see `contracts.Decoder`."""
+        return False
 
     @abstractmethod
     def start(self, batch: Batch) -> State:
@@ -27,6 +34,13 @@ class Transducer(nn.Module, ABC):
     ) -> Step:
         """Reads `tokens` (R T) after `state`: see `contracts.Decoder.advance`."""
 
+    def embed(self, texts: Padded) -> Tensor:
+        """Rows `x1 .. xm </s>` (B S) -> B D: the mean of what the encoder remembers of each."""
+        if not isinstance(encoder := getattr(self, "encoder", None), Encoder):
+            raise InputError("a decoder alone has no encoder to embed with", remedy="train with --task embed")
+        memory = encoder(Batch(texts))
+        return pool(memory.values, memory.mask, "mean")
+
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Step:
         """Teacher forcing: `advance` over all target tokens."""
         return self.advance(batch.inputs.values, self.start(batch), with_attention=with_attention)
@@ -36,6 +50,10 @@ class Speaker(Transducer):
     """A shape with a decoder, which does the speaking."""
 
     decoder: Decoder
+
+    @property
+    def carries(self) -> bool:
+        return self.decoder.carries
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
@@ -113,3 +131,50 @@ class EncoderOnly(Transducer):
         read = tokens.size(1) if mask is None else mask.sum(1)
         attention = Attention() if with_attention else None
         return Step(said, replace(state, past={"place": place + read}), attention)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The two sides of the pairs of a batch, each as one vector a row."""
+
+    source: Tensor  # B D
+    target: Tensor  # B D
+
+
+class Embedder(Transducer):
+    """one vector for a text, from an encoder alone: what training, search and maps compare
+
+    Both sides of a pair go through the same encoder. It speaks no tokens, and says so where it is asked to.
+    """
+
+    def __init__(self, encoder: Encoder, head: Head) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def embed(self, texts: Padded) -> Tensor:
+        """Rows `x1 .. xm </s>` (B S) -> B D."""
+        memory = self.encoder(Batch(texts))
+        vectors: Tensor = self.head(memory.values, memory.mask)
+        return vectors
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Vectors:  # type: ignore[override]
+        """The vectors of a batch of pairs, in place of the step that a model with words would give."""
+        assert batch.source is not None, "an encoder alone reads the source of a batch"
+        # A target row without its <s> looks as a source row does.
+        return Vectors(self.embed(batch.source), self.embed(batch.gold))
+
+    def start(self, batch: Batch) -> State:
+        raise speechless()
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        raise speechless()
+
+
+def speechless() -> InputError:
+    """What is told to whoever asks a model of vectors for tokens."""
+    return InputError(
+        "this model gives vectors, not text",
+        remedy="use `transduce embed`, `transduce search` or `transduce cluster`; in Python model.embed([...])",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,8 +16,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from transduce import build
+from transduce.contracts import Scored
 from transduce.data.batching import collate, ordered
+from transduce.data.running import measure
 from transduce.data.text import Tokenizer
+from transduce.data.unknowns import encode_sources, encode_targets, unknown_words
+from transduce.decoding.filling import Filling
 from transduce.decoding.loop import search
 from transduce.decoding.scoring import score as score_batch
 from transduce.errors import InputError
@@ -24,10 +29,12 @@ from transduce.explain.alignment import Link, links, to_words
 from transduce.explain.page import Explained
 from transduce.explain.reread import Path, Rereader
 from transduce.flow import EOS, Batch, Hypothesis, Padded
-from transduce.model import Transducer
+from transduce.language import go_on, score_running
+from transduce.model import Embedder, EncoderOnly, Transducer, speechless
 from transduce.recipe import GenerationRecipe, Recipe, explain_error
 from transduce.run import Run
 from transduce.training.devices import pick_device
+from transduce.transfer.merging import weights_of
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,16 @@ class Model:
     def parameters(self) -> int:
         return build.count_parameters(self.network)
 
+    @property
+    def sourceless(self) -> bool:
+        """Whether this is a language model: it reads nothing before <s>."""
+        return self.recipe.data.form == "text" and self.recipe.model.encoder is None
+
+    @property
+    def running(self) -> bool:
+        """Whether it learned from running text, read in passages, rather than from lines."""
+        return self.sourceless and self.recipe.data.passage is not None
+
     @cached_property
     def _reach(self) -> tuple[int, int]:
         """Most tokens of a source and of a target: learned positions end somewhere."""
@@ -104,6 +121,8 @@ class Model:
             if isinstance(longest := getattr(part, "longest", None), int):
                 ends[name.startswith("decoder")].append(longest)
         target = min(ends[True])
+        if self.sourceless:
+            return 0, target
         # One place is for the closing </s>; a decoder alone keeps half of its places for the target.
         alone = self.recipe.model.encoder is None
         return (target // 2 - 1, target // 2) if alone else (min(ends[False]) - 1, target)
@@ -127,9 +146,14 @@ class Model:
     def generate(
         self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, **settings: Any
     ) -> list[Prediction]:
-        """One prediction a line, in order. Settings are those of the recipe's `generation` section."""
+        """One prediction a line, in order. Settings are those of the recipe's `generation` section.
+
+        To a language model a line is the beginning of the text that it writes; an empty one is none.
+        """
         chosen = self.settings(**settings)
         check_texts("generate", texts)
+        if self.sourceless:
+            return self._continue(texts, prefixes, chosen)
         if prefixes is not None:
             check_texts("generate", prefixes)
             if len(prefixes) != len(texts):
@@ -137,30 +161,50 @@ class Model:
         most = min(chosen.max_source, self._reach[0])
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
-        encoded = self.source.encode_batch([texts[number] for number in busy])
+        encoded = self._read([texts[number] for number in busy])
         sources = dict(zip(busy, (ids[:most] for ids in encoded), strict=True))
         uncut = dict(zip(busy, map(len, encoded), strict=True))
         for rows in ordered([len(sources[number]) for number in busy], chosen.batch_tokens):
             numbers = [busy[row] for row in rows]
-            begun = [self.target.encode(prefixes[number]).ids for number in numbers] if prefixes else None
-            found = self._search([sources[number] for number in numbers], begun, chosen, numbers)
+            begun = None
+            if prefixes is not None:
+                begun = encode_targets(
+                    self.target, [prefixes[number] for number in numbers], [texts[number] for number in numbers]
+                )
+            found = self.search_ids([sources[number] for number in numbers], begun, chosen, numbers)
             for number, hypotheses in zip(numbers, found, strict=True):
                 cut = uncut[number] > len(sources[number])
                 results[number] = self._prediction(texts[number], sources[number], hypotheses[: chosen.nbest], cut)
         return results
 
-    def _search(
+    def _continue(
+        self, texts: Sequence[str], prefixes: Sequence[str] | None, chosen: GenerationRecipe
+    ) -> list[Prediction]:
+        if prefixes is not None:
+            raise InputError("a language model takes its lines as prefixes", remedy="give them as the lines")
+        results = []
+        for text, found in zip(texts, go_on(self.network, self.target, texts, chosen, self._reach[1]), strict=True):
+            one = self._prediction(text, None, found.hypotheses[: chosen.nbest], found.cut)
+            # The beginning stays as it was given, unknown characters and all; what follows was written after it.
+            read = len(self.target.decode(found.begun))
+            rivals = tuple(replace(rival, text=text + rival.text[read:]) for rival in one.nbest)
+            results.append(replace(one, text=rivals[0].text, nbest=rivals))
+        return results
+
+    def search_ids(
         self,
         sources: list[list[int]],
         prefixes: list[list[int]] | None,
         settings: GenerationRecipe,
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
+        """What is found for each source, best first; `numbers` seed the draws of each."""
         batch = collate([(ids, None) for ids in sources], range(len(sources))).to(self.device)
         lengths = torch.tensor([len(ids) for ids in sources])
         longest = (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self._reach[1])).long()
+        asked = Filling(self.network) if isinstance(self.network, EncoderOnly) and self._masked else self.network
         return search(
-            self.network,
+            asked,
             batch,
             build.build_strategy(settings),
             longest=longest,
@@ -169,11 +213,20 @@ class Model:
             seeds=[(settings.seed * 1_000_003 + number) % 2**63 for number in numbers],
         )
 
-    def _prediction(self, text: str, source: list[int], hypotheses: list[Hypothesis], cut: bool) -> Prediction:
+    @property
+    def _masked(self) -> bool:
+        """Whether the model learned to restore a text, so that `<mask>` may stand for a token."""
+        return self.recipe.data.noise is not None
+
+    def _read(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.source.encode_sources(texts, masked=True) if self._masked else encode_sources(self.source, texts)
+
+    def _prediction(self, text: str, source: list[int] | None, hypotheses: list[Hypothesis], cut: bool) -> Prediction:
+        unknown = unknown_words(self.source, text)
         rivals = tuple(
             Prediction(
                 text,
-                self.target.decode(one.words),
+                self.target.decode(one.words, unknown),
                 tuple(map(self.target.piece, one.ids)),
                 one.token_scores,
                 one.complete,
@@ -182,13 +235,13 @@ class Model:
             for one in hypotheses
         )
         ranked = tuple((one.text, one.score) for one in rivals)
-        path = Path(text, tuple(source), hypotheses[0], ranked)
+        path = Path(text, None if source is None else tuple(source), hypotheses[0], ranked)
         return replace(rivals[0], nbest=rivals, path=path, model=self)
 
     def reread(self, predictions: Sequence[Prediction]) -> list[Explained | None]:
         """The explanations of many predictions, read in batches, and kept in them; None for an empty line."""
         busy = [one for one in predictions if one.path is not None]
-        rereader = Rereader(self.network, self.source, self.target, self.facts())
+        rereader = Rereader(self.network, self.source, self.target, self.facts(), self._masked)
         found = rereader([one.path for one in busy if one.path is not None], self.recipe.generation.batch_tokens)
         for one, explained in zip(busy, found, strict=True):
             vars(one)["explained"] = explained
@@ -203,16 +256,64 @@ class Model:
         """The log-probability of each target given its source, token by token."""
         for side in (0, 1):
             check_texts("score", [pair[side] for pair in pairs])
-        sources = self.source.encode_batch([source for source, _ in pairs])
-        targets = self.target.encode_batch([target for _, target in pairs])
+        if self._masked:
+            raise InputError(
+                "this model restores damaged text, and has no probability of a whole one",
+                remedy="`transduce evaluate RUN FILE` gives the perplexity of what it is asked for",
+            )
+        if isinstance(self.network, Embedder):
+            raise speechless()
+        texts = [source for source, _ in pairs]
+        sources = encode_sources(self.source, texts)
+        targets = encode_targets(self.target, [target for _, target in pairs], texts)
         results: list[PairScore | None] = [None] * len(pairs)
         lengths = [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
         for rows in ordered(lengths, self.recipe.generation.batch_tokens):
-            batch = collate([(sources[row], targets[row]) for row in rows], rows).to(self.device)
+            read = [None if self.sourceless else sources[row] for row in rows]
+            batch = collate(list(zip(read, [targets[row] for row in rows], strict=True)), rows).to(self.device)
             for row, scores in zip(rows, score_batch(self.network, batch), strict=True):
                 tokens = tuple(map(self.target.piece, [*targets[row], EOS]))
                 results[row] = PairScore(tokens, scores)
         return [result for result in results if result is not None]
+
+    def score_running(self, blocks: Sequence[str]) -> list[Scored]:
+        """How probable a running text is, passage by passage; `blocks` are its parts (see `sources.blocks`)."""
+        passage = self.recipe.data.passage
+        if passage is None:
+            raise InputError("this model did not learn from running text", remedy="score lines: model.score([...])")
+        text = measure(self.target, blocks)
+        return score_running(self.network, text, passage, self.recipe.generation.batch_tokens)
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
+        check_texts("embed", texts)
+        most = min(self.recipe.generation.max_source, self._reach[0])
+        encoded = encode_sources(self.source, texts)
+        if cut := sum(len(ids) > most for ids in encoded):
+            warnings.warn(f"{cut:,} texts were cut to {most:,} tokens", stacklevel=2)
+        sources = [ids[:most] for ids in encoded]
+        found: dict[int, np.ndarray] = {}
+        for rows in ordered([len(ids) + 1 for ids in sources], self.recipe.generation.batch_tokens):
+            batch = collate([(sources[row], None) for row in rows], rows).to(self.device)
+            assert batch.source is not None
+            found.update(zip(rows, self.network.embed(batch.source).float().cpu().numpy(), strict=True))
+        return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
+
+    def read(self, pairs: Sequence[tuple[str, str]]) -> list[Explained]:
+        """Each target as if the model had written it: its token scores, and where it looked at each of its tokens."""
+        if self.sourceless:
+            raise InputError("this model has no source to look at", remedy="give one that reads a source")
+        texts = [source for source, _ in pairs]
+        scored = self.score(pairs)
+        sources = encode_sources(self.source, texts)
+        targets = encode_targets(self.target, [target for _, target in pairs], texts)
+        paths = [
+            Path(text, tuple(source), Hypothesis((*target, EOS), one.token_scores, one.score))
+            for text, source, target, one in zip(texts, sources, targets, scored, strict=True)
+        ]
+        rereader = Rereader(self.network, self.source, self.target, self.facts(), self._masked)
+        return rereader(paths, self.recipe.generation.batch_tokens)
 
     def explain(self, text: str, **settings: Any) -> Explained:
         """One line with its attention, scores and rivals, ready to be drawn."""
@@ -257,16 +358,14 @@ def load(path: str | pathlib.Path, *, device: str = "auto", own_parts: bool = Fa
     recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()
     network = build.build_model(recipe.model, source.size, target.size, source.starts)
-    checkpoint = run.checkpoints.chosen()
-    if checkpoint is None:
-        raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
-    fill_weights(network, checkpoint.weights, str(checkpoint.folder))
+    fill_weights(network, weights_of(run, recipe, list(network.state_dict())), str(run.folder))
     return Model(network.to(pick_device(device)), source, target, recipe)
 
 
 def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Copies weights in; a name or shape that does not fit is told in words."""
+    """Copies weights in; a name or shape that does not fit is told in words. What was learned beside stays aside."""
     own = network.state_dict()
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("beside.")}
     missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     if missing or extra:
         raise InputError(

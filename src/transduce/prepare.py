@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.data.batching import Batches
+from transduce.build import build_noise, labels_per
+from transduce.data.aligned import LinkedBatches
+from transduce.data.batching import Batches, gather, ordered
 from transduce.data.filters import Filters
+from transduce.data.noise import DamagedBatches, Noise, damage
+from transduce.data.passages import Passages, consecutive, hold_out, streams
 from transduce.data.sources import read
 from transduce.data.store import Store, build_store, split
 from transduce.data.text import Tokenizer
 from transduce.errors import InputError
-from transduce.flow import Example
+from transduce.flow import Batch, Example
 from transduce.recipe import DataRecipe, Recipe
 
 Tokenizers = tuple[Tokenizer, Tokenizer]  # source, target
@@ -29,19 +33,42 @@ class Data:
     rows: np.ndarray
     dev: Store
     dev_rows: np.ndarray
+    noise: Noise | None = None  # what makes a source of a text
 
-    def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches:
+    def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches | Passages | DamagedBatches | LinkedBatches:
         training, tokens = recipe.training, recipe.tokens
-        return Batches(
+        if recipe.data.passage is not None:
+            return Passages(
+                streams(self.train, self.rows),
+                recipe.data.passage,
+                batch_tokens=training.batch_tokens,
+                seed=training.seed,
+                weights=[corpus.weight for corpus in recipe.data.train],
+            )
+        clean = Batches(
             self.train,
             self.rows,
-            batch_tokens=training.batch_tokens,
+            # The damaged source will be about as long as the target.
+            batch_tokens=training.batch_tokens if self.noise is None else -(-training.batch_tokens // 2),
             pool=training.pool,
             seed=training.seed,
             weights=[corpus.weight for corpus in recipe.data.train],
             dropout=(tokens.source.dropout, tokens.target.dropout),
             tokenizers=tokenizers,
         )
+        if training.objective.get("kind") == "guided_alignment":
+            return LinkedBatches(clean, tokenizers)
+        return clean if self.noise is None else DamagedBatches(clean, self.noise, training.seed)
+
+    def dev_batches(self, recipe: Recipe) -> Iterator[Batch]:
+        """All that is held out, once."""
+        budget = recipe.training.batch_tokens
+        if recipe.data.passage is not None:
+            yield from consecutive(streams(self.dev, self.dev_rows), recipe.data.passage, budget)
+            return
+        for rows in ordered(self.dev.lengths[self.dev_rows], budget):
+            batch = gather(self.dev, self.dev_rows[rows])
+            yield batch if self.noise is None else damage(batch, self.noise, recipe.training.seed)
 
     def dev_examples(self, most: int | None = None) -> list[Example]:
         return [self.dev.example(int(row)) for row in self.dev_rows[:most]]
@@ -53,17 +80,21 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
     def texts(*sides: str) -> Iterator[str]:
         for corpus in recipe.data.train:
             for example in read(corpus, recipe.data.invalid):
-                yield from (getattr(example, side) or "" for side in sides)
+                for side in sides:  # a tab in a source parts it, so no token may reach over it
+                    text = getattr(example, side) or ""
+                    yield from text.split("\t") if side == "source" else [text]
 
     if not recipe.data.train:
         raise InputError("there is nothing to train on", remedy="set data.train to a file of pairs")
     tokens = recipe.tokens
-    first = tokens.source
+    first, second = tokens.source, tokens.target
+    if recipe.data.form == "text":  # there is no other side
+        only = Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
+        return only, only
     if tokens.shared:
-        both = Tokenizer.train(texts("source", "target"), first.kind, first.size, first.min_count)
+        both = Tokenizer.train(texts("source", "target"), first.kind, first.size, first.min_count, tokens.numbered)
         return both, both
     source = Tokenizer.train(texts("source"), first.kind, first.size, first.min_count)
-    second = tokens.target
     return source, Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
 
 
@@ -76,22 +107,26 @@ def cache_folder(data: DataRecipe) -> Path:
 
 def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> Data:
     """The pairs of a recipe as ids on disk, found in the cache or built there."""
-    data = recipe.data
+    data, noise = recipe.data, build_noise(recipe.data.noise, tokenizers[1])
+    # Held-out lines are never thrown away for their length or shape, and of a running text nothing is.
+    keep = Filters(min_length=0, max_length=2**31 - 1)
     filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
+    filters = filters if data.passage is None else keep
     train = build_store(data.train, *tokenizers, filters, data.invalid, cache_folder(data), progress=progress)
-    if recipe.model.head is not None and recipe.tokens.target.kind == "words":
+    if labels_per(recipe.model) == "word":
         _check_tags(train, tokenizers[0])
     if len(train) == 0:
         raise InputError(
             "no pair is left to train on", where=", ".join(train.names), remedy="\n  ".join(train.describe())
         )
     if data.dev:
-        # Held-out lines are never thrown away for their length or shape.
-        keep = Filters(min_length=0, max_length=2**31 - 1)
         dev = build_store(data.dev, *tokenizers, keep, data.invalid, cache_folder(data), progress=progress)
-        return Data(train, np.arange(len(train)), dev, np.arange(len(dev)))
-    rows, dev_rows = split(len(train), _dev_size(data, len(train)), recipe.training.seed, train.groups())
-    return Data(train, rows, train, dev_rows)
+        return Data(train, np.arange(len(train)), dev, np.arange(len(dev)), noise)
+    if data.passage is not None:
+        rows, dev_rows = hold_out(train, data.dev_size)
+    else:
+        rows, dev_rows = split(len(train), _dev_size(data, len(train)), recipe.training.seed, train.groups())
+    return Data(train, rows, train, dev_rows, noise)
 
 
 def _check_tags(store: Store, source: Tokenizer, chunk: int = 10_000) -> None:

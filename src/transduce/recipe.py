@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from transduce.errors import InputError, nearest
 
@@ -29,7 +38,43 @@ class Corpus(Section):
     source: str | None = Field(None, description="one side of two parallel text files")
     target: str | None = Field(None, description="the other side")
     weight: float = Field(1.0, gt=0, description="share of this corpus when several are mixed")
-    fields: tuple[str, str] = Field(("source", "target"), description="names of the two fields in JSONL or Parquet")
+    inputs: Positive = Field(
+        1, description="leading columns of a TSV that make the source, parted by tabs; the next one is the target"
+    )
+    fields: tuple[str, ...] = Field(
+        ("source", "target"),
+        min_length=2,
+        description="names in JSONL or Parquet: all but the last make the source, parted by tabs; `inputs` follows",
+    )
+
+    alignment: str | None = Field(
+        None,
+        description="where links between words stand (0-0 1-2): a column (column3), a field, or a third parallel file",
+    )
+    form: Literal["pairs", "lines", "running"] = Field(
+        "pairs", description="follows `data.form` and `data.passage`: lines or running text have no source"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, content: Any) -> Any:
+        """More than two fields say how many inputs there are."""
+        names = content.get("fields") if isinstance(content, Mapping) else None
+        if isinstance(names, (list, tuple)) and len(names) > 2 and "inputs" not in content:
+            return {**content, "inputs": len(names) - 1}
+        return content
+
+    @model_validator(mode="after")
+    def _as_many_fields(self) -> Self:
+        if len(self.fields) > 2 and len(self.fields) != self.inputs + 1:
+            raise ValueError(f"{self.inputs} inputs and a target, but {len(self.fields)} fields")
+        return self
+
+    def like(self, other: Corpus) -> Corpus:
+        """With the inputs and fields of another one, unless it names its own."""
+        if self.model_fields_set & {"inputs", "fields"}:
+            return self
+        return self.model_copy(update={"inputs": other.inputs, "fields": other.fields})
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -37,6 +82,8 @@ class Corpus(Section):
             raise ValueError("a corpus needs `path`, or `source` and `target`")
         if self.path is not None and (self.source or self.target):
             raise ValueError("a corpus has either `path` or `source` and `target`, not both")
+        if self.form != "pairs" and self.path is None:
+            raise ValueError("`data.form: text` has no source: name one file of text")
         return self
 
 
@@ -56,6 +103,19 @@ def _as_corpus(item: Any) -> Any:
     return {"source": source, "target": target} if comma else {"path": source}
 
 
+def _with_form(corpora: Any, form: str) -> Any:
+    if not isinstance(corpora, tuple):
+        return corpora  # nothing that could be a list of corpora: told of by the field itself
+    return tuple(
+        item.model_copy(update={"form": form})
+        if isinstance(item, Corpus)
+        else {**item, "form": form}
+        if isinstance(item, Mapping)
+        else item
+        for item in corpora
+    )
+
+
 Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_as_corpora)]
 
 
@@ -64,16 +124,55 @@ class DataRecipe(Section):
     dev: Corpora = Field((), description="left out: split off the training data")
     test: Corpora = ()
     dev_size: Positive | None = Field(
-        None, description="pairs split off when `dev` is left out; by default 2 %, 100 to 2,000"
+        None,
+        description="pairs split off when `dev` is left out; by default 2 %, 100 to 2,000. Of running text: tokens at "
+        "the end of each file, in proportion; by default a tenth, at most 100,000 in all",
+    )
+    form: Literal["pairs", "text"] = Field(
+        "pairs", description="text: files without a source, as a language model reads them; of several fields the last"
+    )
+    passage: Positive | None = Field(
+        None, description="text only: tokens of the passages that running text is read in; left out: line by line"
     )
     min_length: int = Field(1, ge=0, description="fewest tokens on either side")
     max_length: Positive = Field(512, description="most tokens on either side; longer pairs are dropped and counted")
     max_ratio: float | None = Field(None, gt=1, description="most tokens of one side for one of the other")
     duplicates: Literal["keep", "drop"] = "keep"
     invalid: Literal["error", "drop"] = Field("error", description="what a line that cannot be read does")
+    noise: dict[str, Any] | None = Field(
+        None, description="how a text is damaged to be its own source, anew in every epoch: `{kind: ..., option: ...}`"
+    )
     cache: str | None = Field(
         None, description="folder for tokenised corpora; by default under the user's cache folder"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _formed(cls, content: Any) -> Any:
+        """Every corpus knows what its file holds, so whoever reads one need not ask."""
+        if not isinstance(content, Mapping) or content.get("form") != "text":
+            return content
+        form = "lines" if content.get("passage") is None else "running"
+        sets = {name: _as_corpora(content[name]) for name in ("train", "dev", "test") if content.get(name)}
+        return {**content, **{name: _with_form(corpora, form) for name, corpora in sets.items()}}
+
+    @model_validator(mode="after")
+    def _text_in_passages(self) -> Self:
+        if self.passage is not None and self.form != "text":
+            raise ValueError("`passage` cuts running text: set `data.form: text`")
+        return self
+
+    @field_validator("dev", "test")
+    @classmethod
+    def _like_training(cls, corpora: tuple[Corpus, ...], info: ValidationInfo) -> tuple[Corpus, ...]:
+        """What is held out has the columns of the (first) training data, unless it says otherwise."""
+        training = info.data.get("train") or ()
+        return tuple(corpus.like(training[0]) for corpus in corpora) if training else corpora
+
+    def held_out(self, files: str) -> tuple[Corpus, ...]:
+        """Files named later, to be read like those of this run."""
+        known = {"train": self.train, "form": self.form, "passage": self.passage}
+        return DataRecipe.model_validate({**known, "test": files}).test
 
 
 class TextRecipe(Section):
@@ -95,12 +194,24 @@ class TokensRecipe(Section):
     source: TextRecipe = TextRecipe()
     target: TextRecipe = TextRecipe()
     shared: bool = Field(False, description="one vocabulary for both sides, trained on both")
+    numbered: int = Field(
+        0, ge=0, le=1000, description="unknown words of a source that are told apart, as <unk1> .. <unkN>; 0: none"
+    )
 
     @model_validator(mode="after")
     def _shared_alike(self) -> Self:
         if self.shared and self.source != self.target:
             raise ValueError("a shared vocabulary needs equal `tokens.source` and `tokens.target`")
+        if self.numbered and not (self.shared and self.source.kind == "words"):
+            raise ValueError("`numbered` unknowns need one vocabulary of words: set `shared: true` and `kind: words`")
         return self
+
+
+class CopyingRecipe(Section):
+    """Which attention is copied along: decoders/copying.py."""
+
+    layer: int = Field(-1, description="of the decoder; -1: the last")
+    head: int | None = Field(None, description="one head of it; left out: the mean of all")
 
 
 class ModelRecipe(Section):
@@ -111,6 +222,12 @@ class ModelRecipe(Section):
     head: dict[str, Any] | None = None
     tie: Literal["none", "target", "all"] = Field(
         "none", description="output layer = target embedding; `all`: = source embedding too"
+    )
+    share: Literal["none", "layers", "all"] = Field(
+        "none", description="one set of weights in encoder and decoder where they are alike; `all`: the embedding too"
+    )
+    copying: CopyingRecipe | None = Field(
+        None, description="words of the source may be said by looking at them; {} for the usual options"
     )
 
 
@@ -128,6 +245,14 @@ def _as_names(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
+
+
+class AdaptersRecipe(Section):
+    """Low-rank adapters: W x + alpha / rank * B A x, with A and B trained and W as it was (Hu 2021)."""
+
+    rank: Positive = Field(8, description="rows of A, columns of B")
+    alpha: float = Field(16.0, gt=0)
+    targets: Names = Field(("*",), description="which matrices: by the beginning of their name, or with *")
 
 
 class OptimiserRecipe(Section):
@@ -160,6 +285,14 @@ class TrainingRecipe(Section):
     )
     freeze: Names = Field(
         (), description="weights that are not trained, by the beginning of their name (encoder, decoder.embedding) or *"
+    )
+    unfreeze: Positive | None = Field(
+        None,
+        description="updates after which the next layer from the top begins to train; left out: all from the first",
+    )
+    layer_decay: float = Field(1.0, gt=0, le=1, description="rate of each layer relative to the one above it")
+    adapters: AdaptersRecipe | None = Field(
+        None, description="train these beside the weights of `init.model`, which stay as they are"
     )
     optimiser: OptimiserRecipe = OptimiserRecipe()
     schedule: ScheduleRecipe = ScheduleRecipe()
@@ -217,6 +350,24 @@ class Recipe(Section):
     generation: GenerationRecipe = GenerationRecipe()
     evaluation: EvaluationRecipe = EvaluationRecipe()
 
+    @model_validator(mode="after")
+    def _links_to_follow(self) -> Self:
+        if self.training.objective.get("kind") == "guided_alignment":
+            if any(corpus.alignment is None for corpus in self.data.train):
+                raise ValueError("`guided_alignment` needs links: set `alignment` of every corpus in `data.train`")
+            if self.tokens.source.dropout or self.tokens.target.dropout:
+                raise ValueError("`guided_alignment` needs tokens that stay the same: set `dropout` of `tokens` to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_stand_on_a_run(self) -> Self:
+        if self.training.adapters is not None:
+            if self.init.model is None:
+                raise ValueError("`training.adapters` stand beside the weights of a trained run: set `init.model`")
+            if self.init.encoder is not None or self.init.decoder is not None:
+                raise ValueError("`training.adapters` have one base: leave out `init.encoder` and `init.decoder`")
+        return self
+
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from a YAML file, with `key.path=value` overrides applied on top."""
@@ -235,8 +386,13 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def override(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """`training.steps=100` sets one value; the value is read as YAML, so lists and mappings work too."""
+    """`training.steps=100` sets one value; the value is read as YAML, so lists and mappings work too.
+
+    A part that stands there by its name alone (`reader: bahdanau`) takes options as if it were written out. A part that
+    is given another kind begins afresh: what was set for the old kind goes, what is set beside the new one counts.
+    """
     result: dict[str, Any] = _copy(content)
+    done: list[tuple[list[str], Any]] = []
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key:
@@ -245,13 +401,42 @@ def override(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, 
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = text
-        place = result
-        *parents, last = key.split(".")
-        for name in parents:
-            inner = place.get(name)
-            place[name] = place = inner if isinstance(inner, dict) else {}
-        place[last] = value
+        path = key.split(".")
+        if _renews(result, path, value):
+            _put(result, path[:-1], {})
+            for earlier, given in done:
+                if earlier[: len(path) - 1] == path[:-1] and len(earlier) >= len(path):
+                    _put(result, earlier, given)
+        _put(result, path, value)
+        done.append((path, value))
     return result
+
+
+def _put(content: dict[str, Any], path: list[str], value: Any) -> None:
+    *parents, last = path
+    for name in parents:
+        inner = content.get(name)
+        if isinstance(inner, str) and _of_part(path):
+            inner = {"kind": inner}
+        content[name] = content = inner if isinstance(inner, dict) else {}
+    content[last] = value
+
+
+def _of_part(path: list[str]) -> bool:
+    """Whether a key belongs to a part, whose options are those of its kind."""
+    return path[:1] == ["model"] or path[:2] == ["training", "objective"]
+
+
+def _renews(content: Mapping[str, Any], path: list[str], value: Any) -> bool:
+    """Whether this setting gives a part another kind than it has."""
+    if path[-1] != "kind" or not _of_part(path):
+        return False
+    place: Any = content
+    for name in path[:-1]:
+        place = place.get(name) if isinstance(place, Mapping) else None
+    given = "cross_entropy" if path[:-1] == ["training", "objective"] else value  # what a part without a kind is
+    kind = place.get("kind", given) if isinstance(place, Mapping) else place
+    return kind is not None and kind != value
 
 
 def _copy(content: Any) -> Any:

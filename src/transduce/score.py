@@ -1,33 +1,36 @@
-"""A model and pairs in, judgements out: held-out lines, their scores, paired tests, probabilities of given pairs."""
+"""A model and held-out texts in, judgements out: what metrics ask for, their scores, paired tests, probabilities."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 from transduce import evaluation
+from transduce.contracts import Embedded, Scored, ScoreMetric, TextMetric, VectorMetric
 from transduce.data.sources import read
 from transduce.flow import Example
 from transduce.predict import Model, PairScore
 from transduce.prepare import prepare
-from transduce.recipe import Corpora, EvaluationRecipe, parse
+from transduce.recipe import Corpora, EvaluationRecipe
+from transduce.restore import restore
 
 
 @dataclass(frozen=True)
 class Line:
-    """One source and its right answers."""
+    """One source and its right answers; of running text, a block of lines."""
 
     source: str
     references: tuple[str, ...]
+    file: str = ""
 
 
 def as_lines(examples: Sequence[Example], settings: EvaluationRecipe) -> list[Line]:
     """One line an example, or one line a source where several answers are right."""
-    if settings.references == "each":
-        return [Line(example.source, (example.target or "",)) for example in examples]
+    if settings.references == "each" or not any(example.source for example in examples):
+        return [Line(example.source, (example.target or "",), example.file) for example in examples]
     answers: dict[str, list[str]] = {}
     for example in examples:
         answers.setdefault(example.source, []).append(example.target or "")
@@ -39,10 +42,10 @@ def read_corpora(corpora: Corpora, model: Model) -> list[Example]:
 
 
 def held_out(model: Model, data: str | None) -> tuple[str, list[Line]]:
-    """The named pairs; else the test set of the run; else the pairs it held out of training."""
+    """The named file; else the test set of the run; else what it held out of training."""
     settings = model.recipe
     if data is not None:
-        name, examples = data, read_corpora(parse({"data": {"test": data}}).data.test, model)
+        name, examples = data, read_corpora(settings.data.held_out(data), model)
     elif settings.data.test:
         name, examples = "test", read_corpora(settings.data.test, model)
     else:
@@ -50,39 +53,119 @@ def held_out(model: Model, data: str | None) -> tuple[str, list[Line]]:
     return name, as_lines(examples, settings.evaluation)
 
 
-def score_outputs(model: Model, lines: Sequence[Line], outputs: Sequence[str]) -> evaluation.Evaluation:
+def answer(model: Model, lines: Sequence[Line], metrics: Sequence[str], **settings: Any) -> evaluation.Outputs:
+    """What these metrics ask for and no more: it generates for those of texts, scores for those of probabilities,
+    embeds for those of vectors."""
+    if model.recipe.data.noise is not None:
+        return restore(model, [line.references[0] for line in lines], **settings)
+    kinds = [evaluation.METRICS[name] for name in metrics]
+    texts = scored = None
+    if any(issubclass(kind, TextMetric) for kind in kinds):
+        texts = [one.text for one in model.generate([line.source for line in lines], **settings)]
+    if any(issubclass(kind, ScoreMetric) for kind in kinds):
+        scored = score_references(model, lines)
+    embedded = embed_sides(model, lines) if any(issubclass(kind, VectorMetric) for kind in kinds) else None
+    return evaluation.Outputs(texts, scored, embedded)
+
+
+def embed_sides(model: Model, lines: Sequence[Line]) -> Embedded:
+    """Each source is a query, each different answer a document: a text that answers two lines is no rival of itself."""
+    documents = list(dict.fromkeys(text for line in lines for text in line.references))
+    row_of = {text: row for row, text in enumerate(documents)}
+    right = [[row_of[text] for text in line.references] for line in lines]
+    return Embedded(model.embed([line.source for line in lines]), model.embed(documents), right)
+
+
+def score_references(model: Model, lines: Sequence[Line]) -> list[Scored]:
+    """How probable the right answers are: one entry a line (all its answers together), or a passage of running text."""
+    if model.running:
+        files = [[line.references[0] for line in group] for _, group in groupby(lines, lambda line: line.file)]
+        return [one for blocks in files for one in model.score_running(blocks)]
+    pairs = [(line.source, reference) for line in lines for reference in line.references]
+    found = (as_scored(one, target) for (_, target), one in zip(pairs, model.score(pairs), strict=True))
+    return [_sum(list(islice(found, len(line.references)))) for line in lines]
+
+
+def as_scored(one: PairScore, text: str) -> Scored:
+    """Words and characters of the text, and one of each for its closing </s>."""
+    return Scored(one.score, len(one.token_scores), len(text.split()) + 1, len(text) + 1)
+
+
+def _sum(parts: Sequence[Scored]) -> Scored:
+    return Scored(
+        sum(one.log_probability for one in parts),
+        sum(one.tokens for one in parts),
+        sum(one.words for one in parts),
+        sum(one.characters for one in parts),
+    )
+
+
+def score_outputs(model: Model, lines: Sequence[Line], outputs: evaluation.Outputs) -> evaluation.Evaluation:
     settings = model.recipe.evaluation
-    lengths = [len(ids) for ids in model.source.encode_batch([line.source for line in lines])]
+    lengths = None
+    if not model.sourceless:
+        sources = [line.source or line.references[0] for line in lines]  # a text is its own source
+        lengths = [len(ids) for ids in model.source.encode_sources(sources)]
     references = [line.references for line in lines]
     return evaluation.evaluate(outputs, references, lengths, settings.metrics, settings.resamples)
 
 
-def compare_outputs(model: Model, lines: Sequence[Line], outputs: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def compare_outputs(model: Model, lines: Sequence[Line], outputs: Mapping[str, evaluation.Outputs]) -> dict[str, str]:
     """What a paired test says of two systems on the same lines, for each metric."""
     settings = model.recipe.evaluation
     (first, one), (second, other) = outputs.items()
     references = [line.references for line in lines]
     verdicts = {}
     for metric in map(evaluation.find, settings.metrics):
-        a, b = (metric.statistics(texts, references) for texts in (one, other))
+        a, b = (evaluation.statistics_of(metric, said, references) for said in (one, other))
         result = evaluation.paired(metric, a, b, settings.resamples, seed=1)
         verdicts[metric.name] = evaluation.verdict(result, (first, second))
     return verdicts
 
 
-def score_lines(model: Model, pairs: str, *, as_json: bool, chunk: int = 2000) -> Iterator[tuple[str, PairScore]]:
-    """Each pair's probability, with the line to write for it."""
-    (corpus,) = parse({"data": {"test": pairs}}).data.test
+@dataclass(frozen=True)
+class ScoredLine:
+    """One line to write, and what it was made from."""
+
+    written: str
+    scored: Scored
+
+
+def score_lines(model: Model, file: str, *, as_json: bool, chunk: int = 2000) -> Iterator[ScoredLine]:
+    """The probability of each pair or line, or of a whole running text, with the line to write for it."""
+    (corpus,) = model.recipe.data.held_out(file)
     examples = read(corpus, model.recipe.data.invalid)
+    if model.running:
+        yield _whole(_sum(model.score_running([example.target or "" for example in examples])), as_json)
+        return
     while some := list(islice(examples, chunk)):
-        for one in model.score([(example.source, example.target or "") for example in some]):
+        pairs = [(example.source, example.target or "") for example in some]
+        for one, (_, target) in zip(model.score(pairs), pairs, strict=True):
             content = {
                 "score": one.score,
                 "perplexity": one.perplexity,
                 "tokens": one.tokens,
                 "token_scores": one.token_scores,
             }
-            yield json_line(content) if as_json else f"{one.score:.6f}\t{one.perplexity:.6g}", one
+            written = json_line(content) if as_json else f"{one.score:.6f}\t{one.perplexity:.6g}"
+            yield ScoredLine(written, as_scored(one, target))
+
+
+def _whole(scored: Scored, as_json: bool) -> ScoredLine:
+    value = perplexities([scored])["token"]
+    content = {"score": scored.log_probability, "perplexity": value, "tokens": scored.tokens}
+    return ScoredLine(json_line(content) if as_json else f"{scored.log_probability:.6f}\t{value:.6g}", scored)
+
+
+def perplexities(scored: Sequence[Scored]) -> dict[str, float]:
+    """Per token, word and character."""
+    names = {"token": "perplexity", "word": "word_perplexity", "character": "character_perplexity"}
+    found = {unit: evaluation.find(name) for unit, name in names.items()}
+    return {
+        unit: metric.value(metric.statistics(scored).sum(0))
+        for unit, metric in found.items()
+        if isinstance(metric, ScoreMetric)
+    }
 
 
 def json_line(content: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from transduce.build import gives_vectors
 from transduce.errors import InputError
 from transduce.evaluation import Evaluation
 from transduce.experiment import Trained
@@ -82,11 +83,18 @@ def show_trained(trained: Trained, console: Console) -> None:
     console.print("recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:", highlight=False)
     # Quoted for the shell: what stands in the data must not run when a line is pasted.
     place, line = quote(str(folder)), quote(trained.examples[0][0] if trained.examples else "...")
-    for command in (
+    commands = [
         f"echo {line} | transduce generate {place}",
         f"transduce explain {place} {line} --html attention.html",
         f"transduce evaluate {place}",
-    ):
+    ]
+    if gives_vectors(trained.model.recipe.model):
+        commands = [
+            f'transduce search {place} documents.txt "a query"',
+            f"transduce cluster {place} documents.txt --picture map.png",
+            f"transduce embed {place} lines.txt --output vectors.npy",
+        ]
+    for command in commands:
         console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -99,10 +107,14 @@ def at_level(explained: Explained, level: str, layer: Any, head: Any) -> Attenti
     return to_words(tokens, keep_end=True) if level == "word" or (level == "auto" and several) else tokens
 
 
-def show_explained(explained: Explained, attention: AttentionMap | None, console: Console) -> None:
-    console.print(f"[dim]source[/]  {escape(explained.source)}", highlight=False)
+def show_explained(
+    explained: Explained, attention: AttentionMap | None, console: Console, *, sourceless: bool = False
+) -> None:
+    console.print(f"[dim]{'begun ' if sourceless else 'source'}[/]  {escape(explained.source)}", highlight=False)
     console.print(f"[dim]output[/]  {escape(explained.output)}   [dim]score {explained.score:.3f}[/]", highlight=False)
-    if attention is None:
+    if attention is None and sourceless:
+        console.print("a language model has no source, and this decoder does not attend to its own past")
+    elif attention is None:
         console.print("this decoder does not attend to the source: all it knows came through one vector")
     else:
         terminal.draw(attention, console)

@@ -19,6 +19,7 @@ from transduce.recipe import parse
 SIZE = 11  # of both vocabularies
 WIDTH = 16
 SMALL = {
+    "both_ways": {"kind": "both_ways", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 24, "dropout": 0.3},
@@ -49,17 +50,20 @@ CONVOLUTIONS = (
     {"heads": 2, "score": "mlp", "normaliser": "sparsemax"},  # the decoder's alone
 )
 SCORED_READERS = ("bahdanau", "luong")
+READERS_ONLY = [name for name, part in NORMALISERS.items() if part.remembers or part.detached]
 
 
 def _cases() -> dict[str, dict]:
     cases: dict[str, dict] = {}
 
-    def add(encoder: dict | None, decoder: dict, tie: str = "none") -> None:
+    def add(encoder: dict | None, decoder: dict, tie: str = "none", **more: object) -> None:
         name = f"{_name(encoder)}>{_name(decoder)}" + ("" if tie == "none" else f"+tie-{tie}")
-        shared = tie == "all" or encoder is None
+        name += "".join(f"+{key}" + (f"-{value}" if value != {} else "") for key, value in more.items())
+        shared = tie == "all" or encoder is None or bool(more)
         cases[name] = {
             "tokens": {"shared": shared},
-            "model": {"encoder": encoder, "decoder": decoder, "tie": tie},
+            "model": {"encoder": encoder, "decoder": decoder, "tie": tie, **more},
+            "training": {"objective": {"kind": "reinforce" if "drawn" in name else "cross_entropy"}},
         }
 
     base_encoder, base_decoder = SMALL["recurrent"], SMALL["recurrent"]
@@ -77,8 +81,7 @@ def _cases() -> dict[str, dict]:
     for row, score in enumerate(SCORES):
         for column, normaliser in enumerate(NORMALISERS):  # every pair of score, normaliser and place
             part = {"score": score, "normaliser": normaliser}
-            remembers = SCORES[score].remembers or NORMALISERS[normaliser].remembers
-            place = (row + column) % (2 if remembers else 3)
+            place = (row + column) % (2 if SCORES[score].remembers or normaliser in READERS_ONLY else 3)
             if place < 2:
                 add(base_encoder, {**base_decoder, "reader": {"kind": SCORED_READERS[place], **part}})
             else:
@@ -86,7 +89,7 @@ def _cases() -> dict[str, dict]:
         if not SCORES[score].remembers:
             add({**SMALL["transformer"], "score": score}, base_decoder)
     for normaliser in NORMALISERS:
-        if not NORMALISERS[normaliser].remembers:
+        if normaliser not in READERS_ONLY:
             add({**SMALL["transformer"], "normaliser": normaliser}, base_decoder)
     unfed = {"kind": "luong", "input_feeding": False}
     add(base_encoder, {**base_decoder, "reader": unfed})
@@ -113,6 +116,23 @@ def _cases() -> dict[str, dict]:
         add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
         add(None, {**SMALL["transformer"], **part})
     add({**SMALL["transformer"], "layers": 4}, {**SMALL["transformer"], "layers": 1})  # deep, shallow
+    for decoder in DECODERS:
+        for encoder in ENCODERS:
+            add(SMALL[encoder], SMALL[decoder], copying={})
+    add({**base_encoder, "bidirectional": False, "reverse": True}, base_decoder, "all", copying={})
+    one_way = {**base_encoder, "bidirectional": False}
+    for one, other, tie in (
+        (one_way, {**base_decoder, "reader": "start"}, "none"),
+        (one_way, base_decoder, "target"),
+        (SMALL["transformer"], SMALL["transformer"], "all"),
+        (SMALL["convolutional"], SMALL["convolutional"], "none"),
+    ):
+        for share in ("layers", "all"):
+            add(one, other, tie, share=share)
+    add(SMALL["transformer"], SMALL["transformer"], share="all", copying={})
+    add(base_encoder, {**base_decoder, "reader": {**unfed, "normaliser": "sparsemax"}}, copying={})
+    add(base_encoder, {**base_decoder, "reader": {"kind": "luong", "score": "coverage"}}, "target", copying={})
+    add(SMALL["transformer"], {**SMALL["transformer"], "key_heads": 1}, copying={"layer": 0, "head": 1})
     for part in CONVOLUTIONS:
         both = {} if "heads" in part else part
         add({**SMALL["convolutional"], **both}, {**SMALL["convolutional"], **part})

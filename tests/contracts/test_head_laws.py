@@ -24,14 +24,17 @@ STARTS = [number % 2 == 0 for number in range(SIZE)]  # for taggers: even ids be
 CASES = [
     (encoder, {"kind": head, **({"pooling": pooling} if head == "classifier" else {})})
     for encoder in ENCODERS
-    for head in HEADS
+    for head, part in HEADS.items()
+    if not part.vector and (ENCODERS[encoder].apart or not part.apart)
     for pooling in (get_args(Pooling) if head == "classifier" else ("",))
 ]
 
 
 def recipe(encoder: str, head: dict) -> dict:
-    target = "words" if HEADS[head["kind"]].per_word else "labels"
+    part = HEADS[head["kind"]]
+    target = "labels" if part.per == "line" else "words"
     return {
+        "data": {"form": "text", "noise": {"kind": part.reads}} if part.per == "token" else {},
         "tokens": {"source": {"kind": "words"}, "target": {"kind": target}},
         "model": {"encoder": SMALL[encoder], "head": head},
     }
@@ -48,9 +51,9 @@ def model(request):
 def batch(model) -> Batch:
     """Labels as the model speaks them: as many as there are words, or one."""
     sources = example_batch([(5, 1), (2, 1), (7, 1), (3, 1)]).source
-    begins = torch.tensor(STARTS)[sources.values] & sources.mask & (sources.values != EOS)
-    counts = begins.sum(1).tolist() if model.head.per_word else [1] * 4
-    model.starts[EOS] = False
+    real = sources.mask & (sources.values != EOS)
+    counted = {"line": real & (real.cumsum(1) == 1), "word": real & torch.tensor(STARTS)[sources.values], "token": real}
+    counts = counted[model.head.per].sum(1).tolist()
     targets = [[BOS, *[4 + (row + place) % 5 for place in range(count)], EOS] for row, count in enumerate(counts)]
     return Batch(sources, Padded.from_rows(targets))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import torch
-from contract_standins import example_batch
+from contract_standins import CASES, example_batch
 from torch.testing import assert_close
 
+from transduce.build import complete_objective, maker
+from transduce.decoders.copying import Copying
 from transduce.flow import PAD, Batch, Padded
+from transduce.objectives import Objective
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -116,12 +119,23 @@ def test_beams_share_the_memory(model, batch):
     assert_close(model.advance(follow[rows], kept).logits, expected[rows], **CLOSE)
 
 
-def test_every_parameter_learns(model, batch):
+def test_a_step_tells_what_the_output_layer_read(model, batch):
+    step, decoder = model(batch), model.decoder
+    inner = decoder.decoder if isinstance(decoder, Copying) else decoder
+    said = inner.advance(batch.inputs.values, model.start(batch)).logits
+    assert_close(inner.output(step.hidden), said, **CLOSE)
+    cross = model(batch, with_attention=True).attention.cross
+    assert decoder.attends == ((0, 0) if cross is None else cross.shape[1:3])
+
+
+def test_rows_of_a_memory_tell_their_tokens(model, batch):
+    if (encoder := getattr(model, "encoder", None)) is not None:
+        assert torch.equal(encoder(batch).tokens, batch.source.values)
+
+
+def test_every_parameter_learns(case, model, batch):
     """A part that the loss does not reach is not a part."""
-    model.train()
-    gold = batch.gold
-    logits = model(batch).logits
-    loss = torch.nn.functional.cross_entropy(logits[gold.mask], gold.values[gold.mask])
-    loss.backward()
+    objective = maker(Objective, complete_objective(CASES[case]["training"]["objective"], case))()
+    objective(model.train(), batch).total.backward()
     dead = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert not dead

@@ -27,7 +27,8 @@ SPECIAL = np.array([1, 2])  # </s> of the source; <s> and </s> of the target
 
 def _lengths_only(lengths: np.ndarray) -> Any:
     """What planning asks of a store."""
-    return SimpleNamespace(lengths=lengths.astype(np.int32), corpus_of=np.zeros(len(lengths), np.uint8))
+    facts = {"lengths": lengths.astype(np.int32), "corpus_of": np.zeros(len(lengths), np.uint8)}
+    return SimpleNamespace(**facts, sourceless=False)
 
 
 def _natural(n: int, seed: int = 0) -> np.ndarray:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from random import Random
 from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.noise import delete_tokens, mask_spans, permute_parts
+from transduce.data.noise import (
+    HELD_OUT,
+    NOISES,
+    MaskTokens,
+    Nothing,
+    Permute,
+    damage,
+    delete_tokens,
+    mask_spans,
+    permute_parts,
+)
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, UNK, Batch, Padded
 
 MASK, STOP = 3, 4
 IDS = st.lists(st.integers(5, 30), max_size=40)
@@ -24,29 +38,30 @@ def is_within(part: list[int], whole: list[int]) -> bool:
 
 @given(IDS, st.floats(0, 1), SEED)
 def test_deletion_only_leaves_out(ids: list[int], rate: float, seed: int) -> None:
-    found = delete_tokens(ids, rate=rate, seed=seed)
+    found = delete_tokens(ids, rate=rate, chance=Random(seed))
     assert is_within(found, ids)
-    assert found == delete_tokens(ids, rate=rate, seed=seed)
-    assert delete_tokens(ids, rate=0, seed=seed) == ids
-    assert delete_tokens(ids, rate=1, seed=seed) == []
+    assert found == delete_tokens(ids, rate=rate, chance=Random(seed))
+    assert delete_tokens(ids, rate=0, chance=Random(seed)) == ids
+    assert delete_tokens(ids, rate=1, chance=Random(seed)) == []
 
 
 @given(IDS, st.floats(0, 1), st.floats(0.5, 6), SEED)
 def test_masked_spans(ids: list[int], rate: float, length: float, seed: int) -> None:
-    found = mask_spans(ids, rate=rate, mask=MASK, seed=seed, mean=length)
+    found = mask_spans(ids, rate=rate, mask=MASK, chance=Random(seed), mean=length)
     kept = [token for token in found if token != MASK]
     assert is_within(kept, ids)
-    assert len(kept) == len(ids) - round(rate * len(ids))
+    assert abs(len(ids) - len(kept) - rate * len(ids)) < 1
+    assert len(found) <= len(ids)
     assert (MASK, MASK) not in pairwise(found)
     assert (MASK in found) == (len(kept) < len(ids))
-    assert found == mask_spans(ids, rate=rate, mask=MASK, seed=seed, mean=length)
-    assert mask_spans(ids, rate=0, mask=MASK, seed=seed) == ids
+    assert found == mask_spans(ids, rate=rate, mask=MASK, chance=Random(seed), mean=length)
+    assert mask_spans(ids, rate=0, mask=MASK, chance=Random(seed)) == ids
 
 
 @given(IDS.filter(lambda ids: len(set(ids)) == len(ids)), st.floats(0, 1), SEED)
 def test_what_is_gone_was_where_the_mask_stands(ids: list[int], rate: float, seed: int) -> None:
     """With all tokens different, filling each mask with the gap between its neighbours gives the whole again."""
-    found = mask_spans(ids, rate=rate, mask=MASK, seed=seed)
+    found = mask_spans(ids, rate=rate, mask=MASK, chance=Random(seed))
     filled: list[int] = []
     for place, token in enumerate(found):
         if token == MASK:
@@ -61,12 +76,12 @@ def test_what_is_gone_was_where_the_mask_stands(ids: list[int], rate: float, see
 def test_spans_are_as_long_as_asked_for() -> None:
     for wanted in (1.0, 3.0):
         ids = list(range(5, 5005))
-        masks = mask_spans(ids, rate=0.3, mask=MASK, seed=1, mean=wanted).count(MASK)
+        masks = mask_spans(ids, rate=0.3, mask=MASK, chance=Random(1), mean=wanted).count(MASK)
         assert 1500 / masks == pytest.approx(wanted, rel=0.1)
 
 
 def test_deletion_keeps_its_rate() -> None:
-    shares = [len(delete_tokens(range(100), rate=0.3, seed=seed)) / 100 for seed in range(100)]
+    shares = [len(delete_tokens(range(100), rate=0.3, chance=Random(seed))) / 100 for seed in range(100)]
     assert mean(shares) == pytest.approx(0.7, abs=0.02)
 
 
@@ -77,12 +92,85 @@ def test_permutation_moves_whole_parts(ids: list[int], seed: int) -> None:
         return Counter(tuple(map(int, part)) for part in text.split("|") if part)
 
     whole = [*ids, STOP]  # an open part at the end would join the one that comes to stand after it
-    found = permute_parts(whole, ends={STOP}, seed=seed)
+    found = permute_parts(whole, ends={STOP}, chance=Random(seed))
     assert parts(found) == parts(whole)
-    assert found == permute_parts(whole, ends={STOP}, seed=seed)
+    assert found == permute_parts(whole, ends={STOP}, chance=Random(seed))
 
 
 def test_permutation_does_permute() -> None:
     ids = [5, STOP, 6, STOP, 7, STOP]
-    orders = {tuple(permute_parts(ids, ends=[STOP], seed=seed)) for seed in range(60)}
+    orders = {tuple(permute_parts(ids, ends=[STOP], chance=Random(seed))) for seed in range(60)}
     assert len(orders) == 6
+
+
+WORDS = Tokenizer.train(["a b c d e f g h i j k l . ;"], "words", 100)
+PIECES = Tokenizer.train(["banana bandana cabana ananas"] * 20, "bpe", 290)
+KNOWN = st.lists(st.integers(4, WORDS.size - 1), min_size=1, max_size=40)
+
+
+def clean(rows: list[list[int]]) -> Batch:
+    return Batch(target=Padded.from_rows([[BOS, *row, EOS] for row in rows]), rows=tuple(range(7, 7 + len(rows))))
+
+
+@given(KNOWN, SEED)
+def test_only_chosen_tokens_are_masked_and_asked_for(ids: list[int], seed: int) -> None:
+    found = MaskTokens(WORDS)(ids, Random(seed))
+    assert len(found.ids) == len(found.asked) == len(ids)
+    assert all(asked or now == before for now, before, asked in zip(found.ids, ids, found.asked, strict=True))
+    assert max(1, int(0.15 * len(ids))) <= sum(found.asked) <= max(1, int(0.15 * len(ids)) + 1)
+    assert set(found.ids) <= {UNK, *range(4, WORDS.size)}
+
+
+def test_most_are_masked_some_replaced_some_kept() -> None:
+    ids = [4 + number % (WORDS.size - 4) for number in range(30_000)]
+    found = MaskTokens(WORDS)(ids, Random(1))
+    asked = [(now, before) for now, before, wanted in zip(found.ids, ids, found.asked, strict=True) if wanted]
+    assert len(asked) / len(ids) == pytest.approx(0.15, abs=0.001)
+    assert sum(now == UNK for now, _ in asked) / len(asked) == pytest.approx(0.8, abs=0.02)
+    assert sum(now == before for now, before in asked) / len(asked) == pytest.approx(0.1, abs=0.03)
+
+
+def test_unknown_words_are_never_asked_for() -> None:
+    for seed in range(50):
+        found = MaskTokens(WORDS, rate=1.0)([5, UNK, 6], Random(seed))
+        assert found.asked == [True, False, True]
+    assert Nothing(WORDS)([5, UNK, 6], Random(1)).asked == [True, False, True]
+    assert MaskTokens(WORDS)([UNK, UNK], Random(1)).asked == [False, False]
+    with pytest.raises(InputError, match="more than all"):
+        MaskTokens(WORDS, masked=0.8, replaced=0.3)
+
+
+@given(SEED)
+def test_whole_words_go_as_a_whole(seed: int) -> None:
+    ids = PIECES.encode("banana cabbage ban nab bandana").ids
+    words = [sum(PIECES.starts[one] for one in ids[: place + 1]) for place in range(len(ids))]
+    assert len(set(words)) < len(ids)
+    found = MaskTokens(PIECES, rate=0.3, whole_words=True)(ids, Random(seed))
+    for word in set(words):
+        assert len({asked for asked, own in zip(found.asked, words, strict=True) if own == word}) == 1
+
+
+def test_parts_end_where_the_text_says() -> None:
+    ids = WORDS.encode("a b . c d ; e .").ids
+    orders = {WORDS.decode(Permute(WORDS)(ids, Random(seed)).ids) for seed in range(40)}
+    assert "e . a b . c d ;" in orders
+    assert len(orders) == 6
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_damage_depends_on_seed_epoch_and_row_alone(kind: str) -> None:
+    noise, rows = NOISES[kind](WORDS), [[5, 6, 7, 8, 9, 16, 11, 17] * 3, [9, 8, 16, 6] * 4]
+    both = damage(clean(rows), noise, 1, 3)
+    alone = damage(clean(rows).select(Padded.from_rows([[1]]).values[0]), noise, 1, 3)
+    second = both.select(Padded.from_rows([[1]]).values[0])
+    assert second.source.values.tolist() == alone.source.values.tolist()
+    assert both.target is not None
+    assert both.source.mask.sum(1).tolist() == [row.index(EOS) + 1 for row in both.source.values.tolist()]
+    if both.asked is not None:
+        assert both.asked.values.shape == both.target.values.shape
+        assert not both.gold.mask[both.gold.values == EOS].any()
+    if kind != "nothing":
+        differing = [damage(clean(rows), noise, *key).source.values.tolist() for key in ((1, 3), (1, 4), (2, 3))]
+        assert differing[0] not in differing[1:]
+    held = [damage(clean(rows), noise, 1).source.values.tolist() for _ in range(2)]
+    assert held[0] == held[1] == damage(clean(rows), noise, 1, HELD_OUT).source.values.tolist()

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
-from transduce.contracts import Metric
+from transduce.contracts import Metric, ScoreMetric, TextMetric
 from transduce.errors import InputError
 from transduce.evaluation.metrics import METRICS, find
 
+OF_TEXTS = [name for name, kind in METRICS.items() if issubclass(kind, TextMetric)]
 SACRE = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 WORDS = [
     "the",
@@ -89,7 +90,7 @@ def test_signature_names_the_number_of_references(name: str) -> None:
     assert "nrefs:var|" in metric.signature
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", [name for name in OF_TEXTS if name != "macro_f1"])  # its columns follow the labels
 def test_statistics_of_a_part_are_the_part_of_the_statistics(name: str) -> None:
     hypotheses, references = corpus(7)
     metric = find(name)
@@ -100,7 +101,8 @@ def test_statistics_of_a_part_are_the_part_of_the_statistics(name: str) -> None:
     assert METRICS[name]().statistics([], []).shape == (0, rows.shape[1])
 
 
-@pytest.mark.parametrize("name", METRICS)
+# ROUGE sees nothing in another script, and no pair in one word: what a perfect output is, test_overlap.py says.
+@pytest.mark.parametrize("name", [name for name in OF_TEXTS if not name.startswith("rouge")])
 def test_perfect_output_has_the_perfect_score(name: str) -> None:
     _, references = corpus(3)
     first = [line[-1] for line in references]
@@ -141,14 +143,14 @@ def test_exact_match() -> None:
 
 
 def test_a_plain_string_is_one_reference() -> None:
-    for name in METRICS:
+    for name in OF_TEXTS:
         metric = find(name)
         np.testing.assert_array_equal(
             metric.statistics(["the cat"], ["the dog"]), metric.statistics(["the cat"], [["the dog"]])
         )
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", OF_TEXTS)
 def test_bad_input_is_named(name: str) -> None:
     with pytest.raises(InputError, match="2 hypotheses but 1 lines"):
         find(name).statistics(["a", "b"], [["a"]])
@@ -160,7 +162,8 @@ def test_the_shelf() -> None:
     for name, kind in METRICS.items():
         assert kind().name == name
         assert kind.__doc__
-        assert METRICS[name]().higher_is_better == (name not in {"ter", "wer", "cer", "per"})
+        lower = name in {"ter", "wer", "cer", "per"} or issubclass(kind, ScoreMetric)
+        assert METRICS[name]().higher_is_better == (not lower)
     with pytest.raises(InputError, match="did you mean 'chrf'"):
         find("chrff")
 

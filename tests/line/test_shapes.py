@@ -39,6 +39,19 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+def test_an_embedder_has_vectors_and_no_generation_step() -> None:
+    recipe = {
+        "tokens": {"shared": True},
+        "model": {"encoder": BLOCKS, "head": {"kind": "embedder", "projection": 20}},
+        "training": {"objective": {"kind": "contrastive"}},
+    }
+    rows = explain_shapes(parse(recipe))
+    assert not [row for row in rows if row.section.startswith("generation")]
+    vectors = [row for row in rows if row.section == "training: vectors"]
+    assert [(row.name, row.sizes[-1]) for row in vectors] == [("source", 20), ("target", 20)]
+    assert letters(rows, "training: memory")["values"] == "B S D"
+
+
 def rows_of(name: str) -> list[Row]:
     return explain_shapes(parse(RECIPES[name]))
 

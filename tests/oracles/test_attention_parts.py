@@ -131,7 +131,7 @@ def test_sparsemax_is_the_nearest_point_of_the_simplex():
 @pytest.mark.parametrize("kind", PLAIN_SCORES)
 def test_weights_reproduce_the_context(kind, normaliser):
     """The weights told are the weights used, fused kernel or not, with mask, bias and causal triangle."""
-    attend = Attend(SCORES[kind](4, 4), NORMALISERS[normaliser]()).eval()
+    attend = Attend(SCORES[kind](4, 4), NORMALISERS[normaliser](), carries_past=True).eval()
     query, memory, values = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 6, 4), torch.randn(2, 3, 6, 4)
     mask = torch.rand(2, 1, 1, 6) > 0.3
     mask[..., 0] = True
@@ -154,7 +154,7 @@ def test_weights_reproduce_the_context(kind, normaliser):
 @pytest.mark.parametrize("kind", PLAIN_SCORES)
 def test_a_memory_is_a_set(kind, normaliser):
     """Rows in another order: the weights go with them, the context stays."""
-    attend = Attend(SCORES[kind](4, 4), NORMALISERS[normaliser]()).eval()
+    attend = Attend(SCORES[kind](4, 4), NORMALISERS[normaliser](), carries_past=True).eval()
     query, memory, order = torch.randn(2, 3, 4), torch.randn(2, 6, 4), torch.randperm(6)
     mask = torch.arange(6) < torch.tensor([[[6]], [[4]]])
     context, weights = attend(query, attend.keys(memory), memory, mask, with_attention=True)

@@ -52,7 +52,21 @@ def teacher(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 @pytest.mark.parametrize("kind", sorted(OBJECTIVES))
 def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: Trained, tmp_path: Path) -> None:
     objective = {"kind": kind} | ({"teacher": str(teacher.run.folder)} if kind == "distillation" else {})
-    trained = train(recipe(pairs, objective), tmp_path / "run")
+    wanted = recipe(pairs, objective)
+    if OBJECTIVES[kind].vectors:
+        wanted["tokens"]["shared"] = True
+        wanted["model"] = {"encoder": PART, "head": {"kind": "embedder"}}
+        wanted["evaluation"]["metrics"] = ["recall@1"]
+    if kind == "whole_stream":
+        wanted["tokens"]["shared"] = True
+        wanted["model"] = {"decoder": PART}
+    if kind == "reinforce":
+        wanted["model"]["decoder"] = {**PART, "reader": {"kind": "luong", "normaliser": "drawn"}}
+    if kind == "guided_alignment":
+        linked = tmp_path / "linked.tsv"
+        linked.write_text("".join(f"{line}\t0-0\n" for line in pairs.read_text().splitlines()))
+        wanted["data"]["train"] = {"path": str(linked), "alignment": "column3"}
+    trained = train(wanted, tmp_path / "run")
     assert trained.outcome.step == 4
     saved = transduce.load(tmp_path / "run").recipe.training.objective
     assert saved["kind"] == kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby, product
 
 import pytest
@@ -10,9 +11,22 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
+from torch import Tensor
 
-from transduce.flow import PAD, Padded
+from transduce.flow import BOS, EOS, PAD, Batch, Padded
+from transduce.model import Vectors
 from transduce.objectives import Contrastive, Ctc
+
+
+def giving(source: Tensor, target: Tensor) -> Callable[[Batch], Vectors]:
+    """A model that gives these vectors, whatever it reads."""
+    return lambda batch: Vectors(source, target)
+
+
+def different(rows: int) -> Batch:
+    """Pairs of texts that are all different."""
+    sources, targets = [[4 + row, EOS] for row in range(rows)], [[BOS, 4 + row, EOS] for row in range(rows)]
+    return Batch(Padded.from_rows(sources), Padded.from_rows(targets))
 
 
 @trials(deadline=None, max_examples=30)
@@ -20,7 +34,7 @@ from transduce.objectives import Contrastive, Ctc
 def test_contrastive_is_its_formula(rows: int, temperature: float, symmetric: bool, seed: int) -> None:
     torch.manual_seed(seed)
     one, other = torch.randn(2, rows, 5)
-    loss = Contrastive(temperature=temperature, symmetric=symmetric)(one, other)
+    loss = Contrastive(temperature=temperature, symmetric=symmetric)(giving(one, other), different(rows))
     fit = F.cosine_similarity(one[:, None].double(), other[None].double(), dim=-1) / temperature
     forth = F.cross_entropy(fit, torch.arange(rows)).item()
     back = F.cross_entropy(fit.T, torch.arange(rows)).item()
@@ -32,9 +46,21 @@ def test_contrastive_is_its_formula(rows: int, temperature: float, symmetric: bo
 
 def test_partners_that_are_alike_cost_nothing() -> None:
     summaries = torch.eye(4)
-    found = Contrastive(temperature=0.01)(summaries, 3 * summaries)  # the length of a summary does not matter
+    # The length of a vector does not matter.
+    found = Contrastive(temperature=0.01)(giving(summaries, 3 * summaries), different(4))
     assert found.total < 1e-6
     assert found.parts["right"] == 4
+
+
+def test_the_same_text_twice_is_no_negative() -> None:
+    """Two pairs with one target: neither must be told from the other, whatever their vectors."""
+    one, other = torch.randn(2, 3, 5)
+    twins = Batch(Padded.from_rows([[4, 2], [5, 2], [6, 2]]), Padded.from_rows([[1, 7, 2], [1, 7, 2], [1, 8, 9, 2]]))
+    loss = Contrastive(temperature=0.5, symmetric=False)(giving(one, other), twins)
+    fit = F.cosine_similarity(one[:, None], other[None], dim=-1) / 0.5
+    rivals = [[0, 2], [1, 2], [0, 1, 2]]
+    direct = sum(fit[row, own].logsumexp(0) - fit[row, row] for row, own in enumerate(rivals))
+    torch.testing.assert_close(loss.total, direct)
 
 
 def test_ctc_is_torchs_and_the_sum_over_all_paths() -> None:

@@ -30,6 +30,11 @@ class Attend(nn.Module):
                 f"{part} attention remembers where it looked before, which only a recurrent decoder carries along",
                 remedy=f"choose another score or normaliser here, or use {part} in the reader of a recurrent decoder",
             )
+        if normaliser.detached and not carries_past:
+            raise InputError(
+                "drawn attention learns from the weights it tells, which are lost here",
+                remedy="use it in the reader of a recurrent decoder, or choose another normaliser",
+            )
         self.score, self.normaliser, self.dropout = score, normaliser, dropout
         self.fused = score.scale is not None and normaliser.fusible
 
@@ -52,8 +57,12 @@ class Attend(nn.Module):
         weights = self._weights(query, keys, mask, bias, causal)
         if self.fused:
             return self._fused(query, keys, values, mask, bias, causal), weights
-        context = F.dropout(weights, self.dropout, self.training) @ values
+        context = F.dropout(self.plain(weights), self.dropout, self.training) @ values
         return context, weights if with_attention else None
+
+    def plain(self, weights: Tensor) -> Tensor:
+        """Weights as they are used, whatever gradient they carry for others."""
+        return weights.detach() if self.normaliser.detached else weights
 
     def recall(
         self,
@@ -66,7 +75,7 @@ class Attend(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         scores = self.score.recall(query, keys, past["score"])
         weights = self.normaliser.recall(scores if bias is None else scores + bias, mask, past["normaliser"])
-        return F.dropout(weights, self.dropout, self.training) @ values, weights
+        return F.dropout(self.plain(weights), self.dropout, self.training) @ values, weights
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor:
         scores = self.score(query, keys)

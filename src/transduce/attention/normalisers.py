@@ -96,6 +96,28 @@ class Gumbel(Normaliser):
         return _straight_through((_hide(scores, mask) / self.temperature).softmax(-1))
 
 
+class Drawn(Normaliser):
+    """one row drawn from the softmax in training, the likeliest after it; learns by the objective reinforce (Xu 2015)
+
+    The weights are 1 at the row and 0 elsewhere, times exp(log p - log p without gradient): their value is exact and
+    their gradient is that of log p(row) (the DiCE operator, Foerster 2018). So the draw is a result like any other
+    weights, and whoever rewards it needs nothing else.
+    """
+
+    detached = True
+
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        logs = _hide(scores, mask).log_softmax(-1)
+        row = self.draw(logs) if self.training else logs.argmax(-1, keepdim=True)
+        chosen = logs.gather(-1, row)
+        return torch.zeros_like(logs).scatter(-1, row, (chosen - chosen.detach()).exp())
+
+    @staticmethod
+    def draw(logs: Tensor) -> Tensor:
+        """... T S -> ... T 1: the largest of log p + g is a draw, as for Gumbel."""
+        return (logs.detach() - torch.empty_like(logs).exponential_().log()).argmax(-1, keepdim=True)
+
+
 class Monotonic(Normaliser):
     """stop at row j with chance sigmoid(e_j + r), never before the last stop (Raffel 2017)
 
@@ -150,5 +172,6 @@ NORMALISERS: dict[str, type[Normaliser]] = {
     "entmax": Entmax,
     "hard": Hard,
     "gumbel": Gumbel,
+    "drawn": Drawn,
     "monotonic": Monotonic,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -22,14 +23,14 @@ from transduce.comparison.entrants import (
     train_entrant,
 )
 from transduce.comparison.results import Comparison, Contest, Speed, System, Training, draw_table, to_markdown
-from transduce.contracts import Metric
+from transduce.contracts import Metric, TextMetric
 from transduce.data.sources import read
 from transduce.errors import InputError
 from transduce.predict import load
 from transduce.prepare import prepare
-from transduce.recipe import Recipe, parse
+from transduce.recipe import Recipe
 from transduce.run import Run
-from transduce.score import Line, as_lines
+from transduce.score import Line, answer, as_lines
 from transduce.show import as_line
 from transduce.training.report import read_log
 
@@ -69,14 +70,16 @@ def compare(
     for entrant in entrants:
         train_entrant(entrant, console)
     # One tokenizer measures the sources for all: in the picture a length means the same for every system.
-    lengths = [len(ids) for ids in first.run.tokenizers()[0].encode_batch([line.source for line in lines])]
+    lengths = None
+    if any(line.source for line in lines):
+        lengths = [len(ids) for ids in first.run.tokenizers()[0].encode_sources([line.source for line in lines])]
     device = next((entrant.recipe.training.device for entrant in entrants if not entrant.given), "auto")
-    systems, outputs = [], {}
+    systems, outputs = [], dict[str, evaluation.Outputs]()
     for entrant in entrants:
-        texts, model_size, speed = _generate(entrant, lines, first.recipe.generation.batch_tokens, device)
-        scores = _score(texts, lines, lengths, first.recipe)
+        said, model_size, speed = _answer(entrant, lines, first.recipe, device)
+        scores = _score(said, lines, lengths, first.recipe)
         systems.append(System(entrant.name, str(entrant.run.folder), model_size, _training(entrant.run), speed, scores))
-        outputs[entrant.name] = texts
+        outputs[entrant.name] = said
     contests = [one for metric in metrics for one in _contests(metric, systems, outputs, lines, first.recipe)]
     comparison = Comparison(what, len(lines), tuple(systems), tuple(contests))
     _write(comparison, outputs, folder)
@@ -85,7 +88,7 @@ def compare(
 
 def _held_out(first: Candidate, data: str | None) -> tuple[str, list[Line]]:
     settings = first.recipe
-    corpora = settings.data.test if data is None else parse({"data": {"test": data}}).data.test
+    corpora = settings.data.test if data is None else settings.data.held_out(data)
     if corpora:
         name = f"the test set of {first.name}" if data is None else data
         examples = [example for corpus in corpora for example in read(corpus, settings.data.invalid)]
@@ -97,24 +100,31 @@ def _held_out(first: Candidate, data: str | None) -> tuple[str, list[Line]]:
     return name, as_lines(examples, settings.evaluation)
 
 
-def _generate(
-    entrant: Candidate, lines: Sequence[Line], batch_tokens: int, device: str
-) -> tuple[list[str], int, Speed]:
+def _answer(
+    entrant: Candidate, lines: Sequence[Line], recipe: Recipe, device: str
+) -> tuple[evaluation.Outputs, int, Speed]:
     """Outputs, parameters and speed: each by its own search settings, in batches of the same size."""
     model = load(entrant.run.folder, device=device, own_parts=not entrant.given)
-    sources = [line.source for line in lines]
+    metrics = recipe.evaluation.metrics
+    others = [name for name in metrics if not issubclass(evaluation.METRICS[name], TextMetric)]
+    if len(others) == len(metrics) or model.recipe.data.noise is not None:  # nothing is written for the lines as such
+        return answer(model, lines, metrics), model.parameters, Speed(None, None)
+    sources, batch_tokens = [line.source for line in lines], recipe.generation.batch_tokens
     model.generate(sources[:WARM_UP], batch_tokens=batch_tokens)
     began = time.perf_counter()
     found = model.generate(sources, batch_tokens=batch_tokens)
     seconds = time.perf_counter() - began
     speed = Speed(sum(len(one.tokens) for one in found) / seconds, len(found) / seconds)
-    return [one.text for one in found], model.parameters, speed
+    outputs = replace(answer(model, lines, others), texts=[one.text for one in found])
+    return outputs, model.parameters, speed
 
 
-def _score(texts: Sequence[str], lines: Sequence[Line], lengths: list[int], recipe: Recipe) -> evaluation.Evaluation:
+def _score(
+    said: evaluation.Outputs, lines: Sequence[Line], lengths: list[int] | None, recipe: Recipe
+) -> evaluation.Evaluation:
     settings = recipe.evaluation
     references = [line.references for line in lines]
-    return evaluation.evaluate(texts, references, lengths, settings.metrics, settings.resamples)
+    return evaluation.evaluate(said, references, lengths, settings.metrics, settings.resamples)
 
 
 def _training(run: Run) -> Training:
@@ -129,11 +139,15 @@ def _training(run: Run) -> Training:
 
 
 def _contests(
-    metric: Metric, systems: Sequence[System], outputs: Mapping[str, list[str]], lines: Sequence[Line], recipe: Recipe
+    metric: Metric,
+    systems: Sequence[System],
+    outputs: Mapping[str, evaluation.Outputs],
+    lines: Sequence[Line],
+    recipe: Recipe,
 ) -> Iterator[Contest]:
     """The best by this metric against each of the others, on the same lines."""
     references = [line.references for line in lines]
-    statistics = {name: metric.statistics(texts, references) for name, texts in outputs.items()}
+    statistics = {name: evaluation.statistics_of(metric, said, references) for name, said in outputs.items()}
     sign = 1 if metric.higher_is_better else -1
     best = max(systems, key=lambda system: sign * system.evaluation.scores[metric.name].value).name
     for other in outputs:
@@ -143,14 +157,18 @@ def _contests(
             yield Contest(metric.name, best, other, result, evaluation.verdict(result, (best, other)))
 
 
-def _write(comparison: Comparison, outputs: Mapping[str, list[str]], folder: Path) -> None:
+def _write(comparison: Comparison, outputs: Mapping[str, evaluation.Outputs], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, texts in outputs.items():
-        content = "".join(as_line(text) + "\n" for text in texts)
+    for name, said in outputs.items():
+        if said.texts is None:
+            continue
+        content = "".join(as_line(text) + "\n" for text in said.texts)
         (folder / f"{name}.txt").write_text(content, encoding="utf-8", newline="\n")
     numbers = json.dumps(comparison.to_json(), indent=2, ensure_ascii=False)
     (folder / "compare.json").write_text(numbers + "\n", encoding="utf-8")
     (folder / "compare.md").write_text(to_markdown(comparison), encoding="utf-8")
-    metric = next(iter(comparison.systems[0].evaluation.by_length))
+    metric = next(iter(comparison.systems[0].evaluation.by_length), None)
+    if metric is None:  # models that read no source: there are no lengths to draw by
+        return
     series = {system.name: system.evaluation.by_length[metric] for system in comparison.systems}
     evaluation.draw_by_length(series, folder / "compare.png", metric)

@@ -25,10 +25,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Speed:
-    """Generation of all held-out lines, after a warm-up."""
+    """Generation of all held-out lines, after a warm-up; None where no metric asked for any."""
 
-    tokens_per_second: float
-    sentences_per_second: float
+    tokens_per_second: float | None
+    sentences_per_second: float | None
 
 
 @dataclass(frozen=True)
@@ -116,4 +116,5 @@ def to_markdown(comparison: Comparison) -> str:
     table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     tests = [f"- {sentence}" for sentence in _sentences(comparison)]
     head = f"{comparison.lines:,} lines: {comparison.data}"
-    return "\n".join([head, "", *table, "", *tests, "", "![quality by source length](compare.png)", ""])
+    picture = ["![quality by source length](compare.png)", ""] if comparison.systems[0].evaluation.by_length else []
+    return "\n".join([head, "", *table, "", *tests, "", *picture])

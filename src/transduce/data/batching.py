@@ -74,7 +74,8 @@ class Batches:
             return self._plans[epoch]
 
     def _make(self, epoch: int) -> Plan:
-        widths = self.store.lengths[self.indices] + np.array([1, 2], np.int32)  # </s>; <s> and </s>
+        added = [0 if self.store.sourceless else 1, 2]  # </s>; <s> and </s>
+        widths = self.store.lengths[self.indices] + np.array(added, np.int32)
         often = np.ones(len(self.indices), np.int64)
         if self._weights is not None:
             corpus_of = self.store.corpus_of[self.indices]
@@ -88,7 +89,7 @@ class Batches:
         if not any(self._dropout):
             return gather(self.store, rows)
         flats = [self._side(side, rows, position.epoch) for side in (0, 1)]
-        return _batch(flats[0], flats[1], rows.tolist())
+        return _batch(None if self.store.sourceless else flats[0], flats[1], rows.tolist())
 
     def after(self, position: Position) -> Position:
         if position.index + 1 < self.batches_in(position.epoch):
@@ -109,7 +110,8 @@ class Batches:
         encoded = []
         for row in rows.tolist():
             generator = random.Random(f"{self._seed} {epoch} {row} {side}")
-            encoded.append(self._tokenizers[side].encode_dropout(self.store.text(SIDES[side], row), rate, generator))
+            text = self.store.text(SIDES[side], row)
+            encoded.append(self._tokenizers[side].encode_dropout(text, rate, generator, parts=side == 0))
         return _Flat.of(encoded)
 
 
@@ -136,20 +138,22 @@ class _Flat:
         return Padded(torch.from_numpy(values), torch.from_numpy(columns <= ends[:, None]))
 
 
-def _batch(source: _Flat, target: _Flat | None, rows: Sequence[int]) -> Batch:
-    return Batch(source.padded(0), target.padded(1) if target is not None else None, rows=tuple(rows))
+def _batch(source: _Flat | None, target: _Flat | None, rows: Sequence[int]) -> Batch:
+    sides = source.padded(0) if source is not None else None, target.padded(1) if target is not None else None
+    return Batch(*sides, rows=tuple(rows))
 
 
 def gather(store: Store, rows: np.ndarray | Sequence[int]) -> Batch:
     """These pairs of a store as one batch."""
     numbers = np.asarray(rows, np.int64)
     source, target = (_Flat(*store.side(side, numbers)) for side in SIDES)
-    return _batch(source, target, numbers.tolist())
+    return _batch(None if store.sourceless else source, target, numbers.tolist())
 
 
-def collate(pairs: Sequence[tuple[Sequence[int], Sequence[int] | None]], rows: Sequence[int]) -> Batch:
-    """Pairs of ids as one batch; without targets when the pairs have none."""
-    sources = _Flat.of([source for source, _ in pairs])
+def collate(pairs: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], rows: Sequence[int]) -> Batch:
+    """Pairs of ids as one batch; without sources or targets when the pairs have none."""
+    given = [source for source, _ in pairs if source is not None]
+    sources = _Flat.of(given) if len(given) == len(pairs) else None
     targets = [target for _, target in pairs if target is not None]
     if targets and len(targets) < len(pairs):
         raise ValueError("some pairs of a batch have a target, some have none")

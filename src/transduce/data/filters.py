@@ -66,9 +66,9 @@ class FilterReport:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
         self.first.setdefault(reason, place)
 
-    def lines(self, names: list[str]) -> list[str]:
+    def lines(self, names: list[str], what: str = "pairs") -> list[str]:
         """For people; `names` are the files of the corpora."""
-        lines = [f"{self.kept:,} of {self.read:,} pairs kept"]
+        lines = [f"{self.kept:,} of {self.read:,} {what} kept"]
         for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
             corpus, line = self.first[reason]
             lines.append(f"{count:,} dropped: {reason} (first at {names[corpus]}:{line})")

@@ -4,6 +4,10 @@ A line ends at a line feed and nowhere else, so U+2028, form feeds and the like 
 return before the line feed and a byte order mark at the start of a file are taken off. A line that cannot be read is
 an error with its place, or dropped and counted (`invalid="drop"`). Damage that hides how much is lost (a truncated
 archive, parallel files of different lengths) is always an error. A blank line is a pair of two empty sides.
+
+A source may have several parts (a premise and a hypothesis, a context and a question): they stand in one text, with
+a tab between them. Files of text (`data.form: text`) have no source at all: an example is a line, or a block of lines
+of a running text.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 from transduce.data.files import open_bytes, stored_lines
+from transduce.data.links import LINKS, LinkError, check_links
 from transduce.data.parallel import mismatch
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
@@ -61,8 +67,15 @@ def form(corpus: Corpus) -> Format:
 def read(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str] | None = None) -> Iterator[Example]:
     """Every pair of a corpus in order. Dropped lines are counted by reason in `counts` (with places in a `Tally`)."""
     counts = Tally() if counts is None else counts
+    examples = _read(corpus, invalid, counts)
+    return examples if corpus.form != "running" else blocks(examples)
+
+
+def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Example]:
     file = str(corpus.path or corpus.source)
     rows, parse = _rows(corpus)
+    if corpus.alignment is not None:
+        rows, parse = _with_links(corpus, corpus.alignment, rows, parse)
     number = 0
     for number, row in rows:
         try:
@@ -79,18 +92,89 @@ def read(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str] | None
         raise InputError("no pairs: the file is empty", where=file)
 
 
+def blocks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Example]:
+    """The lines of a running text, put together again: blocks of about so many characters, cut between lines.
+
+    Every block but the first begins with the line feed that parts it from the one before, so the texts of all blocks,
+    one after the other, are the text of the file.
+    """
+    held: list[str] = []
+    size, first = 0, None
+    for example in lines:
+        if first is not None and size >= characters:
+            yield replace(first, target="\n".join(held))
+            held, size, first = [""], 0, None
+        first = first or replace(example, extra={})
+        held.append(example.target or "")
+        size += len(held[-1]) + 1
+    if first is not None:
+        yield replace(first, target="\n".join(held))
+
+
 Parse = Callable[[Any, str, int], Example]
 
 
 def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """Numbered raw rows, and how one of them becomes an example."""
     kind = form(corpus)
+    if corpus.form != "pairs":
+        return _text_rows(corpus, kind)
+    if kind in ("jsonl", "parquet") and len(corpus.fields) != corpus.inputs + 1:
+        raise InputError(
+            f"which fields are the {corpus.inputs} inputs?",
+            where=str(corpus.path),
+            remedy="name them and the target: `fields: [premise, hypothesis, label]`",
+        )
     if kind == "parallel":
         return _parallel_rows(corpus), _parallel_pair(str(corpus.target))
     if kind == "parquet":
         return _parquet_rows(str(corpus.path), corpus.fields), _parquet_pair(corpus.fields)
     lines = stored_lines(str(corpus.path))
-    return lines, (_jsonl_pair(corpus.fields) if kind == "jsonl" else _tsv_pair)
+    return lines, (_jsonl_pair(corpus.fields) if kind == "jsonl" else _tsv_pair(corpus.inputs))
+
+
+def _with_links(
+    corpus: Corpus, name: str, rows: Iterator[tuple[int, Any]], parse: Parse
+) -> tuple[Iterator[tuple[int, Any]], Parse]:
+    """The same with links between the words of each pair, from a column or field of its line or from a third file."""
+
+    def beside() -> Iterator[tuple[int, Any]]:
+        for row, line in zip_longest(rows, stored_lines(name)):
+            if row is None or line is None:
+                raise mismatch(str(corpus.source), name)
+            yield row[0], (row[1], line[1])
+
+    def inside(row: Any, file: str, number: int) -> Example:
+        example = parse(row, file, number)
+        if name not in example.extra and (example.source or example.target):
+            raise _UnreadableError("missing links", repr(name), nearest(name, example.extra))
+        return _linked(example, example.extra.get(name, ""))
+
+    def both(row: Any, file: str, number: int) -> Example:
+        return _linked(parse(row[0], file, number), _text(row[1]))
+
+    return (rows, inside) if corpus.path is not None else (beside(), both)
+
+
+def _linked(example: Example, links: str) -> Example:
+    try:
+        check_links(links, example.source, example.target or "")
+    except LinkError as error:
+        raise _UnreadableError("bad links", str(error)) from None
+    return replace(example, extra={**example.extra, LINKS: links})
+
+
+def _text_rows(corpus: Corpus, kind: Format) -> tuple[Iterator[tuple[int, Any]], Parse]:
+    """The same where there is no source: whole lines, or the last of the named fields."""
+    fields = corpus.fields[-1:]
+    if kind == "parquet":
+        return _parquet_rows(str(corpus.path), fields), _parquet_pair(fields)
+    lines = stored_lines(str(corpus.path))
+    return lines, _jsonl_pair(fields) if kind == "jsonl" else _plain_line
+
+
+def _plain_line(raw: bytes, file: str, number: int) -> Example:
+    return Example("", _text(raw), {}, file, number)
 
 
 def _text(raw: bytes) -> str:
@@ -106,17 +190,24 @@ def _text(raw: bytes) -> str:
     return text
 
 
-def _tsv_pair(raw: bytes, file: str, number: int) -> Example:
-    columns = _text(raw).split("\t")
-    if columns == [""]:
-        return Example("", "", {}, file, number)
-    if len(columns) < 2:
-        raise _UnreadableError("missing column", "expected two columns separated by a tab, found one")
-    extra = {f"column{place}": column for place, column in enumerate(columns[2:], 3)}
-    return Example(columns[0], columns[1], extra, file, number)
+def _tsv_pair(inputs: int) -> Parse:
+    wanted = ("two", "three", "four")[inputs - 1] if inputs < 4 else str(inputs + 1)
+
+    def parse(raw: bytes, file: str, number: int) -> Example:
+        columns = _text(raw).split("\t")
+        if columns == [""]:
+            return Example("", "", {}, file, number)
+        if len(columns) <= inputs:
+            found = "one" if len(columns) == 1 else str(len(columns))
+            detail = f"expected {wanted} columns separated by a tab, found {found}"
+            raise _UnreadableError("missing column", detail)
+        extra = {f"column{place}": column for place, column in enumerate(columns[inputs + 1 :], inputs + 2)}
+        return Example("\t".join(columns[:inputs]), columns[inputs], extra, file, number)
+
+    return parse
 
 
-def _jsonl_pair(fields: tuple[str, str]) -> Parse:
+def _jsonl_pair(fields: tuple[str, ...]) -> Parse:
     def parse(raw: bytes, file: str, number: int) -> Example:
         line = _text(raw)
         if not line.strip():
@@ -127,13 +218,13 @@ def _jsonl_pair(fields: tuple[str, str]) -> Parse:
             raise _UnreadableError("malformed JSON", str(error), "every line holds one JSON object") from None
         if not isinstance(content, dict):
             raise _UnreadableError("malformed JSON", "not an object", "every line holds one JSON object")
-        pair = [_field(content, name) for name in fields]
+        *parts, target = (_field(content, name) for name in fields)
         extra = {
             name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             for name, value in content.items()
             if name not in fields
         }
-        return Example(pair[0], pair[1], extra, file, number)
+        return Example("\t".join(parts), target, extra, file, number)
 
     return parse
 
@@ -150,7 +241,7 @@ def _field(content: dict[str, Any], name: str) -> str:
         raise _UnreadableError("invalid UTF-8", f"half a surrogate pair in field {name!r}") from None
 
 
-def _parquet_rows(path: str, fields: tuple[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(path: str, fields: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -180,13 +271,14 @@ def _parquet_rows(path: str, fields: tuple[str, str]) -> Iterator[tuple[int, dic
             raise InputError(f"not readable as Parquet: {error}", where=f"{path}:{number + 1}") from None
 
 
-def _parquet_pair(fields: tuple[str, str]) -> Parse:
+def _parquet_pair(fields: tuple[str, ...]) -> Parse:
     def parse(row: dict[str, Any], file: str, number: int) -> Example:
         for name in fields:
             if row[name] is None:
                 raise _UnreadableError("missing field", repr(name))
         extra = {name: str(value) for name, value in row.items() if name not in fields and value is not None}
-        return Example(_text(row[fields[0]]), _text(row[fields[1]]), extra, file, number)
+        *parts, target = (_text(row[name]) for name in fields)
+        return Example("\t".join(parts), target, extra, file, number)
 
     return parse
 
@@ -224,8 +316,10 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 def fingerprint(corpus: Corpus) -> str:
     """SHA-256 of all that decides which pairs are read: the bytes of the files, their form and field names."""
-    digest = hashlib.sha256(json.dumps([form(corpus), corpus.fields]).encode())
-    for path in (corpus.path, corpus.source, corpus.target):
+    facts = [form(corpus), corpus.form, corpus.inputs, corpus.fields, corpus.alignment]
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    third = corpus.alignment if corpus.path is None else None
+    for path in (corpus.path, corpus.source, corpus.target, third):
         if path is not None:
             with open_bytes(path) as stream:
                 ending = Path(path).suffix if Path(path).suffix in (".gz", ".zst") else ""

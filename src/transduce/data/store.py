@@ -37,7 +37,7 @@ from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
-FORMAT = 1
+FORMAT = 2  # 2: a tab in a source is </s>
 _STALE = 24 * 3600.0  # seconds after which an unfinished folder has no living builder
 
 
@@ -61,6 +61,7 @@ def build_store(
         "tokenizers": [source.fingerprint, target.fingerprint],
         "filters": asdict(filters),
         "invalid": invalid,
+        "forms": [corpus.form for corpus in corpora],
     }
     folder = Path(folder)
     place = folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
@@ -114,6 +115,8 @@ class Store:
             self._types = {side: np.dtype(meta["types"][side]).newbyteorder("<") for side in ("source", "target")}
             self.report = FilterReport.from_json(meta["report"])
             corpora = len(meta["corpora"])
+            self.sourceless = meta["forms"][0] != "pairs"  # text: there is no other side
+            self.what = {"running": "blocks of text"}.get(meta["forms"][0], meta["forms"][0])
         except (OSError, ValueError, KeyError, TypeError) as error:
             remedy = f"delete the folder {self.folder}: it is built again"
             raise InputError(f"a damaged store: {error}", where=str(self.folder), remedy=remedy) from None
@@ -136,7 +139,7 @@ class Store:
 
     def describe(self) -> list[str]:
         """What was kept and dropped, in words."""
-        return self.report.lines(self.names)
+        return self.report.lines(self.names, self.what)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -155,6 +158,11 @@ class Store:
         source, target = (self.side(side, np.array([row]))[0].tolist() for side in ("source", "target"))
         return source, target
 
+    def stretch(self, side: str, first: int, last: int) -> np.ndarray:
+        """All ids of one side from row `first` up to `last`, still on disk."""
+        begin, end = (int(self._id_ends[side][row - 1]) if row else 0 for row in (first, last))
+        return self._ids[side][begin:end]
+
     def text(self, side: str, row: int) -> str:
         end = int(self._text_ends[side][row])
         begin = int(self._text_ends[side][row - 1]) if row else 0
@@ -168,8 +176,9 @@ class Store:
         return Example(self.text("source", row), self.text("target", row), json.loads(extra or "{}"), file, line)
 
     def groups(self) -> np.ndarray:
-        """(n,) uint64: equal for pairs with equal source text."""
-        hashes = (_hash(self.text("source", row)) for row in range(len(self)))
+        """(n,) uint64: equal for pairs with equal source text, or for equal lines of text."""
+        side = "target" if self.sourceless else "source"
+        hashes = (_hash(self.text(side, row)) for row in range(len(self)))
         return np.fromiter(hashes, np.uint64, len(self))
 
 

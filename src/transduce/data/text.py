@@ -7,7 +7,7 @@ import heapq
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,12 @@ from transduce.data import vocabulary as vocabularies
 from transduce.data.vocabulary import Vocabulary
 from transduce.disk import replace_file
 from transduce.errors import InputError, nearest
-from transduce.flow import SPECIALS, UNK
+from transduce.flow import EOS, SPECIALS, UNK
 
 FORMAT = 1
 _WORD = re.compile(r"\S+")
+_TAB = re.compile("\t")
+MASK = "<mask>"  # what a user writes for a token to be filled in; the model reads <unk>
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,14 @@ class Tokenizer:
         self._content = [b"", b"", b"", SPECIALS[UNK].encode(), *self._content]
 
     @classmethod
-    def train(cls, texts: Iterable[str], kind: str, size: int, min_count: int = 1) -> Self:
-        """Learns at most `size` pieces, specials included (`bytes`, `bpe`, `unigram`: never fewer than 260)."""
+    def train(cls, texts: Iterable[str], kind: str, size: int, min_count: int = 1, numbered: int = 0) -> Self:
+        """Learns at most `size` pieces, specials included (`bytes`, `bpe`, `unigram`: never fewer than 260), and
+        `numbered` unknowns more (`words` only)."""
         if kind not in vocabularies.KINDS:
             raise InputError(f"unknown kind of tokens {kind!r}", remedy=nearest(kind, vocabularies.KINDS))
-        return cls(vocabularies.train(texts, kind, size, min_count))
+        if numbered and kind != "words":
+            raise InputError(f"numbered unknowns stand for words, not {kind}", remedy="set `kind: words`")
+        return cls(vocabularies.train(texts, kind, size, min_count, numbered))
 
     @property
     def kind(self) -> str:
@@ -65,6 +70,15 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return self.size
+
+    @property
+    def numbered(self) -> int:
+        return self.vocabulary.numbered
+
+    @property
+    def numbers(self) -> range:
+        """The ids of the numbered unknowns: <unk1> is the first."""
+        return range(len(SPECIALS), self.vocabulary.unspoken)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -94,29 +108,76 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [result.ids for result in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text again, to the letter. What was <unk> is written `<unk>`: nothing is left out in silence."""
+    def encode_source(self, text: str, *, masked: bool = False) -> Encoded:
+        """A source, whose parts are separated by tabs: each tab becomes </s>, and every part is read by itself.
+
+        With `masked`, it is one text, in which each `<mask>` stands for a token and becomes <unk>. Where tokens are
+        words or begin with their space, the space on either side of the mask goes with it.
+        """
+        result = Encoded([], [], [])
+        mark, number = self._mark(masked)
+        for begin, end, after in _between(text, mark):
+            part = self.encode(text[begin:end])
+            result.ids.extend(part.ids)
+            result.pieces.extend(part.pieces)
+            result.offsets.extend((start + begin, stop + begin) for start, stop in part.offsets)
+            if after is not None:
+                result.ids.append(number)
+                result.pieces.append(SPECIALS[number])
+                result.offsets.append((end, after))
+        return result
+
+    def _mark(self, masked: bool) -> tuple[re.Pattern[str], int]:
+        """What stands between the stretches of a text that are read by themselves, and the id it becomes."""
+        if not masked:
+            return _TAB, EOS
+        return re.compile(MASK if self.kind in ("chars", "bytes") else f" ?{MASK} ?"), UNK
+
+    def encode_sources(self, texts: Sequence[str], *, masked: bool = False) -> list[list[int]]:
+        mark, number = self._mark(masked)
+        parts = [[text[begin:end] for begin, end, _ in _between(text, mark)] for text in texts]
+        encoded = iter(self.encode_batch([part for row in parts for part in row]))
+        rows = []
+        for row in parts:
+            ids = next(encoded)
+            for _ in row[1:]:
+                ids = [*ids, number, *next(encoded)]
+            rows.append(ids)
+        return rows
+
+    def decode(self, ids: Iterable[int], unknown: Sequence[str] = ()) -> str:
+        """The text again, to the letter. What was <unk> is written `<unk>`: nothing is left out in silence.
+
+        `unknown` are the words that numbered unknowns stand for, the first for <unk1>.
+        """
         if self.kind == "words":
-            return self._join_words(ids)
+            return self._join_words(ids, dict(zip(self.numbers, unknown, strict=False)))
         text = b"".join(self._content[number] for number in ids).decode("utf-8", "replace")
         return text[1:] if self._spaced and text.startswith(" ") else text
 
-    def _join_words(self, ids: Iterable[int]) -> str:
+    def _join_words(self, ids: Iterable[int], unknown: Mapping[int, str]) -> str:
         parts: list[str] = []
         after_word = False
         for number in ids:
-            if part := self._content[number].decode():
+            if part := unknown.get(number) or self._content[number].decode():
                 is_word = not part.isspace()
                 parts.append(f" {part}" if is_word and after_word else part)
                 after_word = is_word
         return "".join(parts)
 
-    def encode_dropout(self, text: str, rate: float, generator: random.Random) -> list[int]:
-        """BPE that leaves out each merge with probability `rate` (Provilkov et al. 2020), from a given generator."""
+    def encode_dropout(self, text: str, rate: float, generator: random.Random, *, parts: bool = False) -> list[int]:
+        """BPE that leaves out each merge with probability `rate` (Provilkov et al. 2020), from a given generator.
+
+        With `parts`, the text is a source: see `encode_source`.
+        """
+        if parts and "\t" in text:
+            begin, _, rest = text.partition("\t")
+            first = self.encode_dropout(begin, rate, generator)
+            return [*first, EOS, *self.encode_dropout(rest, rate, generator, parts=True)]
         if self.kind != "bpe":
             raise InputError(f"dropout of merges needs bpe, not {self.kind}", remedy="set `dropout: 0` or `kind: bpe`")
-        parts = self._backend.pre_tokenizer.pre_tokenize_str(self._backend.normalizer.normalize_str(text))
-        return [number for part, _ in parts for number in self._merge(part, rate, generator)]
+        words = self._backend.pre_tokenizer.pre_tokenize_str(self._backend.normalizer.normalize_str(text))
+        return [number for word, _ in words for number in self._merge(word, rate, generator)]
 
     @cached_property
     def _id_of(self) -> dict[str, int]:
@@ -182,7 +243,10 @@ class Tokenizer:
         return [at[start] for start, _ in offsets]
 
     def _json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self.vocabulary)}, ensure_ascii=False, indent=0)
+        content = asdict(self.vocabulary)
+        if not self.numbered:  # a vocabulary without them is the file it was before they were thought of
+            del content["numbered"]
+        return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
 
     def save(self, path: str | Path) -> None:
         """One JSON file, complete or not there at all."""
@@ -200,21 +264,33 @@ class Tokenizer:
             raise InputError(f"not a tokenizer: {error}", where=str(path), remedy="restore the file") from None
 
 
+def _between(text: str, mark: re.Pattern[str]) -> Iterator[tuple[int, int, int | None]]:
+    """The stretches between the marks, empty ones too: from, to, and where the mark after it ends, if there is one."""
+    begin = 0
+    for found in mark.finditer(text):
+        yield begin, found.start(), found.end()
+        begin = found.end()
+    yield begin, len(text), None
+
+
 def _vocabulary(content: Any) -> Vocabulary:
     """A vocabulary from what a file says, or a ValueError that says why not."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"expected a JSON object with format {FORMAT}")
-    kind, pieces = content["kind"], tuple(content["pieces"])
+    kind, pieces, numbered = content["kind"], tuple(content["pieces"]), content.get("numbered", 0)
     merges = tuple((left, right) for left, right in content["merges"])
     scores = tuple(float(score) for score in content["scores"])
     if kind not in vocabularies.KINDS:
         raise ValueError(f"unknown kind {kind!r}")
     if pieces[: len(SPECIALS)] != SPECIALS or not all(isinstance(piece, str) and piece for piece in pieces):
         raise ValueError(f"the pieces must begin with {' '.join(SPECIALS)}")
-    if len(set(pieces[len(SPECIALS) :])) != len(pieces) - len(SPECIALS):
+    if not isinstance(numbered, int) or not 0 <= numbered <= len(pieces) - len(SPECIALS):
+        raise ValueError("more numbered unknowns than pieces")
+    unspoken = len(SPECIALS) + numbered
+    if len(set(pieces[unspoken:])) != len(pieces) - unspoken:
         raise ValueError("a piece stands there twice")
     if kind in ("bytes", "bpe", "unigram") and not set(vocabularies.byte_letters()) <= set(pieces):
         raise ValueError("not every byte has a piece")
     if len(scores) != (len(pieces) if kind == "unigram" else 0):
         raise ValueError("the scores do not fit the pieces")
-    return Vocabulary(kind, pieces, merges, scores)
+    return Vocabulary(kind, pieces, merges, scores, numbered)

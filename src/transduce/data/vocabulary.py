@@ -39,12 +39,19 @@ _FLOOR_STEP = 0.0001  # the library ranks unseen characters by this, in an order
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What training leaves behind, and all that is saved. The first four pieces are the special ones."""
+    """What training leaves behind, and all that is saved. The first four pieces are the special ones; after them
+    come, in `words`, as many numbered unknowns as were asked for."""
 
     kind: str
     pieces: tuple[str, ...]
     merges: tuple[tuple[str, str], ...] = ()  # bpe, the first learnt first
     scores: tuple[float, ...] = ()  # unigram: log-probability of every piece
+    numbered: int = 0  # pieces <unk1> .. <unkN>: see unknowns.py
+
+    @property
+    def unspoken(self) -> int:
+        """How many pieces no text can spell: the special and the numbered ones."""
+        return len(SPECIALS) + self.numbered
 
 
 def byte_letters() -> list[str]:
@@ -54,8 +61,11 @@ def byte_letters() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1) -> Vocabulary:
-    """A vocabulary of at most `size` pieces, or of the fewest that the kind needs where that is more."""
+def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1, numbered: int = 0) -> Vocabulary:
+    """A vocabulary of at most `size` pieces, or of the fewest that the kind needs where that is more.
+
+    Numbered unknowns, which `words` may have, come on top.
+    """
     if kind == "chars":
         counts: Counter[str] = Counter()
         for text in texts:
@@ -64,7 +74,7 @@ def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1) -> Voc
     if kind == "labels":
         return Vocabulary(kind, (*SPECIALS, *_most_common(Counter(texts), size - len(SPECIALS), min_count)))
     if kind == "words":
-        return _train_words(texts, size, min_count)
+        return _train_words(texts, size, min_count, numbered)
     if kind == "bytes":
         return Vocabulary(kind, (*SPECIALS, *byte_letters()))
     return _train_bpe(texts, size, min_count) if kind == "bpe" else _train_unigram(texts, size)
@@ -75,7 +85,7 @@ def _most_common(counts: Counter[str], most: int, min_count: int) -> list[str]:
     return sorted(frequent, key=lambda piece: (-counts[piece], piece))[: max(most, 0)]
 
 
-def _train_words(texts: Iterable[str], size: int, min_count: int) -> Vocabulary:
+def _train_words(texts: Iterable[str], size: int, min_count: int, numbered: int) -> Vocabulary:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())
@@ -83,7 +93,9 @@ def _train_words(texts: Iterable[str], size: int, min_count: int) -> Vocabulary:
     always = [" ", "\t"]  # a doubled space must survive even where training saw none
     for piece in always:
         counts.pop(piece, None)
-    return Vocabulary("words", (*SPECIALS, *always, *_most_common(counts, size - len(SPECIALS) - 2, min_count)))
+    numbers = [f"<unk{number}>" for number in range(1, numbered + 1)]
+    pieces = (*SPECIALS, *numbers, *always, *_most_common(counts, size - len(SPECIALS) - 2, min_count))
+    return Vocabulary("words", pieces, numbered=numbered)
 
 
 def _train_bpe(texts: Iterable[str], size: int, min_count: int) -> Vocabulary:
@@ -131,10 +143,9 @@ def _or_a_space(texts: Iterable[str]) -> Iterator[str]:
 def backend(vocabulary: Vocabulary) -> Backend:
     """The library's encoder. Special pieces get names that no text can spell: a space inside a longer piece, and for
     labels, which may have any spaces, a NUL, which no file of pairs may hold."""
-    kind = vocabulary.kind
-    names = [f"{name}\0" if kind == "labels" else f"{name} " for name in SPECIALS] + list(
-        vocabulary.pieces[len(SPECIALS) :]
-    )
+    kind, unspoken = vocabulary.kind, vocabulary.unspoken
+    names = [f"{name}\0" if kind == "labels" else f"{name} " for name in vocabulary.pieces[:unspoken]]
+    names += vocabulary.pieces[unspoken:]
     ids = {name: number for number, name in enumerate(names)}
     if kind in ("bpe", "bytes"):
         model = models.BPE(vocab=ids, merges=list(vocabulary.merges))

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from transduce.data.filters import FilterReport, Filters, Seen
+from transduce.data.running import encode_running
 from transduce.data.sources import Invalid, Tally, read
 from transduce.data.text import Tokenizer
+from transduce.data.unknowns import encode_sources, encode_targets
 from transduce.disk import sync
 from transduce.errors import InputError
 from transduce.flow import Example
@@ -35,11 +37,12 @@ class StoreWriter:
         self._tokenizers = {"source": source, "target": target}
         self._files = {name: open(folder / name, "wb") for name in file_names()}  # noqa: SIM115 (see close)
         self._ends = dict.fromkeys(["source.ids", "target.ids", *(f"{side}.text" for side in TEXTS)], 0)
+        self._form = "pairs"  # of the corpus that is being added
         self.report = FilterReport()
 
     def add_all(self, corpora: Sequence[Corpus], invalid: Invalid, progress: Callable[[int], None] | None) -> None:
         for number, corpus in enumerate(corpora):
-            unreadable = Tally()
+            self._form, unreadable = corpus.form, Tally()
             examples = read(corpus, invalid, unreadable)
             while chunk := list(islice(examples, CHUNK)):
                 self._add(number, chunk)
@@ -50,12 +53,18 @@ class StoreWriter:
 
     def _add(self, corpus: int, chunk: list[Example]) -> None:
         pairs = [(example.source, example.target or "") for example in chunk]
-        sources = self._tokenizers["source"].encode_batch([source for source, _ in pairs])
-        targets = self._tokenizers["target"].encode_batch([target for _, target in pairs])
+        texts = [source for source, _ in pairs]
+        sources = encode_sources(self._tokenizers["source"], texts)
+        if self._form == "running":
+            targets = encode_running(self._tokenizers["target"], [target for _, target in pairs])
+        else:
+            targets = encode_targets(self._tokenizers["target"], [target for _, target in pairs], texts)
         kept = []
         for place, (source, target) in enumerate(pairs):
             blank = not source.strip() or not target.strip()
             lengths = len(sources[place]), len(targets[place])
+            if self._form != "pairs":  # there is no source that could be wrong
+                blank, lengths = not target.strip(), (lengths[1], lengths[1])
             reason = self._filters.reason(*lengths, blank=blank)
             if reason is None and self._filters.drop_duplicates:
                 reason = self._filters.reason(*lengths, duplicate=self._seen.before(source, target))

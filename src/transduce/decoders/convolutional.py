@@ -50,6 +50,11 @@ class ConvolutionalDecoder(Decoder):
             for _ in range(layers)
         )
 
+    @property
+    def attends(self) -> tuple[int, int]:
+        cross = [block.cross for block in self.blocks if block.cross is not None]
+        return len(cross), cross[0].heads if cross else 0
+
     def start(self, memory: Memory) -> State:
         projected = tuple(block.cross.project(memory.values) for block in self.blocks if block.cross is not None)
         rows, table = memory.mask.size(0), self.embedding.table.weight
@@ -84,7 +89,8 @@ class ConvolutionalDecoder(Decoder):
             values = (found + values) * HALF
         past = {"layers": tuple(after), "next": state.past["next"] + lengths}
         attention = Attention(torch.stack(weights, 1) if weights else None) if with_attention else None
-        return Step(self.output(self.dropout(values)), replace(state, past=past), attention)
+        hidden = self.dropout(values)
+        return Step(self.output(hidden), replace(state, past=past), attention, hidden)
 
 
 class ConvolutionalBlock(nn.Module):

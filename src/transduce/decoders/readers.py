@@ -72,6 +72,8 @@ class AttentionReader(Reader):
     Each part that remembers keeps its past under its own name; such a reader goes one step at a time.
     """
 
+    attends = True
+
     def __init__(
         self, width: int, memory_width: int, score: type[Score], normaliser: type[Normaliser], window: Window | None
     ) -> None:
@@ -105,7 +107,8 @@ class AttentionReader(Reader):
         sight = self._look(query, mask, seen)
         context, weights = self.attend.recall(query, keys, values, sight.mask, sight.bias, seen)
         weights = weights.flatten(0, 1)  # R S
-        past = {name: part.remember(past[name], weights) for name, part in self._parts().items()}
+        used = self.attend.plain(weights)
+        past = {name: part.remember(past[name], used) for name, part in self._parts().items()}
         return Read(context.reshape(rows, 1, -1), {"seen": past}, weights[:, None] if with_attention else None)
 
     def _look(self, query: Tensor, mask: Tensor, seen: dict[str, Tree]) -> Sight:

@@ -18,6 +18,8 @@ from transduce.layers.recurrent import Cell, LayerState, RecurrentStack
 class RecurrentDecoder(Decoder):
     """s_t = f(y_{t-1}, s_{t-1}, what the reader feeds); the reader is the rung: start, every, bahdanau, luong"""
 
+    carries = True
+
     def __init__(
         self,
         embedding: Embedding,
@@ -41,6 +43,10 @@ class RecurrentDecoder(Decoder):
         self.bridge = dense(memory_width, layers * width * self.stack.tensors) if memory_width else None
         plain = self.reader.output_width == width
         self.readout = nn.Identity() if plain else nn.Sequential(dense(self.reader.output_width, width), nn.Tanh())
+
+    @property
+    def attends(self) -> tuple[int, int]:
+        return (1, 1) if self.reader.attends else (0, 0)
 
     def start(self, memory: Memory) -> State:
         fixed, past = self.reader.start(memory)
@@ -72,10 +78,10 @@ class RecurrentDecoder(Decoder):
             seen = torch.cat(weights, 1) if weights else None
         else:
             output, seen, state = self._read(values, state, mask, with_attention)
-        logits = self.output(self.dropout(self.readout(output)))  # R T V
+        hidden = self.dropout(self.readout(output))  # R T D
         # One layer, one head: R 1 1 T S.
         attention = Attention(cross=None if seen is None else seen[:, None, None]) if with_attention else None
-        return Step(logits, state, attention)
+        return Step(self.output(hidden), state, attention, hidden)
 
     def _read(
         self, values: Tensor, state: State, mask: Tensor | None, with_attention: bool

@@ -20,6 +20,11 @@ class TransformerDecoder(Blocks, Decoder):
     causal = True
     output: Output
 
+    @property
+    def attends(self) -> tuple[int, int]:
+        cross = [block.cross for block in self.blocks if block.cross is not None]
+        return len(cross), cross[0].heads if cross else 0
+
     def start(self, memory: Memory) -> State:
         projected = tuple(block.cross.project(memory.values) for block in self.blocks if block.cross is not None)
         rows = memory.mask.size(0)
@@ -39,7 +44,8 @@ class TransformerDecoder(Blocks, Decoder):
         memory = Source(state.fixed["memory"], state.fixed["mask"]) if state.fixed["memory"] else None
         passed = self.run(values, state.past["layers"], view, memory)
         attention = Attention(passed.cross, passed.own) if with_attention else None
-        return Step(self.output(passed.values), replace(state, past={**past, "layers": passed.past}), attention)
+        state = replace(state, past={**past, "layers": passed.past})
+        return Step(self.output(passed.values), state, attention, passed.values)
 
     def _look(self, tokens: Tensor, state: State, mask: Tensor | None) -> tuple[View, dict[str, Tensor]]:
         """What the new tokens see, and what the next state remembers of places.

@@ -51,4 +51,4 @@ class ConvolutionalEncoder(Encoder):
         # The paper adds the embedding to what attention takes, not to what it scores; a memory has one value a row.
         values = (values + embedded) * HALF
         summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(values, mask, summary)
+        return Memory(values, mask, summary, tokens=batch.source.values)

@@ -47,4 +47,4 @@ class RecurrentEncoder(Encoder):
         values, state = self.stack(self.dropout(values), self.stack.zeros(mask.size(0), values), mask)
         if self.reverse:  # row i of the memory belongs to token i, whatever the order of reading
             values = reverse(values, mask)
-        return Memory(self.dropout(values), mask, summary=state[-1][0])
+        return Memory(self.dropout(values), mask, summary=state[-1][0], tokens=batch.source.values)

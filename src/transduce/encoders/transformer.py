@@ -27,7 +27,7 @@ class TransformerEncoder(Blocks, Encoder):
         passed = self.run(values, self.begin(mask.size(0)), view)
         shown = mask[..., None]
         summary = (passed.values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(passed.values, mask, summary, passed.own)
+        return Memory(passed.values, mask, summary, passed.own, batch.source.values)
 
     def _visible(self, mask: Tensor) -> Tensor:
         visible = mask[:, None, None]  # B 1 1 S

@@ -8,38 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from transduce.contracts import Metric
+from transduce.contracts import Metric, TextMetric
 from transduce.errors import InputError, nearest
-
-References = Sequence[str] | Sequence[Sequence[str]]
-
-
-def as_references(references: References) -> list[list[str]]:
-    """One list of references for each line. A plain string is one reference, not a sequence of characters."""
-    lines = [[line] if isinstance(line, str) else list(line) for line in references]
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            raise InputError(f"line {number} has no reference", remedy="every line needs at least one")
-    return lines
+from transduce.evaluation.overlap import MacroF1, Rouge1, Rouge2, RougeL, SpanF1, TokenF1
+from transduce.evaluation.probability import BitsPerCharacter, CharacterPerplexity, Perplexity, WordPerplexity
+from transduce.evaluation.references import References, pair_up
+from transduce.evaluation.retrieval import RecallAt1, RecallAt10, ReciprocalRank
 
 
-def _pairs(hypotheses: Sequence[str], references: References) -> list[tuple[str, list[str]]]:
-    lines = as_references(references)
-    if len(hypotheses) != len(lines):
-        raise InputError(
-            f"{len(hypotheses)} hypotheses but {len(lines)} lines of references",
-            remedy="give one line of references for each hypothesis, in the same order",
-        )
-    return list(zip(hypotheses, lines, strict=True))
-
-
-class ExactMatch(Metric):
+class ExactMatch(TextMetric):
     """Share of lines that equal a reference, character for character (%)."""
 
     name = "exact"
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
-        pairs = _pairs(hypotheses, references)
+        pairs = pair_up(hypotheses, references)
         return np.array([[hypothesis in line, 1.0] for hypothesis, line in pairs]).reshape(-1, 2)
 
     def value(self, totals: np.ndarray) -> float:
@@ -47,14 +30,14 @@ class ExactMatch(Metric):
         return float(100 * hits / count) if count else 0.0
 
 
-class Accuracy(Metric):
+class Accuracy(TextMetric):
     """Share of labels that are right, place by place (%); of one label a line, the share of lines."""
 
     name = "accuracy"
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
         rows = []
-        for hypothesis, line in _pairs(hypotheses, references):
+        for hypothesis, line in pair_up(hypotheses, references):
             said = hypothesis.split()
             right = [sum(a == b for a, b in zip(said, reference.split(), strict=False)) for reference in line]
             best = max(range(len(line)), key=right.__getitem__)
@@ -66,7 +49,7 @@ class Accuracy(Metric):
         return float(100 * right / count) if count else 0.0
 
 
-class SacreMetric(Metric):
+class SacreMetric(TextMetric):
     """What sacrebleu's metrics share: its tokenisation, its statistics and its signature."""
 
     width: int  # numbers in the statistics of one line
@@ -82,7 +65,7 @@ class SacreMetric(Metric):
         return scorer
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
-        pairs = _pairs(hypotheses, references)
+        pairs = pair_up(hypotheses, references)
         if not pairs:
             return np.zeros((0, self.width))
         most = max(len(line) for _, line in pairs)
@@ -161,7 +144,7 @@ class Ter(SacreMetric):
         return _rate(totals)
 
 
-class WordErrorRate(Metric):
+class WordErrorRate(TextMetric):
     """Word error rate: substitutions, deletions and insertions over the words of the closest reference (%)."""
 
     name = "wer"
@@ -171,7 +154,7 @@ class WordErrorRate(Metric):
         return text.split()
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
-        pairs = _pairs(hypotheses, references)
+        pairs = pair_up(hypotheses, references)
         return np.array([self._closest(*pair) for pair in pairs], dtype=float).reshape(-1, 2)
 
     def _closest(self, hypothesis: str, references: list[str]) -> tuple[int, int]:
@@ -204,12 +187,25 @@ class PhoneErrorRate(WordErrorRate):
 METRICS: dict[str, type[Metric]] = {
     "exact": ExactMatch,
     "accuracy": Accuracy,
+    "macro_f1": MacroF1,
+    "span_f1": SpanF1,
+    "token_f1": TokenF1,
+    "rouge1": Rouge1,
+    "rouge2": Rouge2,
+    "rougeL": RougeL,
     "bleu": Bleu,
     "chrf": ChrF,
     "ter": Ter,
     "wer": WordErrorRate,
     "cer": CharacterErrorRate,
     "per": PhoneErrorRate,
+    "perplexity": Perplexity,
+    "word_perplexity": WordPerplexity,
+    "character_perplexity": CharacterPerplexity,
+    "bits_per_character": BitsPerCharacter,
+    "recall@1": RecallAt1,
+    "recall@10": RecallAt10,
+    "mrr": ReciprocalRank,
 }
 
 

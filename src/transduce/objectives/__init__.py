@@ -1,15 +1,20 @@
 """A model and a batch enter; the loss that training makes small leaves."""
 
 from transduce.objectives.alignment import GuidedAlignment
+from transduce.objectives.attention import AttentionPenalty
 from transduce.objectives.contrastive import Contrastive
 from transduce.objectives.ctc import Ctc
 from transduce.objectives.distillation import Distillation
 from transduce.objectives.objective import Loss, Model, Objective
+from transduce.objectives.reinforce import Reinforce
 from transduce.objectives.risk import MinimumRisk
+from transduce.objectives.stream import WholeStream
 from transduce.objectives.teacher_forcing import CrossEntropy, RDrop, ScheduledSampling
+from transduce.objectives.truncated import Truncated
 
 __all__ = [
     "OBJECTIVES",
+    "AttentionPenalty",
     "Contrastive",
     "CrossEntropy",
     "Ctc",
@@ -20,15 +25,23 @@ __all__ = [
     "Model",
     "Objective",
     "RDrop",
+    "Reinforce",
     "ScheduledSampling",
+    "Truncated",
+    "WholeStream",
 ]
 
-# What a recipe may name. GuidedAlignment waits for data that brings links into a batch; Contrastive and Ctc take
-# summaries and frame scores, not a model that speaks tokens.
+# What a recipe may name. Ctc takes frame scores, not a model that speaks tokens.
 OBJECTIVES: dict[str, type[Objective]] = {
     "cross_entropy": CrossEntropy,
+    "truncated": Truncated,
+    "whole_stream": WholeStream,
     "r_drop": RDrop,
     "scheduled_sampling": ScheduledSampling,
     "distillation": Distillation,
     "minimum_risk": MinimumRisk,
+    "guided_alignment": GuidedAlignment,
+    "attention_penalty": AttentionPenalty,
+    "reinforce": Reinforce,
+    "contrastive": Contrastive,
 }

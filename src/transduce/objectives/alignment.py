@@ -32,7 +32,7 @@ class GuidedAlignment(Objective):
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         if "alignment" not in batch.extra:
-            raise InputError("guided alignment needs the links of every pair", remedy="give extra['alignment']")
+            raise InputError("guided alignment needs the links of every pair", remedy="set `alignment` of the corpus")
         step = cast(Any, model)(batch, with_attention=True)
         found = likelihood(log_probabilities(step.logits), batch.gold, self.label_smoothing)
         weights = self._weights(step.attention)  # B T S

@@ -1,30 +1,50 @@
-"""Two summaries of each example enter; the cost of telling the pairs apart leaves."""
+"""The vectors of both sides of each pair enter; the cost of telling the pairs of a batch apart leaves."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transduce.objectives.objective import Loss, Sharpness
+from transduce.flow import Batch, Padded
+from transduce.model import Vectors
+from transduce.objectives.objective import Loss, Model, Objective, Sharpness
 
 
-class Contrastive:
-    """each summary must find its partner among those of the batch (InfoNCE, van den Oord 2018)
+class Contrastive(Objective):
+    """each vector must find its partner among those of the batch (InfoNCE, van den Oord 2018)
 
     -log softmax_j(cos(a_i, b_j) / temperature) at j = i; `symmetric`: the mean of both directions. Every other row
-    is a negative, so unlike the sums over tokens this one changes when a batch is split.
+    is a negative, save one with the same text, so unlike the sums over tokens this one changes when a batch is split.
     """
 
-    def __init__(self, *, temperature: Sharpness = 0.05, symmetric: bool = False) -> None:
+    vectors = True
+    parts = ("right",)
+
+    def __init__(self, *, temperature: Sharpness = 0.05, symmetric: bool = True) -> None:
         self.temperature, self.symmetric = temperature, symmetric
 
-    def __call__(self, one: Tensor, other: Tensor) -> Loss:
-        """Rows of `one` and `other` (both B D) belong together; the count is the rows."""
-        fit = F.normalize(one.float(), dim=-1) @ F.normalize(other.float(), dim=-1).T / self.temperature  # B B
-        partner = torch.arange(len(fit), device=fit.device)
-        total = F.cross_entropy(fit, partner, reduction="sum")
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        assert batch.source is not None, "a contrast needs both sides"
+        found = cast(Vectors, model(batch))
+        fit = F.normalize(found.source.float(), dim=-1) @ F.normalize(found.target.float(), dim=-1).T  # B B
+        fit = fit / self.temperature
+        total = _told_apart(fit, batch.gold)
         if self.symmetric:
-            total = (total + F.cross_entropy(fit.T, partner, reduction="sum")) / 2
-        right = (fit.argmax(-1) == partner).sum()
-        return Loss(total, len(fit), {"contrast": total.detach(), "right": right})
+            total = (total + _told_apart(fit.T, batch.source)) / 2
+        right = (fit.argmax(-1) == torch.arange(len(fit), device=fit.device)).sum()
+        return Loss(total, self.count(batch), {"right": right})
+
+    def count(self, batch: Batch) -> int:
+        return batch.size
+
+
+def _told_apart(fit: Tensor, choices: Padded) -> Tensor:
+    """The sum of -log softmax at the partner. A choice that reads as the partner does is left out: it is not wrong."""
+    ids = choices.values.where(choices.mask, -1)
+    twins = (ids[:, None] == ids[None]).all(-1)  # B B
+    twins.fill_diagonal_(False)
+    partner = torch.arange(len(fit), device=fit.device)
+    return F.cross_entropy(fit.masked_fill(twins, -torch.inf), partner, reduction="sum")

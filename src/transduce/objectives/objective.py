@@ -10,8 +10,10 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
-from torch import Tensor
+from torch import Tensor, nn
 
+from transduce.contracts import Normaliser
+from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
 
 IGNORED = -100  # where the target is padding
@@ -34,9 +36,26 @@ class Objective(ABC):
     """What training makes small. A new one is a class in this folder and a row on its shelf."""
 
     parts: tuple[str, ...] = ("nll",)  # the names in Loss.parts, known before the first batch
+    vectors: bool = False  # True: the model gives vectors (model.Vectors), not a step of tokens
 
     @abstractmethod
     def __call__(self, model: Model, batch: Batch) -> Loss: ...
+
+    def check(self, model: nn.Module) -> None:
+        """Refuses a model that it cannot train, in words. Called before anything is read."""
+        if any(isinstance(part, Normaliser) and part.detached for part in model.modules()):
+            raise InputError(
+                "drawn attention learns by reward alone",
+                remedy="set training.objective: {kind: reinforce}, or another normaliser",
+            )
+
+    def beside(self, width: int) -> nn.Module | None:
+        """What is learned beside the model, from rows of its width, and left aside when training ends."""
+        return None
+
+    def at(self, step: int, steps: int) -> Objective:
+        """The objective of this update (from 1) among so many: one that changes as training goes on gives another."""
+        return self
 
     def count(self, batch: Batch) -> int:
         """What the total of this batch is a sum over, known from the batch alone, so processes need not ask."""

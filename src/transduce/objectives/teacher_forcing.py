@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from copy import copy
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from transduce.contracts import Rate
@@ -63,12 +66,30 @@ class ScheduledSampling(Objective):
     The first pass is teacher forced and without gradient; each token the second pass reads is, with probability
     `rate`, what the first pass said there. One path for every decoder. For a recurrent one it is an approximation:
     a prediction of the first pass was made after gold tokens, never after another prediction.
+
+    The rate may grow with the updates: `linear` from 0 to `rate` over the share `over` of all of them; `sigmoid` as
+    rate * (1 - k / (k + exp(i / k))) at update i, the paper's inverse sigmoid, half-way in the middle of that share.
     """
 
     def __init__(
-        self, *, rate: Share = 0.25, choice: Literal["best", "sample"] = "best", label_smoothing: Rate = 0.1
+        self,
+        *,
+        rate: Share = 0.25,
+        growth: Literal["none", "linear", "sigmoid"] = "none",
+        over: Annotated[float, Gt(0), Le(1)] = 1.0,
+        choice: Literal["best", "sample"] = "best",
+        label_smoothing: Rate = 0.1,
     ) -> None:
-        self.rate, self.choice, self.label_smoothing = rate, choice, label_smoothing
+        self.rate, self.growth, self.over = rate, growth, over
+        self.choice, self.label_smoothing = choice, label_smoothing
+
+    def at(self, step: int, steps: int) -> ScheduledSampling:
+        if self.growth == "none":
+            return self
+        grown = min(1.0, step / (self.over * steps)) if self.growth == "linear" else _sigmoid(step, self.over * steps)
+        now = copy(self)
+        now.rate = self.rate * grown
+        return now
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         scores = log_probabilities(model(self._mixed(model, batch)).logits)
@@ -86,6 +107,14 @@ class ScheduledSampling(Objective):
         replaced = (torch.rand(own.shape) < self.rate).to(own.device) & mask[:, 1:]
         mixed = torch.cat((target[:, :1], own.where(replaced, target[:, 1:])), 1)
         return replace(batch, target=Padded(mixed, mask))
+
+
+def _sigmoid(step: int, over: float) -> float:
+    """1 - k / (k + exp(i / k)), which is 1/2 at i = k log k: k is such that this is the middle of `over`."""
+    k = middle = max(over / 2, 1.0)
+    for _ in range(50):  # Newton's method on k log k = middle
+        k = (k + middle) / (math.log(k) + 1)
+    return 1 / (1 + k * math.exp(-step / k))
 
 
 def _drawn(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from transduce.build import build_model, complete_recipe, count_parameters, own_
 from transduce.choose import recipe_for
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, Step
-from transduce.model import DecoderOnly, Transducer
+from transduce.model import DecoderOnly, Embedder, Transducer
 from transduce.recipe import Recipe
 from transduce.run import Run
 from transduce.shapes.letters import Row, Scribe
@@ -28,7 +28,10 @@ def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) 
         torch.manual_seed(0)
         model = build_model(recipe.model, *(vocabularies or (sizes["V"], sizes["V"]))).eval()
         batch = _make_batch(model, sizes, vocabularies)
-        rows = _training(model, batch, sizes) + _generation(model, batch, sizes)
+        if isinstance(model, Embedder):
+            rows = _embedding(model, batch, sizes)
+        else:
+            rows = _training(model, batch, sizes) + _generation(model, batch, sizes)
     parts = [*model.named_children(), ("model", model)]
     for name, part in parts:
         number, all_of_it = count_parameters(part), ": all of it, shared numbers counted once" if part is model else ""
@@ -82,6 +85,27 @@ def _training(model: Transducer, batch: Batch, sizes: Sizes) -> list[Row]:
         scribe.add("memory", "summary", "B D", memory.summary, "the one vector of the bottleneck")
         scribe.add("memory", "attention", "B L H S S", memory.attention, "the encoder's own attention")
     scribe.tell(recorder, step)
+    return scribe.finish()
+
+
+def _embedding(model: Embedder, batch: Batch, sizes: Sizes) -> list[Row]:
+    """Vectors are not spoken: there is a batch and no generation step. Both sides take the way told of the source."""
+    assert batch.source is not None
+    recorder = Recorder(model)
+    with recorder:
+        model.embed(batch.source)
+    found = model(batch)
+    now = {name: size for name, size in sizes.items() if name not in ("N", "R", "U")}
+    scribe = Scribe("training", {**now, "U": sizes["T"], "D'": found.source.size(-1)})
+    scribe.add("batch", "source.values", "B S", batch.source.values, "ids x1 .. xm </s>")
+    scribe.add("batch", "source.mask", "B S", batch.source.mask, "True: a real token")
+    scribe.add("batch", "gold.values", "B T", batch.gold.values, "the target without its <s>: read as a source is")
+    memory = model.encoder(batch)
+    scribe.add("memory", "values", "B S D", memory.values, "what the head reads")
+    scribe.add("memory", "mask", "B S", memory.mask, "True: a real row")
+    scribe.tell_modules(recorder)
+    scribe.add("vectors", "source", "B D", found.source, "one vector a text")
+    scribe.add("vectors", "target", "B D", found.target, "its partner, which training brings close")
     return scribe.finish()
 
 

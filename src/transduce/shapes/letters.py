@@ -78,8 +78,8 @@ class Scribe:
             shape = tuple(tensor.shape)
             self._write(part, name, self._fit(letters, shape, self.sizes) or self._match(shape, ()), shape, meaning)
 
-    def tell(self, recorder: Recorder, step: Step) -> None:
-        """What training and generation have in common: the insides, the state that follows, the step."""
+    def tell_modules(self, recorder: Recorder) -> None:
+        """What every module gave."""
         for entry in fold(recorder.entries()):
             if not entry.tensors:
                 self._write("modules", entry.path, "", (), entry.meaning)
@@ -87,6 +87,10 @@ class Scribe:
                 name = entry.path + (f":{place}" if place else "")
                 meaning = entry.meaning if number == 0 else ""
                 self._write("modules", name, self._match(shape, INSIDE), shape, meaning)
+
+    def tell(self, recorder: Recorder, step: Step) -> None:
+        """What training and generation have in common: the insides, the state that follows, the step."""
+        self.tell_modules(recorder)
         kept = [
             Entry(path, FIELDS.get(path.split(".")[1], "kept by the decoder"), (("", tuple(x.shape)),))
             for path, x in leaves({"fixed": step.state.fixed, "past": step.state.past})

@@ -90,7 +90,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
-        optimiser = build_optimiser(self.settings.optimiser, self.model)
+        layer_decay, unfreeze = self.settings.layer_decay, self.settings.unfreeze
+        optimiser = build_optimiser(self.settings.optimiser, self.model, layer_decay=layer_decay, unfreeze=unfreeze)
         self.update = Update(self.model, optimiser, self.objective, self.settings, self.processes, self.device)
         data = fingerprint(self.batches.at(Position()))
         self.keeper = Keeper(self.model, optimiser, self.settings, self.checkpoints, self.processes, data)

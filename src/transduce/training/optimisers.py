@@ -12,18 +12,29 @@ from torch import Tensor, nn
 
 from transduce.errors import InputError
 from transduce.recipe import OptimiserRecipe, ScheduleRecipe
+from transduce.training.depth import depths
 
 FUSED = ("cpu", "cuda", "mps")  # where torch has one kernel for a whole update
 
 
-def build_optimiser(settings: OptimiserRecipe, model: nn.Module) -> torch.optim.Optimizer:
-    """Weight decay is for matrices: biases, norms and other vectors are left out of it."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+def build_optimiser(
+    settings: OptimiserRecipe, model: nn.Module, *, layer_decay: float = 1.0, unfreeze: int | None = None
+) -> torch.optim.Optimizer:
+    """One group for the weights of a layer that are treated alike.
+
+    Weight decay is for matrices: biases, norms and other vectors are left out of it. A layer n below the top has
+    `layer_decay ** n` of the rate, and begins after n * `unfreeze` updates (Howard & Ruder 2018).
+    """
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = list(named.values())
+    below = depths(model) if layer_decay != 1 or unfreeze is not None else dict.fromkeys(named, 0)
+    groups = []
+    for depth in sorted(set(below.values())):
+        layer = [parameter for name, parameter in named.items() if below[name] == depth]
+        part = {"scale": layer_decay**depth, "after": depth * (unfreeze or 0)}
+        matrices, vectors = [p for p in layer if p.ndim >= 2], [p for p in layer if p.ndim < 2]
+        groups += [{"params": matrices, "weight_decay": settings.weight_decay, **part}] if matrices else []
+        groups += [{"params": vectors, "weight_decay": 0.0, **part}] if vectors else []
     fused = all(p.device.type in FUSED and p.is_floating_point() for p in parameters)
     rate = settings.learning_rate
     if settings.kind == "sgd":
@@ -59,7 +70,15 @@ def restore(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: Mapping
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["scale"]
+
+
+def hold_still(optimiser: torch.optim.Optimizer, step: int) -> None:
+    """Takes the gradient of layers that wait for their turn: without one, no optimiser moves, decays or remembers."""
+    for group in optimiser.param_groups:
+        if step <= group["after"]:
+            for parameter in group["params"]:
+                parameter.grad = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.blame import first_bad
 from transduce.training.devices import Processes, autocast, seed_everything
-from transduce.training.optimisers import set_rate
+from transduce.training.optimisers import hold_still, set_rate
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
@@ -97,6 +97,7 @@ class Update:
         gradients = self._gradients(work, step)
         lost_count, splits, *raised = self.processes.sum([gradients.lost_count, gradients.splits, *flags])
         self.processes.sum_gradients(self.parameters)
+        hold_still(self.optimiser, step)
         own = [p.grad for p in self.parameters if p.grad is not None]
         count = work.count - int(lost_count)
         if lost_count and count:
@@ -153,7 +154,7 @@ class Update:
         try:
             seed_everything(self.settings.seed, step, piece.first)
             with autocast(self.device, self.settings.precision):
-                loss = self.objective(self.forward, piece.batch)
+                loss = self.objective.at(step, self.settings.steps)(self.forward, piece.batch)
             (loss.total / max(count, 1)).backward()
             return torch.stack([loss.total.detach(), *(loss.parts[name] for name in self.objective.parts)])
         except RuntimeError as error:  # torch.OutOfMemoryError is one
@@ -188,7 +189,7 @@ class Update:
             def forward() -> Tensor:
                 seed_everything(self.settings.seed, step, piece.first)
                 with autocast(self.device, self.settings.precision):
-                    return self.objective(self.model, piece.batch).total
+                    return self.objective.at(step, self.settings.steps)(self.model, piece.batch).total
 
             return forward
 

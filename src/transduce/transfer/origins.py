@@ -1,12 +1,9 @@
-"""Trained runs and a fresh network enter; the network leaves with their weights where they fit, parts of it frozen."""
+"""Trained runs and a fresh network enter; the network leaves with their weights where they fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ from torch import Tensor, nn
 
 from transduce import build
 from transduce.data.text import Tokenizer
-from transduce.errors import InputError, nearest
-from transduce.layers.norm import BatchNorm
+from transduce.errors import InputError
 from transduce.prepare import Tokenizers, train_tokenizers
 from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe
 from transduce.run import Run
+from transduce.transfer.merging import weights_of
 
 SECTIONS = ("encoder", "decoder", "model")  # in this order: `model` gives what the others left open
 NAMED = 3  # names shown of a long list
@@ -83,12 +80,12 @@ def open_origins(init: InitRecipe) -> list[Origin]:
         if folder is None:
             continue
         run = Run(Path(folder))
-        recipe, checkpoint = run.recipe(), run.checkpoints.chosen()
-        if checkpoint is None:
+        recipe = run.recipe()
+        if not run.checkpoints.steps() and run.checkpoints.final() is None:
             raise InputError(
                 f"init.{section}: this run has no checkpoint yet", where=folder, remedy="train it with --resume"
             )
-        found.append(Origin(section, folder, recipe, run.tokenizers(), checkpoint.weights))
+        found.append(Origin(section, folder, recipe, run.tokenizers(), weights_of(run, recipe)))
     return found
 
 
@@ -103,7 +100,8 @@ def choose_tokenizers(recipe: Recipe, origins: Sequence[Origin]) -> Tokenizers:
         wanted = (tokens.source, tokens.target)[side]
         for origin in origins:
             given = origin.recipe.tokens
-            if origin.section in (part, "model") and _same_kind(wanted, (given.source, given.target)[side]):
+            same = _same_kind(wanted, (given.source, given.target)[side]) and given.numbered == tokens.numbered
+            if origin.section in (part, "model") and same:
                 lent.setdefault(side, origin.tokenizers[side])
     if recipe.model.head is not None:
         lent.pop(1, None)
@@ -197,54 +195,3 @@ def _nothing(origin: Origin, own: Mapping[str, Tensor]) -> InputError:
     else:
         reason = f"it has {_some(list(origin.weights))}, and this model asks for {_some(here)}"
     return InputError(f"init.{origin.section}: no weight of this run fits", where=origin.folder, remedy=reason)
-
-
-def frozen_names(network: nn.Module, patterns: Iterable[str]) -> list[str]:
-    """The parameters that patterns name: a name, the beginning of one up to a dot, or either with * and ?."""
-    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
-    result: dict[str, None] = {}
-    for pattern in patterns:
-        found = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
-        if not found:
-            raise InputError(
-                f"no weight is called {pattern!r}", where="training.freeze", remedy=_nearest(pattern, names)
-            )
-        result.update(dict.fromkeys(found))
-    left = {id(parameter) for parameter in network.parameters() if parameter.requires_grad}
-    left -= {id(parameter) for name, parameter in network.named_parameters(remove_duplicate=False) if name in result}
-    if not left:
-        raise InputError(
-            "everything is frozen: nothing is left to train", where="training.freeze", remedy="free a part"
-        )
-    return list(result)
-
-
-def _nearest(pattern: str, names: Sequence[str]) -> str:
-    parts = [name.split(".") for name in names]
-    known = {".".join(part[:count]) for part in parts for count in range(1, len(part) + 1)}
-    close = get_close_matches(pattern, sorted(known), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(close)}?" if close else nearest(pattern, {".".join(part[:2]) for part in parts})
-
-
-@contextmanager
-def frozen(network: nn.Module, patterns: Iterable[str]) -> Iterator[None]:
-    """Inside, these weights are not trained: they get no gradient, and the optimiser does not know them."""
-    names = set(frozen_names(network, patterns))
-    every = network.named_parameters(remove_duplicate=False)
-    still = [parameter for name, parameter in every if name in names and parameter.requires_grad]
-    # Running means move without a gradient.
-    norms = [
-        part for name, part in network.named_modules() if isinstance(part, BatchNorm) and f"{name}.weight" in names
-    ]
-    momenta = [norm.momentum for norm in norms]
-    for parameter in still:
-        parameter.requires_grad_(False)
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for parameter in still:
-            parameter.requires_grad_(True)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum

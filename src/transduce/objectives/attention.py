@@ -1,0 +1,77 @@
+"""A model and a batch enter; cross-entropy and the cost of looking at source rows too often, or never, leave."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from torch import Tensor, nn
+
+from transduce.contracts import Decoder, Rate
+from transduce.errors import InputError
+from transduce.flow import Batch
+from transduce.objectives.objective import Loss, Model, Objective, Weight, likelihood, log_probabilities
+
+
+class AttentionPenalty(Objective):
+    """cross-entropy, and attention that must pass over nothing or repeat nothing (Xu 2015, See 2017)
+
+    CE + weight * P, with a_ts the attention of one layer: one head, or the mean of all. Over the real rows of each pair
+
+        doubly_stochastic   P = sum_s (1 - sum_t a_ts)^2                every row is looked at once in all
+        coverage            P = sum_t sum_s min(a_ts, sum_{t' < t} a_t's)   no row is looked at again
+    """
+
+    parts = ("nll", "penalty")
+
+    def __init__(
+        self,
+        *,
+        penalty: Literal["doubly_stochastic", "coverage"] = "doubly_stochastic",
+        weight: Weight = 1.0,
+        layer: int = -1,
+        head: int | None = None,
+        label_smoothing: Rate = 0.1,
+    ) -> None:
+        self.penalty, self.weight, self.label_smoothing = penalty, weight, label_smoothing
+        self.layer, self.head = layer, head
+
+    def check(self, model: nn.Module) -> None:
+        super().check(model)
+        decoder = getattr(model, "decoder", None)
+        layers, heads = decoder.attends if isinstance(decoder, Decoder) else (0, 0)
+        if not layers:
+            raise InputError(
+                "attention_penalty needs a decoder that attends to the source",
+                remedy="give a recurrent decoder the reader bahdanau or luong, or take another objective",
+            )
+        if not -layers <= self.layer < layers or (self.head is not None and not -heads <= self.head < heads):
+            raise InputError(
+                f"layer {self.layer}, head {self.head}: the decoder attends in {layers} layers of {heads} heads",
+                remedy="leave them out: the mean of all heads of the last layer",
+            )
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        step = cast(Any, model)(batch, with_attention=True)
+        if step.attention is None or step.attention.cross is None:
+            raise InputError("attention_penalty needs a decoder that attends to the source")
+        found = likelihood(log_probabilities(step.logits), batch.gold, self.label_smoothing)
+        heads = step.attention.cross[:, self.layer].float()  # B H T S
+        weights = heads.mean(1) if self.head is None else heads[:, self.head]
+        assert batch.source is not None
+        cost = PENALTIES[self.penalty](weights * batch.inputs.mask[..., None], batch.source.mask)
+        parts = {"nll": found.nll.detach(), "penalty": cost.detach()}
+        return Loss(found.smoothed + self.weight * cost, self.count(batch), parts)
+
+
+def doubly_stochastic(weights: Tensor, mask: Tensor) -> Tensor:
+    """weights (B T S), 0 after the end of a target; mask (B S) of the source -> a sum over all pairs."""
+    return (1 - weights.sum(1)).square().where(mask, 0.0).sum()
+
+
+def coverage(weights: Tensor, mask: Tensor) -> Tensor:
+    """The same arguments; hidden rows have no weight, so they cost nothing."""
+    before = weights.cumsum(1) - weights  # B T S
+    return weights.minimum(before).where(mask[:, None], 0.0).sum()
+
+
+PENALTIES = {"doubly_stochastic": doubly_stochastic, "coverage": coverage}

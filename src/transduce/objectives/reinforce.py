@@ -1,0 +1,82 @@
+"""A model that draws where to look and a batch enter; cross-entropy and what teaches the draws leave."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.contracts import Decoder, Normaliser, Rate
+from transduce.errors import InputError
+from transduce.flow import Batch, Step
+from transduce.layers.dense import dense
+from transduce.objectives.objective import Loss, Model, Objective, Weight, likelihood, log_probabilities
+
+
+class Reinforce(Objective):
+    """cross-entropy, and draws of attention that learn by reward less a learned baseline (Williams 1992, Xu 2015)
+
+    CE - weight * sum_t (r_t - b_t) log p(row_t) + sum_t (b_t - r_t)^2, no gradient through r - b in the middle term:
+    with weight 1 its mean over draws is the gradient of the expected cross-entropy. r_t is the log-probability of the
+    gold from step t on (`rest`), for each token that is left; `step` takes step t alone: less noise, and exact where a
+    draw changes nothing later (luong without input feeding). b_t is a linear map of what the output layer read one
+    step before: what it reads at t has seen the draw, and a baseline that knows the draw would pull the mean away.
+    """
+
+    parts = ("nll", "baseline")
+
+    def __init__(
+        self,
+        *,
+        weight: Weight = 1.0,
+        reward: Literal["rest", "step"] = "rest",
+        label_smoothing: Rate = 0.0,  # the reward is the plain log-probability, and so is what it rewards
+    ) -> None:
+        self.weight, self.reward, self.label_smoothing = weight, reward, label_smoothing
+        self.baseline: nn.Module | None = None
+
+    def beside(self, width: int) -> nn.Module:
+        self.baseline = dense(width, 1)
+        return self.baseline
+
+    def check(self, model: nn.Module) -> None:
+        decoder = getattr(model, "decoder", None)
+        drawn = [part for part in model.modules() if isinstance(part, Normaliser) and part.detached]
+        if not drawn or not isinstance(decoder, Decoder) or not decoder.attends[0]:
+            raise InputError(
+                "reinforce teaches draws, and this model draws nothing",
+                remedy="set model.decoder.reader: {kind: luong, normaliser: drawn}, or another objective",
+            )
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        step = cast(Any, model)(batch, with_attention=True)
+        scores = log_probabilities(step.logits)
+        found = likelihood(scores, batch.gold, self.label_smoothing)
+        mask = batch.gold.mask
+        truth = scores.gather(-1, batch.gold.values[..., None]).squeeze(-1).where(mask, 0.0)  # B T
+        left = _from_here(mask.to(truth)) if self.reward == "rest" else mask.to(truth)
+        total = _from_here(truth) if self.reward == "rest" else truth
+        reward = (total / left.clamp(min=1)).detach()  # B T: for each token that is left
+        guess = self._guess(step, reward)
+        missed = (guess - reward).square().where(mask, 0.0).sum()
+        advantage = ((reward - guess.detach()) * left).where(mask, 0.0)
+        # Row sums are exactly 1 and have the gradient of log p(row); without their value the loss stays readable.
+        draws = step.attention.cross.float().sum(-1)  # B L H T
+        taught = (advantage[:, None, None] * (draws - draws.detach())).sum()
+        parts = {"nll": found.nll.detach(), "baseline": missed.detach()}
+        return Loss(found.smoothed - self.weight * taught + missed, self.count(batch), parts)
+
+    def _guess(self, step: Step, reward: Tensor) -> Tensor:
+        """B T: what the baseline expects before each draw; 0 where there is no baseline."""
+        if self.baseline is None:
+            return torch.zeros_like(reward)
+        assert step.hidden is not None
+        before = F.pad(step.hidden.detach()[:, :-1], (0, 0, 1, 0))  # nothing was read before the first step
+        return cast(Tensor, self.baseline(before)).squeeze(-1).to(reward)
+
+
+def _from_here(values: Tensor) -> Tensor:
+    """Each with all that follow: B T."""
+    return values.flip(1).cumsum(1).flip(1)

@@ -1,0 +1,52 @@
+"""A decoder alone and a batch of pairs enter; the cross-entropy of the whole stream, source and target, leaves."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from transduce.contracts import Rate
+from transduce.errors import InputError
+from transduce.flow import Batch, Padded
+from transduce.model import DecoderOnly
+from transduce.objectives.objective import Loss, Model, Objective, likelihood, log_probabilities
+
+
+class WholeStream(Objective):
+    """cross-entropy of source and target in one stream, for a decoder alone: it learns the language of both sides
+
+    The stream is x </s> <s> y </s>. Cross-entropy, the default, foretells y </s> only; this one foretells every token
+    after the first, so it learns p(x) too, as in Dai & Le 2015. What is read and what is said stay the same.
+    """
+
+    def __init__(self, *, label_smoothing: Rate = 0.0) -> None:
+        self.label_smoothing = label_smoothing
+
+    def check(self, model: nn.Module) -> None:
+        super().check(model)
+        if not isinstance(model, DecoderOnly):
+            raise InputError(
+                "only a decoder alone has source and target in one stream",
+                remedy="leave model.encoder out, or set training.objective: {kind: cross_entropy}",
+            )
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        whole = joined(batch)
+        found = likelihood(log_probabilities(model(whole).logits), whole.gold, self.label_smoothing)
+        return Loss(found.smoothed, self.count(batch), {"nll": found.nll.detach()})
+
+    def count(self, batch: Batch) -> int:
+        return int(joined(batch).gold.mask.sum())
+
+
+def joined(batch: Batch) -> Batch:
+    """The same rows as texts without a source: x </s> <s> y </s>, the padding at the end."""
+    if batch.source is None:
+        return batch
+    assert batch.target is not None
+    values = torch.cat((batch.source.values, batch.target.values), 1)
+    mask = torch.cat((batch.source.mask, batch.target.mask), 1)
+    real = mask.to(torch.uint8).sort(dim=1, descending=True, stable=True)
+    longest = int(mask.sum(1).max())
+    values, mask = values.gather(1, real.indices)[:, :longest], real.values.bool()[:, :longest]
+    return Batch(target=Padded(values, mask), rows=batch.rows)

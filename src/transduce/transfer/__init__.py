@@ -1,0 +1,32 @@
+"""Trained runs -> the first weights and tokenizers of a new one; which weights stay as they are; adapters."""
+
+from transduce.transfer.adapters import attach, targets
+from transduce.transfer.freezing import frozen, frozen_names
+from transduce.transfer.merging import merge, weights_of
+from transduce.transfer.origins import (
+    Load,
+    Origin,
+    Transfer,
+    check_origins,
+    choose_tokenizers,
+    open_origins,
+    take_weights,
+    vocabulary_weights,
+)
+
+__all__ = [
+    "Load",
+    "Origin",
+    "Transfer",
+    "attach",
+    "check_origins",
+    "choose_tokenizers",
+    "frozen",
+    "frozen_names",
+    "merge",
+    "open_origins",
+    "take_weights",
+    "targets",
+    "vocabulary_weights",
+    "weights_of",
+]

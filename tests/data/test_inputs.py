@@ -1,0 +1,140 @@
+"""Several inputs in one source: files that have them, tokens that keep them apart, batches that ask for some tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.data.sources import fingerprint, read
+from transduce.data.store import Filters, build_store
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, SPECIALS, UNK, Batch, Padded
+from transduce.objectives import CrossEntropy
+from transduce.recipe import Corpus, parse
+
+TEXTS = ["a man sleeps", "he is awake", "the dog barks at a man"] * 10
+TOKENIZERS = {kind: Tokenizer.train(TEXTS, kind, 300) for kind in ("chars", "words", "bytes", "bpe", "unigram")}
+PART = st.text(st.characters(exclude_characters="\t\n\r\0", exclude_categories=["Cs"]), max_size=12)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(parts=st.lists(PART | st.sampled_from(TEXTS), min_size=1, max_size=4))
+def test_each_tab_is_the_end_of_a_part(kind: str, parts: list[str]) -> None:
+    tokenizer, text = TOKENIZERS[kind], "\t".join(parts)
+    found = tokenizer.encode_source(text)
+    apart = [tokenizer.encode(part).ids for part in parts]
+    assert found.ids == [token for ids in apart for token in (EOS, *ids)][1:]
+    assert tokenizer.encode_sources([text, "x"])[0] == found.ids
+    assert len(found.ids) == len(found.pieces) == len(found.offsets)
+    for token, (begin, end) in zip(found.ids, found.offsets, strict=True):
+        assert (token == EOS) == (text[begin:end] == "\t")
+    if len(parts) == 1:
+        assert found == tokenizer.encode(text)
+
+
+def test_offsets_are_those_of_the_whole_text() -> None:
+    text = "a man sleeps\the is awake"
+    found = TOKENIZERS["words"].encode_source(text)
+    assert [text[begin:end] for begin, end in found.offsets] == ["a", "man", "sleeps", "\t", "he", "is", "awake"]
+    assert found.pieces[3] == SPECIALS[EOS]
+
+
+def test_dropout_of_merges_keeps_the_parts_apart() -> None:
+    tokenizer, text = TOKENIZERS["bpe"], "a man sleeps\the is awake"
+    assert tokenizer.encode_dropout(text, 0.0, random.Random(1), parts=True) == tokenizer.encode_source(text).ids
+    assert tokenizer.encode_dropout(text, 0.5, random.Random(1), parts=True).count(EOS) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "count"), [("words", "the <mask> barks", 3), ("chars", "do<mask> barks", 9), ("bpe", "<mask>", 1)]
+)
+def test_a_mask_is_one_token(kind: str, text: str, count: int) -> None:
+    tokenizer = TOKENIZERS[kind]
+    found = tokenizer.encode_source(text, masked=True)
+    assert len(found.ids) == count
+    assert found.ids.count(UNK) == 1
+    assert tokenizer.encode_sources([text], masked=True) == [found.ids]
+    place = found.ids.index(UNK)
+    assert "<mask>" in text[slice(*found.offsets[place])]
+
+
+def test_masks_side_by_side() -> None:
+    tokenizer = TOKENIZERS["words"]
+    found = tokenizer.encode_sources(["the <mask> <mask> at a man"], masked=True)[0]
+    assert found == [*tokenizer.encode("the").ids, UNK, UNK, *tokenizer.encode("at a man").ids]
+
+
+def test_columns_and_fields(tmp_path) -> None:
+    (tmp_path / "a.tsv").write_text("p\th\tyes\tmore\n")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"p": "p", "h": "h", "label": "yes", "x": "more"}) + "\n")
+    (one,) = read(Corpus(path=str(tmp_path / "a.tsv"), inputs=2))
+    assert (one.source, one.target, one.extra) == ("p\th", "yes", {"column4": "more"})
+    corpus = Corpus(path=str(tmp_path / "a.jsonl"), fields=("p", "h", "label"))
+    (other,) = read(corpus)
+    assert corpus.inputs == 2
+    assert (other.source, other.target, other.extra) == ("p\th", "yes", {"x": "more"})
+    plain = Corpus(path=str(tmp_path / "a.tsv"))
+    assert next(read(plain)).target == "h"
+    assert fingerprint(plain) != fingerprint(Corpus(path=str(tmp_path / "a.tsv"), inputs=2))
+
+
+def test_parquet_fields(tmp_path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    parquet.write_table(arrow.table({"p": ["p"], "h": ["h"], "label": ["yes"]}), tmp_path / "a.parquet")
+    (one,) = read(Corpus(path=str(tmp_path / "a.parquet"), fields=("p", "h", "label")))
+    assert (one.source, one.target) == ("p\th", "yes")
+
+
+def test_what_is_missing_is_told(tmp_path) -> None:
+    (tmp_path / "a.tsv").write_text("p\th\tyes\np\tno\n")
+    with pytest.raises(InputError, match="expected three columns separated by a tab, found 2") as told:
+        list(read(Corpus(path=str(tmp_path / "a.tsv"), inputs=2)))
+    assert "a.tsv:2" in str(told.value)
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="which fields are the 2 inputs"):
+        list(read(Corpus(path=str(tmp_path / "a.jsonl"), inputs=2)))
+    with pytest.raises(InputError, match="1 inputs and a target, but 3 fields"):
+        parse({"data": {"train": {"path": "a.jsonl", "inputs": 1, "fields": ["a", "b", "c"]}}})
+
+
+def test_held_out_files_are_like_the_training_data() -> None:
+    data = parse({"data": {"train": {"path": "a.tsv", "inputs": 2}, "dev": "b.tsv", "test": {"path": "c.tsv"}}}).data
+    assert data.dev[0].inputs == data.test[0].inputs == data.held_out("d.tsv")[0].inputs == 2
+    own = parse({"data": {"train": {"path": "a.tsv", "inputs": 2}, "dev": {"path": "b.tsv", "inputs": 3}}}).data
+    assert own.dev[0].inputs == 3
+
+
+def test_a_store_keeps_the_parts_apart(tmp_path) -> None:
+    (tmp_path / "a.tsv").write_text("a man sleeps\the is awake\tno\n\the is\tno\n\t\tno\n")
+    tokenizer = TOKENIZERS["words"]
+    corpus = Corpus(path=str(tmp_path / "a.tsv"), inputs=2)
+    store = build_store([corpus], tokenizer, tokenizer, Filters(), "error", tmp_path / "cache")
+    assert len(store) == 2  # a source of nothing but a tab is empty
+    assert store.ids(0)[0].count(EOS) == 1
+    assert store.ids(1)[0] == [EOS, *tokenizer.encode("he is").ids]
+
+
+def asking() -> Batch:
+    target = Padded.from_rows([[BOS, 5, 6, 7, EOS], [BOS, 8, EOS]])
+    asked = Padded.from_rows([[0, 1, 0, 1, 0], [0, 1, 0]])
+    return Batch(Padded.from_rows([[4, EOS]] * 2), target, rows=(0, 1), asked=Padded(asked.values.bool(), asked.mask))
+
+
+def test_only_what_is_asked_for_counts() -> None:
+    batch = asking()
+    assert batch.gold.mask.tolist() == [[True, False, True, False], [True, False, False, False]]
+    assert batch.inputs.mask.tolist() == [[True] * 4, [True, True, False, False]]
+    assert (batch.tokens, batch.slots) == (12, 14)
+    second = batch.select(torch.tensor([1]))
+    assert second.asked.values.tolist() == [[False, True, False]]
+    assert second.gold.mask.tolist() == [[True, False]]
+    assert CrossEntropy().count(batch) == 3
+    assert batch.to("cpu").asked is not None

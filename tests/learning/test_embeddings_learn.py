@@ -1,0 +1,62 @@
+"""Sentences that mean the same come close, from the recipe chosen for a file of pairs; topics come out as groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from transduce.choose import recipe_for
+from transduce.data.paraphrases import generate
+from transduce.evaluation.retrieval import unit
+from transduce.experiment import Trained, train
+from transduce.retrieval.clusters import cluster, purity
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = list(generate(2500, seed=3))
+TRAIN, HELD_OUT, DOCUMENTS = EXAMPLES[:1500], EXAMPLES[1500:1700], EXAMPLES[1700:]
+
+
+def write(path, examples):
+    path.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
+    return str(path)
+
+
+def trained(folder, steps: int) -> Trained:
+    settings = [
+        f"data.dev={write(folder / 'dev.tsv', HELD_OUT)}",
+        f"data.cache={folder / 'cache'}",
+        "tokens={source: {kind: words}, target: {kind: words}, shared: true}",
+        "model.encoder={kind: convolutional, width: 64, layers: 1, dropout: 0.0}",
+        f"training.steps={steps}",
+        "training.batch_tokens=2048",
+        "training.validate_every=1000",
+        "training.schedule.warmup=10",
+        "training.optimiser.learning_rate=0.005",
+        "evaluation.resamples=100",
+    ]
+    return train(recipe_for(write(folder / "pairs.tsv", TRAIN), settings, "embed"), folder / "run")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Trained:
+    return trained(tmp_path_factory.mktemp("embed"), 70)
+
+
+def test_a_sentence_finds_its_paraphrase_among_two_hundred(run, tmp_path):
+    scores = run.scores["dev"].scores
+    assert scores["recall@1"].value >= 90
+    assert scores["recall@10"].value >= scores["recall@1"].value
+    assert scores["mrr"].low <= scores["mrr"].value <= scores["mrr"].high
+    hardly = trained(tmp_path, 1).scores["dev"].scores
+    assert hardly["recall@1"].value <= 10
+
+
+def test_the_held_out_loss_falls(run):
+    assert run.outcome.scores["loss"] < 0.5  # from the logarithm of the batch, some 4
+
+
+def test_topics_come_out_as_groups(run):
+    vectors = unit(run.model.embed([one.source for one in DOCUMENTS]))
+    topics = [one.extra["topic"] for one in DOCUMENTS]
+    found = cluster(vectors, len(set(topics)))
+    assert purity(found.labels, topics) >= 0.9

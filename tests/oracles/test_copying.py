@@ -1,0 +1,112 @@
+"""A copying decoder against a direct, unvectorised computation of the mixture, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from transduce.build import build_model, complete_recipe
+from transduce.decoders.copying import Copying
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.recipe import parse
+
+SIZE, WIDTH = 9, 8
+RECURRENT = {"kind": "recurrent", "width": WIDTH, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
+
+
+def recipe(encoder, decoder, copying, shared=True):
+    return parse({"tokens": {"shared": shared}, "model": {"encoder": encoder, "decoder": decoder, "copying": copying}})
+
+
+def build(encoder, decoder, copying):
+    torch.manual_seed(2)
+    model = build_model(complete_recipe(recipe(encoder, decoder, copying)).model, SIZE, SIZE)
+    return model.double().eval()
+
+
+def a_batch() -> Batch:
+    sources = [[5, 6, 5, EOS], [8, EOS]]  # 5 stands there twice, and 8 next to padding
+    targets = [[BOS, 5, 7, EOS], [BOS, 8, EOS]]
+    return Batch(Padded.from_rows(sources), Padded.from_rows(targets))
+
+
+CASES = [
+    (RECURRENT, RECURRENT, {}),
+    ({**RECURRENT, "bidirectional": False, "reverse": True}, RECURRENT, {}),
+    (TRANSFORMER, TRANSFORMER, {}),
+    (RECURRENT, TRANSFORMER, {"layer": 0, "head": 1}),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("encoder", "decoder", "copying"), CASES)
+def test_the_mixture(encoder, decoder, copying):
+    model, batch = build(encoder, decoder, copying), a_batch()
+    step = model(batch, with_attention=True)
+    assert isinstance(model.decoder, Copying)
+    plain = model.decoder.decoder.advance(batch.inputs.values, model.start(batch), with_attention=True)
+    for row in range(batch.size):
+        source = batch.source.values[row][batch.source.mask[row]].tolist()
+        for place in range(plain.logits.size(1)):
+            hidden = plain.hidden[row, place]
+            raw = float(sum(a * b for a, b in zip(model.decoder.gate.weight[0], hidden, strict=True)))
+            gate = 1 / (1 + math.exp(-raw - float(model.decoder.gate.bias)))
+            heads = plain.attention.cross[row, copying.get("layer", -1), :, place]  # H S
+            looks = heads.mean(0) if "head" not in copying else heads[copying["head"]]
+            sum_of_all = sum(math.exp(float(x)) for x in plain.logits[row, place])
+            for word in range(SIZE):
+                said = math.exp(float(plain.logits[row, place, word])) / sum_of_all
+                copied = sum(float(looks[s]) for s, token in enumerate(source) if token == word)
+                wanted = math.log(gate * said + (1 - gate) * copied)
+                assert float(step.logits[row, place, word]) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_logits_are_log_probabilities_and_finite():
+    model, batch = build(RECURRENT, RECURRENT, {}), a_batch()
+    model.decoder.gate.bias.data.fill_(-1e4)  # copies only: words that stand nowhere have chance 0
+    logits = model(batch).logits
+    assert torch.isfinite(logits).all()
+    assert_close(logits.exp().sum(-1), torch.ones(logits.shape[:2], dtype=logits.dtype))
+    assert float(logits[0, 0, 7].detach()) < -50  # not in this source
+    logits[..., 7].sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_attention_is_given_only_when_asked_for():
+    model, batch = build(TRANSFORMER, TRANSFORMER, {}), a_batch()
+    assert model(batch).attention is None
+    assert model(batch, with_attention=True).attention.cross.shape == (2, 2, 2, 3, 4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_rows_of_a_memory_stand_for_their_tokens(reverse):
+    """One direction: a token read last changes its own row alone, wherever the reading began."""
+    model, batch = build({**RECURRENT, "bidirectional": False, "reverse": reverse}, RECURRENT, {}), a_batch()
+    before, place = model.encoder(batch), 0 if reverse else 3
+    assert torch.equal(before.tokens, batch.source.values)
+    batch.source.values[0, place] = 8
+    changed = (model.encoder(batch).values - before.values)[0].abs().sum(-1) > 0
+    assert changed.nonzero().flatten().tolist() == [place]
+
+
+REFUSED = [
+    (RECURRENT, {**RECURRENT, "reader": "start"}, {}, True, "attends to the source"),
+    (RECURRENT, {**RECURRENT, "reader": "every"}, {}, True, "bahdanau or luong"),
+    (RECURRENT, RECURRENT, {}, False, "tokens.shared: true"),
+    (None, TRANSFORMER, {}, True, "needs an encoder"),
+    (RECURRENT, TRANSFORMER, {"layer": 2}, True, "2 layers of 2 heads"),
+    (RECURRENT, TRANSFORMER, {"head": 2}, True, "2 layers of 2 heads"),
+]
+
+
+@pytest.mark.parametrize(("encoder", "decoder", "copying", "shared", "words"), REFUSED)
+def test_what_cannot_work_is_refused(encoder, decoder, copying, shared, words):
+    with pytest.raises(InputError) as told:
+        complete_recipe(recipe(encoder, decoder, copying, shared))
+    assert words in str(told.value)
+    assert "recipe: model" in str(told.value)

@@ -1,0 +1,85 @@
+"""An objective knows the update: scheduled sampling grows its rate as the paper says, also when a run is resumed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_standins import TinyBatches, TinyModel, settings
+
+from transduce.build import complete_objective
+from transduce.errors import InputError
+from transduce.flow import Batch
+from transduce.objectives import CrossEntropy, Loss, Model, Objective, ScheduledSampling
+from transduce.training.checkpoint import Checkpoints
+from transduce.training.loop import train
+
+
+def rates(steps: int, **options: object) -> list[float]:
+    objective = ScheduledSampling(**options)  # type: ignore[arg-type]
+    return [objective.at(step, steps).rate for step in range(1, steps + 1)]
+
+
+def test_linear_growth() -> None:
+    assert rates(4, rate=0.4, growth="linear") == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert rates(4, rate=0.4, growth="linear", over=0.5) == pytest.approx([0.2, 0.4, 0.4, 0.4])
+    assert rates(3, rate=0.4) == [0.4, 0.4, 0.4]
+
+
+@given(st.integers(20, 10_000), st.floats(0.1, 1))
+def test_the_inverse_sigmoid_is_the_papers(steps: int, over: float) -> None:
+    """1 - k / (k + exp(i / k)) for one k at every update, half-way in the middle of `over`."""
+    objective = ScheduledSampling(rate=1.0, growth="sigmoid", over=over)
+    middle = max(over * steps / 2, 1.0)
+    low, high = 1.0, 1e6  # the oracle finds k by halving
+    for _ in range(200):
+        k = (low + high) / 2
+        low, high = (k, high) if k * math.log(k) < middle else (low, k)
+    for step in (1, steps // 3, steps // 2, steps):
+        power = step / k
+        expected = 1 - k / (k + math.exp(power)) if power < 600 else 1.0
+        assert objective.at(step, steps).rate == pytest.approx(expected, abs=1e-6)
+
+
+@given(st.sampled_from(["linear", "sigmoid"]), st.integers(1, 300), st.floats(0, 1), st.floats(0.05, 1))
+def test_it_grows_and_never_passes_the_rate(growth: str, steps: int, rate: float, over: float) -> None:
+    found = rates(steps, rate=rate, growth=growth, over=over)
+    assert all(0 <= one <= other <= rate + 1e-12 for one, other in itertools.pairwise(found))
+
+
+class Diary(CrossEntropy):
+    """Writes down what it is told, and by which objective a batch was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[int, int]] = []
+
+    def at(self, step: int, steps: int) -> Objective:
+        self.told.append((step, steps))
+        return Other()
+
+
+class Other(CrossEntropy):
+    seen = 0
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        Other.seen += 1
+        return super().__call__(model, batch)
+
+
+def test_training_tells_the_update_and_uses_what_it_gets(tmp_path: Path) -> None:
+    Other.seen, diary = 0, Diary()
+    for steps in (3, 5):  # the second goes on
+        train(TinyModel(), TinyBatches(), settings(steps=steps), checkpoints=Checkpoints(tmp_path), objective=diary)
+    assert diary.told == [(1, 3), (2, 3), (3, 3), (4, 5), (5, 5)]
+    assert Other.seen == 5
+
+
+@pytest.mark.parametrize("options", [{"growth": "fast"}, {"over": 0.0}, {"over": 1.5}])
+def test_bad_options_are_named(options: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        complete_objective({"kind": "scheduled_sampling", **options}, "recipe")

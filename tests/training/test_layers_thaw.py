@@ -1,0 +1,157 @@
+"""Layers begin one after the other, from the top, each at its own rate; a layer that waits does not move at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from training_standins import TinyBatches, TinyModel, loss_on, settings
+
+from transduce import build
+from transduce.errors import InputError
+from transduce.recipe import OptimiserRecipe, parse
+from transduce.training.checkpoint import Checkpoints
+from transduce.training.depth import depths
+from transduce.training.loop import train
+from transduce.training.optimisers import build_optimiser, hold_still, set_rate
+
+SMALL = {"width": 8, "layers": 2}
+BLOCKS = {"kind": "transformer", "heads": 2, "hidden": 8, **SMALL}
+
+
+def built(**model: Any) -> nn.Module:
+    tokens = {
+        side: {"kind": "labels" if side == "target" and "head" in model else "words"} for side in ("source", "target")
+    }
+    recipe = build.complete_recipe(parse({"model": model, "tokens": {**tokens, "shared": model.get("tie") == "all"}}))
+    return build.build_model(recipe.model, 9, 9)
+
+
+def by_depth(model: nn.Module) -> list[set[str]]:
+    """The beginnings of names at each depth, down to the layer."""
+    found = depths(model)
+    assert set(found) == {name for name, _ in model.named_parameters()}
+    return [
+        {
+            ".".join(name.split(".")[: 3 if "blocks" in name else 4 if "stack" in name else 2])
+            for name in found
+            if found[name] == depth
+        }
+        for depth in range(max(found.values()) + 1)
+    ]
+
+
+def test_the_layers_of_a_transformer() -> None:
+    assert by_depth(built(encoder=BLOCKS, decoder=BLOCKS)) == [
+        {"decoder.output", "decoder.norm"},
+        {"decoder.blocks.1"},
+        {"decoder.blocks.0"},
+        {"encoder.blocks.1", "encoder.norm"},
+        {"encoder.blocks.0"},
+        {"encoder.embedding", "decoder.embedding"},
+    ]
+
+
+def test_the_layers_of_recurrent_and_convolutional_parts_and_heads() -> None:
+    decoder = {"kind": "convolutional", **SMALL}
+    assert by_depth(built(encoder={"kind": "recurrent", **SMALL}, decoder=decoder)) == [
+        {"decoder.output"},
+        {"decoder.blocks.1"},
+        {"decoder.blocks.0"},
+        {"encoder.stack.layers.1"},
+        {"encoder.stack.layers.0"},
+        {"encoder.embedding", "decoder.embedding", "decoder.position"},
+    ]
+    head = by_depth(built(encoder={"kind": "recurrent", **SMALL}, head={"kind": "classifier"}))
+    assert all(name.startswith("head.") for name in head[0])
+    assert head[1:] == [{"encoder.stack.layers.1"}, {"encoder.stack.layers.0"}, {"encoder.embedding"}]
+
+
+def test_a_shared_weight_lies_where_the_lower_place_does() -> None:
+    tied = by_depth(built(encoder=BLOCKS, decoder=BLOCKS, tie="all"))
+    assert tied[-1] == {"encoder.embedding"}
+    assert "decoder.output" in tied[0]  # its bias is its own
+    assert sum(map(len, tied)) == 8
+
+
+def test_only_layers_with_something_to_train_are_counted() -> None:
+    model = built(encoder=BLOCKS, decoder=BLOCKS)
+    model.get_submodule("decoder.blocks").requires_grad_(False)
+    assert max(depths(model).values()) == 3
+
+
+def test_rates_by_layer() -> None:
+    model = built(encoder=BLOCKS, decoder=BLOCKS)
+    optimiser = build_optimiser(OptimiserRecipe(weight_decay=0.1), model, layer_decay=0.5)
+    set_rate(optimiser, 0.8)
+    names, layers = {id(p): name for name, p in model.named_parameters()}, depths(model)
+    seen = set()
+    for group in optimiser.param_groups:
+        for parameter in group["params"]:
+            assert group["lr"] == pytest.approx(0.8 * 0.5 ** layers[names[id(parameter)]])
+            assert group["weight_decay"] == (0.1 if parameter.ndim >= 2 else 0.0)
+            seen.add(names[id(parameter)])
+    assert seen == set(layers)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+def test_after_k_updates_exactly_the_expected_layers_have_moved(kind: str) -> None:
+    model = built(encoder=BLOCKS, decoder=BLOCKS)
+    optimiser = build_optimiser(OptimiserRecipe(kind=kind, weight_decay=0.1), model, unfreeze=2)
+    first = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    layers = depths(model)
+    for step in range(1, 14):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        hold_still(optimiser, step)
+        set_rate(optimiser, 0.01)
+        optimiser.step()
+        moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, first[name])}
+        assert moved == {name for name, depth in layers.items() if step > 2 * depth}
+        known = {name for name, parameter in model.named_parameters() if optimiser.state.get(parameter)}
+        assert known == moved  # no moments either
+
+
+def run(folder: Path, steps: int, **changes: Any) -> dict[str, Tensor]:
+    """The weights after so many of 12 updates, the run going on where it was left."""
+    checkpoints, model = Checkpoints(folder), TinyModel(0.1)
+    chosen = settings(steps=12, checkpoint_every=1, validate_every=12, **changes)
+    batches = TinyBatches()
+    # The rate follows the 12 updates of the recipe; stopping earlier must not bend it.
+    halted = chosen.model_copy(
+        update={"steps": steps, "schedule": chosen.schedule.model_copy(update={"kind": "constant"})}
+    )
+    train(model, batches, halted, checkpoints=checkpoints, validate=loss_on(batches))
+    return checkpoints.load(steps).weights
+
+
+@pytest.mark.parametrize("stop", [3, 5, 6])
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_stopped_before_or_after_a_layer_begins_and_resumed_is_the_same_run(
+    stop: int, ema: float, tmp_path: Path
+) -> None:
+    changes = {"unfreeze": 5, "layer_decay": 0.5, "ema": ema}
+    whole = run(tmp_path / "whole", 12, **changes)
+    run(tmp_path / "parts", stop, **changes)
+    parts = run(tmp_path / "parts", 12, **changes)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_waiting_layer_stands_still_in_training(tmp_path: Path) -> None:
+    model, first = TinyModel(), TinyModel().state_dict()
+    train(model, TinyBatches(), settings(steps=5, unfreeze=5), checkpoints=Checkpoints(tmp_path))
+    assert torch.equal(model.embedding.weight, first["embedding.weight"])
+    assert not torch.equal(model.mix.weight, first["mix.weight"])
+    train(model, TinyBatches(), settings(steps=6, unfreeze=5), checkpoints=Checkpoints(tmp_path))
+    assert not torch.equal(model.embedding.weight, first["embedding.weight"])
+
+
+@pytest.mark.parametrize("value", ["unfreeze: 0", "layer_decay: 0", "layer_decay: 1.5"])
+def test_bad_settings_are_named(value: str) -> None:
+    key, _, number = value.partition(": ")
+    with pytest.raises(InputError, match=key):
+        parse({"training": {key: float(number)}})

@@ -1,0 +1,259 @@
+"""Drawn attention: its gradient, in the mean over all draws, is that of the expected loss; it learns; it resumes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from transduce.attention.normalisers import Drawn
+from transduce.build import build_model, complete_recipe
+from transduce.decoding.loop import search
+from transduce.decoding.strategies import Greedy
+from transduce.errors import InputError
+from transduce.experiment import train
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.objectives import Reinforce
+from transduce.predict import load
+from transduce.recipe import parse
+from transduce.run import Run
+
+SIZE, PLACES, STEPS = 8, 3, 3
+FED = {"kind": "luong", "normaliser": "drawn"}
+UNFED = {**FED, "input_feeding": False}
+READERS = {
+    "luong": FED,
+    "unfed": UNFED,
+    "bahdanau": {"kind": "bahdanau", "normaliser": "drawn"},
+    "coverage": {"kind": "luong", "score": "coverage", "normaliser": "drawn"},
+}
+BATCH = Batch(Padded.from_rows([[5, 6, EOS]]), Padded.from_rows([[BOS, 6, 5, EOS]]))
+
+
+def build(reader: dict):
+    part = {"kind": "recurrent", "width": 6, "dropout": 0.0}
+    recipe = {
+        "model": {"encoder": part, "decoder": {**part, "reader": reader}},
+        "training": {"objective": {"kind": "reinforce"}},
+    }
+    torch.manual_seed(3)
+    model = build_model(complete_recipe(parse(recipe)).model, SIZE, SIZE)
+    with torch.no_grad():  # far from even, so that draws matter
+        for parameter in model.parameters():
+            parameter.mul_(2.5)
+    return model.train()
+
+
+class Forced:
+    """The rows of one path: in place of chance (`draw`), or of the whole normaliser, with weights that are just 0
+    and 1 and the probability of the path noted with its gradient (`choose`)."""
+
+    def __init__(self, path) -> None:
+        self.path, self.logs = list(path), []
+
+    def draw(self, logs: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([self.path.pop(0) for _ in range(logs.size(-2))]).view(*logs.shape[:-1], 1)
+
+    def choose(self, scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        rows = self.draw(scores)
+        self.logs.append(scores.log_softmax(-1).gather(-1, rows).sum())
+        return torch.zeros_like(scores.detach()).scatter(-1, rows, 1.0)
+
+
+def gradient(total: torch.Tensor, model) -> torch.Tensor:
+    found = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
+    zeros = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    return torch.cat([(g if g is not None else z).flatten() for g, z in zip(found, zeros, strict=True)])
+
+
+def enumerate_paths(model, objective, monkeypatch):
+    """For each path: its probability with gradient, its cross-entropy with gradient, the objective's gradient."""
+    for path in itertools.product(range(PLACES), repeat=STEPS):
+        with monkeypatch.context() as patch:
+            patch.setattr(Drawn, "draw", staticmethod(Forced(path).draw))
+            estimate = gradient(objective(model, BATCH).total, model)
+        forced = Forced(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(Drawn, "forward", lambda _, scores, mask, forced=forced: forced.choose(scores, mask))
+            scores = model(BATCH).logits.log_softmax(-1)
+        cost = -scores.gather(-1, BATCH.gold.values[..., None]).sum()
+        yield sum(forced.logs).exp(), cost, estimate
+
+
+def means(model, objective, monkeypatch) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The exact gradient of the expected loss, the mean of the estimates, and their variance."""
+    expected, mean, square = torch.zeros(()), torch.zeros(1), 0.0
+    for chance, cost, estimate in enumerate_paths(model, objective, monkeypatch):
+        expected = expected + chance * cost
+        mean = mean + chance.detach() * estimate
+        square += float(chance.detach() * estimate.square().sum())
+    return gradient(expected, model), mean, square - float(mean.square().sum())
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_mean_is_the_gradient_of_the_expected_loss(reader, monkeypatch):
+    model = build(READERS[reader])
+    exact, mean, noise = means(model, Reinforce(), monkeypatch)
+    assert_close(mean, exact, rtol=1e-4, atol=1e-5)
+    assert exact.norm() > 0.1
+    # A baseline, whatever it says, changes nothing in the mean; one that has learned lowers the variance.
+    objective = Reinforce()
+    baseline = objective.beside(6)
+    torch.nn.init.normal_(baseline.weight)
+    _, other, _ = means(model, objective, monkeypatch)
+    assert_close(other, exact, rtol=1e-4, atol=1e-5)
+    fit(baseline, objective, model)
+    _, same, quieter = means(model, objective, monkeypatch)
+    assert_close(same, exact, rtol=1e-4, atol=1e-5)
+    assert quieter < 0.9 * noise
+
+
+def fit(baseline: torch.nn.Module, objective: Reinforce, model) -> None:
+    """By squared error over draws, as training does, the model standing still."""
+    torch.manual_seed(1)
+    optimiser = torch.optim.Adam(baseline.parameters(), 0.05)
+    for _ in range(150):
+        optimiser.zero_grad()
+        objective(model, BATCH).total.backward()
+        optimiser.step()
+
+
+def test_step_is_exact_where_nothing_depends_on_a_draw_later(monkeypatch):
+    """Without input feeding a step alone is rewarded: the same mean, less noise. With it, the mean is another."""
+    model = build(UNFED)
+    exact, mean, noise = means(model, Reinforce(), monkeypatch)
+    _, alone, quieter = means(model, Reinforce(reward="step"), monkeypatch)
+    assert_close(alone, exact, rtol=1e-4, atol=1e-5)
+    assert quieter < noise
+    fed = build(FED)
+    exact, mean, _ = means(fed, Reinforce(reward="step"), monkeypatch)
+    assert not torch.allclose(mean, exact, rtol=1e-2, atol=1e-3)
+
+
+def test_rows_are_drawn_as_often_as_they_are_probable():
+    torch.manual_seed(1)
+    scores, mask = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([True, True, True, False])
+    weights = Drawn().train()(scores.expand(20000, 1, 4), mask)
+    assert set(weights.unique().tolist()) == {0.0, 1.0}
+    wanted = torch.tensor([math.exp(x) if x < 5 else 0.0 for x in scores.tolist()])
+    assert_close(weights.mean((0, 1)), wanted / wanted.sum(), atol=0.015, rtol=0)
+    assert Drawn().eval()(scores[None], mask).tolist() == [[0.0, 0.0, 1.0, 0.0]]
+
+
+def test_weights_carry_the_gradient_of_the_choice():
+    scores = torch.randn(5, dtype=torch.double, requires_grad=True)
+    weights = Drawn().eval()(scores[None], None)
+    (found,) = torch.autograd.grad(weights.sum(), scores)
+    (wanted,) = torch.autograd.grad(scores.log_softmax(-1).max(), scores)
+    assert_close(found, wanted)
+
+
+REFUSED = [
+    ({"reader": FED}, {"kind": "cross_entropy"}, {}, "kind: reinforce"),
+    ({"reader": "luong"}, {"kind": "reinforce"}, {}, "draws nothing"),
+    ({"kind": "transformer", "normaliser": "drawn"}, {"kind": "reinforce"}, {}, "reader of a recurrent decoder"),
+    ({"reader": FED}, {"kind": "reinforce"}, {"copying": {}}, "another normaliser"),
+    ({"reader": FED}, {"kind": "attention_penalty"}, {}, "kind: reinforce"),
+]
+
+
+@pytest.mark.parametrize(("decoder", "objective", "more", "words"), REFUSED)
+def test_what_cannot_work_is_refused(decoder, objective, more, words):
+    model = {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "recurrent", **decoder}, **more}
+    with pytest.raises(InputError) as told:
+        complete_recipe(parse({"tokens": {"shared": True}, "model": model, "training": {"objective": objective}}))
+    assert words in str(told.value)
+
+
+def pairs(count: int, draw: random.Random) -> list[list[int]]:
+    return [[draw.randrange(4, SIZE) for _ in range(draw.randint(2, 4))] for _ in range(count)]
+
+
+def reversed_batch(rows: list[list[int]]) -> Batch:
+    return Batch(
+        Padded.from_rows([[*row, EOS] for row in rows]), Padded.from_rows([[BOS, *row[::-1], EOS] for row in rows])
+    )
+
+
+def learn(weight: float, steps: int = 400) -> float:
+    """How many of 300 short rows come out reversed (%). A row of the memory knows its own token and place alone, and
+    there is no summary: what is not looked at cannot be said."""
+    torch.manual_seed(1)
+    draw = random.Random(1)
+    part = {"kind": "recurrent", "width": 32, "dropout": 0.0}
+    blind = {"kind": "convolutional", "width": 32, "layers": 1, "kernel": 1, "dropout": 0.0}
+    model_recipe = {"encoder": blind, "decoder": {**part, "reader": {**FED, "score": "mlp"}}}
+    recipe = parse({"model": model_recipe, "training": {"objective": {"kind": "reinforce"}}})
+    model = build_model(complete_recipe(recipe).model, SIZE, SIZE)
+    model.encoder.register_forward_hook(lambda *a: replace(a[-1], summary=torch.zeros_like(a[-1].summary)))
+    objective = Reinforce(weight=weight)
+    model.beside = objective.beside(32)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=steps, pct_start=0.1)
+    for _ in range(steps):
+        loss = objective(model, reversed_batch(pairs(64, draw)))
+        optimiser.zero_grad()
+        (loss.total / loss.count).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+    test = reversed_batch(pairs(300, draw))
+    found = search(model.eval(), test, Greedy(), longest=torch.full((300,), 6))
+    gold = zip(test.gold.values, test.gold.mask, strict=True)
+    right = [list(one[0].ids) == row[mask].tolist() for one, (row, mask) in zip(found, gold, strict=True)]
+    return 100 * sum(right) / len(right)
+
+
+@pytest.mark.slow
+def test_learns():
+    assert learn(weight=1.0) >= 90
+    assert learn(weight=0.0) <= 50  # without reward the draws learn nothing
+
+
+def a_recipe(folder, steps: int) -> dict:
+    draw = random.Random(1)
+    rows = [[draw.choice("abcdef") for _ in range(draw.randint(2, 4))] for _ in range(80)]
+    path = folder / "train.tsv"
+    path.write_text("".join(f"{' '.join(row)}\t{' '.join(row[::-1])}\n" for row in rows))
+    part = {"kind": "recurrent", "width": 8, "dropout": 0.1}
+    return {
+        "data": {"train": str(path), "dev_size": 10, "cache": str(folder / "cache")},
+        "tokens": {"source": {"kind": "words"}, "target": {"kind": "words"}},
+        "model": {"encoder": part, "decoder": {**part, "reader": {**FED, "score": "mlp"}}},
+        "training": {
+            "steps": steps,
+            "batch_tokens": 128,
+            "objective": {"kind": "reinforce"},
+            "schedule": {"kind": "constant", "warmup": 0},
+            "validate_every": steps,
+            "checkpoint_every": 4,
+        },
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ["exact"], "resamples": 10},
+    }
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
+    recipe = a_recipe(tmp_path, 8)
+    straight = train(recipe, tmp_path / "straight")
+    short = {**recipe, "training": {**recipe["training"], "steps": 4}}
+    train(short, tmp_path / "stopped")
+    train(recipe, tmp_path / "stopped", resume=True)
+    one, other = (train_weights(tmp_path / name) for name in ("straight", "stopped"))
+    assert {"beside.weight", "beside.bias"} <= one.keys()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not hasattr(straight.model.network, "beside")
+    (said,) = straight.model.generate(["a b c"])
+    assert set(said.attention.flatten().tolist()) == {0.0, 1.0}
+    assert load(tmp_path / "straight").generate(["a b c"])[0] == said
+
+
+def train_weights(folder) -> dict[str, torch.Tensor]:
+    return Run(folder).checkpoints.load(8, ("weights",)).weights
