@@ -65,9 +65,9 @@ def train(
     optimiser = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.98))
     for number in updates:
         torch.manual_seed(1000 * options.seed + number)
-        loss = objective(model, draw(task, options.rows, options.length, 10**6 * options.seed + number))
+        batch = draw(task, options.rows, options.length, 10**6 * options.seed + number)
         optimiser.zero_grad(set_to_none=True)
-        (loss.total / loss.count).backward()
+        (objective(model, batch).total / objective.count(batch)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
     return model
@@ -77,7 +77,8 @@ def train(
 def measure(model: Transducer, batch: Batch) -> Measured:
     model.eval()
     gold = batch.gold
-    loss = CrossEntropy(label_smoothing=0.0)(model, batch)
+    objective = CrossEntropy(label_smoothing=0.0)
+    loss = objective(model, batch).total.item() / objective.count(batch)
     told = model(batch).logits.argmax(-1)  # B T
     found = search(model, batch, Greedy(), longest=gold.mask.sum(1) + 5)
     width = gold.values.size(1)
@@ -89,7 +90,7 @@ def measure(model: Transducer, batch: Batch) -> Measured:
     def right(tokens: Tensor) -> float:
         return float((tokens == gold.values)[gold.mask].float().mean())
 
-    return Measured(loss.total.item() / loss.count, right(told), right(alone), exact / batch.size)
+    return Measured(loss, right(told), right(alone), exact / batch.size)
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def training_speed(model: torch.nn.Module, batch: Batch, repeats: int) -> float:
         begin = now(batch.device)
         optimiser.zero_grad(set_to_none=True)
         loss = objective(model, batch)
-        (loss.total / loss.count).backward()
+        (loss.total / objective.count(batch)).backward()
         optimiser.step()
         if repeat >= 2:
             times.append(now(batch.device) - begin)

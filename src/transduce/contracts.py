@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
+import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ class Encoder(nn.Module, ABC):
     """Reads the sources of a batch into a memory."""
 
     width: int  # D of the memory it gives
+    steady: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
     apart: bool = False  # True: the first half of a row knows nothing of what follows it, the second of what precedes
 
     @abstractmethod
@@ -55,6 +57,14 @@ class Decoder(nn.Module, ABC):
         `mask` (R T) marks the real tokens of right-padded rows: a padded token leaves no trace in the next state.
         Every row has at least one real token.
         """
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        """The same state with room for so many more tokens and beams: what would grow is then filled in place.
+
+        Asked before a search, of a state with one row a source, and again when that room is used up. From there on
+        tokens come one at a time.
+        """
+        return state
 
 
 class Head(nn.Module, ABC):
@@ -205,7 +215,7 @@ class Strategy(ABC):
     random: bool = False  # True: `choose` needs noise
 
     @abstractmethod
-    def begin(self, sources: int) -> Tensor:
+    def begin(self, sources: int, device: torch.device) -> Tensor:
         """Totals (B N) before the first token; -inf for a row that does not take part yet."""
 
     @abstractmethod
@@ -213,9 +223,9 @@ class Strategy(ABC):
         """totals (B N) of the rows so far, scores (B N V) of every next token (log-probabilities after the rules),
         noise (B N) uniform in [0, 1), drawn for each source apart so that a batch never changes a sample."""
 
-    def rank(self, total: float, length: int) -> float:
-        """What finished hypotheses are sorted by."""
-        return total
+    def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
+        """What finished hypotheses are sorted by: totals (B N), lengths (B N) -> ranks (B N)."""
+        return totals
 
     def bound(self, totals: Tensor, longest: Tensor) -> Tensor:
         """The best rank a live row can still reach: a source stops when its finished ones are all above it."""
@@ -227,7 +237,10 @@ class Rule(ABC):
 
     @abstractmethod
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
-        """scores (R V) log-probabilities, history (R U) the ids so far without <s> -> changed scores (R V)."""
+        """scores (R V) log-probabilities, history (R U) the ids so far without <s> -> changed scores (R V).
+
+        What is forbidden may be written into `scores` as -inf; any other change must go into a copy.
+        """
 
 
 class Metric(ABC):

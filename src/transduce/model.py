@@ -19,6 +19,8 @@ NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothe
 class Transducer(nn.Module, ABC):
     """Anything that speaks tokens: what training, search and scoring drive."""
 
+    steady: bool = False  # True: `start` follows from the shapes of a batch alone, so it can be recorded
+
     @property
     def carries(self) -> bool:
         """Whether its state can go on over any length of text: see `contracts.Decoder`."""
@@ -33,6 +35,10 @@ class Transducer(nn.Module, ABC):
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
         """Reads `tokens` (R T) after `state`: see `contracts.Decoder.advance`."""
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        """Room for a search: see `contracts.Decoder.reserve`."""
+        return state
 
     def embed(self, texts: Padded) -> Tensor:
         """Rows `x1 .. xm </s>` (B S) -> B D: the mean of what the encoder remembers of each."""
@@ -60,6 +66,9 @@ class Speaker(Transducer):
     ) -> Step:
         return self.decoder.advance(tokens, state, mask, with_attention=with_attention)
 
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return self.decoder.reserve(state, more, beams)
+
 
 class EncoderDecoder(Speaker):
     """p(y | x): the decoder reads the encoder's memory"""
@@ -67,6 +76,7 @@ class EncoderDecoder(Speaker):
     def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
+        self.steady = encoder.steady
 
     def start(self, batch: Batch) -> State:
         return self.decoder.start(self.encoder(batch))

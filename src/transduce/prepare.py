@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.build import build_noise, labels_per
+from transduce.build import build_noise
 from transduce.data.aligned import LinkedBatches
 from transduce.data.batching import Batches, gather, ordered
 from transduce.data.filters import Filters
@@ -19,6 +19,7 @@ from transduce.data.sources import read
 from transduce.data.store import Store, build_store, split
 from transduce.data.text import Tokenizer
 from transduce.errors import InputError
+from transduce.fitting import labels_per
 from transduce.flow import Batch, Example
 from transduce.recipe import DataRecipe, Recipe
 

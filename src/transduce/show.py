@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from transduce.build import gives_vectors
 from transduce.errors import InputError
 from transduce.evaluation import Evaluation
 from transduce.experiment import Trained
 from transduce.explain import page, picture, terminal
 from transduce.explain.alignment import AttentionMap, to_words
 from transduce.explain.page import Explained
+from transduce.fitting import gives_vectors
 from transduce.predict import Prediction
 from transduce.recipe import Recipe
 from transduce.score import json_line

@@ -6,10 +6,11 @@ import torch
 from contract_standins import CASES, example_batch
 from torch.testing import assert_close
 
-from transduce.build import complete_objective, maker
+from transduce.build import complete_objective
 from transduce.decoders.copying import Copying
 from transduce.flow import PAD, Batch, Padded
 from transduce.objectives import Objective
+from transduce.shelves import maker
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 

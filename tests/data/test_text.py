@@ -153,7 +153,7 @@ def test_save_and_load(kind: str, tmp_path: Path) -> None:
 
 
 def _damages() -> list[str]:
-    good = json.loads(TRAINED["bpe"]._json())
+    good = json.loads(vocabulary.to_json(TRAINED["bpe"].vocabulary))
     pieces = good["pieces"]
     return [
         "", "{", "[]", "{}", "null", json.dumps(good)[:-40],

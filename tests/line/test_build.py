@@ -8,7 +8,7 @@ import pytest
 from line_standins import RECURRENT, Command, settings
 
 import transduce
-from transduce import build, contracts
+from transduce import build, contracts, shelves
 from transduce.errors import InputError
 from transduce.recipe import parse
 
@@ -131,12 +131,12 @@ class TestOwnParts:
 
 
 class TestShelves:
-    @pytest.mark.parametrize("contract", list(build.SHELVES), ids=lambda contract: contract.__name__)
+    @pytest.mark.parametrize("contract", list(shelves.SHELVES), ids=lambda contract: contract.__name__)
     def test_every_row_keeps_its_contract_and_says_what_it_is(self, contract: type) -> None:
-        for part in build.SHELVES[contract].values():
+        for part in shelves.SHELVES[contract].values():
             assert issubclass(part, contract)
-            assert build.describe(part)
-            for name, (_, default) in build.options(part).items():
+            assert shelves.describe(part)
+            for name, (_, default) in shelves.options(part).items():
                 assert default is not ..., f"{part.__name__}.{name} has no default"
 
     def test_a_name_alone_stands_for_its_kind(self) -> None:
@@ -146,7 +146,7 @@ class TestShelves:
     @pytest.mark.parametrize("spec", [None, 3, [1], {}, {"kind": None}, {"kind": ["gru"]}, {"kind": {"a": 1}}])
     def test_odd_parts(self, spec: object) -> None:
         with pytest.raises(InputError, match="kind: start"):
-            build.complete(contracts.Reader, spec, "model.decoder.reader")  # type: ignore[arg-type]
+            shelves.complete(contracts.Reader, spec, "model.decoder.reader")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("value", [[1], {"a": 1}, {1: 2}, "x", None, float("nan"), 10**400])
     def test_odd_options(self, value: object) -> None:
@@ -174,7 +174,7 @@ class TestShelves:
 class TestMeasures:
     def test_what_is_better_lower_is_known_for_every_metric(self) -> None:
         from transduce.evaluation import METRICS
-        from transduce.experiment import LOWER_IS_BETTER
+        from transduce.experiment.validation import LOWER_IS_BETTER
 
         assert {"loss", "per", "wer", "cer", "ter"} <= LOWER_IS_BETTER
         assert not {"exact", "bleu", "chrf"} & LOWER_IS_BETTER

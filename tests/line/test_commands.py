@@ -27,7 +27,7 @@ QUICK = (
     "data.dev_size=8",
 )
 COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo")
-COMMANDS += ("align", "merge", "embed", "search", "cluster", "similarity")
+COMMANDS += ("align", "merge", "embed", "search", "cluster", "similarity", "data")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -349,8 +349,8 @@ class TestExplain:
 
 class TestHelp:
     def test_models_lists_every_shelf(self, command: Command) -> None:
-        from transduce.build import SHELVES
         from transduce.evaluation import METRICS
+        from transduce.shelves import SHELVES
 
         called = command("models")
         listed = [line.split()[0] for line in called.out.splitlines() if line.strip()]

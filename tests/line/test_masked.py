@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe, own_parts
+from transduce.build import build_model, complete_recipe
 from transduce.choose import recipe_for
 from transduce.data.batching import Position
 from transduce.errors import InputError
@@ -18,6 +18,7 @@ from transduce.predict import load
 from transduce.prepare import prepare, train_tokenizers
 from transduce.recipe import parse
 from transduce.score import answer, held_out
+from transduce.shelves import own_parts
 
 ENCODER = {"kind": "both_ways", "width": 8, "layers": 2, "dropout": 0.0}
 LINES = [f"the {one} {two} the {three}" for one in "abcd" for two in ("sees", "hears") for three in "abcd"]

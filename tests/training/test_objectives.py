@@ -42,7 +42,7 @@ def saying(*answers: Tensor) -> Model:
 
 def built(kind: str, *sides: str) -> nn.Module:
     torch.manual_seed(3)
-    parts = {side: PARTS[kind] for side in sides or ("encoder", "decoder")}
+    parts = dict.fromkeys(sides or ("encoder", "decoder"), PARTS[kind])
     recipe = complete_recipe(parse({"tokens": {"shared": True}, "model": parts}))
     return build_model(recipe.model, WORDS, WORDS)
 
@@ -60,7 +60,8 @@ def cases(draw: st.DrawFn) -> tuple[Batch, Tensor]:
 def test_cross_entropy_is_torchs_and_the_formulas(case: tuple[Batch, Tensor], smoothing: float) -> None:
     batch, logits = case
     logits.requires_grad_()
-    loss = CrossEntropy(label_smoothing=smoothing)(saying(logits), batch)
+    objective = CrossEntropy(label_smoothing=smoothing)
+    loss = objective(saying(logits), batch)
     (own,) = torch.autograd.grad(loss.total, logits)
     gold = batch.gold.values.masked_fill(~batch.gold.mask, -1)
     expected = F.cross_entropy(
@@ -75,7 +76,7 @@ def test_cross_entropy_is_torchs_and_the_formulas(case: tuple[Batch, Tensor], sm
         direct += float((1 - smoothing) * -scores[gold[row, column]] + smoothing * -scores.mean())
     # Single precision: the error is as large as the rounding of the largest logit, however small the loss.
     assert loss.total.item() == pytest.approx(direct, rel=1e-5, abs=1e-5)
-    assert loss.count == sum(int(part) for part in batch.gold.mask.sum(1))
+    assert objective.count(batch) == sum(int(part) for part in batch.gold.mask.sum(1))
     plain = CrossEntropy(label_smoothing=0.0)(saying(logits), batch)
     torch.testing.assert_close(loss.parts["nll"], plain.total)
 
@@ -98,9 +99,10 @@ def test_every_objective_is_a_sum_over_rows(name: str) -> None:
         return objective(model, part)
 
     whole = seeded(batch)
-    low, high = (seeded(batch.select(rows)) for rows in torch.arange(7).split([3, 4]))
+    slices = [batch.select(rows) for rows in torch.arange(7).split([3, 4])]
+    low, high = map(seeded, slices)
     torch.testing.assert_close(low.total + high.total, whole.total)
-    assert low.count + high.count == whole.count == objective.count(batch)
+    assert sum(map(objective.count, slices)) == objective.count(batch)
     assert set(whole.parts) == set(objective.parts)
     for part in objective.parts:
         torch.testing.assert_close(low.parts[part] + high.parts[part], whole.parts[part])

@@ -196,9 +196,10 @@ def learn(weight: float, steps: int = 400) -> float:
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
-        loss = objective(model, reversed_batch(pairs(64, draw)))
+        batch = reversed_batch(pairs(64, draw))
+        loss = objective(model, batch)
         optimiser.zero_grad()
-        (loss.total / loss.count).backward()
+        (loss.total / objective.count(batch)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()

@@ -121,6 +121,6 @@ def test_the_loss_of_the_stream_is_that_of_source_and_target(kind: str) -> None:
             alone = Batch(target=Padded(ids[None], torch.ones(1, len(ids), dtype=torch.bool)))
             source += CrossEntropy(label_smoothing=0.0)(model, alone).total
     torch.testing.assert_close(found.total.double(), target.total.double() + source, rtol=1e-5, atol=1e-5)
-    assert found.count == target.count + int(batch.source.mask.sum())
+    assert WholeStream().count(batch) == CrossEntropy().count(batch) + int(batch.source.mask.sum())
     with pytest.raises(InputError, match="one stream"):
         WholeStream().check(built(kind, encoder=True))

@@ -77,8 +77,8 @@ def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
 
     def validate(model: nn.Module) -> dict[str, float]:
         assert not model.training
-        loss = CrossEntropy()(model, batches.at(Position(99, 0)))
-        value = loss.total.item() / loss.count
+        objective, batch = CrossEntropy(), batches.at(Position(99, 0))
+        value = objective(model, batch).total.item() / objective.count(batch)
         torch.rand(3)  # a careless validation must not change what training does next
         return {"loss": value, "accuracy": -value}
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.attention.few import attend_few, suits
 from transduce.contracts import Normaliser, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
@@ -95,6 +96,9 @@ class Attend(nn.Module):
         bias: Tensor | None,
         causal: bool,
     ) -> Tensor:
+        if bias is None and not causal and mask is not None and suits(query, keys, mask):
+            assert self.score.scale is not None
+            return attend_few(query, keys, values, mask, self.score.scale)
         if bias is not None and causal:
             size = query.size(-2)
             mask, causal = torch.ones(size, size, dtype=torch.bool, device=query.device).tril(), False

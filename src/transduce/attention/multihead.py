@@ -65,6 +65,10 @@ class MultiHead(nn.Module):
         values = self.value(memory).unflatten(-1, (self.key_heads, -1)).transpose(1, 2)
         return self.attend.keys(keys), values
 
+    def look(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the same rows."""
+        return self.ask(rows), *self.project(rows)
+
     def forward(
         self,
         query: Tensor,  # R H T K: ask(x), turned by its positions where it has any

@@ -18,6 +18,14 @@ OwnKind = Literal["attention", "ssru", "average"]
 
 
 @dataclass(frozen=True)
+class Slots:
+    """Where the new rows of a search go in a cache that has room: B N L G K, one slot a beam and a place."""
+
+    rows: Tensor  # R: which of the B*N*L slots each new row fills
+    beams: int  # N
+
+
+@dataclass(frozen=True)
 class View:
     """What the rows of one call may see of their sequence, and where everything stands."""
 
@@ -29,6 +37,7 @@ class View:
     real: Tensor | None = None  # R T: the new rows that are not padding
     padded: bool = False  # True: the past must be told which rows are real
     with_attention: bool = False
+    slots: Slots | None = None  # the past has room: new rows are written into it
 
 
 class Own(nn.Module, ABC):
@@ -55,9 +64,10 @@ class SelfAttention(Own):
         return empty, empty
 
     def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
-        query = view.position.turn(self.attention.ask(rows), view.queries)
-        keys, values = self.attention.project(rows)
-        keys = view.position.turn(keys, view.queries)
+        query, keys, values = self.attention.look(rows)
+        query, keys = view.position.turn(query, view.queries), view.position.turn(keys, view.queries)
+        if view.slots is not None:
+            return self._fill(query, keys, values, past, view, view.slots), past, None
         if past[0].size(2):
             keys, values = torch.cat((past[0], keys), 2), torch.cat((past[1], values), 2)  # R G U K
         context, weights = self.attention(
@@ -70,6 +80,19 @@ class SelfAttention(Own):
             with_attention=view.with_attention,
         )
         return context, (keys, values), weights
+
+    def _fill(self, query: Tensor, keys: Tensor, values: Tensor, past: Tree, view: View, slots: Slots) -> Tensor:
+        """One new row each, R H 1 K, written into the room; the beams of a source are query rows over all its slots."""
+        for room, new in zip(past, (keys, values), strict=True):  # B N L G K, R G 1 K
+            room.flatten(0, 2).index_copy_(0, slots.rows, new.squeeze(2).to(room.dtype))
+        bias = view.position.bias(query, view.queries, view.keys)
+        if bias is not None:  # . H 1 L -> B H N N*L: the same for every beam that a slot belongs to
+            bias = bias.expand(len(query), -1, -1, -1).unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)
+            bias = bias.repeat(1, 1, 1, slots.beams)
+        together = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
+        kept = [room.flatten(1, 2).transpose(1, 2) for room in past]  # B G N*L K
+        context, _ = self.attention(together, *kept, view.mask, bias)
+        return context.flatten(0, 1)[:, None]  # R 1 D
 
 
 class SSRU(Own):

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from transduce import build
+from transduce import shelves
 from transduce.comparison.resize import count_parameters, match_parameters
 from transduce.data.batching import Position
 from transduce.errors import InputError
@@ -54,7 +54,7 @@ def take(
         name = next(name for name in names if name not in taken)
         run = Run(path if given else folder / name)
         recipe = run.recipe() if given else settle(load_recipe(path, [*overrides, *limits]))
-        if given and (own := build.own_parts(recipe)):  # a run may come from anywhere: its code is not run
+        if given and (own := shelves.own_parts(recipe)):  # a run may come from anywhere: its code is not run
             raise InputError(
                 f"this run needs code of its own: {', '.join(own)}", where=str(path), remedy="give its recipe"
             )

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from transduce.data import vocabulary as vocabularies
+from transduce.data.merges import Merges
 from transduce.data.vocabulary import Vocabulary
 from transduce.disk import replace_file
 from transduce.errors import InputError, nearest
 from transduce.flow import EOS, SPECIALS, UNK
 
-FORMAT = 1
 _WORD = re.compile(r"\S+")
 _TAB = re.compile("\t")
 MASK = "<mask>"  # what a user writes for a token to be filled in; the model reads <unk>
@@ -82,7 +80,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256(self._json().encode()).hexdigest()
+        return hashlib.sha256(vocabularies.to_json(self.vocabulary).encode()).hexdigest()
 
     def piece(self, number: int) -> str:
         """One token for the eye; bytes that are no whole character are written as \\xe2."""
@@ -177,53 +175,11 @@ class Tokenizer:
         if self.kind != "bpe":
             raise InputError(f"dropout of merges needs bpe, not {self.kind}", remedy="set `dropout: 0` or `kind: bpe`")
         words = self._backend.pre_tokenizer.pre_tokenize_str(self._backend.normalizer.normalize_str(text))
-        return [number for word, _ in words for number in self._merge(word, rate, generator)]
+        return [number for word, _ in words for number in self._merges(word, rate, generator)]
 
     @cached_property
-    def _id_of(self) -> dict[str, int]:
-        return {piece: number for number, piece in enumerate(self.vocabulary.pieces) if number >= len(SPECIALS)}
-
-    @cached_property
-    def _ranks(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """Pair of ids -> (rank of the merge, id of the result)."""
-        ids = self._id_of
-        merges = enumerate(self.vocabulary.merges)
-        return {(ids[left], ids[right]): (rank, ids[left + right]) for rank, (left, right) in merges}
-
-    def _merge(self, part: str, rate: float, generator: random.Random) -> list[int]:
-        tokens: list[int | None] = [self._id_of[letter] for letter in part]
-        following = [*range(1, len(tokens)), -1]
-        before = list(range(-1, len(tokens) - 1))
-        queue: list[tuple[int, int, int, int]] = []  # rank, place, the pair: the best and leftmost comes first
-
-        def offer(place: int) -> None:
-            if place >= 0 and following[place] >= 0:
-                pair = (tokens[place], tokens[following[place]])
-                if pair in self._ranks:
-                    heapq.heappush(queue, (self._ranks[pair][0], place, *pair))
-
-        for place in range(len(tokens)):
-            offer(place)
-        left_out: list[tuple[int, int, int, int]] = []
-        while queue:
-            entry = heapq.heappop(queue)
-            _, place, left, right = entry
-            after = following[place]
-            if tokens[place] != left or after < 0 or tokens[after] != right:
-                continue  # a neighbour was merged meanwhile
-            if rate and generator.random() < rate:
-                left_out.append(entry)
-                continue
-            tokens[place], tokens[after] = self._ranks[left, right][1], None
-            following[place] = following[after]
-            if following[place] >= 0:
-                before[following[place]] = place
-            for skipped in left_out:  # a merge left out now may still come after another one
-                heapq.heappush(queue, skipped)
-            left_out.clear()
-            offer(place)
-            offer(before[place])
-        return [token for token in tokens if token is not None]
+    def _merges(self) -> Merges:
+        return Merges(self.vocabulary)
 
     @staticmethod
     def words(text: str) -> list[tuple[int, int]]:
@@ -242,20 +198,14 @@ class Tokenizer:
             position = end
         return [at[start] for start, _ in offsets]
 
-    def _json(self) -> str:
-        content = asdict(self.vocabulary)
-        if not self.numbered:  # a vocabulary without them is the file it was before they were thought of
-            del content["numbered"]
-        return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
-
     def save(self, path: str | Path) -> None:
         """One JSON file, complete or not there at all."""
-        replace_file(Path(path), self._json().encode())
+        replace_file(Path(path), vocabularies.to_json(self.vocabulary).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         try:
-            return cls(_vocabulary(json.loads(Path(path).read_text(encoding="utf-8"))))
+            return cls(vocabularies.from_json(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise InputError("no such tokenizer file", where=str(path)) from None
         except OSError as error:
@@ -271,26 +221,3 @@ def _between(text: str, mark: re.Pattern[str]) -> Iterator[tuple[int, int, int |
         yield begin, found.start(), found.end()
         begin = found.end()
     yield begin, len(text), None
-
-
-def _vocabulary(content: Any) -> Vocabulary:
-    """A vocabulary from what a file says, or a ValueError that says why not."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"expected a JSON object with format {FORMAT}")
-    kind, pieces, numbered = content["kind"], tuple(content["pieces"]), content.get("numbered", 0)
-    merges = tuple((left, right) for left, right in content["merges"])
-    scores = tuple(float(score) for score in content["scores"])
-    if kind not in vocabularies.KINDS:
-        raise ValueError(f"unknown kind {kind!r}")
-    if pieces[: len(SPECIALS)] != SPECIALS or not all(isinstance(piece, str) and piece for piece in pieces):
-        raise ValueError(f"the pieces must begin with {' '.join(SPECIALS)}")
-    if not isinstance(numbered, int) or not 0 <= numbered <= len(pieces) - len(SPECIALS):
-        raise ValueError("more numbered unknowns than pieces")
-    unspoken = len(SPECIALS) + numbered
-    if len(set(pieces[unspoken:])) != len(pieces) - unspoken:
-        raise ValueError("a piece stands there twice")
-    if kind in ("bytes", "bpe", "unigram") and not set(vocabularies.byte_letters()) <= set(pieces):
-        raise ValueError("not every byte has a piece")
-    if len(scores) != (len(pieces) if kind == "unigram" else 0):
-        raise ValueError("the scores do not fit the pieces")
-    return Vocabulary(kind, pieces, merges, scores, numbered)

@@ -16,13 +16,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from transduce.flow import SPECIALS, UNK
 
+FORMAT = 1  # of the file
 KINDS = ("chars", "words", "bytes", "bpe", "unigram", "labels")
 
 # What str.isspace() and str.split() call white space. The library's own \s is a smaller set.
@@ -174,3 +175,35 @@ def _with_bytes(model: models.Model) -> Backend:
     result = Backend(model)
     result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return result
+
+
+def to_json(vocabulary: Vocabulary) -> str:
+    """The file of a vocabulary, of which its fingerprint is made too: the same vocabulary, the same letters."""
+    content = asdict(vocabulary)
+    if not vocabulary.numbered:  # a vocabulary without them is the file it was before they were thought of
+        del content["numbered"]
+    return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
+
+
+def from_json(text: str) -> Vocabulary:
+    """A vocabulary from what a file says, or a ValueError that says why not."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"expected a JSON object with format {FORMAT}")
+    kind, pieces, numbered = content["kind"], tuple(content["pieces"]), content.get("numbered", 0)
+    merges = tuple((left, right) for left, right in content["merges"])
+    scores = tuple(float(score) for score in content["scores"])
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}")
+    if pieces[: len(SPECIALS)] != SPECIALS or not all(isinstance(piece, str) and piece for piece in pieces):
+        raise ValueError(f"the pieces must begin with {' '.join(SPECIALS)}")
+    if not isinstance(numbered, int) or not 0 <= numbered <= len(pieces) - len(SPECIALS):
+        raise ValueError("more numbered unknowns than pieces")
+    unspoken = len(SPECIALS) + numbered
+    if len(set(pieces[unspoken:])) != len(pieces) - unspoken:
+        raise ValueError("a piece stands there twice")
+    if kind in ("bytes", "bpe", "unigram") and not set(byte_letters()) <= set(pieces):
+        raise ValueError("not every byte has a piece")
+    if len(scores) != (len(pieces) if kind == "unigram" else 0):
+        raise ValueError("the scores do not fit the pieces")
+    return Vocabulary(kind, pieces, merges, scores, numbered)

@@ -55,6 +55,9 @@ class Copying(Decoder):
         state = self.decoder.start(memory)
         return replace(state, fixed={**state.fixed, "tokens": memory.tokens})
 
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return self.decoder.reserve(state, more, beams)
+
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from transduce.attention.blocks import Blocks, Source
-from transduce.attention.own import View
+from transduce.attention.own import Slots, View
 from transduce.contracts import Decoder
 from transduce.flow import PAD, Attention, Memory, State, Step, Tree
 from transduce.layers.embedding import Output
+
+ALIGNED = 16  # fused kernels want masks whose rows begin at round addresses
 
 
 class TransformerDecoder(Blocks, Decoder):
@@ -36,16 +39,61 @@ class TransformerDecoder(Blocks, Decoder):
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        view, past = self._look(tokens, state, mask)
+        roomy = "room" in state.fixed  # a search asked for it: see `reserve`
+        view, past = self._place(state) if roomy else self._look(tokens, state, mask)
         # Training gives no mask, as padding on the right can reach no real row; only a batch norm must be told of it.
         real = tokens != PAD if mask is None else mask
         view = replace(view, real=real, padded=mask is not None, with_attention=with_attention)
         values = self.dropout(self.position.add(self.embedding(tokens), view.queries))
         memory = Source(state.fixed["memory"], state.fixed["mask"]) if state.fixed["memory"] else None
-        passed = self.run(values, state.past["layers"], view, memory)
+        passed = self.run(values, state.fixed["room"] if roomy else state.past["layers"], view, memory)
         attention = Attention(passed.cross, passed.own) if with_attention else None
-        state = replace(state, past={**past, "layers": passed.past})
+        state = replace(state, past=past if roomy else {**past, "layers": passed.past})
         return Step(self.output(passed.values), state, attention, passed.values)
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        """Caches with room, one slot a beam and a place, which lie with the source. A beam that goes on with the past
+        of another one reads that one's slots: `owners` says whose slot holds its token at each place."""
+        if not self.caches:
+            return state
+        if "room" in state.fixed:
+            return _enlarged(state, more)
+        rows, before = state.past["layers"][0][0].shape[0:3:2]
+        lengths = torch.full((rows,), before, device=state.fixed["mask"].device)
+        order = None
+        if "real" in state.past:
+            lengths = state.past["real"].sum(1)
+            order = (~state.past["real"]).to(torch.uint8).sort(dim=1, stable=True).indices  # real rows to the front
+        room = -(-(before + more) // ALIGNED) * ALIGNED
+
+        def widen(cache: Tensor) -> Tensor:  # B G U K -> B N L G K
+            if order is not None:
+                cache = cache.gather(2, order[:, None, :, None].expand_as(cache))
+            wide = cache.new_zeros(rows, beams, room, cache.size(1), cache.size(3))
+            wide[:, 0, :before] = cache.transpose(1, 2)
+            return wide
+
+        layers = tuple(tuple(widen(part) for part in layer) for layer in state.past["layers"])
+        owners = torch.zeros(rows, room, dtype=torch.int16, device=lengths.device)
+        return State({**state.fixed, "room": layers}, {"next": lengths, "owners": owners}, state.beams)
+
+    def _place(self, state: State) -> tuple[View, dict[str, Tensor]]:
+        """What one new token a row sees where there is room, the slot it takes, and what the next state remembers."""
+        places, owners = state.past["next"], state.past["owners"]  # R, R L
+        rows, beams, room = len(places), state.beams, owners.size(1)
+        slots = torch.arange(room, device=places.device)
+        seen = slots <= places[:, None]  # R L
+        if self.reach is not None:
+            seen = seen & (places[:, None] - slots <= self.reach)
+        if beams > 1:
+            own = torch.arange(beams, dtype=owners.dtype, device=places.device)  # N
+            owners = owners.scatter(1, places[:, None], own.repeat(rows // beams)[:, None])
+            seen = (seen[:, None] & (owners[:, None] == own[:, None])).flatten(1)  # R N*L
+        where = Slots(torch.arange(rows, device=places.device) * room + places, beams)
+        mask = seen.unflatten(0, (-1, beams))[:, None]  # B 1 N N*L
+        view = View(self.position, places[:, None], slots[None], mask, slots=where)
+        # A recorded search looks up only now and then: the few steps it makes after its end stay in the last slot.
+        return view, {"next": (places + 1).clamp(max=room - 1), "owners": owners}
 
     def _look(self, tokens: Tensor, state: State, mask: Tensor | None) -> tuple[View, dict[str, Tensor]]:
         """What the new tokens see, and what the next state remembers of places.
@@ -85,3 +133,10 @@ class TransformerDecoder(Blocks, Decoder):
         # Padded rows see themselves at least: a row without anything to see would be nan.
         itself = square.tril(total - steps) & square.triu(total - steps)
         return (visible | itself)[:, None]
+
+
+def _enlarged(state: State, more: int) -> State:
+    """The same with so many more places in every cache."""
+    layers = tuple(tuple(F.pad(part, (0, 0, 0, 0, 0, more)) for part in layer) for layer in state.fixed["room"])
+    past = {**state.past, "owners": F.pad(state.past["owners"], (0, more))}
+    return State({**state.fixed, "room": layers}, past, state.beams)

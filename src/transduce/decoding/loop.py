@@ -1,44 +1,97 @@
-"""A model and a batch of sources in, the best hypotheses of each source out: the only token loop."""
+"""A model and a batch of sources in, the best hypotheses of each source out: the only token loop.
+
+Every tensor of the search keeps its shape from step to step and nothing in a step waits for the host, so a step is one
+function of fixed buffers: it runs as it is, or replayed as a recorded graph (see graphs.py). Histories are padded on
+the left: the newest token is always the last column.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from transduce.contracts import Choice, Rule, Strategy
+from transduce.decoding.graphs import Graphs
 from transduce.decoding.rules import Ban
 from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State
 from transduce.model import Transducer
 
 NEVER = Ban([PAD, BOS])  # no strategy may choose these
+LEAVE = 0.75  # sources leave together, once no more than this share of them goes on: leaving copies all that stay
+ROOM = 32  # tokens that a search asks room for at first; it doubles
+COLUMNS = 16  # of a source in a recorded search: a multiple of so many
+COMPLETE = 1e9  # of a whole hypothesis over one that was cut, whatever their ranks
 
 
-@dataclass
-class Live:
-    """The rows still being extended. Axis 0 is the sources that are left, axis 1 their beams."""
+@dataclass(frozen=True)
+class Given:
+    """What a search begins with."""
 
-    state: State
-    logits: Tensor  # B*N V: for the next token
-    history: Tensor  # B N U: a forced prefix is padded on the left
-    token_scores: Tensor  # B N U: the model's own log-probabilities, untouched by rules
-    totals: Tensor  # B N: what the search adds up, -inf for a dead row
-    sources: Tensor  # B: which source of the batch
-    lengths: Tensor  # B: tokens so far, a forced prefix included
+    batch: Batch
     longest: Tensor  # B: most tokens
+    prefix: Padded | None  # B P: tokens that every hypothesis begins with
     noise: Tensor | None  # B L N
 
-    def keep(self, rows: Tensor) -> None:
-        beams = self.totals.size(1)
-        self.state = self.state.keep(rows)
-        self.logits = self.logits.view(-1, beams, self.logits.size(-1))[rows].flatten(0, 1)
-        self.history, self.token_scores = self.history[rows], self.token_scores[rows]
-        self.totals, self.sources = self.totals[rows], self.sources[rows]
-        self.lengths, self.longest = self.lengths[rows], self.longest[rows]
-        self.noise = None if self.noise is None else self.noise[rows]
+
+@dataclass(frozen=True)
+class Paths:
+    """Rows of tokens with what the search knows of each: B N of them."""
+
+    ids: Tensor  # B N L, padded on the left
+    scores: Tensor  # B N L: the model's own log-probabilities, untouched by rules
+    ranks: Tensor  # B N: -inf where there is no path
+    lengths: Tensor  # B N
+    complete: Tensor  # B N: ended with </s>, not cut
+
+    def best(self, most: int) -> Paths:
+        """The `most` best: whole ones before those that were cut, each kind by its rank."""
+        order = (self.ranks.double() + COMPLETE * self.complete).topk(most, 1).indices  # B N
+
+        def pick(values: Tensor) -> Tensor:
+            index = order if values.dim() == 2 else order[..., None].expand(-1, -1, values.size(2))
+            return values.gather(1, index)
+
+        return Paths(*(pick(values) for values in vars(self).values()))
+
+    def join(self, other: Paths) -> Paths:
+        return Paths(*(torch.cat(pair, 1) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def keep(self, rows: Tensor) -> Paths:
+        return Paths(*(values[rows] for values in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Live:
+    """A search between two steps. Axis 0 is the sources that are left, axis 1 their beams."""
+
+    state: State  # all but the newest token read
+    history: Tensor  # B N L
+    scores: Tensor  # B N L
+    totals: Tensor  # B N: what the search adds up, -inf for a dead row
+    lengths: Tensor  # B: tokens so far, a forced prefix included
+    longest: Tensor  # B: most tokens
+    drawn: Tensor  # B: steps so far
+    finished: Paths
+    noise: Tensor | None  # B L N
+
+    def keep(self, rows: Tensor) -> Live:
+        names = ("history", "scores", "totals", "lengths", "longest", "drawn")
+        return Live(
+            state=self.state.keep(rows),
+            finished=self.finished.keep(rows),
+            noise=None if self.noise is None else self.noise[rows],
+            **{name: getattr(self, name)[rows] for name in names},
+        )
+
+    @property
+    def going(self) -> Tensor:
+        """B: which sources have a row that goes on."""
+        return (self.totals > -torch.inf).any(1)
 
 
 @torch.inference_mode()
@@ -51,78 +104,164 @@ def search(
     rules: Sequence[Rule] = (),
     prefix: Padded | None = None,  # B P: tokens that every hypothesis begins with
     seeds: Sequence[int] | None = None,  # one a source, for strategies that draw
+    best: int | None = None,  # hypotheses of each source that are brought back; None: N
+    graphs: Graphs | None = None,  # recorded steps of this model, on devices that have them
 ) -> list[list[Hypothesis]]:
-    """Best first, N for each source (fewer where the space is smaller)."""
-    live = _begin(model, batch, strategy, longest, prefix, seeds)
-    finished: list[list[Hypothesis]] = [[] for _ in range(batch.size)]
-    cut: list[list[Hypothesis]] = [[] for _ in range(batch.size)]
-    drawn = 0
-    while len(live.sources):
-        noise = None if live.noise is None else live.noise[:, drawn]
-        choice = _choose(live, strategy, rules, noise)
-        rows = _extend(live, choice)
-        drawn += 1
-        _set_aside(live, strategy, finished, cut)
-        left = _left(live, strategy, finished)
-        live.state = live.state if rows is None else live.state.reorder(rows)
-        # Leaving costs a copy of all that stay, so sources leave together, a quarter of the batch at a time.
-        if int(left.sum()) <= 0.75 * len(left):
-            live.keep(left.nonzero().flatten())
-        else:
-            live.totals[~left] = -torch.inf
-        if len(live.sources):
-            step = model.advance(live.history[..., -1].reshape(-1, 1), live.state)
-            live.state, live.logits = step.state, step.logits[:, -1]
-    best = [done + rest for done, rest in zip(map(_sorted, finished), map(_sorted, cut), strict=True)]
-    return [hypotheses[: strategy.width] for hypotheses in best]
+    """Best first, for each source (fewer than asked for where the space is smaller)."""
+    most = int(longest.max())
+    noise = _draw(seeds or range(batch.size), most, strategy.width).to(batch.device) if strategy.random else None
+    given = Given(batch, longest.to(batch.device), prefix, noise)
+    results: list[list[Hypothesis]] = [[] for _ in range(batch.size)]
+    sources = torch.arange(batch.size)
+    # A recorded step needs all its room at once; elsewhere room that may never be used would only be read in vain.
+    room = min(most, ROOM)
+    if graphs is not None:  # few different shapes, so that a recording is used again
+        most = room = -(-most // ROOM) * ROOM
+        given = _rounded(given, most)
+
+    def begin(asked: Given) -> Live:
+        return _choose(strategy, rules, *_begin(model, strategy, asked, most, room))
+
+    def step(now: Live) -> Live:
+        read = model.advance(now.history[..., -1].reshape(-1, 1), now.state)
+        return _choose(strategy, rules, replace(now, state=read.state), read.logits[:, -1])
+
+    if graphs is not None:
+        last = graphs.run(begin, step, given, key=(strategy, tuple(rules), most), steady=model.steady)
+        _collect(last.finished.keep(sources), sources, results, best)
+        return results
+    live = begin(given)
+    for taken in count(1):
+        going = live.going
+        if int(going.sum()) <= LEAVE * len(going):
+            done, rows = (~going).nonzero().flatten(), going.nonzero().flatten()
+            _collect(live.finished.keep(done), sources[done.cpu()], results, best)
+            live, sources = live.keep(rows), sources[rows.cpu()]
+            if not len(sources):
+                return results
+        if taken == room:
+            live = replace(live, state=model.reserve(live.state, room, strategy.width))
+            room *= 2
+        live = step(live)
+    raise AssertionError("a search ends")
 
 
-def _sorted(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.rank)
+def _rounded(given: Given, most: int) -> Given:
+    """The same with a round number of sources, the last ones idle, and of source columns, the last ones padding."""
+    size, batch = given.batch.size, given.batch
+    grain = max(1, 2 ** (size.bit_length() - 3))  # an eighth to a quarter of them
+    extra = -size % grain
+    rows = torch.cat((torch.arange(size), torch.zeros(extra, dtype=torch.long)))
+    batch = replace(batch.select(rows), rows=())
+    if batch.source is not None and batch.source.values.dim() == 2:
+        more = -batch.source.values.size(1) % COLUMNS
+        batch = replace(
+            batch, source=Padded(F.pad(batch.source.values, (0, more)), F.pad(batch.source.mask, (0, more)))
+        )
+    longest = F.pad(given.longest, (0, extra), value=1)
+    rows = rows.to(batch.device)
+    prefix = None if given.prefix is None else Padded(given.prefix.values[rows], given.prefix.mask[rows])
+    noise = given.noise
+    if noise is not None:
+        noise = F.pad(noise, (0, 0, 0, most - noise.size(1)))[rows]
+    return Given(batch, longest, prefix, noise)
 
 
-def _begin(
-    model: Transducer,
-    batch: Batch,
-    strategy: Strategy,
-    longest: Tensor,
-    prefix: Padded | None,
-    seeds: Sequence[int] | None,
-) -> Live:
-    size, device = batch.size, batch.device
-    first = torch.full((size, 1), BOS, device=device)
-    begin = Padded(first, torch.ones_like(first, dtype=torch.bool))
-    if prefix is not None:
-        begin = Padded(torch.cat((first, prefix.values), 1), torch.cat((begin.mask, prefix.mask), 1))
-    step = model.advance(begin.values, model.start(batch), None if prefix is None else begin.mask)
-    last = begin.mask.sum(1) - 1  # B
-    logits = step.logits[torch.arange(size, device=device), last]
-    history, scores = _forced(step.logits, begin)
-    totals = strategy.begin(size).to(device) + scores.sum(1, keepdim=True)
+def _choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tensor) -> Live:
+    """Chooses a token for every row (logits R V), and sets aside what ended."""
+    logs = logits.log_softmax(-1, dtype=torch.float)
+    allowed = NEVER.apply(logs, live.history)  # forbidding may write into it: what is forbidden is never chosen
+    for rule in rules:
+        allowed = rule.apply(allowed, live.history.flatten(0, 1))
     noise = None
-    if strategy.random:
-        noise = _draw(seeds or range(size), int(longest.max()), strategy.width).to(device)
-    return Live(
-        step.state.repeat(strategy.width),
-        logits.repeat_interleave(strategy.width, 0),
-        history[:, None].expand(-1, strategy.width, -1),
-        scores[:, None].expand(-1, strategy.width, -1),
-        totals,
-        torch.arange(size, device=device),
-        last,
-        longest.to(device),
-        noise,
+    if live.noise is not None:
+        index = live.drawn[:, None, None].expand(-1, 1, live.noise.size(2))
+        noise = live.noise.gather(1, index).squeeze(1)  # B N
+    choice = strategy.choose(live.totals, allowed.view(*live.totals.shape, -1), noise)
+    live, rows = _extend(live, choice, logs)
+    live = _settle(_set_aside(live, strategy), strategy)
+    return live if rows is None else replace(live, state=live.state.reorder(rows))
+
+
+def _extend(live: Live, choice: Choice, logs: Tensor) -> tuple[Live, Tensor | None]:
+    """Appends the chosen tokens; gives the rows to reorder the state by, None where the order stays."""
+    sources, beams = choice.parents.shape
+    offsets = torch.arange(sources, device=choice.parents.device)[:, None] * beams
+    rows = (choice.parents + offsets).flatten()  # R
+    chosen = logs[rows, choice.tokens.flatten()].view(sources, beams, 1)
+    history, scores = live.history, live.scores
+    if beams > 1:
+        index = choice.parents[..., None].expand(-1, -1, history.size(-1))
+        history, scores = history.gather(1, index), scores.gather(1, index)
+    extended = replace(
+        live,
+        history=torch.cat((history[..., 1:], choice.tokens[..., None]), -1),
+        scores=torch.cat((scores[..., 1:], chosen), -1),
+        totals=choice.totals,
+        lengths=live.lengths + 1,
+        drawn=(live.drawn + 1).clamp(max=history.size(-1) - 1),  # a recorded search steps on after its end
     )
+    return extended, None if beams == 1 else rows
 
 
-def _forced(logits: Tensor, begin: Padded) -> tuple[Tensor, Tensor]:
-    """The prefix without <s> and the log-probabilities of its tokens, both padded on the left: B P."""
+def _set_aside(live: Live, strategy: Strategy) -> Live:
+    """Moves rows that ended, or reached the greatest length, out of the beam and among the finished."""
+    alive = live.totals > -torch.inf
+    ended = alive & (live.history[..., -1] == EOS)
+    over = ended | (alive & (live.lengths >= live.longest)[:, None])
+    lengths = live.lengths[:, None].expand_as(over)
+    ranks = strategy.rank(live.totals, lengths).masked_fill(~over, -torch.inf)
+    found = live.finished.join(Paths(live.history, live.scores, ranks, lengths, ended))
+    return replace(live, finished=found.best(strategy.width), totals=live.totals.masked_fill(over, -torch.inf))
+
+
+def _settle(live: Live, strategy: Strategy) -> Live:
+    """A source is done when no row lives, or none could still enter the best N."""
+    finished = live.finished
+    floor = finished.ranks.masked_fill(~finished.complete, -torch.inf).amin(1)  # B: the rank a newcomer must beat
+    best = strategy.bound(live.totals, live.longest).amax(1)
+    return replace(live, totals=live.totals.masked_fill((best <= floor)[:, None], -torch.inf))
+
+
+def _begin(model: Transducer, strategy: Strategy, given: Given, most: int, room: int) -> tuple[Live, Tensor]:
+    """The search before its first choice, and the scores (R V) to choose by."""
+    size, device, width = given.batch.size, given.batch.device, strategy.width
+    first = torch.full((size, 1), BOS, device=device)
+    begin, mask = Padded(first, torch.ones_like(first, dtype=torch.bool)), None
+    if given.prefix is not None:
+        values = torch.cat((first, given.prefix.values), 1)
+        begin = Padded(values, torch.cat((begin.mask, given.prefix.mask), 1))
+        mask = begin.mask
+    step = model.advance(begin.values, model.start(given.batch), mask)
+    last = begin.mask.sum(1) - 1  # B
+    history, scores = _forced(step.logits, begin, max(most, begin.values.size(1)))
+    none = torch.full((size, width, history.size(1)), PAD, device=device)
+    empty = torch.zeros(size, width, device=device)
+    live = Live(
+        state=model.reserve(step.state, room, width).repeat(width),
+        history=history[:, None].repeat(1, width, 1),
+        scores=scores[:, None].repeat(1, width, 1),
+        totals=strategy.begin(size, device) + scores.sum(1, keepdim=True),
+        lengths=last,
+        longest=given.longest,
+        drawn=torch.zeros_like(last),
+        finished=Paths(none, torch.zeros_like(none, dtype=torch.float), empty - torch.inf, empty.long(), empty.bool()),
+        noise=given.noise,
+    )
+    return live, step.logits[torch.arange(size, device=device), last].repeat_interleave(width, 0)
+
+
+def _forced(logits: Tensor, begin: Padded, room: int) -> tuple[Tensor, Tensor]:
+    """The prefix without <s> and the log-probabilities of its tokens, both padded on the left: B L."""
     tokens, real = begin.values[:, 1:], begin.mask[:, 1:]
     scores = logits[:, :-1].float().log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
-    shift = (~real).sum(1, keepdim=True)
-    index = (torch.arange(tokens.size(1), device=tokens.device) - shift) % max(tokens.size(1), 1)
-    moved = real.gather(1, index)
-    return tokens.gather(1, index).masked_fill(~moved, PAD), scores.gather(1, index).masked_fill(~moved, 0.0)
+    # Column j of the result is column j - (room - length) of the prefix, where that exists.
+    index = torch.arange(room, device=tokens.device) - (room - real.sum(1, keepdim=True))  # B L
+    empty = index < 0
+    if not tokens.size(1):
+        return torch.full_like(index, PAD), torch.zeros_like(index, dtype=torch.float)
+    index = index.clamp(min=0)
+    return tokens.gather(1, index).masked_fill(empty, PAD), scores.gather(1, index).masked_fill(empty, 0.0)
 
 
 def _draw(seeds: Sequence[int], steps: int, width: int) -> Tensor:
@@ -132,50 +271,11 @@ def _draw(seeds: Sequence[int], steps: int, width: int) -> Tensor:
     )  # B L N
 
 
-def _choose(live: Live, strategy: Strategy, rules: Sequence[Rule], noise: Tensor | None) -> Choice:
-    live.logits = live.logits.float().log_softmax(-1)  # R V
-    scores = NEVER.apply(live.logits.clone(), live.history)
-    for rule in rules:
-        scores = rule.apply(scores, live.history.flatten(0, 1))
-    return strategy.choose(live.totals, scores.view(*live.totals.shape, -1), noise)
-
-
-def _extend(live: Live, choice: Choice) -> Tensor | None:
-    """Appends the chosen tokens; gives the rows to reorder the state by, None where the order stays."""
-    sources, beams = choice.parents.shape
-    offsets = torch.arange(sources, device=choice.parents.device)[:, None] * beams
-    rows = (choice.parents + offsets).flatten()  # R
-    chosen = live.logits[rows, choice.tokens.flatten()].view(sources, beams, 1)
-    index = choice.parents[..., None].expand(-1, -1, live.history.size(-1))
-    live.history = torch.cat((live.history.gather(1, index), choice.tokens[..., None]), -1)
-    live.token_scores = torch.cat((live.token_scores.gather(1, index), chosen), -1)
-    live.totals, live.lengths = choice.totals, live.lengths + 1
-    return None if beams == 1 else rows
-
-
-def _set_aside(live: Live, strategy: Strategy, finished: list[list[Hypothesis]], cut: list[list[Hypothesis]]) -> None:
-    """Moves rows that ended, or reached the greatest length, out of the beam."""
-    alive = live.totals > -torch.inf
-    ended = alive & (live.history[..., -1] == EOS)
-    over = ended | (alive & (live.lengths >= live.longest)[:, None])
-    if not over.any():
-        return
-    facts = (live.sources[:, None], live.lengths[:, None], ended, live.totals)
-    numbers = [fact.expand_as(over)[over].tolist() for fact in facts]
-    rows = zip(*numbers, live.history[over].tolist(), live.token_scores[over].tolist(), strict=True)
-    for source, length, whole, total, ids, scores in rows:
-        hypothesis = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), strategy.rank(total, length), whole)
-        (finished if whole else cut)[source].append(hypothesis)
-    live.totals = live.totals.masked_fill(over, -torch.inf)
-
-
-def _left(live: Live, strategy: Strategy, finished: list[list[Hypothesis]]) -> Tensor:
-    """B: which sources go on: some row lives, and could still enter the best N."""
-    best = strategy.bound(live.totals, live.longest).amax(1)  # B
-    floors = [_floor(finished[source], strategy.width) for source in live.sources.tolist()]
-    return best > torch.tensor(floors, device=best.device, dtype=best.dtype)
-
-
-def _floor(hypotheses: list[Hypothesis], width: int) -> float:
-    """The rank a newcomer must beat: the N-th best so far."""
-    return -math.inf if len(hypotheses) < width else sorted(one.rank for one in hypotheses)[-width]
+def _collect(paths: Paths, sources: Tensor, results: list[list[Hypothesis]], best: int | None) -> None:
+    """Finished paths, brought to the host in one go, as the hypotheses of their sources."""
+    columns = [values[:, :best].tolist() for values in vars(paths).values()]
+    for source, *rows in zip(sources.tolist(), *columns, strict=True):
+        for ids, scores, rank, length, complete in zip(*rows, strict=True):
+            if rank > -torch.inf:
+                kept = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), rank, complete)
+                results[source].append(kept)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from transduce.contracts import Rule
-from transduce.flow import BOS, EOS, PAD
+from transduce.flow import EOS, PAD
 
 
 class MinLength(Rule):
@@ -46,7 +46,7 @@ class RepetitionPenalty(Rule):
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
         said = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, history, True)
-        said[:, [PAD, BOS, EOS]] = False
+        said[:, : EOS + 1] = False  # <pad>, <s> and </s>
         return torch.where(said, scores * self.penalty, scores)
 
 
@@ -55,7 +55,9 @@ class Ban(Rule):
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
+        self._on: dict[torch.device, Tensor] = {}  # the same there: a recorded step cannot fetch them from the host
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
-        scores[:, self.tokens] = -torch.inf
-        return scores
+        if scores.device not in self._on:
+            self._on[scores.device] = torch.tensor(self.tokens, device=scores.device)
+        return scores.index_fill_(1, self._on[scores.device], -torch.inf)

@@ -7,14 +7,32 @@ from torch import Tensor
 
 from transduce.contracts import Choice, Count, Strategy
 
+GROUP = 128
+
+
+def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best of the last axis, and where: by the best of each group first, which reads the axis once."""
+    size = scores.size(-1)
+    groups = size // GROUP
+    if groups <= 4 * count:
+        return scores.topk(count)
+    head = scores[..., : groups * GROUP].unflatten(-1, (groups, GROUP))
+    chosen = head.amax(-1).topk(count).indices  # ... M: no other group holds one of the best
+    found = head.gather(-2, chosen[..., None].expand(*chosen.shape, GROUP))  # ... M GROUP
+    places = chosen[..., None] * GROUP + torch.arange(GROUP, device=scores.device)
+    rest = torch.arange(groups * GROUP, size, device=scores.device).expand(*scores.shape[:-1], -1)
+    values = torch.cat((found.flatten(-2), scores[..., groups * GROUP :]), -1)
+    best, index = values.topk(count)
+    return best, torch.cat((places.flatten(-2), rest), -1).gather(-1, index)
+
 
 class Greedy(Strategy):
     """the best token at every step"""
 
     width = 1
 
-    def begin(self, sources: int) -> Tensor:
-        return torch.zeros(sources, 1)
+    def begin(self, sources: int, device: torch.device) -> Tensor:
+        return torch.zeros(sources, 1, device=device)
 
     def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
         best, tokens = scores.max(-1)  # B 1
@@ -27,18 +45,19 @@ class Beam(Strategy):
     def __init__(self, *, width: Count = 5, length_penalty: float = 1.0) -> None:
         self.width, self.length_penalty = width, length_penalty
 
-    def begin(self, sources: int) -> Tensor:
-        totals = torch.full((sources, self.width), -torch.inf)
+    def begin(self, sources: int, device: torch.device) -> Tensor:
+        totals = torch.full((sources, self.width), -torch.inf, device=device)
         totals[:, 0] = 0  # the rows are still equal: only one of them may have children
         return totals
 
     def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
-        size = scores.size(-1)
-        best, index = (totals[..., None] + scores).flatten(1).topk(self.width)  # B N
-        return Choice(index // size, index % size, best)
+        # The best of all rows are among the best of each: V is read once, by row.
+        best, tokens = top(scores, min(self.width, scores.size(-1)))  # B N M
+        best, index = (totals[..., None] + best).flatten(1).topk(self.width)  # B N
+        return Choice(index // tokens.size(-1), tokens.flatten(1).gather(1, index), best)
 
-    def rank(self, total: float, length: int) -> float:
-        return float(total / length**self.length_penalty)
+    def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
+        return totals / lengths**self.length_penalty
 
     def bound(self, totals: Tensor, longest: Tensor) -> Tensor:
         # A total only falls, and a penalty divides it by at most the greatest length.
@@ -53,8 +72,8 @@ class Sample(Strategy):
     def __init__(self, *, width: Count = 1, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> None:
         self.width, self.temperature, self.top_k, self.top_p = width, temperature, top_k, top_p
 
-    def begin(self, sources: int) -> Tensor:
-        return torch.zeros(sources, self.width)
+    def begin(self, sources: int, device: torch.device) -> Tensor:
+        return torch.zeros(sources, self.width, device=device)
 
     def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
         assert noise is not None

@@ -17,6 +17,8 @@ from transduce.layers.embedding import Embedding
 class ConvolutionalEncoder(Encoder):
     """z^l = (glu(conv(z^{l-1})) + z^{l-1}) sqrt(1/2), and what is read is (z^L + e) sqrt(1/2) (Gehring 2017)"""
 
+    steady = True
+
     def __init__(
         self,
         embedding: Embedding,

@@ -15,6 +15,7 @@ class TransformerEncoder(Blocks, Encoder):
     """self-attention and feed-forward blocks, all positions at once (Vaswani 2017)"""
 
     causal = False
+    steady = True
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"

@@ -39,7 +39,7 @@ class GuidedAlignment(Objective):
         links = gold_weights(batch.extra["alignment"], weights)
         astray = -(links * weights.clamp_min(SMALLEST).log()).sum()
         parts = {"nll": found.nll.detach(), "alignment": astray.detach()}
-        return Loss(found.smoothed + self.weight * astray, self.count(batch), parts)
+        return Loss(found.smoothed + self.weight * astray, parts)
 
     def _weights(self, attention: Attention | None) -> Tensor:
         if attention is None or attention.cross is None:

@@ -60,7 +60,7 @@ class AttentionPenalty(Objective):
         assert batch.source is not None
         cost = PENALTIES[self.penalty](weights * batch.inputs.mask[..., None], batch.source.mask)
         parts = {"nll": found.nll.detach(), "penalty": cost.detach()}
-        return Loss(found.smoothed + self.weight * cost, self.count(batch), parts)
+        return Loss(found.smoothed + self.weight * cost, parts)
 
 
 def doubly_stochastic(weights: Tensor, mask: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Contrastive(Objective):
         if self.symmetric:
             total = (total + _told_apart(fit.T, batch.source)) / 2
         right = (fit.argmax(-1) == torch.arange(len(fit), device=fit.device)).sum()
-        return Loss(total, self.count(batch), {"right": right})
+        return Loss(total, {"right": right})
 
     def count(self, batch: Batch) -> int:
         return batch.size

@@ -17,10 +17,10 @@ class Ctc:
     """
 
     def __call__(self, logits: Tensor, mask: Tensor, target: Padded) -> Loss:
-        """logits (B S V), mask (B S), target (B T) without <s> and </s>; the count is the target tokens."""
+        """logits (B S V), mask (B S), target (B T) without <s> and </s>."""
         scores = log_probabilities(logits).transpose(0, 1)  # S B V
         rows, lengths = mask.sum(1), target.mask.sum(1)  # B
         total = F.ctc_loss(scores, target.values, rows, lengths, blank=PAD, reduction="sum", zero_infinity=True)
         twice = (target.values[:, 1:] == target.values[:, :-1]) & target.mask[:, 1:]  # a blank must stand between
         impossible = (rows < lengths + twice.sum(1)).sum()
-        return Loss(total, int(lengths.sum()), {"nll": total.detach(), "impossible": impossible})
+        return Loss(total, {"nll": total.detach(), "impossible": impossible})

@@ -48,4 +48,4 @@ class Distillation(Objective):
         softened = log_probabilities(logits / self.temperature)
         apart = self.temperature**2 * divergence(wanted, softened, gold.mask)
         total = torch.lerp(found.smoothed, apart, self.weight)
-        return Loss(total, self.count(batch), {"nll": found.nll.detach(), "divergence": apart.detach()})
+        return Loss(total, {"nll": found.nll.detach(), "divergence": apart.detach()})

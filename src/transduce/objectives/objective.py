@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transduce.contracts import Normaliser
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
+from transduce.objectives.smoothed import IGNORED, Smoothed
 
-IGNORED = -100  # where the target is padding
 Model = Callable[[Batch], Step]
 Share = Annotated[float, Ge(0), Le(1)]
 Weight = Annotated[float, Ge(0), Le(1e6)]
@@ -27,15 +27,15 @@ Sharpness = Annotated[float, Gt(0), Le(1e6)]  # of a softmax: a temperature, or 
 class Loss:
     """Sums, never means: whoever adds slices up divides once, by the count of the whole update."""
 
-    total: Tensor  # scalar: what is differentiated
-    count: int  # what the total is a sum over: real target tokens
-    parts: dict[str, Tensor]  # scalars without gradient, sums over the same count; `nll` gives the perplexity
+    total: Tensor  # scalar: what is differentiated, a sum over what the objective counts
+    parts: dict[str, Tensor]  # scalars without gradient, sums over the same; `nll` gives the perplexity
 
 
 class Objective(ABC):
     """What training makes small. A new one is a class in this folder and a row on its shelf."""
 
     parts: tuple[str, ...] = ("nll",)  # the names in Loss.parts, known before the first batch
+    steady: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
     vectors: bool = False  # True: the model gives vectors (model.Vectors), not a step of tokens
 
     @abstractmethod
@@ -60,6 +60,12 @@ class Objective(ABC):
     def count(self, batch: Batch) -> int:
         """What the total of this batch is a sum over, known from the batch alone, so processes need not ask."""
         return int(batch.gold.mask.sum())
+
+
+def cross_entropy(logits: Tensor, gold: Padded, label_smoothing: float) -> Likelihood:
+    """`likelihood` straight from the scores of tokens (R T V), which are read once and need no copy."""
+    truth = gold.values.where(gold.mask, IGNORED).flatten()  # R*T
+    return Likelihood(*Smoothed.apply(logits.flatten(0, 1), truth, label_smoothing))
 
 
 @dataclass(frozen=True)

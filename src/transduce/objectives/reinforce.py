@@ -66,7 +66,7 @@ class Reinforce(Objective):
         draws = step.attention.cross.float().sum(-1)  # B L H T
         taught = (advantage[:, None, None] * (draws - draws.detach())).sum()
         parts = {"nll": found.nll.detach(), "baseline": missed.detach()}
-        return Loss(found.smoothed - self.weight * taught + missed, self.count(batch), parts)
+        return Loss(found.smoothed - self.weight * taught + missed, parts)
 
     def _guess(self, step: Step, reward: Tensor) -> Tensor:
         """B T: what the baseline expects before each draw; 0 where there is no baseline."""

@@ -86,7 +86,7 @@ class MinimumRisk(Objective):
         risk = ((table.softmax(-1) * costs).sum(-1) * tokens).sum()
         nll = -totals[places == 0].sum()
         parts = {"nll": nll.detach(), "risk": risk.detach()}
-        return Loss(torch.lerp(nll, risk, self.weight), self.count(batch), parts)
+        return Loss(torch.lerp(nll, risk, self.weight), parts)
 
     def _candidates(self, model: Transducer, batch: Batch) -> Candidates:
         """Samples drawn by the one search; a sample depends on the example and the update, not on its neighbours."""

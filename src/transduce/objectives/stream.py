@@ -33,7 +33,7 @@ class WholeStream(Objective):
     def __call__(self, model: Model, batch: Batch) -> Loss:
         whole = joined(batch)
         found = likelihood(log_probabilities(model(whole).logits), whole.gold, self.label_smoothing)
-        return Loss(found.smoothed, self.count(batch), {"nll": found.nll.detach()})
+        return Loss(found.smoothed, {"nll": found.nll.detach()})
 
     def count(self, batch: Batch) -> int:
         return int(joined(batch).gold.mask.sum())

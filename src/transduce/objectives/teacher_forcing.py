@@ -19,6 +19,7 @@ from transduce.objectives.objective import (
     Objective,
     Share,
     Weight,
+    cross_entropy,
     divergence,
     likelihood,
     log_probabilities,
@@ -30,12 +31,14 @@ NEVER_READ = [PAD, BOS, EOS]  # nothing follows them, so a decoder never meets t
 class CrossEntropy(Objective):
     """label-smoothed cross-entropy under teacher forcing (Szegedy 2016)"""
 
+    steady = True
+
     def __init__(self, *, label_smoothing: Rate = 0.1) -> None:
         self.label_smoothing = label_smoothing
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        found = likelihood(log_probabilities(model(batch).logits), batch.gold, self.label_smoothing)
-        return Loss(found.smoothed, self.count(batch), {"nll": found.nll.detach()})
+        found = cross_entropy(model(batch).logits, batch.gold, self.label_smoothing)
+        return Loss(found.smoothed, {"nll": found.nll})
 
 
 class RDrop(Objective):
@@ -46,6 +49,7 @@ class RDrop(Objective):
     """
 
     parts = ("nll", "divergence")
+    steady = True
 
     def __init__(self, *, weight: Weight = 5.0, label_smoothing: Rate = 0.1) -> None:
         self.weight, self.label_smoothing = weight, label_smoothing
@@ -57,7 +61,7 @@ class RDrop(Objective):
         apart = (divergence(first, second, gold.mask) + divergence(second, first, gold.mask)) / 2
         total = (one.smoothed + two.smoothed + self.weight * apart) / 2
         parts = {"nll": ((one.nll + two.nll) / 2).detach(), "divergence": apart.detach()}
-        return Loss(total, self.count(batch), parts)
+        return Loss(total, parts)
 
 
 class ScheduledSampling(Objective):
@@ -92,9 +96,9 @@ class ScheduledSampling(Objective):
         return now
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        scores = log_probabilities(model(self._mixed(model, batch)).logits)
-        found = likelihood(scores, batch.gold, self.label_smoothing)  # the gold stays, whatever was read
-        return Loss(found.smoothed, self.count(batch), {"nll": found.nll.detach()})
+        logits = model(self._mixed(model, batch)).logits
+        found = cross_entropy(logits, batch.gold, self.label_smoothing)  # the gold stays, whatever was read
+        return Loss(found.smoothed, {"nll": found.nll})
 
     @torch.no_grad()
     def _mixed(self, model: Model, batch: Batch) -> Batch:

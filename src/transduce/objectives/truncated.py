@@ -10,7 +10,7 @@ import torch
 from transduce.contracts import Count, Rate
 from transduce.flow import Batch, Padded, State, map_tensors
 from transduce.model import Transducer
-from transduce.objectives.objective import Loss, Model, Objective, likelihood, log_probabilities
+from transduce.objectives.objective import Loss, Model, Objective, cross_entropy
 
 
 class Truncated(Objective):
@@ -20,6 +20,8 @@ class Truncated(Objective):
     tokens alone: truncated back-propagation through time, with the state carried over (Mikolov 2010). What a decoder
     keeps in `fixed` (its memory of a source) is read by every window, and its gradient is not cut.
     """
+
+    steady = True
 
     def __init__(self, *, window: Count = 64, label_smoothing: Rate = 0.0) -> None:
         self.window, self.label_smoothing = window, label_smoothing
@@ -33,10 +35,10 @@ class Truncated(Objective):
             now = slice(begin, begin + self.window)
             step = network.advance(inputs.values[:, now], state)
             asked = Padded(gold.values[:, now], gold.mask[:, now])
-            found = likelihood(log_probabilities(step.logits), asked, self.label_smoothing)
-            total, nll = total + found.smoothed, nll + found.nll.detach()
+            found = cross_entropy(step.logits, asked, self.label_smoothing)
+            total, nll = total + found.smoothed, nll + found.nll
             state = cut(step.state)
-        return Loss(total, self.count(batch), {"nll": nll})
+        return Loss(total, {"nll": nll})
 
 
 def cut(state: State) -> State:

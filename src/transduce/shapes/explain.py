@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from transduce.build import build_model, complete_recipe, count_parameters, own_parts
+from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.choose import recipe_for
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, Step
@@ -18,6 +18,7 @@ from transduce.run import Run
 from transduce.shapes.letters import Row, Scribe
 from transduce.shapes.recorder import Recorder, say
 from transduce.shapes.sizes import Sizes, choose_sizes, with_attention
+from transduce.shelves import own_parts
 
 
 def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) -> list[Row]:

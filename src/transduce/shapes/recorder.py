@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from transduce.build import describe
+from transduce.shelves import describe
 
 TORCH = {
     "Linear": "W x + b",

@@ -23,6 +23,7 @@ from transduce.training.keeper import Keeper
 from transduce.training.optimisers import build_optimiser, rate_at
 from transduce.training.prefetch import Prefetch
 from transduce.training.progress import Progress, Window
+from transduce.training.recorded import rounded
 from transduce.training.report import Line, Report, Silent
 from transduce.training.update import Piece, Result, Update, Work, pieces_of
 
@@ -126,11 +127,17 @@ class Trainer:
         while True:
             batch = self.batches.at(position)
             pieces = [
-                Piece(piece.first, piece.batch.to(self.device))
+                Piece(piece.first, self._shaped(piece.batch).to(self.device))
                 for piece in pieces_of(batch, self.processes, self.settings.accumulate)
             ]
             epoch, position = position.epoch, self.batches.after(position)
             yield Fetched(Work(pieces, self.objective.count(batch)), epoch, position, batch.tokens, batch.slots)
+
+    def _shaped(self, batch: Batch) -> Batch:
+        """A piece with few different shapes, where passes are recorded."""
+        if not self.update.records:
+            return batch
+        return rounded(batch, self.settings.batch_tokens // (self.processes.size * self.settings.accumulate))
 
     def _step(self, fetched: Iterator[Fetched], interruption: Interruption) -> None:
         """One update, counted and told."""

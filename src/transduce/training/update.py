@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from transduce.recipe import TrainingRecipe
 from transduce.training.blame import first_bad
 from transduce.training.devices import Processes, autocast, seed_everything
 from transduce.training.optimisers import hold_still, set_rate
+from transduce.training.recorded import Recorder
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
@@ -75,6 +77,15 @@ class _Gradients:
     lost_count: int = 0
 
 
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    """One program for all lengths. An analysis of torch 2.11's compiler fails on such programs, so it is left out."""
+    import torch._inductor.config as compiler
+
+    if hasattr(compiler.triton, "coalesce_tiling_analysis"):
+        compiler.triton.coalesce_tiling_analysis = False
+    return torch.compile(model, dynamic=True)
+
+
 class Update:
     """Makes one update at a time. All processes decide alike, because they decide by numbers they summed."""
 
@@ -89,9 +100,17 @@ class Update:
     ) -> None:
         self.model, self.optimiser, self.objective = model, optimiser, objective
         self.settings, self.processes, self.device = settings, processes, device
-        self.forward = torch.compile(model, dynamic=True) if settings.compile else model
+        self.forward = _compiled(model) if settings.compile else model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.recorder = Recorder(self._pass, self.parameters) if self.records else None
         self.limit = math.inf  # slots of the smallest piece that ever ran out of memory
+
+    @property
+    def records(self) -> bool:
+        """Whether passes are recorded: on a GPU, where nothing in them depends on more than the shapes of a batch."""
+        steady = self.objective.steady and bool(getattr(self.model, "steady", False))
+        wanted = self.settings.record and self.settings.unfreeze is None  # whose gradients come and go
+        return wanted and steady and self.device.type == "cuda"
 
     def __call__(self, work: Work, step: int, rate: float, flags: tuple[bool, ...] = ()) -> Result:
         gradients = self._gradients(work, step)
@@ -114,7 +133,7 @@ class Update:
                 clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
             set_rate(self.optimiser, rate)
             self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self._forget()
         named = dict(zip(self.objective.parts, parts, strict=True))
         lost = self._all_lost(gradients.lost) if lost_count else ()
         return Result(
@@ -137,6 +156,8 @@ class Update:
                 done += 1
                 continue
             self._forget()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
             failed = waiting.pop(done)
             self.limit = min(self.limit, failed.batch.slots)
             result.sums, done = self._no_sums(), 0
@@ -153,14 +174,21 @@ class Update:
         """Adds one piece's gradient; None: out of memory."""
         try:
             seed_everything(self.settings.seed, step, piece.first)
-            with autocast(self.device, self.settings.precision):
-                loss = self.objective.at(step, self.settings.steps)(self.forward, piece.batch)
-            (loss.total / max(count, 1)).backward()
-            return torch.stack([loss.total.detach(), *(loss.parts[name] for name in self.objective.parts)])
+            factor = torch.tensor(1 / max(count, 1), device=self.device)
+            if self.recorder is not None:
+                return self.recorder(piece.batch, factor)
+            return self._pass(piece.batch, factor, self.objective.at(step, self.settings.steps))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not any(phrase in str(error) for phrase in OUT_OF_MEMORY):
                 raise
         return None
+
+    def _pass(self, batch: Batch, factor: Tensor, objective: Objective | None = None) -> Tensor:
+        """Forward and backward: the gradient of the loss, times the factor, is added; the loss and its parts leave."""
+        with autocast(self.device, self.settings.precision):
+            loss = (objective or self.objective)(self.forward, batch)
+        (loss.total * factor).backward()
+        return torch.stack([loss.total.detach(), *(loss.parts[name] for name in self.objective.parts)])
 
     def _fitting(self, piece: Piece) -> Iterator[Piece]:
         """The piece, cut until it is smaller than any that ran out of memory before."""
@@ -174,9 +202,8 @@ class Update:
         return torch.zeros(1 + len(self.objective.parts), device=self.device)
 
     def _forget(self) -> None:
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        """No gradient is left. Recorded passes write theirs to a fixed place, which must stay."""
+        self.optimiser.zero_grad(set_to_none=self.recorder is None or not self.recorder.recordings)
 
     def _all_lost(self, own: list[int]) -> tuple[int, ...]:
         lists = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]

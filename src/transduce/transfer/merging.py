@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transduce import build
+from transduce import build, shelves
 from transduce.errors import InputError
 from transduce.recipe import InitRecipe, Recipe
 from transduce.run import Run
@@ -36,7 +36,7 @@ def weights_of(run: Run, recipe: Recipe, names: Collection[str] | None = None) -
 
 
 def _names(run: Run, recipe: Recipe) -> list[str]:
-    if own := build.own_parts(recipe):
+    if own := shelves.own_parts(recipe):
         raise InputError(
             f"this model needs code of its own: {', '.join(own)}",
             where=str(run.recipe_file),

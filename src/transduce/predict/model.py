@@ -1,107 +1,63 @@
-"""A run directory in, a model out that reads and writes raw text: generate, score, logits, explain."""
+"""Raw text in, what a trained network makes of it out: generate, score, embed, explain, logits."""
 
 from __future__ import annotations
 
-import math
-import pathlib
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from transduce import build
-from transduce.contracts import Scored
+from transduce.contracts import Rule, Scored, Strategy
 from transduce.data.batching import collate, ordered
 from transduce.data.running import measure
 from transduce.data.text import Tokenizer
 from transduce.data.unknowns import encode_sources, encode_targets, unknown_words
 from transduce.decoding.filling import Filling
+from transduce.decoding.graphs import Graphs
 from transduce.decoding.loop import search
 from transduce.decoding.scoring import score as score_batch
 from transduce.errors import InputError
-from transduce.explain.alignment import Link, links, to_words
 from transduce.explain.page import Explained
 from transduce.explain.reread import Path, Rereader
 from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.language import go_on, score_running
 from transduce.model import Embedder, EncoderOnly, Transducer, speechless
-from transduce.recipe import GenerationRecipe, Recipe, explain_error
-from transduce.run import Run
-from transduce.training.devices import pick_device
-from transduce.transfer.merging import weights_of
+from transduce.predict.limits import change_settings, reach
+from transduce.predict.results import PairScore, Prediction
+from transduce.predict.texts import check_texts
+from transduce.predict.workers import spread
+from transduce.recipe import GenerationRecipe, Recipe
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model made of one line. `score` is the sum of `token_scores` (natural logarithms)."""
-
-    source: str
-    text: str
-    tokens: tuple[str, ...]  # the closing </s> included
-    token_scores: tuple[float, ...]
-    complete: bool = True  # False: cut at the greatest length
-    source_cut: bool = False  # True: the source was longer than `max_source` tokens
-    nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
-    path: Path | None = field(default=None, repr=False, compare=False)
-    model: Model | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def score(self) -> float:
-        return sum(self.token_scores)
-
-    @cached_property
-    def explained(self) -> Explained | None:
-        """The chosen path read once more, with the attention of every layer and head; None for an empty line."""
-        return None if self.model is None else self.model.reread([self])[0]
-
-    @property
-    def attention(self) -> np.ndarray | None:
-        """L H T S, exact; None where the decoder does not attend to the source."""
-        return None if self.explained is None else self.explained.attention
-
-    @property
-    def alignment(self) -> list[Link]:
-        """(source word, target word): each word of the output with the one it looked at most."""
-        if self.explained is None or self.explained.attention is None:
-            return []
-        return links(to_words(self.explained.map()))
-
-
-@dataclass(frozen=True)
-class PairScore:
-    """How probable a target is, given its source."""
-
-    tokens: tuple[str, ...]
-    token_scores: tuple[float, ...]
-
-    @property
-    def score(self) -> float:
-        return sum(self.token_scores)
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(-self.score / len(self.token_scores))
+Chooser = tuple[Strategy, tuple[Rule, ...]]
 
 
 class Model:
     """A trained network with its tokenizers."""
 
-    def __init__(self, network: Transducer, source: Tokenizer, target: Tokenizer, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        network: Transducer,
+        source: Tokenizer,
+        target: Tokenizer,
+        recipe: Recipe,
+        *,
+        parameters: int | None = None,  # of the network as it was trained, where its weights are packed now
+        graphs: Graphs | None = None,  # recorded steps of generation: for weights that stay where they are, on a GPU
+    ) -> None:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
+        self.parameters = build.count_parameters(network) if parameters is None else parameters
+        self.graphs = graphs
+        self._choosers: dict[GenerationRecipe, Chooser] = {}
 
     @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
-
-    @property
-    def parameters(self) -> int:
-        return build.count_parameters(self.network)
 
     @property
     def sourceless(self) -> bool:
@@ -115,44 +71,26 @@ class Model:
 
     @cached_property
     def _reach(self) -> tuple[int, int]:
-        """Most tokens of a source and of a target: learned positions end somewhere."""
-        ends: dict[bool, list[int]] = {True: [2**31], False: [2**31]}  # of the decoder, of the rest
-        for name, part in self.network.named_modules():
-            if isinstance(longest := getattr(part, "longest", None), int):
-                ends[name.startswith("decoder")].append(longest)
-        target = min(ends[True])
-        if self.sourceless:
-            return 0, target
-        # One place is for the closing </s>; a decoder alone keeps half of its places for the target.
-        alone = self.recipe.model.encoder is None
-        return (target // 2 - 1, target // 2) if alone else (min(ends[False]) - 1, target)
+        return reach(self.network, alone=self.recipe.model.encoder is None, sourceless=self.sourceless)
 
     def settings(self, /, **changes: Any) -> GenerationRecipe:
         """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
-        known = self.recipe.generation.model_dump()
-        changes = {name: value for name, value in changes.items() if value is not None}
-        try:
-            chosen = GenerationRecipe.model_validate({**known, **changes})
-        except ValidationError as error:
-            raise explain_error(error, "generate", known) from None
-        if changes.get("strategy") == "sample" and "beam" not in changes:
-            # One draw for each hypothesis asked for: the likeliest of several would be no fair sample.
-            return chosen.model_copy(update={"beam": 1})
-        several = chosen.nbest > 1 or ("beam" in changes and chosen.beam > 1)
-        if chosen.strategy == "greedy" and several and "strategy" not in changes:
-            return chosen.model_copy(update={"strategy": "beam"})
-        return chosen
+        return change_settings(self.recipe.generation, changes)
 
     def generate(
-        self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, **settings: Any
+        self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, workers: int = 1, **settings: Any
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
+
+        With several workers so many batches are read at a time, on one core each: for many lines on a CPU.
 
         To a language model a line is the beginning of the text that it writes; an empty one is none.
         """
         chosen = self.settings(**settings)
         check_texts("generate", texts)
         if self.sourceless:
+            if workers > 1:
+                raise InputError("a language model writes with one worker", remedy="leave workers out")
             return self._continue(texts, prefixes, chosen)
         if prefixes is not None:
             check_texts("generate", prefixes)
@@ -164,14 +102,18 @@ class Model:
         encoded = self._read([texts[number] for number in busy])
         sources = dict(zip(busy, (ids[:most] for ids in encoded), strict=True))
         uncut = dict(zip(busy, map(len, encoded), strict=True))
-        for rows in ordered([len(sources[number]) for number in busy], chosen.batch_tokens):
-            numbers = [busy[row] for row in rows]
+
+        def find(numbers: list[int]) -> list[list[Hypothesis]]:
             begun = None
             if prefixes is not None:
                 begun = encode_targets(
                     self.target, [prefixes[number] for number in numbers], [texts[number] for number in numbers]
                 )
-            found = self.search_ids([sources[number] for number in numbers], begun, chosen, numbers)
+            return self.search_ids([sources[number] for number in numbers], begun, chosen, numbers)
+
+        planned = ordered([len(sources[number]) for number in busy], chosen.batch_tokens)
+        batches = [[busy[row] for row in rows] for rows in planned]
+        for numbers, found in zip(batches, spread(find, batches, workers, self.device), strict=True):
             for number, hypotheses in zip(numbers, found, strict=True):
                 cut = uncut[number] > len(sources[number])
                 results[number] = self._prediction(texts[number], sources[number], hypotheses[: chosen.nbest], cut)
@@ -203,15 +145,24 @@ class Model:
         lengths = torch.tensor([len(ids) for ids in sources])
         longest = (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self._reach[1])).long()
         asked = Filling(self.network) if isinstance(self.network, EncoderOnly) and self._masked else self.network
+        strategy, rules = self._chooser(settings)
         return search(
             asked,
             batch,
-            build.build_strategy(settings),
+            strategy,
             longest=longest,
-            rules=build.build_rules(settings),
+            rules=rules,
+            best=settings.nbest,
+            graphs=self.graphs,
             prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
             seeds=[(settings.seed * 1_000_003 + number) % 2**63 for number in numbers],
         )
+
+    def _chooser(self, settings: GenerationRecipe) -> Chooser:
+        """One object for the same settings: a recording is found again by it."""
+        if settings not in self._choosers:
+            self._choosers[settings] = build.build_strategy(settings), tuple(build.build_rules(settings))
+        return self._choosers[settings]
 
     @property
     def _masked(self) -> bool:
@@ -332,65 +283,3 @@ class Model:
         fits = Padded(target, torch.ones_like(target, dtype=torch.bool)).to(self.device)
         state = self.network.start(Batch(given, fits))
         return self.network.advance(fits.values, state).logits
-
-
-def check_texts(what: str, texts: Sequence[str]) -> None:
-    """One text alone would be read letter by letter, and what is no text, or no Unicode, cannot be read at all."""
-    if isinstance(texts, str):
-        raise InputError(f"{what} takes a list of texts", remedy=f'write model.{what}(["..."])')
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"text {number} of {len(texts)} is {text!r}", remedy="give strings")
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(f"text {number} of {len(texts)} is not valid Unicode", remedy="write it in UTF-8")
-
-
-def load(path: str | pathlib.Path, *, device: str = "auto", own_parts: bool = False) -> Model:
-    """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed."""
-    run = Run(pathlib.Path(path))
-    recipe = run.recipe()
-    if (own := build.own_parts(recipe)) and not own_parts:
-        raise InputError(
-            f"this model needs code of its own: {', '.join(own)}",
-            where=str(run.recipe_file),
-            remedy="load it with own_parts=True (--own-parts) if you trust that code",
-        )
-    recipe = build.complete_recipe(recipe, str(run.recipe_file))
-    source, target = run.tokenizers()
-    network = build.build_model(recipe.model, source.size, target.size, source.starts)
-    fill_weights(network, weights_of(run, recipe, list(network.state_dict())), str(run.folder))
-    return Model(network.to(pick_device(device)), source, target, recipe)
-
-
-def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Copies weights in; a name or shape that does not fit is told in words. What was learned beside stays aside."""
-    own = network.state_dict()
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("beside.")}
-    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-    if missing or extra:
-        raise InputError(
-            f"weights do not fit the recipe: missing {missing[:3]}, not used {extra[:3]}",
-            where=where,
-            remedy="the recipe is not the one it was trained with",
-        )
-    for name, tensor in own.items():
-        if tensor.shape != weights[name].shape:
-            changed = "tokenizers are" if "embedding" in name or "output" in name else "recipe is"
-            raise InputError(
-                f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(tensor.shape)} in the recipe",
-                where=where,
-                remedy=f"the {changed} not what it was trained with: restore the run directory",
-            )
-    network.load_state_dict(weights)
-
-
-def in_chunks(lines: Iterator[str], size: int = 2000) -> Iterator[list[str]]:
-    """Lines in groups large enough to sort by length, small enough to stream."""
-    chunk: list[str] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

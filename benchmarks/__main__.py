@@ -1,0 +1,47 @@
+"""`python -m benchmarks generate|train`: a table, and JSON under benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks import generate, harness, train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("what", choices=["generate", "train"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--size", default="base")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
+    parser.add_argument("--beams", type=int, nargs="*", default=[1, 5])
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--precision", choices=["float32", "bfloat16", "int8"], default="float32")
+    parser.add_argument("--static", action="store_true", help="also transformers' static cache with torch.compile")
+    parser.add_argument("--tokens", type=int, default=32768, help="train: source and target tokens of a batch")
+    parser.add_argument("--compile", action="store_true", help="train: also compiled")
+    parser.add_argument("--mixed", action="store_true", help="train: rows of different lengths")
+    parser.add_argument("--only", default="all", choices=["all", "ours"])
+    parser.add_argument("--tiny", action="store_true", help="a moment's run, to see that everything works")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    asked = parser.parse_args()
+    device = torch.device(asked.device)
+    if asked.tiny:
+        asked.size, asked.batches, asked.length, asked.repeats, asked.tokens = "test", [1, 3], 8, 2, 512
+    if asked.what == "generate":
+        rows = generate.run(
+            asked.size, asked.batches, asked.beams, asked.length, device, asked.precision, asked.repeats, asked.static
+        )
+    else:
+        bf16 = asked.precision == "bfloat16"
+        rows = train.run(asked.size, asked.tokens, device, bf16, asked.repeats, asked.compile, asked.mixed, asked.only)
+    title = f"{asked.what}-{asked.size}-{device.type}-{asked.precision}"
+    harness.show(title, rows, Console(width=140))
+    harness.write(asked.output / f"{title}.json", title, rows, device)
+
+
+main()

@@ -1,0 +1,102 @@
+"""Generation speed against transformers' generate (and its static cache) and CTranslate2, with the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.ctranslate2 import Translator
+from benchmarks.harness import OURS, Contestant, Measured, measure
+from benchmarks.marian import SIZES, ours, theirs
+from transduce.decoding.graphs import Graphs
+from transduce.decoding.loop import search
+from transduce.decoding.rules import MinLength
+from transduce.decoding.strategies import Beam, Greedy
+from transduce.flow import EOS, Batch, Padded
+from transduce.precision import for_generation
+
+SOURCE = 32  # tokens of each source
+
+
+def run(
+    size: str,
+    batches: list[int],
+    beams: list[int],
+    length: int,
+    device: torch.device,
+    precision: str,
+    repeats: int,
+    static: bool,
+) -> list[Measured]:
+    other = theirs(SIZES[size])
+    own: Any = ours(SIZES[size], other)
+    peers: list[Translator] = []
+    if device.type == "cpu":
+        peers = [Translator(other, kind) for kind in ("float32", "int8")]
+        own = for_generation(own, {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}[precision])
+    else:
+        own = for_generation(own.to(device), {"float32": "fp32", "bfloat16": "bf16"}[precision])
+        other = other.to(device, getattr(torch, precision))
+    rows: list[Measured] = []
+    for count in batches:
+        torch.manual_seed(2)
+        ids = torch.randint(4, SIZES[size].vocabulary, (count, SOURCE), device=device)
+        ids[:, -1] = EOS
+        source = Padded(ids, torch.ones_like(ids, dtype=torch.bool))
+        for beam in beams:
+            rows += measure(
+                f"{size} batch {count} beam {beam}",
+                contestants(own, other, peers, source, beam, length, static),
+                device,
+                repeats,
+            )
+    return rows
+
+
+def contestants(
+    own: Any, other: Any, peers: list[Translator], source: Padded, beam: int, length: int, static: bool
+) -> list[Contestant]:
+    """All make exactly `length` tokens a row, and must make the same ones."""
+    rows, device = len(source), source.values.device
+    strategy = Greedy() if beam == 1 else Beam(width=beam, length_penalty=1.0)
+    longest = torch.full((rows,), length)
+    rules = (MinLength(length),)
+    graphs = Graphs() if device.type == "cuda" else None
+    said: dict[str, list[list[int]]] = {}
+
+    def run_ours() -> int:
+        found = search(own, Batch(source), strategy, longest=longest, rules=rules, best=1, graphs=graphs)
+        said[OURS] = [list(row[0].ids) for row in found]
+        return rows * length
+
+    def run_theirs(name: str, **options: Any) -> int:
+        ids = other.generate(
+            input_ids=source.values,
+            attention_mask=source.mask.long(),
+            num_beams=beam,
+            do_sample=False,
+            min_new_tokens=length,
+            max_new_tokens=length,
+            length_penalty=1.0,
+            **options,
+        )
+        said[name] = ids[:, 1:].tolist()
+        return rows * length
+
+    found = [Contestant(OURS, run_ours), Contestant("transformers", lambda: run_theirs("transformers"))]
+    if static and beam == 1:
+        found.append(Contestant("static", lambda: run_theirs("static", cache_implementation="static")))
+    for peer in peers:
+
+        def run_peer(peer: Translator = peer) -> int:
+            said[peer.name] = peer.translate(source.values.tolist(), beam, length)
+            return rows * length
+
+        found.append(Contestant(peer.name, run_peer))
+    for one in found:
+        one.run()
+    for name, lines in said.items():
+        same = sum(a == b for a, b in zip(lines, said["transformers"], strict=True)) / rows
+        print(f"batch {rows} beam {beam}: {same:.1%} of the lines of {name} are those of transformers", flush=True)
+    return found

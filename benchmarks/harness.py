@@ -1,0 +1,95 @@
+"""Contestants in; interleaved repeats, medians, spreads and ratios of the same run out, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+OURS = "transduce"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to do the work. `run` does it once and gives how many tokens it made."""
+
+    name: str
+    run: Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one contestant did in one setting."""
+
+    setting: str
+    name: str
+    tokens_per_second: float  # median over the repeats
+    spread: float  # (slowest - fastest) / median
+    ratio: float | None  # ours to this one, median of the ratios of each repeat
+    peak_memory: int  # bytes on the device, 0 where it is not counted
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(setting: str, contestants: list[Contestant], device: torch.device, repeats: int) -> list[Measured]:
+    """Every repeat runs all of them one after the other, so that a slow minute of the machine meets all alike."""
+    speeds: dict[str, list[float]] = {one.name: [] for one in contestants}
+    peaks = dict.fromkeys(speeds, 0)
+    for one in contestants:
+        for _ in range(2):
+            one.run()
+    for _ in range(repeats):
+        for one in contestants:
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            wait(device)
+            begin = time.perf_counter()
+            tokens = one.run()
+            wait(device)
+            speeds[one.name].append(tokens / (time.perf_counter() - begin))
+            if device.type == "cuda":
+                peaks[one.name] = max(peaks[one.name], torch.cuda.max_memory_allocated(device))
+    ours = speeds.get(OURS)
+    return [
+        Measured(
+            setting,
+            name,
+            median(runs),
+            (max(runs) - min(runs)) / median(runs),
+            None if ours is None or name == OURS else median(a / b for a, b in zip(ours, runs, strict=True)),
+            peaks[name],
+        )
+        for name, runs in speeds.items()
+    ]
+
+
+def machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{torch.get_num_threads()} threads, {platform.machine()}, torch {torch.__version__}"
+
+
+def show(title: str, rows: list[Measured], console: Console) -> None:
+    table = Table("setting", "contestant", "tokens/s", "spread", "ours / it", "peak GB", title=title)
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        peak = f"{row.peak_memory / 1e9:.2f}" if row.peak_memory else ""
+        table.add_row(row.setting, row.name, f"{row.tokens_per_second:,.0f}", f"{row.spread:.0%}", ratio, peak)
+    console.print(table)
+
+
+def write(path: Path, title: str, rows: list[Measured], device: torch.device) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"benchmark": title, "machine": machine(device), "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,108 @@
+"""A run and lines in, an output a line out: generate."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from transduce.commands.arguments import (
+    Beam,
+    Device,
+    Lines,
+    Output,
+    OwnParts,
+    RunArgument,
+    Settings,
+    open_run,
+    read_settings,
+)
+from transduce.commands.output import written_to
+from transduce.errors import InputError
+
+
+def generate(
+    run: RunArgument,
+    file: Lines = "-",
+    output: Output = None,
+    beam: Beam = None,
+    nbest: Annotated[int | None, typer.Option(help="How many hypotheses a line --json gives.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw instead of searching.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line: text, tokens, scores, n-best.")] = False,
+    align: Annotated[bool, typer.Option("--align", help="Word links instead of text: 0-0 1-2.")] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="`source TAB output`: lines to train a student on.")] = False,
+    prefix: Annotated[str | None, typer.Option(help="Text that every output must begin with.")] = None,
+    from_nothing: Annotated[
+        int, typer.Option(min=0, help="A language model writes so many texts from <s> on; no input is read.")
+    ] = 0,
+    settings: Settings = None,
+    precision: Annotated[
+        str, typer.Option(help="On a CPU: auto and fp32 give what was trained; bf16 and int8 round the weights.")
+    ] = "auto",
+    workers: Annotated[int, typer.Option(min=1, help="So many batches at a time, on one core each.")] = 1,
+    device: Device = "auto",
+    own_parts: OwnParts = False,
+) -> None:
+    """Write an output for every line of input: one line in, one line out, in order.
+
+    Examples:
+
+        echo "3. März 2026" | transduce generate runs/demo
+
+        transduce generate runs/demo input.txt --output out.txt --beam 5
+
+        transduce generate runs/demo input.txt --json --nbest 3 --set length_penalty=0.6
+
+        transduce generate runs/large input.txt --precision int8 --workers 2
+
+        transduce generate runs/large input.txt --pairs --output taught.tsv
+
+    A language model takes each line as the beginning of a text, and writes beginning and continuation; an empty line
+    begins from nothing. Line feeds inside an output become spaces, but for --json and --from-nothing.
+
+        echo "To be" | transduce generate runs/book --set temperature=0.8
+
+        transduce generate runs/book --from-nothing 3
+    """
+    from collections import Counter
+
+    from transduce.data.sources import read_lines
+    from transduce.distil import pair_line
+    from transduce.explain.alignment import pharaoh
+    from transduce.predict import in_chunks
+    from transduce.show import as_json, as_line
+
+    model = open_run(run, device, own_parts, precision)
+    chosen = read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
+    model.settings(**chosen)  # a wrong name or value is told before anything is read
+    counts: Counter[str] = Counter()
+    if pairs and (json or align or from_nothing or model.sourceless):
+        raise InputError("--pairs writes sources and outputs, and nothing else", remedy="leave out one of the two")
+    inputs, number = max((corpus.inputs for corpus in model.recipe.data.train), default=1), 0
+    if from_nothing and not model.sourceless:
+        raise InputError("this model needs a source", where="--from-nothing", remedy="give lines to read")
+    lines = iter([""] * from_nothing) if from_nothing else read_lines(file)
+    with written_to(output, "" if from_nothing else file) as stream:
+        for chunk in in_chunks(lines):
+            begun = None if prefix is None else [prefix] * len(chunk)
+            found = model.generate(chunk, prefixes=begun, workers=workers, **chosen)
+            if json or align:
+                model.reread(found)  # all at once, where asking one by one would be slow
+            for one in found:
+                counts["empty lines"] += not one.tokens
+                counts["sources cut to `max_source`"] += one.source_cut
+                counts["outputs cut at the greatest length"] += not one.complete
+                counts["lines without attention, so without links"] += (
+                    align and bool(one.tokens) and one.attention is None
+                )
+                text = one.text if from_nothing else as_line(one.text)
+                written = as_json(one) if json else pharaoh(one.alignment) if align else text
+                number += 1
+                if pairs:
+                    written = pair_line(one.source, text, inputs, f"{file}:{number}")
+                stream.write(written + "\n")
+            stream.flush()
+    for what, count in counts.items():
+        if count:
+            print(f"{what}: {count:,}", file=sys.stderr)

@@ -1,0 +1,110 @@
+"""A step of search and the values it starts from in, the values after the last step out, replayed as a recorded graph.
+
+On a GPU a step is some two hundred small kernels, which take longer to launch from Python than to run. Recorded once
+for a set of shapes, they are launched as one. The same step runs everywhere; only how it is launched differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+G = TypeVar("G")  # what a search begins with
+T = TypeVar("T")  # a search between two steps
+LOOK = 8  # steps between two looks at whether anything goes on: a look waits for the device
+KEPT = 16  # recordings, the newest
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """All tensors in dataclasses, dicts and tuples, in a steady order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if is_dataclass(value):
+        parts = [getattr(value, one.name) for one in fields(value)]
+    else:
+        parts = list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, tuple) else []
+    return [tensor for part in parts for tensor in tensors_of(part)]
+
+
+class Recording(Generic[G, T]):
+    """The beginning and one step of a search, with the buffers they read and write."""
+
+    def __init__(self, begin: Callable[[G], T], step: Callable[[T], T], given: G, *, steady: bool) -> None:
+        self.given = tensors_of(given)
+        self.begin: torch.cuda.CUDAGraph | None = None
+        self.values = warmed(lambda: begin(given))
+        if steady:
+            self.begin = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.begin):
+                self.values = begin(given)  # what it gives lies from now on at the same place
+        self.buffers = tensors_of(self.values)
+        warmed(lambda: step(self.values))
+        self.step = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.step):
+            for buffer, new in zip(self.buffers, tensors_of(step(self.values)), strict=True):
+                if new is not buffer:
+                    buffer.copy_(new)
+
+    def start(self, begin: Callable[[G], T], given: G) -> None:
+        """The buffers as they are before the first step."""
+        if self.begin is None:
+            copy_into(self.buffers, tensors_of(begin(given)))
+        else:
+            copy_into(self.given, tensors_of(given))
+            self.begin.replay()
+
+
+def warmed(run: Callable[[], T]) -> T:
+    """Libraries set themselves up in a first run, which must not be recorded."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        result = run()
+    torch.cuda.current_stream().wait_stream(side)
+    return result
+
+
+def copy_into(buffers: list[Tensor], values: list[Tensor]) -> None:
+    for buffer, value in zip(buffers, values, strict=True):
+        if buffer is not value:
+            buffer.copy_(value)
+
+
+class Graphs:
+    """The recordings of one model, by what was asked and the shapes it was asked for."""
+
+    def __init__(self) -> None:
+        self.recordings: dict[Hashable, Recording[Any, Any]] = {}
+        self.replayed = 0  # steps, so that a test can tell whether anything was replayed
+
+    def run(self, begin: Callable[[G], T], step: Callable[[T], T], given: G, *, key: Hashable, steady: bool) -> T:
+        """Begins, and steps until no source goes on. `steady`: the beginning can be recorded too."""
+        shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(given))
+        recording = self.recordings.pop((key, shapes), None)
+        if recording is None:
+            recording = Recording(begin, step, cloned(given), steady=steady)
+        self.recordings[key, shapes] = recording  # the newest is the last
+        while len(self.recordings) > KEPT:
+            self.recordings.pop(next(iter(self.recordings)))
+        recording.start(begin, given)
+        values: Any = recording.values
+        while bool(values.going.any()):
+            for _ in range(LOOK):
+                recording.step.replay()
+            self.replayed += LOOK
+        return values  # type: ignore[no-any-return]
+
+
+def cloned(value: Any) -> Any:
+    """The same with tensors of its own."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: cloned(getattr(value, one.name)) for one in fields(value)})
+    if isinstance(value, dict):
+        return {name: cloned(part) for name, part in value.items()}
+    return tuple(map(cloned, value)) if isinstance(value, tuple) else value

@@ -1,0 +1,106 @@
+"""A recipe in any form in, one that can be trained out: completed, checked, its files named in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transduce import build, evaluation, transfer
+from transduce.contracts import TextMetric, VectorMetric
+from transduce.errors import InputError, nearest
+from transduce.fitting import gives_vectors
+from transduce.recipe import Corpus, Recipe, parse
+from transduce.recipe import load as load_recipe
+from transduce.run import Run
+
+# What may change when a run goes on; everything else must be as it was.
+CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
+
+
+def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    """A recipe in any form, completed and checked, its files named in full."""
+    if isinstance(recipe, (str, Path)):
+        recipe = load_recipe(recipe)
+    elif not isinstance(recipe, Recipe):
+        recipe = parse(recipe)
+    data = recipe.data
+    sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
+    completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
+    _check_measures(completed)
+    if completed.training.freeze:
+        with torch.device("meta"):  # the names are those of any vocabulary
+            transfer.frozen_names(build.build_model(completed.model, 8, 8), completed.training.freeze)
+    if completed.training.adapters is not None:
+        with torch.device("meta"):
+            transfer.targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
+    named = {name: str(Path(folder).absolute()) for name, folder in completed.init if folder is not None}
+    return _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
+
+
+def _absolute(corpus: Corpus) -> Corpus:
+    """A run must find its data again, wherever it is resumed from."""
+    files = ("path",) if corpus.path is not None else ("source", "target", "alignment")
+    names = [name for name in files if getattr(corpus, name) is not None]
+    return corpus.model_copy(update={name: str(Path(getattr(corpus, name)).absolute()) for name in names})
+
+
+def _with_teacher(recipe: Recipe) -> Recipe:
+    """A teacher is named in full, and missing before anything is made rather than after."""
+    objective = recipe.training.objective
+    if "teacher" not in objective:
+        return recipe
+    run = Run(Path(objective["teacher"]).absolute())
+    run.recipe()
+    named = recipe.training.model_copy(update={"objective": {**objective, "teacher": str(run.folder)}})
+    return recipe.model_copy(update={"training": named})
+
+
+def _check_measures(recipe: Recipe) -> None:
+    """What training watches and ends with must be known before it begins, and before a folder is made for it."""
+    metrics, monitor = recipe.evaluation.metrics, recipe.training.monitor
+    for name in metrics:
+        if name not in evaluation.METRICS:
+            remedy = nearest(name, evaluation.METRICS)
+            raise InputError(f"there is no metric {name!r}", where="evaluation.metrics", remedy=remedy)
+    vectors = gives_vectors(recipe.model)
+    for name in metrics:
+        if issubclass(evaluation.METRICS[name], VectorMetric) != vectors:
+            fitting = [one for one, kind in evaluation.METRICS.items() if issubclass(kind, VectorMetric) == vectors]
+            problem = f"{name} needs {'a model that writes' if vectors else 'the head embedder, which gives vectors'}"
+            remedy = f"set evaluation.metrics to some of: {', '.join(fitting)}"
+            raise InputError(problem, where="evaluation.metrics", remedy=remedy)
+    if recipe.data.form == "text" and recipe.model.encoder is None:
+        texts = [name for name in metrics if issubclass(evaluation.METRICS[name], TextMetric)]
+        if texts:
+            remedy = f"set evaluation.metrics: [{', '.join(build.LANGUAGE_METRICS)}]"
+            problem = f"{texts[0]} compares outputs, and a language model has no source to write one for"
+            raise InputError(problem, where="evaluation.metrics", remedy=remedy)
+    if monitor != "loss" and monitor not in metrics:
+        known = monitor in evaluation.METRICS
+        remedy = f"add {monitor} to evaluation.metrics" if known else nearest(monitor, ["loss", *metrics])
+        raise InputError(f"there is no {monitor!r} to watch", where="training.monitor", remedy=remedy)
+
+
+def continued(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
+    """The saved recipe with the changes that a run may have when it goes on."""
+    old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
+    for key in sorted(old.keys() | new.keys()):
+        section, _, name = key.partition(".")
+        if old.get(key) != new.get(key) and not (section == "training" and name in CHANGEABLE):
+            raise InputError(
+                f"{key} was {old.get(key)!r} when this run began and is {new.get(key)!r} now",
+                where=where,
+                remedy="resume with the recipe it began with, or start a new run",
+            )
+    return wanted
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in content.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        result.update(inner)
+    return result

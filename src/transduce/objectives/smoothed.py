@@ -1,0 +1,71 @@
+"""Scores of tokens and the right ones enter; their label-smoothed cross-entropy leaves, and one gradient of V.
+
+    loss = (1 - eps) (lse - x_gold) + eps (lse - mean x),   d loss / d x_j = p_j - (1 - eps) [j = gold] - eps / V
+
+A plain computation keeps three copies of the scores in fp32, for a vocabulary the largest tensors of a training step.
+Here they are read in the precision they have, a few rows at a time (on a GPU by one kernel), and only lse is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # where the target is padding
+CHUNK = 2**21  # scores turned into fp32 at a time
+
+
+class Smoothed(torch.autograd.Function):
+    """apply(scores (M V), gold (M), label smoothing) -> the smoothed loss and the plain one, sums over the gold."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        sums, plain, smooth = (_wide(scores.new_empty(len(gold))) for _ in range(3))
+        if scores.is_cuda:
+            from transduce.objectives.kernels import read_rows
+
+            read_rows[(len(gold),)](scores, gold, sums, plain, smooth, scores.stride(0), scores.size(1), block=4096)
+        else:
+            for rows in _chunks(scores):
+                part, right = _wide(scores[rows]), gold[rows].clamp(min=0)
+                sums[rows] = part.logsumexp(1)
+                plain[rows] = sums[rows] - part.gather(1, right[:, None]).squeeze(1)
+                smooth[rows] = sums[rows] - part.mean(1)
+        real = gold != IGNORED
+        nll = plain.where(real, 0.0).sum()
+        ctx.save_for_backward(scores, gold, sums)
+        ctx.smoothing = smoothing
+        total = torch.lerp(nll, smooth.where(real, 0.0).sum(), smoothing) if smoothing else nll.clone()
+        ctx.mark_non_differentiable(nll)
+        return total, nll
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        scores, gold, sums = ctx.saved_tensors
+        size, eps = scores.size(1), ctx.smoothing
+        result = torch.empty_like(scores)
+        if scores.is_cuda:
+            from transduce.objectives.kernels import write_rows
+
+            write_rows[(len(gold),)](
+                scores, gold, sums, grads[0], result, scores.stride(0), result.stride(0), size, eps, block=4096
+            )
+            return result, None, None
+        for rows in _chunks(scores):
+            real = (gold[rows] != IGNORED)[:, None]
+            part = (_wide(scores[rows]) - sums[rows, None]).exp_() - eps / size
+            part.scatter_add_(1, gold[rows].clamp(min=0)[:, None], torch.full_like(sums[rows, None], eps - 1))
+            result[rows] = (part.where(real, 0.0) * grads[0]).to(scores.dtype)
+        return result, None, None
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Sums over a vocabulary lose digits in bf16."""
+    return values if values.dtype == torch.double else values.float()
+
+
+def _chunks(scores: Tensor) -> list[slice]:
+    step = max(1, CHUNK // scores.size(1))
+    return [slice(begin, begin + step) for begin in range(0, len(scores), step)]

@@ -1,0 +1,93 @@
+"""A trained matrix in, one packed for fast reading out: W x + b in fp32, bf16 or 8-bit whole numbers."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from transduce.errors import InputError
+
+GREATEST = 127  # of an 8-bit weight
+
+
+class Packed(nn.Module, ABC):
+    """What stands for a linear layer once its weights are packed: it reads, and learns no more."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+
+    @abstractmethod
+    def forward(self, values: Tensor) -> Tensor: ...
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+
+class Float32(Packed):
+    """W x + b with W laid out once as the processor's kernel reads it: the same numbers, to a rounding"""
+
+    kind = torch.float32
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(self.kind), 1)
+        self.bias = None if layer.bias is None else layer.bias.detach().to(self.kind)
+
+    def forward(self, values: Tensor) -> Tensor:
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(values.to(self.kind), self.weight, self.bias, "none", [], "")
+        return made.to(values.dtype)
+
+
+class BFloat16(Float32):
+    """the same with W and x in 16 bits; everything between the matrices stays as it was"""
+
+    kind = torch.bfloat16
+
+
+class Int8(Packed):
+    """x W^T in 8-bit whole numbers, added up in 32 bits: w = s round(w / s), s = max|w| / 127 for each output
+
+    The inputs are rounded as they come, with one scale a call (Jacob 2018), so a row may differ with its neighbours by
+    a rounding. Kernels without the instruction for sums of 8-bit products add pairs in 16 bits, which 8-bit inputs
+    could overflow: there inputs take 7 bits.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        weight = layer.weight.detach().float()
+        scales = (weight.abs().amax(1) / GREATEST).clamp(min=torch.finfo(torch.float).tiny)  # one an output
+        whole = (weight / scales[:, None]).round().to(torch.int8)
+        bias = None if layer.bias is None else layer.bias.detach().float()
+        self.reduced = not has_8bit_sums()
+        self.packed = _pack(whole, scales, bias)
+
+    def forward(self, values: Tensor) -> Tensor:
+        made: Tensor = torch.ops.quantized.linear_dynamic(values, self.packed, self.reduced)
+        return made
+
+
+def has_8bit_sums() -> bool:
+    known = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(known()) if known is not None else False
+
+
+def _pack(whole: Tensor, scales: Tensor, bias: Tensor | None) -> torch.ScriptObject:
+    engines = torch.backends.quantized.supported_engines
+    engine = next((name for name in ("fbgemm", "qnnpack") if name in engines), None)
+    if engine is None:
+        raise InputError("this build of torch has no 8-bit kernels", remedy="choose precision fp32 or bf16")
+    before = torch.backends.quantized.engine
+    with warnings.catch_warnings():  # torch speaks of another library that would do this
+        warnings.simplefilter("ignore")
+        try:
+            torch.backends.quantized.engine = engine
+            zeros = torch.zeros(len(scales), dtype=torch.long)
+            weight = torch._make_per_channel_quantized_tensor(whole, scales, zeros, 0)
+            packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(weight, bias)
+        finally:
+            torch.backends.quantized.engine = before
+    return packed

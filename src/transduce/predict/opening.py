@@ -1,0 +1,65 @@
+"""A run directory in, its model out, with the weights it was trained to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from transduce import build, shelves
+from transduce.decoding.graphs import Graphs
+from transduce.errors import InputError
+from transduce.precision import Precision, for_generation
+from transduce.predict.model import Model
+from transduce.run import Run
+from transduce.training.devices import pick_device
+from transduce.transfer.merging import weights_of
+
+
+def load(
+    path: str | Path, *, device: str = "auto", precision: Precision | None = None, own_parts: bool = False
+) -> Model:
+    """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed.
+
+    With a precision, the network is one for generation: its weights are packed, and learn no more.
+    """
+    run = Run(Path(path))
+    recipe = run.recipe()
+    if (own := shelves.own_parts(recipe)) and not own_parts:
+        raise InputError(
+            f"this model needs code of its own: {', '.join(own)}",
+            where=str(run.recipe_file),
+            remedy="load it with own_parts=True (--own-parts) if you trust that code",
+        )
+    recipe = build.complete_recipe(recipe, str(run.recipe_file))
+    source, target = run.tokenizers()
+    network = build.build_model(recipe.model, source.size, target.size, source.starts)
+    fill_weights(network, weights_of(run, recipe, list(network.state_dict())), str(run.folder))
+    network = network.to(pick_device(device))
+    parameters = build.count_parameters(network)
+    network = network if precision is None else for_generation(network, precision)
+    graphs = Graphs() if next(network.parameters()).is_cuda else None
+    return Model(network, source, target, recipe, parameters=parameters, graphs=graphs)
+
+
+def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Copies weights in; a name or shape that does not fit is told in words. What was learned beside stays aside."""
+    own = network.state_dict()
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("beside.")}
+    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    if missing or extra:
+        raise InputError(
+            f"weights do not fit the recipe: missing {missing[:3]}, not used {extra[:3]}",
+            where=where,
+            remedy="the recipe is not the one it was trained with",
+        )
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            changed = "tokenizers are" if "embedding" in name or "output" in name else "recipe is"
+            raise InputError(
+                f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(tensor.shape)} in the recipe",
+                where=where,
+                remedy=f"the {changed} not what it was trained with: restore the run directory",
+            )
+    network.load_state_dict(weights)

@@ -1,0 +1,157 @@
+"""The section `data`: files and what is done to their lines -> corpora that know how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from transduce.recipe.section import Positive, Section
+
+
+class Corpus(Section):
+    """Where pairs come from: one file that holds both sides, or two files line by line."""
+
+    path: str | None = Field(
+        None, description="TSV, JSONL or Parquet with both sides; .gz and .zst are read as they are"
+    )
+    source: str | None = Field(None, description="one side of two parallel text files")
+    target: str | None = Field(None, description="the other side")
+    weight: float = Field(1.0, gt=0, description="share of this corpus when several are mixed")
+    inputs: Positive = Field(
+        1, description="leading columns of a TSV that make the source, parted by tabs; the next one is the target"
+    )
+    fields: tuple[str, ...] = Field(
+        ("source", "target"),
+        min_length=2,
+        description="names in JSONL or Parquet: all but the last make the source, parted by tabs; `inputs` follows",
+    )
+
+    alignment: str | None = Field(
+        None,
+        description="where links between words stand (0-0 1-2): a column (column3), a field, or a third parallel file",
+    )
+    form: Literal["pairs", "lines", "running"] = Field(
+        "pairs", description="follows `data.form` and `data.passage`: lines or running text have no source"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, content: Any) -> Any:
+        """More than two fields say how many inputs there are."""
+        names = content.get("fields") if isinstance(content, Mapping) else None
+        if isinstance(names, (list, tuple)) and len(names) > 2 and "inputs" not in content:
+            return {**content, "inputs": len(names) - 1}
+        return content
+
+    @model_validator(mode="after")
+    def _as_many_fields(self) -> Self:
+        if len(self.fields) > 2 and len(self.fields) != self.inputs + 1:
+            raise ValueError(f"{self.inputs} inputs and a target, but {len(self.fields)} fields")
+        return self
+
+    def like(self, other: Corpus) -> Corpus:
+        """With the inputs and fields of another one, unless it names its own."""
+        if self.model_fields_set & {"inputs", "fields"}:
+            return self
+        return self.model_copy(update={"inputs": other.inputs, "fields": other.fields})
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.path is None and self.source is None and self.target is None:
+            raise ValueError("a corpus needs `path`, or `source` and `target`")
+        if self.path is not None and (self.source or self.target):
+            raise ValueError("a corpus has either `path` or `source` and `target`, not both")
+        if self.form != "pairs" and self.path is None:
+            raise ValueError("`data.form: text` has no source: name one file of text")
+        return self
+
+
+def _as_corpora(value: Any) -> Any:
+    """`a.tsv`, `a.en,a.de`, `[a.tsv, {path: b.tsv, weight: 2}]` all mean a list of corpora."""
+    if isinstance(value, (str, Path, Mapping, Corpus)):
+        value = [value]
+    if not isinstance(value, Iterable):
+        return value
+    return tuple(_as_corpus(item) for item in value)
+
+
+def _as_corpus(item: Any) -> Any:
+    if not isinstance(item, (str, Path)):
+        return item
+    source, comma, target = str(item).partition(",")
+    return {"source": source, "target": target} if comma else {"path": source}
+
+
+def _with_form(corpora: Any, form: str) -> Any:
+    if not isinstance(corpora, tuple):
+        return corpora  # nothing that could be a list of corpora: told of by the field itself
+    return tuple(
+        item.model_copy(update={"form": form})
+        if isinstance(item, Corpus)
+        else {**item, "form": form}
+        if isinstance(item, Mapping)
+        else item
+        for item in corpora
+    )
+
+
+Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_as_corpora)]
+
+
+class DataRecipe(Section):
+    train: Corpora = ()
+    dev: Corpora = Field((), description="left out: split off the training data")
+    test: Corpora = ()
+    dev_size: Positive | None = Field(
+        None,
+        description="pairs split off when `dev` is left out; by default 2 %, 100 to 2,000. Of running text: tokens at "
+        "the end of each file, in proportion; by default a tenth, at most 100,000 in all",
+    )
+    form: Literal["pairs", "text"] = Field(
+        "pairs", description="text: files without a source, as a language model reads them; of several fields the last"
+    )
+    passage: Positive | None = Field(
+        None, description="text only: tokens of the passages that running text is read in; left out: line by line"
+    )
+    min_length: int = Field(1, ge=0, description="fewest tokens on either side")
+    max_length: Positive = Field(512, description="most tokens on either side; longer pairs are dropped and counted")
+    max_ratio: float | None = Field(None, gt=1, description="most tokens of one side for one of the other")
+    duplicates: Literal["keep", "drop"] = "keep"
+    invalid: Literal["error", "drop"] = Field("error", description="what a line that cannot be read does")
+    noise: dict[str, Any] | None = Field(
+        None, description="how a text is damaged to be its own source, anew in every epoch: `{kind: ..., option: ...}`"
+    )
+    cache: str | None = Field(
+        None, description="folder for tokenised corpora; by default under the user's cache folder"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _formed(cls, content: Any) -> Any:
+        """Every corpus knows what its file holds, so whoever reads one need not ask."""
+        if not isinstance(content, Mapping) or content.get("form") != "text":
+            return content
+        form = "lines" if content.get("passage") is None else "running"
+        sets = {name: _as_corpora(content[name]) for name in ("train", "dev", "test") if content.get(name)}
+        return {**content, **{name: _with_form(corpora, form) for name, corpora in sets.items()}}
+
+    @model_validator(mode="after")
+    def _text_in_passages(self) -> Self:
+        if self.passage is not None and self.form != "text":
+            raise ValueError("`passage` cuts running text: set `data.form: text`")
+        return self
+
+    @field_validator("dev", "test")
+    @classmethod
+    def _like_training(cls, corpora: tuple[Corpus, ...], info: ValidationInfo) -> tuple[Corpus, ...]:
+        """What is held out has the columns of the (first) training data, unless it says otherwise."""
+        training = info.data.get("train") or ()
+        return tuple(corpus.like(training[0]) for corpus in corpora) if training else corpora
+
+    def held_out(self, files: str) -> tuple[Corpus, ...]:
+        """Files named later, to be read like those of this run."""
+        known = {"train": self.train, "form": self.form, "passage": self.passage}
+        return DataRecipe.model_validate({**known, "test": files}).test

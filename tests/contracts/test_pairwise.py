@@ -1,0 +1,198 @@
+"""Every pair of parts that goes together, at least once, under the laws; every pair that does not, refused in words.
+
+A row chooses a part for each place of a model. Rows that cover all pairs are found here, greedily and always the same;
+which pairs are impossible follows from the few rules in `allowed`, and build.py must agree with them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import combinations, product
+
+import pytest
+import test_model_laws as laws
+import torch
+from contract_standins import READERS_ONLY, SIZE, SMALL, example_batch
+
+from transduce.attention.normalisers import NORMALISERS
+from transduce.attention.positions import POSITIONS
+from transduce.attention.scores import SCORES
+from transduce.build import build_model, complete_recipe
+from transduce.decoders import DECODERS
+from transduce.decoders.readers import READERS
+from transduce.encoders import ENCODERS
+from transduce.errors import InputError
+from transduce.recipe import Recipe, parse
+
+Row = tuple[str | None, ...]  # one value a place; None where the model has no such place
+Pair = tuple[tuple[int, str], tuple[int, str]]
+PLACES = ("encoder", "decoder", "reader", "score", "normaliser", "position", "copying", "share")
+ATTENDING = [name for name, part in READERS.items() if part.attends]
+PLACED = ("convolutional", "transformer")  # encoders and decoders that have positions
+EMBEDDED = ("none", "sinusoidal", "learned")  # positions that need no self-attention
+REMEMBERING = [name for name, part in SCORES.items() if part.remembers]
+
+
+def rows() -> Iterator[Row]:
+    """Every model that can be written down. Without an encoder only a Transformer attends: to its own past."""
+    for encoder, decoder in product(("alone", *ENCODERS), DECODERS):
+        read = decoder == "recurrent" and encoder != "alone"
+        for reader in READERS if read else (None,):
+            attends = reader in ATTENDING or decoder == "transformer" or (decoder in PLACED and encoder != "alone")
+            yield from product(
+                (encoder,),
+                (decoder,),
+                (reader,),
+                SCORES if attends else (None,),
+                NORMALISERS if attends else (None,),
+                POSITIONS if encoder in PLACED or decoder in PLACED else (None,),
+                ("no", "yes"),
+                ("none", "layers", "all"),
+            )
+
+
+def allowed(row: Row) -> bool:
+    """The rules, all of them."""
+    encoder, decoder, reader, score, normaliser, position, copying, share = row
+    wanted = copying == "yes" or share != "none"
+    if encoder == "alone" and wanted:
+        return False  # both are between an encoder and a decoder
+    if decoder != "recurrent" and (score in REMEMBERING or normaliser in READERS_ONLY):
+        return False  # only a recurrent reader carries a past, or tells its draws
+    if "convolutional" in (encoder, decoder) and position not in EMBEDDED:
+        return False  # a convolution has no self-attention for positions to speak in
+    if copying == "yes" and (reader in ("start", "every") or normaliser == "drawn"):
+        return False  # nothing is looked at, or it learns by reward alone
+    same = encoder == decoder and decoder != "convolutional"  # whose weights have other names on the other side
+    places = {encoder, decoder} <= set(PLACED) and position == "learned"  # a table that any two may share
+    return share == "none" or same or places
+
+
+def pairs(row: Row) -> list[Pair]:
+    return list(combinations([(place, part) for place, part in enumerate(row) if part is not None], 2))
+
+
+def cover() -> tuple[list[Row], dict[Pair, Row]]:
+    """Few rows with every allowed pair, and for every other pair a row that has no further fault, if there is one."""
+    chance = random.Random(1)
+    known: dict[Pair, list[Row]] = {}
+    wrong: dict[Pair, list[Row]] = {}
+    for row in rows():
+        for pair in pairs(row):
+            (known if allowed(row) else wrong).setdefault(pair, []).append(row)
+    left, chosen = dict.fromkeys(known), []
+    while left:
+        candidates = known[next(iter(left))]
+        few = chance.sample(candidates, min(30, len(candidates)))
+        best = max(few, key=lambda row: sum(pair in left for pair in pairs(row)))
+        chosen.append(best)
+        for pair in pairs(best):
+            left.pop(pair, None)
+    impossible = [pair for pair in wrong if pair not in known]
+    faults = {pair: set(impossible) - {pair} for pair in impossible}
+    least = {
+        pair: min(chance.sample(wrong[pair], min(30, len(wrong[pair]))), key=lambda row: _count(row, faults[pair]))
+        for pair in impossible
+    }
+    return chosen, least
+
+
+def _count(row: Row, faults: set[Pair]) -> int:
+    return sum(pair in faults for pair in pairs(row))
+
+
+def recipe_of(row: Row) -> dict:
+    encoder, decoder, reader, score, normaliser, position, copying, share = row
+    parts = {} if score is None else {"score": score, "normaliser": normaliser}
+    reading = {**SMALL[decoder]}
+    if reader is not None:
+        reading["reader"] = {"kind": reader, **parts}
+    elif decoder in PLACED:
+        reading |= {**parts, "position": position}
+    writing = None if encoder == "alone" else {**SMALL[encoder]}
+    if encoder in PLACED:
+        writing["position"] = position
+    elif encoder == "recurrent" and share != "none":
+        writing["bidirectional"] = False
+    model = {"encoder": writing, "decoder": reading, "share": share, "copying": {} if copying == "yes" else None}
+    objective = "reinforce" if normaliser == "drawn" and reader in ATTENDING else "cross_entropy"
+    return {"tokens": {"shared": True}, "model": model, "training": {"objective": {"kind": objective}}}
+
+
+def complete(row: Row) -> Recipe:
+    return complete_recipe(parse(recipe_of(row)))
+
+
+def name_of(row: Row) -> str:
+    return "-".join(part or "" for part in row)
+
+
+CHOSEN, IMPOSSIBLE = cover()
+
+
+@pytest.mark.parametrize("row", CHOSEN, ids=name_of)
+def test_pairs_that_go_together_obey_the_laws(row):
+    torch.manual_seed(1)
+    model, batch = build_model(complete(row).model, SIZE, SIZE).eval(), example_batch([(5, 4), (2, 6), (7, 1), (1, 3)])
+    laws.test_whole_is_stepwise(model, batch)
+    laws.test_causality(model, batch)
+    laws.test_padding_blind(model, batch)
+    laws.test_attention_rows_sum_to_one_and_respect_the_mask(model, batch)
+    laws.test_beams_share_the_memory(model, batch)
+
+
+@pytest.mark.parametrize(
+    "pair", IMPOSSIBLE, ids=lambda pair: "-".join(f"{PLACES[place]}={part}" for place, part in pair)
+)
+def test_pairs_that_do_not_are_refused_with_a_remedy(pair):
+    refused(recipe_of(IMPOSSIBLE[pair]))
+
+
+def refused(recipe: dict) -> None:
+    with pytest.raises(InputError) as told:
+        complete_recipe(parse(recipe))
+    assert told.value.remedy
+    assert told.value.where
+
+
+def test_the_rules_are_those_of_build():
+    """Of a hundred rows drawn at random build makes those that the rules allow, and refuses the others."""
+    every = list(rows())
+    for row in random.Random(2).sample(every, 100):
+        if allowed(row):
+            complete(row)
+        else:
+            refused(recipe_of(row))
+
+
+@pytest.mark.parametrize(
+    ("decoder", "place", "option"),
+    [
+        *((kind, "decoder", {"reader": "luong"}) for kind in PLACED),
+        ("recurrent", "decoder", {"position": "rotary"}),
+        *(("recurrent", "reader", {"kind": kind, "score": "dot"}) for kind in READERS if kind not in ATTENDING),
+        *(
+            ("recurrent", "reader", {"kind": kind, "normaliser": "softmax"})
+            for kind in READERS
+            if kind not in ATTENDING
+        ),
+        ("recurrent", "encoder", {"position": "rotary"}),
+        ("recurrent", "encoder", {"score": "dot"}),
+    ],
+)
+def test_a_part_where_there_is_no_place_for_it_is_refused(decoder, place, option):
+    encoder = {**SMALL["recurrent"], **(option if place == "encoder" else {})}
+    reading = {**SMALL[decoder], **(option if place == "decoder" else {})}
+    if place == "reader":
+        reading["reader"] = option
+    refused({"model": {"encoder": encoder, "decoder": reading}})
+
+
+def test_every_pair_is_covered():
+    """By count: allowed and impossible pairs are all the pairs there are."""
+    every = {pair for row in rows() for pair in pairs(row)}
+    covered = {pair for row in CHOSEN for pair in pairs(row)}
+    assert covered | set(IMPOSSIBLE) == every
+    assert not covered & set(IMPOSSIBLE)
+    assert all(allowed(row) for row in CHOSEN)
