@@ -171,7 +171,7 @@ def test_what_cannot_work_is_refused(decoder, objective, more, words):
 
 
 def pairs(count: int, draw: random.Random) -> list[list[int]]:
-    return [[draw.randrange(4, SIZE) for _ in range(draw.randint(2, 4))] for _ in range(count)]
+    return [[draw.randrange(4, SIZE) for _ in range(draw.randint(1, 3))] for _ in range(count)]
 
 
 def reversed_batch(rows: list[list[int]]) -> Batch:
