@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # Every vocabulary begins with these four, in this order.
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -58,6 +59,11 @@ class Padded:
         longest = int(mask.sum(1).max()) if len(rows) else 0
         return Padded(self.values[rows, :longest], mask[:, :longest])
 
+    def rounded(self, columns: int) -> Padded:
+        """Filled up to a multiple of so many columns: few different shapes, for what is recorded. Only of ids."""
+        more = -self.values.size(1) % columns if self.values.dim() == 2 else 0
+        return Padded(F.pad(self.values, (0, more)), F.pad(self.mask, (0, more))) if more else self
+
     def __len__(self) -> int:
         return self.values.size(0)
 
@@ -75,7 +81,8 @@ class Batch:
     def _parts(self) -> list[Padded]:
         return [part for part in (self.source, self.target, *self.extra.values()) if part is not None]
 
-    def _map(self, change: Callable[[Padded], Padded]) -> Batch:
+    def map(self, change: Callable[[Padded], Padded]) -> Batch:
+        """The same batch with every part changed."""
         return replace(
             self,
             source=change(self.source) if self.source else None,
@@ -85,12 +92,12 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        return self._map(lambda part: part.to(device))
+        return self.map(lambda part: part.to(device))
 
     def select(self, rows: Tensor) -> Batch:
         """The same batch with only these rows: how a batch is split over processes or after running out of memory."""
         numbers = tuple(self.rows[i] for i in rows.tolist()) if self.rows else ()
-        return replace(self._map(lambda part: part.select(rows.to(part.values.device))), rows=numbers)
+        return replace(self.map(lambda part: part.select(rows.to(part.values.device))), rows=numbers)
 
     @property
     def size(self) -> int:

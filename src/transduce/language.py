@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce import build
 from transduce.contracts import Scored
 from transduce.data.batching import ordered
 from transduce.data.running import Text
 from transduce.data.text import Tokenizer
-from transduce.decoding.loop import search
 from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.model import Transducer
 from transduce.recipe import GenerationRecipe
@@ -30,8 +28,12 @@ class Continued:
     cut: bool  # True: the beginning was longer than the model reaches, and only its end was read
 
 
+# A batch, the most tokens of each row, what each is forced to begin with and a number to draw by -> what is found.
+Find = Callable[[Batch, Tensor, list[list[int]] | None, Sequence[int]], list[list[Hypothesis]]]
+
+
 def go_on(
-    network: Transducer, tokenizer: Tokenizer, texts: Sequence[str], settings: GenerationRecipe, reach: int
+    find: Find, tokenizer: Tokenizer, texts: Sequence[str], settings: GenerationRecipe, reach: int
 ) -> list[Continued]:
     """Each text is forced as the first tokens, and `max_length` more may follow; an empty one begins from nothing."""
     most = min(settings.max_source, reach - 1)
@@ -39,18 +41,11 @@ def go_on(
     begun = [ids[-most:] for ids in encoded]
     results: dict[int, Continued] = {}
     for rows in ordered([len(ids) + 1 for ids in begun], settings.batch_tokens):
-        first = Padded.from_rows([[BOS] for _ in rows]).to(_device(network))
+        first = Padded.from_rows([[BOS] for _ in rows])
         prefixes = [begun[row] for row in rows]
         longest = torch.tensor([min(len(ids) + settings.max_length, reach) for ids in prefixes])
-        found = search(
-            network,
-            Batch(target=first),  # only its size counts: there is nothing to read before <s>
-            build.build_strategy(settings),
-            longest=longest,
-            rules=build.build_rules(settings),
-            prefix=Padded.from_rows(prefixes).to(_device(network)) if any(prefixes) else None,
-            seeds=[(settings.seed * 1_000_003 + row) % 2**63 for row in rows],
-        )
+        # Only the size of the batch counts: there is nothing to read before <s>.
+        found = find(Batch(target=first), longest, prefixes if any(prefixes) else None, rows)
         for row, hypotheses in zip(rows, found, strict=True):
             results[row] = Continued(begun[row], hypotheses, len(encoded[row]) > most)
     return [results[row] for row in range(len(texts))]

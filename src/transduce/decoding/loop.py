@@ -153,14 +153,13 @@ def _rounded(given: Given, most: int) -> Given:
     extra = -size % grain
     rows = torch.cat((torch.arange(size), torch.zeros(extra, dtype=torch.long)))
     batch = replace(batch.select(rows), rows=())
-    if batch.source is not None and batch.source.values.dim() == 2:
-        more = -batch.source.values.size(1) % COLUMNS
-        batch = replace(
-            batch, source=Padded(F.pad(batch.source.values, (0, more)), F.pad(batch.source.mask, (0, more)))
-        )
+    if batch.source is not None:
+        batch = replace(batch, source=batch.source.rounded(COLUMNS))
     longest = F.pad(given.longest, (0, extra), value=1)
     rows = rows.to(batch.device)
-    prefix = None if given.prefix is None else Padded(given.prefix.values[rows], given.prefix.mask[rows])
+    prefix = given.prefix
+    if prefix is not None:
+        prefix = Padded(prefix.values[rows], prefix.mask[rows]).rounded(COLUMNS)
     noise = given.noise
     if noise is not None:
         noise = F.pad(noise, (0, 0, 0, most - noise.size(1)))[rows]

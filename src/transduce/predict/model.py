@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,8 @@ class Model:
         if prefixes is not None:
             raise InputError("a language model takes its lines as prefixes", remedy="give them as the lines")
         results = []
-        for text, found in zip(texts, go_on(self.network, self.target, texts, chosen, self._reach[1]), strict=True):
+        find = partial(self._find, chosen)
+        for text, found in zip(texts, go_on(find, self.target, texts, chosen, self._reach[1]), strict=True):
             one = self._prediction(text, None, found.hypotheses[: chosen.nbest], found.cut)
             # The beginning stays as it was given, unknown characters and all; what follows was written after it.
             read = len(self.target.decode(found.begun))
@@ -141,21 +142,31 @@ class Model:
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
         """What is found for each source, best first; `numbers` seed the draws of each."""
-        batch = collate([(ids, None) for ids in sources], range(len(sources))).to(self.device)
+        batch = collate([(ids, None) for ids in sources], range(len(sources)))
         lengths = torch.tensor([len(ids) for ids in sources])
         longest = (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self._reach[1])).long()
+        return self._find(settings, batch, longest, prefixes, numbers)
+
+    def _find(
+        self,
+        settings: GenerationRecipe,
+        batch: Batch,
+        longest: Tensor,
+        prefixes: list[list[int]] | None,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
         asked = Filling(self.network) if isinstance(self.network, EncoderOnly) and self._masked else self.network
         strategy, rules = self._chooser(settings)
         return search(
             asked,
-            batch,
+            batch.to(self.device),
             strategy,
             longest=longest,
             rules=rules,
-            best=settings.nbest,
-            graphs=self.graphs,
             prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
             seeds=[(settings.seed * 1_000_003 + number) % 2**63 for number in numbers],
+            best=settings.nbest,
+            graphs=self.graphs,
         )
 
     def _chooser(self, settings: GenerationRecipe) -> Chooser:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transduce.decoding.graphs import cloned, copy_into, tensors_of, warmed
 from transduce.flow import Batch, Padded
@@ -68,30 +67,13 @@ def rounded(batch: Batch, budget: int) -> Batch:
 
     `budget` is the slots that a full batch has: a quarter of the rows that fit into it is the unit.
     """
-    columns = sum(_round(part.values.size(1)) for part in (batch.source, batch.target) if part is not None)
-    unit = max(1, budget // columns // 4)
-    extra = -batch.size % unit
+    made = batch.map(lambda part: part.rounded(COLUMNS))
+    columns = sum(part.values.size(1) for part in (made.source, made.target) if part is not None)
+    extra = -batch.size % max(1, budget // columns // 4)
     made = batch.select(torch.cat((torch.arange(batch.size), torch.zeros(extra, dtype=torch.long))))
-    made = replace(
-        made,
-        source=_wider(made.source),
-        target=_wider(made.target),
-        asked=_wider(made.asked),
-        extra={name: _wider(part) for name, part in made.extra.items()},
-    )
+    made = made.map(lambda part: part.rounded(COLUMNS))
     if made.target is not None and extra:
         mask = made.target.mask.clone()
         mask[batch.size :] = False
         made = replace(made, target=Padded(made.target.values, mask))
     return made
-
-
-def _round(size: int) -> int:
-    return -(-size // COLUMNS) * COLUMNS
-
-
-def _wider(part: Padded | None) -> Any:
-    if part is None or part.values.dim() != 2:
-        return part
-    more = _round(part.values.size(1)) - part.values.size(1)
-    return Padded(F.pad(part.values, (0, more)), F.pad(part.mask, (0, more)))

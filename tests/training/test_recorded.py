@@ -1,0 +1,53 @@
+"""Batches of round shapes, for passes that are recorded: the same loss and the same gradient as they had."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.build import build_model, complete_recipe
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.objectives import CrossEntropy
+from transduce.recipe import parse
+from transduce.training.recorded import COLUMNS, rounded
+
+
+def batch_of(lengths: list[tuple[int, int]]) -> Batch:
+    sources = Padded.from_rows([[*range(4, 4 + source), EOS] for source, _ in lengths])
+    targets = Padded.from_rows([[BOS, *range(5, 5 + target), EOS] for _, target in lengths])
+    return Batch(sources, targets, rows=tuple(range(len(lengths))))
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=30), st.integers(16, 2000))
+def test_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
+    batch = batch_of(lengths)
+    made = rounded(batch, budget)
+    assert made.source is not None
+    assert made.target is not None
+    assert made.source.values.size(1) % COLUMNS == made.target.values.size(1) % COLUMNS == 0
+    columns = made.source.values.size(1) + made.target.values.size(1)
+    assert made.size % max(1, budget // columns // 4) == 0
+    assert made.size < len(lengths) + max(1, budget // columns // 4)
+    assert CrossEntropy().count(made) == CrossEntropy().count(batch)
+    assert made.rows[: batch.size] == batch.rows
+
+
+@pytest.mark.parametrize("kind", ["transformer", "convolutional", "recurrent"])
+def test_the_same_gradient(kind: str) -> None:
+    torch.manual_seed(1)
+    part = {"kind": kind, "width": 8, "dropout": 0.0, **({"heads": 2, "hidden": 8} if kind == "transformer" else {})}
+    recipe = complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
+    model, objective = build_model(recipe.model, 40, 40).double(), CrossEntropy(label_smoothing=0.1)
+    batch = batch_of([(3, 5), (9, 2), (1, 11)])
+    found = []
+    for one in (batch, rounded(batch, 640)):
+        model.zero_grad()
+        loss = objective(model, one).total
+        loss.backward()
+        found.append((loss.item(), [parameter.grad.clone() for parameter in model.parameters()]))  # type: ignore[union-attr]
+    assert rounded(batch, 640).size > batch.size
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other)
