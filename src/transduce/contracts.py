@@ -37,7 +37,6 @@ class Encoder(nn.Module, ABC):
 class Decoder(nn.Module, ABC):
     """Turns a memory into scores for target tokens, one call for all tokens or one call a token."""
 
-    steady: bool = False  # True: what it does with padded rows follows from their shapes alone, so it can be recorded
     carries: bool = False  # True: its state neither grows nor counts places, so it can go on over any length of text
 
     @property

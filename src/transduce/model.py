@@ -87,7 +87,7 @@ class DecoderOnly(Speaker):
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
-        self.decoder, self.steady = decoder, decoder.steady
+        self.decoder = decoder
 
     def start(self, batch: Batch) -> State:
         state = self.decoder.start(Memory.empty(batch.size, batch.device))

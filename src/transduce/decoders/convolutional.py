@@ -22,7 +22,6 @@ class ConvolutionalDecoder(Decoder):
     """causal gated convolutions, each followed by attention over the memory (Gehring 2017)"""
 
     blocks: Sequence[ConvolutionalBlock]
-    steady = True
 
     def __init__(
         self,

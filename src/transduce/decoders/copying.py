@@ -44,7 +44,6 @@ class Copying(Decoder):
             )
         self.decoder, self.layer, self.head = decoder, layer, head
         self.gate = dense(width, 1)
-        self.steady = decoder.steady
 
     @property
     def attends(self) -> tuple[int, int]:

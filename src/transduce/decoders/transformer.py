@@ -21,7 +21,6 @@ class TransformerDecoder(Blocks, Decoder):
     """masked self-attention, cross-attention and feed-forward blocks (Vaswani 2017)"""
 
     causal = True
-    steady = True
     output: Output
 
     @property
