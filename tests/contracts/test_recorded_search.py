@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from contract_standins import example_batch
+from contract_standins import example_batch, make
 
-from transduce.decoding.graphs import LOOK, tensors_of
+from transduce.decoding.graphs import LOOK, Graphs, tensors_of
 from transduce.decoding.loop import search
 from transduce.decoding.rules import MinLength, NoRepeat
 from transduce.decoding.strategies import Beam, Greedy, Sample, top
@@ -71,3 +71,20 @@ def test_the_best_by_groups_are_the_best(size):
     expected = scores.topk(5)
     assert torch.equal(values, expected.values)
     assert torch.equal(places, expected.indices)
+
+
+def test_what_cannot_be_recorded_is_told_and_still_found(monkeypatch):
+    """A step that waits for the device raises while it is being recorded."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr("transduce.decoding.graphs.Recording", refuse)
+    model, batch, graphs = make("transformer>transformer"), example_batch([(1, 2), (3, 2), (2, 2)]), Graphs()
+    asked: dict[str, Any] = {"longest": torch.tensor([7, 7, 7])}
+    with pytest.warns(UserWarning, match="cannot be recorded"):
+        found = search(model, batch, Beam(width=2), **asked, graphs=graphs)
+    again = search(model, batch, Beam(width=2), **asked, graphs=graphs)  # it is not tried again
+    plain = search(model, batch, Beam(width=2), **asked)
+    assert [row[0].ids for row in found] == [row[0].ids for row in again] == [row[0].ids for row in plain]
+    assert graphs.replayed == 0

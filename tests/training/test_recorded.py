@@ -11,7 +11,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
-from transduce.training.recorded import COLUMNS, rounded
+from transduce.training.recorded import COLUMNS, Pass, Recorder, rounded
 
 
 def batch_of(lengths: list[tuple[int, int]]) -> Batch:
@@ -50,4 +50,65 @@ def test_the_same_gradient(kind: str) -> None:
     assert rounded(batch, 640).size > batch.size
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
     for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Pretended:
+    """What a recording does on a GPU, without one."""
+
+    made = 0
+
+    def __init__(self, run: Pass, batch: Batch, factor: torch.Tensor) -> None:
+        Pretended.made += 1
+        self.run = run
+        run(batch, factor)  # recording adds to the gradients: they must be put back
+
+    def replay(self, batch: Batch, factor: torch.Tensor) -> torch.Tensor:
+        return self.run(batch, factor)
+
+
+def gradients(batches: list[Batch]) -> tuple[list[torch.Tensor], Recorder]:
+    """Of a small model after all of these batches."""
+    torch.manual_seed(1)
+    part = {"kind": "transformer", "width": 8, "dropout": 0.0, "heads": 2, "hidden": 8}
+    model = build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, 40, 40)
+
+    def run(batch: Batch, factor: torch.Tensor) -> torch.Tensor:
+        loss = CrossEntropy()(model, batch).total
+        (loss * factor).backward()
+        return loss.detach()[None]
+
+    recorder = Recorder(run, list(model.parameters()))
+    for batch in batches:
+        recorder(batch, torch.tensor(0.5))
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], recorder
+
+
+def test_a_shape_that_comes_again_is_recorded_and_adds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    often, rare = batch_of([(3, 5), (9, 2)]), batch_of([(2, 2)])
+    batches = [often, rare, often, often, often, rare]
+    monkeypatch.setattr("transduce.training.recorded.Recording", Pretended)
+    monkeypatch.setattr(Pretended, "made", 0)
+    found, recorder = gradients(batches)
+    assert Pretended.made == len(recorder.recordings) == 1
+    monkeypatch.setattr("transduce.training.recorded.MET", 99)
+    plain, _ = gradients(batches)
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_cannot_be_recorded_is_told_and_still_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run: Pass, batch: Batch, factor: torch.Tensor) -> None:
+        run(batch, factor)  # half of it was added already
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    batches = [batch_of([(3, 5), (9, 2)])] * 5
+    with monkeypatch.context() as never:
+        never.setattr("transduce.training.recorded.MET", 99)
+        plain, _ = gradients(batches)
+    monkeypatch.setattr("transduce.training.recorded.Recording", refuse)
+    with pytest.warns(UserWarning, match="cannot be recorded"):
+        found, recorder = gradients(batches)
+    assert recorder.refused
+    for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)

@@ -6,6 +6,7 @@ for a set of shapes, they are launched as one. The same step runs everywhere; on
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -79,14 +80,25 @@ class Graphs:
 
     def __init__(self) -> None:
         self.recordings: dict[Hashable, Recording[Any, Any]] = {}
+        self.refused = False  # True: this model could not be recorded
         self.replayed = 0  # steps, so that a test can tell whether anything was replayed
 
     def run(self, begin: Callable[[G], T], step: Callable[[T], T], given: G, *, key: Hashable, steady: bool) -> T:
         """Begins, and steps until no source goes on. `steady`: the beginning can be recorded too."""
+        if self.refused:
+            return _plain(begin, step, given)
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(given))
         recording = self.recordings.pop((key, shapes), None)
         if recording is None:
-            recording = Recording(begin, step, cloned(given), steady=steady)
+            try:
+                recording = Recording(begin, step, cloned(given), steady=steady)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                # A part of the user's own may wait for the device in a step, which cannot be recorded.
+                warnings.warn(f"steps of this model cannot be recorded, so generation is slower: {error}", stacklevel=2)
+                self.refused = True
+                return _plain(begin, step, given)
         self.recordings[key, shapes] = recording  # the newest is the last
         while len(self.recordings) > KEPT:
             self.recordings.pop(next(iter(self.recordings)))
@@ -97,6 +109,13 @@ class Graphs:
                 recording.step.replay()
             self.replayed += LOOK
         return values  # type: ignore[no-any-return]
+
+
+def _plain(begin: Callable[[G], T], step: Callable[[T], T], given: G) -> T:
+    values: Any = begin(given)
+    while bool(values.going.any()):
+        values = step(values)
+    return values  # type: ignore[no-any-return]
 
 
 def cloned(value: Any) -> Any:

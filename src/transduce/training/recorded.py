@@ -6,9 +6,11 @@ than to run. For that batches must have few different shapes: they are filled up
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,30 +33,49 @@ class Recorder:
     def __init__(self, run: Pass, parameters: Sequence[nn.Parameter]) -> None:
         self.run, self.parameters = run, parameters
         self.met: Counter[Shapes] = Counter()
-        self.recordings: dict[Shapes, _Recording] = {}
-        self.pool = torch.cuda.graph_pool_handle()
+        self.recordings: dict[Shapes, Recording] = {}
+        self.refused = False  # True: a pass could not be recorded
 
     def __call__(self, batch: Batch, factor: Tensor) -> Tensor:
         key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(batch))
         self.met[key] += 1
-        if key not in self.recordings:
-            if self.met[key] < MET or len(self.recordings) >= MOST:
-                return self.run(batch, factor)
-            self.recordings[key] = _Recording(self, batch, factor)
+        waits = self.refused or self.met[key] < MET or len(self.recordings) >= MOST
+        if key not in self.recordings and (waits or not self._record(key, batch, factor)):
+            return self.run(batch, factor)
         return self.recordings[key].replay(batch, factor)
 
-
-class _Recording:
-    def __init__(self, owner: Recorder, batch: Batch, factor: Tensor) -> None:
-        self.batch, self.factor = cloned(batch), factor.clone()
-        before = [None if p.grad is None else p.grad.clone() for p in owner.parameters]
-        warmed(lambda: owner.run(self.batch, self.factor))
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=owner.pool):
-            self.sums = owner.run(self.batch, self.factor)
-        for parameter, grad in zip(owner.parameters, before, strict=True):
+    def _record(self, key: Shapes, batch: Batch, factor: Tensor) -> bool:
+        """Whether that went well; the gradients are then as they were before."""
+        before = [None if p.grad is None else p.grad.clone() for p in self.parameters]
+        try:
+            self.recordings[key] = Recording(self.run, batch, factor)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            # A part of the user's own may wait for the device, which cannot be recorded.
+            warnings.warn(f"passes of this model cannot be recorded, so training is slower: {error}", stacklevel=2)
+            self.refused = True
+        for parameter, grad in zip(self.parameters, before, strict=True):
             if parameter.grad is not None:
                 parameter.grad.zero_() if grad is None else parameter.grad.copy_(grad)
+        return not self.refused
+
+
+@cache
+def _pool() -> Any:
+    """The memory that all recordings share: only one of them runs at a time."""
+    return torch.cuda.graph_pool_handle()
+
+
+class Recording:
+    """One pass over a batch of these shapes."""
+
+    def __init__(self, run: Pass, batch: Batch, factor: Tensor) -> None:
+        self.batch, self.factor = cloned(batch), factor.clone()
+        warmed(lambda: run(self.batch, self.factor))
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=_pool()):
+            self.sums = run(self.batch, self.factor)
 
     def replay(self, batch: Batch, factor: Tensor) -> Tensor:
         copy_into([*tensors_of(self.batch), self.factor], [*tensors_of(batch), factor])
