@@ -1,4 +1,4 @@
-"""`python -m benchmarks generate|train`: a table, and JSON under benchmarks/results."""
+"""`python -m benchmarks generate|train|recurrent|scale`: a table, and JSON under benchmarks/results."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks import generate, harness, train
+from benchmarks import generate, harness, recurrent, scale, train
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", choices=["generate", "train"])
+    parser.add_argument("what", choices=["generate", "train", "recurrent", "scale"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", default="base")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
@@ -26,13 +26,20 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="train: also compiled")
     parser.add_argument("--mixed", action="store_true", help="train: rows of different lengths")
     parser.add_argument("--only", default="all", choices=["all", "ours"])
+    parser.add_argument("--lines", type=int, nargs="*", default=[250_000, 500_000, 1_000_000], help="scale")
     parser.add_argument("--tiny", action="store_true", help="a moment's run, to see that everything works")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
     device = torch.device(asked.device)
     if asked.tiny:
         asked.size, asked.batches, asked.length, asked.repeats, asked.tokens = "test", [1, 3], 8, 2, 512
-    if asked.what == "generate":
+    if asked.what == "scale":
+        scale.run(asked.lines, asked.repeats, asked.tiny, asked.output, Console(width=140))
+        return
+    if asked.what == "recurrent":
+        precisions = {"float32": "fp32", "bfloat16": "bf16"}
+        rows = recurrent.run(asked.size, asked.tokens, device, asked.repeats, [precisions[asked.precision]])
+    elif asked.what == "generate":
         rows = generate.run(
             asked.size, asked.batches, asked.beams, asked.length, device, asked.precision, asked.repeats, asked.static
         )
@@ -44,4 +51,5 @@ def main() -> None:
     harness.write(asked.output / f"{title}.json", title, rows, device)
 
 
-main()
+if __name__ == "__main__":  # the processes that `scale` starts import this file
+    main()

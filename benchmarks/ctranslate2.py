@@ -15,7 +15,7 @@ from transduce.flow import BOS, EOS, SPECIALS
 class Translator:
     """CTranslate2 in one precision, with as many threads as torch has. It speaks tokens, not numbers."""
 
-    def __init__(self, model: Any, precision: str) -> None:
+    def __init__(self, model: Any, precision: str, workers: int = 1) -> None:
         processor = Path("/proc/cpuinfo")
         if processor.exists() and "avx512f" in processor.read_text(encoding="utf-8"):
             os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")  # it takes AVX2 elsewhere than on Intel's own
@@ -27,7 +27,7 @@ class Translator:
         with tempfile.TemporaryDirectory() as folder:
             _save(model, self.tokens, folder)
             self.inner = ctranslate2.Translator(
-                folder, compute_type=precision, inter_threads=1, intra_threads=torch.get_num_threads()
+                folder, compute_type=precision, inter_threads=workers, intra_threads=torch.get_num_threads()
             )
 
     def translate(self, sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
@@ -39,6 +39,19 @@ class Translator:
             length_penalty=1.0,
         )
         # Where the length is forced, the closing </s> is not among what it gives.
+        return [[self.numbers[token] for token in one.hypotheses[0]] for one in found]
+
+    def translate_all(self, sources: list[list[int]], beam: int, longest: int, tokens: int) -> list[list[int]]:
+        """Many lines with their own ends, sorted and put into batches by the library itself."""
+        found = self.inner.translate_batch(
+            [[self.tokens[number] for number in source] for source in sources],
+            beam_size=beam,
+            max_decoding_length=longest,
+            max_batch_size=tokens,
+            batch_type="tokens",
+            length_penalty=1.0,
+            return_end_token=True,
+        )
         return [[self.numbers[token] for token in one.hypotheses[0]] for one in found]
 
 

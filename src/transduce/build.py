@@ -12,8 +12,8 @@ from transduce import contracts
 from transduce.data.noise import Noise
 from transduce.data.text import Tokenizer
 from transduce.decoders.copying import Copying
-from transduce.decoding.rules import MinLength, NoRepeat, RepetitionPenalty
-from transduce.decoding.strategies import Beam, Greedy, Sample
+from transduce.decoding.rules import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
+from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.errors import InputError
 from transduce.fitting import check_noise, check_objective, check_positions, check_shape, check_widths, gives_vectors
 from transduce.flow import EOS
@@ -82,7 +82,7 @@ def build_model(
     """
     encoder = source = None
     if recipe.encoder is not None:
-        source = Embedding(source_size, recipe.encoder["width"])
+        source = Embedding(source_size, recipe.encoder["width"], scaled=recipe.scaled)
         encoder = maker(contracts.Encoder, recipe.encoder)(source)
     if recipe.head is not None:
         assert encoder is not None
@@ -99,7 +99,7 @@ def build_model(
     assert recipe.decoder is not None
     width = recipe.decoder["width"]
     one_table = source is not None and "all" in (recipe.tie, recipe.share)
-    target = source if one_table and source is not None else Embedding(target_size, width)
+    target = source if one_table and source is not None else Embedding(target_size, width, scaled=recipe.scaled)
     output = Output(width, target_size, target if recipe.tie != "none" else None)
     memory_width = encoder.width if encoder is not None else 0
     decoder = maker(contracts.Decoder, recipe.decoder)(target, output, memory_width)
@@ -131,7 +131,10 @@ def build_strategy(settings: GenerationRecipe) -> contracts.Strategy:
         return Sample(width=width, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     if settings.strategy == "greedy":
         return Greedy()
-    return Beam(width=max(settings.beam, settings.nbest), length_penalty=settings.length_penalty)
+    width = max(settings.beam, settings.nbest)
+    if settings.strategy == "full_beam":
+        return FullBeam(width=width, length_penalty=settings.length_penalty, stop=settings.stop)
+    return Beam(width=width, length_penalty=settings.length_penalty)
 
 
 def build_rules(settings: GenerationRecipe) -> list[contracts.Rule]:
@@ -142,6 +145,14 @@ def build_rules(settings: GenerationRecipe) -> list[contracts.Rule]:
         rules.append(NoRepeat(settings.no_repeat))
     if settings.repetition_penalty > 1:
         rules.append(RepetitionPenalty(settings.repetition_penalty))
+    if settings.never:
+        rules.append(Ban(list(settings.never)))
+    if settings.never_first:
+        rules.append(Ban(list(settings.never_first), first=True))
+    if settings.first is not None:
+        rules.append(First(settings.first))
+    if settings.closed:
+        rules.append(Closed(settings.max_length))
     return rules
 
 

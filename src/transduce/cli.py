@@ -10,11 +10,12 @@ from collections.abc import Callable
 import typer
 
 from transduce.commands.attention import align, explain
+from transduce.commands.conversion import convert
 from transduce.commands.data import data
 from transduce.commands.evaluation import evaluate, score
 from transduce.commands.generation import generate
 from transduce.commands.parts import explain_shapes, models
-from transduce.commands.runs import merge
+from transduce.commands.runs import merge, quantise
 from transduce.commands.training import compare, demo, train
 from transduce.commands.vectors import cluster, embed, search, similarity
 from transduce.errors import InputError
@@ -42,6 +43,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cluster": cluster,
     "similarity": similarity,
     "merge": merge,
+    "quantise": quantise,
+    "convert": convert,
     "data": data,
     "models": models,
     "explain-shapes": explain_shapes,

@@ -203,7 +203,7 @@ class Reader(nn.Module, ABC):
 class Choice:
     """What a strategy continues with: for each source N rows, by parent beam and token."""
 
-    parents: Tensor  # B N
+    parents: Tensor  # B N; or more than N: of those that do not end, the N best go on
     tokens: Tensor  # B N
     totals: Tensor  # B N: running rank scores, -inf for a row that is dead
 
@@ -213,6 +213,7 @@ class Strategy(ABC):
 
     width: int
     random: bool = False  # True: `choose` needs noise
+    whole_first: bool = True  # False: a path cut at the greatest length counts like one that ended
 
     @abstractmethod
     def begin(self, sources: int, device: torch.device) -> Tensor:
@@ -226,6 +227,10 @@ class Strategy(ABC):
     def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
         """What finished hypotheses are sorted by: totals (B N), lengths (B N) -> ranks (B N)."""
         return totals
+
+    def horizon(self, lengths: Tensor, longest: Tensor) -> Tensor:
+        """B: the length at which `bound` judges, given the lengths so far and the greatest."""
+        return longest
 
     def bound(self, totals: Tensor, longest: Tensor) -> Tensor:
         """The best rank a live row can still reach: a source stops when its finished ones are all above it."""

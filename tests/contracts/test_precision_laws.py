@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from transduce.flow import Batch
-from transduce.precision import for_generation
+from transduce.contracts import Strategy
+from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoding.loop import search
+from transduce.decoding.strategies import Beam, Greedy
+from transduce.encoders.transformer import TransformerEncoder
+from transduce.flow import Batch, Padded
+from transduce.layers.embedding import Embedding, Output
+from transduce.model import EncoderDecoder, Transducer
+from transduce.precision import Precision, for_generation
 from transduce.precision.joint import JointSelf
+from transduce.precision.lean import LeanBlock
 from transduce.precision.matrices import Packed
 
 APART = {"fp32": 1e-5, "int8": 0.1}  # share of the size of all logits
@@ -54,3 +64,36 @@ def test_the_model_given_stays_as_it_is(model: nn.Module, batch: Batch) -> None:
         before = model(batch).logits
         for_generation(model, "int8")
         assert torch.equal(model(batch).logits, before)
+
+
+@pytest.mark.parametrize("rows", ["all", "one"])
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=3)], ids=["greedy", "beam"])
+def test_a_packed_search_finds_the_same(model: Transducer, batch: Batch, strategy: Strategy, rows: str) -> None:
+    """Lean steps over caches with room, against the plain network; a single row has kernels of its own."""
+    batch = batch if rows == "all" else batch.select(torch.tensor([0]))
+    longest = torch.full((batch.size,), 40)  # more than the first room: caches grow on the way
+    before = search(model.eval(), batch, strategy, longest=longest)
+    after = search(for_generation(model, "fp32"), batch, strategy, longest=longest)
+    for plain, packed in zip(before, after, strict=True):
+        assert packed[0].ids == plain[0].ids
+        assert packed[0].token_scores == pytest.approx(plain[0].token_scores, abs=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["before", "after"])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_steps_are_lean(norm: str, precision: Precision) -> None:
+    """A search that fell back to the plain blocks would find the same, and take longer."""
+    table = Embedding(20, 16)
+    options: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "norm": norm}
+    decoder = TransformerDecoder(table, Output(16, 20), 16, **options)
+    network = for_generation(EncoderDecoder(TransformerEncoder(table, **options), decoder), precision)
+    source = Padded.from_rows([[5, 6, 7, 2]])
+    blocks = [part for part in network.modules() if isinstance(part, LeanBlock)]
+    assert len(blocks) == 2
+    called: list[nn.Module] = []
+    for block in blocks:
+        for part in (block.own, block.cross, block.feed_forward):
+            assert part is not None
+            part.register_forward_pre_hook(lambda module, _: called.append(module))
+    search(network, Batch(source), Greedy(), longest=torch.tensor([6]))
+    assert len(called) == 4  # both attentions of each block, where <s> is read: from there on no module is called

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,3 +55,17 @@ def test_the_report_adds_up(reasons: list[str]) -> None:
     text = "\n".join(report.lines(["a.tsv"]))
     for reason, count in report.dropped.items():
         assert f"{count:,} dropped: {reason} (first at a.tsv:{reasons.index(reason) + 1})" in text
+
+
+def test_seen_pairs_stay_known_while_the_table_grows():
+    seen, rounds = Seen(), 5000  # several times as many as it has room for at first
+    assert not any(seen.before(f"source {number}", "target") for number in range(rounds))
+    assert all(seen.before(f"source {number}", "target") for number in range(rounds))
+    assert not seen.before("source 1", "another target")
+
+
+def test_seen_takes_few_bytes_a_pair():
+    seen = Seen()
+    for number in range(20_000):
+        seen.before(str(number), "")
+    assert sys.getsizeof(seen._table) <= 24 * 20_000 + 100

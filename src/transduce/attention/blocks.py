@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transduce.attention.multihead import Heads, MultiHead, Projections
 from transduce.attention.normalisers import Softmax
 from transduce.attention.own import SSRU, Average, Own, OwnKind, SelfAttention, View
-from transduce.attention.positions import Sinusoidal, embedded_only
+from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
 from transduce.attention.scores import ScaledDot
 from transduce.contracts import Count, Normaliser, Position, Rate, Score
 from transduce.errors import InputError
@@ -47,6 +51,7 @@ class Blocks(nn.Module):
 
     causal: bool
     blocks: Sequence[Block]
+    recomputes: bool = False  # True: training keeps what enters a block, and computes what is in it again for gradients
 
     def __init__(
         self,
@@ -57,12 +62,15 @@ class Blocks(nn.Module):
         layers: Count = 3,
         width: Count = 256,
         heads: Count = 4,
+        head_width: Count | None = None,
         key_heads: Count | None = None,
         hidden: Count = 1024,
         activation: Activation = "relu",
         gated: bool = False,
         norm: Place = "before",
         normalisation: Normalisation = "layer",
+        epsilon: Annotated[float, Gt(0)] | None = None,
+        embedding_norm: bool = False,
         bias: bool = True,
         position: type[Position] = Sinusoidal,
         own: OwnKind = "attention",
@@ -85,7 +93,12 @@ class Blocks(nn.Module):
             embedded_only(self.position, f"own: {own}")
             if reach is not None:
                 raise InputError(f"own: {own} has no reach", remedy="leave reach out, or set own: attention")
-        shape = Heads(heads, key_heads or heads, score, normaliser, projections, bias, attention_dropout)
+        if head_width not in (None, width // heads):
+            free_of_heads(self.position, head_width)
+        shape = Heads(heads, key_heads or heads, score, normaliser, projections, bias, attention_dropout, head_width)
+
+        def level() -> nn.Module:
+            return NORMALISATIONS[normalisation](width, bias, **({} if epsilon is None else {"eps": epsilon}))
 
         def think() -> FeedForward:
             return FeedForward(width, hidden, activation, hidden_dropout, gated=gated, bias=bias)
@@ -100,14 +113,18 @@ class Blocks(nn.Module):
                 look(),
                 MultiHead(width, memory_width, shape) if memory_width else None,
                 think(),
-                [
-                    Residual(NORMALISATIONS[normalisation](width, bias), norm, dropout)
-                    for _ in range(3 if memory_width else 2)
-                ],
+                [Residual(level(), norm, dropout) for _ in range(3 if memory_width else 2)],
             )
             for _ in range(layers)
         )
-        self.norm = NORMALISATIONS[normalisation](width, bias) if norm == "before" else None
+        self.norm = level() if norm == "before" else None
+        self.entry = level() if embedding_norm else None  # over embedding and position together (Devlin 2019)
+
+    def enter(self, ids: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
+        """What the first block reads of ids (R T) at these places."""
+        values = self.position.add(self.embedding(ids), places)
+        result: Tensor = self.dropout(values if self.entry is None else self.entry(values, real))
+        return result
 
     def begin(self, rows: int) -> tuple[Tree, ...]:
         """The past of every block before the first row."""
@@ -117,14 +134,15 @@ class Blocks(nn.Module):
         after: list[Tree] = []
         own: list[Tensor] = []
         cross: list[Tensor] = []
+        again = self.recomputes and self.training and torch.is_grad_enabled()
         for number, block in enumerate(self.blocks):
-            values, now, seen = block.look_back(values, past[number], view)
+            source = None if memory is None else (memory.projected[number], memory.mask)
+            # Under the same random numbers the second time: what dropout left out is left out again.
+            run = partial(checkpoint, block.run, use_reentrant=False) if again else block.run
+            values, now, seen, found = run(values, past[number], view, source)
             after.append(now)
             own += [seen] if seen is not None else []
-            if memory is not None:
-                values, seen = block.look_up(values, memory.projected[number], memory.mask, view)
-                cross += [seen] if seen is not None else []
-            values = block.think(values, view)
+            cross += [found] if found is not None else []
         values = values if self.norm is None else self.norm(values, view.real)
         return Passed(
             values, tuple(after), torch.stack(own, 1) if own else None, torch.stack(cross, 1) if cross else None
@@ -138,6 +156,16 @@ class Block(nn.Module):
         super().__init__()
         self.own, self.cross, self.feed_forward = own, cross, feed_forward
         self.residuals: Sequence[Residual] = nn.ModuleList(residuals)  # type: ignore[assignment]
+
+    def run(
+        self, values: Tensor, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[Tensor, Tree, Tensor | None, Tensor | None]:
+        """Rows in; rows, the past after them, and what was looked at in it and in the memory, out."""
+        found = None
+        values, past, seen = self.look_back(values, past, view)
+        if source is not None:
+            values, found = self.look_up(values, *source, view)
+        return self.think(values, view), past, seen, found
 
     def look_back(self, values: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
         residual = self.residuals[0]
@@ -154,3 +182,11 @@ class Block(nn.Module):
     def think(self, values: Tensor, view: View) -> Tensor:
         residual = self.residuals[-1]
         return residual.leave(values, self.feed_forward(residual.enter(values, view.real)), view.real)
+
+
+def recompute(model: nn.Module) -> bool:
+    """Every stack of blocks in it does so from now on (Chen 2016); False: there is none."""
+    stacks = [part for part in model.modules() if isinstance(part, Blocks)]
+    for stack in stacks:
+        stack.recomputes = True
+    return bool(stacks)

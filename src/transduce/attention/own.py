@@ -38,6 +38,8 @@ class View:
     padded: bool = False  # True: the past must be told which rows are real
     with_attention: bool = False
     slots: Slots | None = None  # the past has room: new rows are written into it
+    shade: Tensor | None = None  # `mask` as numbers to add, 0 or -inf, made once for all blocks that want it so
+    source: Tensor | None = None  # B 1 1 S: the same of the memory's mask
 
 
 class Own(nn.Module, ABC):
@@ -57,7 +59,7 @@ class SelfAttention(Own):
 
     def __init__(self, width: int, heads: Heads) -> None:
         super().__init__()
-        self.attention, self.head_width = MultiHead(width, width, heads), width // heads.number
+        self.attention, self.head_width = MultiHead(width, width, heads), heads.width or width // heads.number
 
     def start(self, rows: int, like: Tensor) -> Tree:
         empty = like.new_zeros(rows, self.attention.key_heads, 0, self.head_width)

@@ -41,15 +41,18 @@ class Sinusoidal(Embedded):
 
     frequencies: Tensor
 
-    def __init__(self, width: int, heads: int, causal: bool, *, join: Join = "add") -> None:
+    def __init__(self, width: int, heads: int, causal: bool, *, join: Join = "add", halves: bool = False) -> None:
+        """`halves`: all sines before all cosines, as Marian lays them out, in place of turn by turn."""
         super().__init__(width, join)
         steps = torch.arange(0, width, 2) / width
         self.register_buffer("frequencies", 10000**-steps, persistent=False)
-        self.width = width
+        self.width, self.halves = width, halves
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         angles = positions[..., None] * self.frequencies  # . T D/2
-        waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., : self.width]
+        pair = (angles.sin(), angles.cos())
+        waves = torch.cat(pair, -1) if self.halves else torch.stack(pair, -1).flatten(-2)
+        waves = waves[..., : self.width]
         return self.join(values, waves.to(values.dtype))
 
 
@@ -160,6 +163,15 @@ def embedded_only(position: Position, reader: str) -> Position:
             remedy="choose position: sinusoidal, learned or none",
         )
     return position
+
+
+def free_of_heads(position: Position, head_width: int | None) -> None:
+    """Refuses a kind that turns or meets every head, whose width is then the model's divided by the heads."""
+    if isinstance(position, (Rotary, Shaw)):
+        raise InputError(
+            f"{type(position).__name__} positions need heads that share the width evenly, not head_width {head_width}",
+            remedy="leave head_width out, or choose position: relative, learned, sinusoidal, alibi or none",
+        )
 
 
 POSITIONS: dict[str, type[Position]] = {

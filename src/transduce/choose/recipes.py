@@ -66,7 +66,11 @@ def _begun(chosen: dict[str, Any], init: Any) -> dict[str, Any]:
         tokens = {**tokens, "source": tokens["target"], "shared": True}
     joined = given.get("model") is not None and chosen["model"]["head"] is None and model["decoder"] is not None
     if joined and model["encoder"] is not None:
-        return {**chosen, "tokens": tokens, "model": model}
+        chosen = {**chosen, "tokens": tokens, "model": model}
+        if tokens["source"]["kind"] == "given":  # imported: how it writes, and how far it reads, belong to its tokens
+            chosen["generation"] = origin.generation.model_dump(mode="json")
+            chosen["data"]["max_length"] = min(chosen["data"]["max_length"], origin.data.max_length)
+        return chosen
     if model["encoder"] is not None:
         chosen["model"]["encoder"], chosen["tokens"]["source"] = model["encoder"], tokens["source"]
         if chosen["data"]["form"] == "text":

@@ -51,9 +51,14 @@ class Draw:
     def permutation(self, n: int) -> np.ndarray:
         # The row number in the low bits makes every key unique, and sorting values is faster than sorting indices.
         bits = np.uint64(max(n - 1, 1).bit_length())
-        keys = self._bits.random_raw(n) >> bits << bits | np.arange(n, dtype=np.uint64)
+        # All in place: for a large corpus every array of this length counts.
+        keys: np.ndarray = self._bits.random_raw(n)
+        keys >>= bits
+        keys <<= bits
+        keys |= np.arange(n, dtype=np.uint64)
         keys.sort()
-        return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+        keys &= (np.uint64(1) << bits) - np.uint64(1)
+        return keys.view(np.int64)
 
 
 def plan_epoch(widths: np.ndarray, repeats: np.ndarray, budget: int, pool: int, draw: Draw) -> Plan:
@@ -61,8 +66,7 @@ def plan_epoch(widths: np.ndarray, repeats: np.ndarray, budget: int, pool: int, 
     rows = np.repeat(np.arange(len(widths)), repeats)
     rows = rows[draw.permutation(len(rows))]
     sizes = widths.sum(1, dtype=np.int64)
-    before = np.cumsum(sizes[rows]) - sizes[rows]
-    edges = [*np.flatnonzero(np.diff(before // (pool * budget), prepend=-1)).tolist(), len(rows)]
+    edges = _pools(sizes[rows], pool * budget)
     # A short first batch moves all others, or data smaller than a pool would meet in the same batches every epoch.
     short = draw.below(budget)
     parts = []
@@ -75,8 +79,18 @@ def plan_epoch(widths: np.ndarray, repeats: np.ndarray, budget: int, pool: int, 
     widest = np.maximum.reduceat(widths[rows], begins, axis=0).sum(1, dtype=np.int64)
     order = draw.permutation(len(begins))
     starts = np.concatenate([[0], np.cumsum(counts[order])])
-    rows = rows[np.repeat(begins[order] - starts[:-1], counts[order]) + np.arange(len(rows))]
+    moved = np.repeat(begins[order] - starts[:-1], counts[order])
+    moved += np.arange(len(rows))
+    rows = rows[moved]
     return Plan(rows, starts, 1 - int(sizes[rows].sum()) / int((widest * counts).sum()))
+
+
+def _pools(sizes: np.ndarray, most: int) -> list[int]:
+    """Where pools begin when rows of these sizes fill them, and the end of the last."""
+    filled = np.cumsum(sizes)
+    filled -= sizes
+    filled //= most
+    return [0, *(np.flatnonzero(filled[1:] != filled[:-1]) + 1).tolist(), len(sizes)]
 
 
 def _sort(rows: np.ndarray, widths: np.ndarray, budget: int) -> np.ndarray:

@@ -144,8 +144,12 @@ class Store:
     @cached_property
     def lengths(self) -> np.ndarray:
         """(n, 2) int32: tokens of source and target, without special ones."""
-        ends = [self._id_ends[side] for side in ("source", "target")]
-        return np.stack([np.diff(side, prepend=0) for side in ends], 1).astype(np.int32)
+        lengths = np.empty((len(self), 2), np.int32)
+        for column, side in enumerate(("source", "target")):
+            ends = self._id_ends[side]
+            lengths[:1, column] = ends[:1]
+            np.subtract(ends[1:], ends[:-1], out=lengths[1:, column], casting="same_kind")
+        return lengths
 
     def side(self, side: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids of one side of these pairs, end to end, and how many each has."""
@@ -196,7 +200,7 @@ def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[np.ndarray,
     _, group_of, counts = np.unique(groups, return_inverse=True, return_counts=True)
     chosen = np.zeros(len(counts), bool)
     missing = size
-    for group in Draw("split", seed).permutation(len(counts)).tolist():
+    for group in map(int, Draw("split", seed).permutation(len(counts))):
         if missing and counts[group] <= missing:
             chosen[group] = True
             missing -= int(counts[group])

@@ -16,7 +16,7 @@ from transduce.data.merges import Merges
 from transduce.data.vocabulary import Vocabulary
 from transduce.disk import replace_file
 from transduce.errors import InputError, nearest
-from transduce.flow import EOS, SPECIALS, UNK
+from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
 
 _WORD = re.compile(r"\S+")
 _TAB = re.compile("\t")
@@ -39,7 +39,14 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self._backend = vocabularies.backend(vocabulary)
         self._spaced = vocabulary.kind in ("bpe", "unigram")  # reads every text with a space in front
-        if vocabulary.kind in ("bpe", "unigram", "bytes"):
+        self._own: dict[int, int] = {}  # given: the library's number -> ours
+        if vocabulary.kind == vocabularies.GIVEN:
+            # A row that stands there twice (a first token that is </s> too) is read as the later special.
+            special = sorted(enumerate(vocabulary.rows[: len(SPECIALS)]), key=lambda pair: pair[0] == BOS, reverse=True)
+            plain = enumerate(vocabulary.rows[len(SPECIALS) :], len(SPECIALS))
+            self._own = {theirs: ours for ours, theirs in (*plain, *special)}
+            self._content = [piece.encode() for piece in vocabulary.pieces[len(SPECIALS) :]]
+        elif vocabulary.kind in ("bpe", "unigram", "bytes"):
             byte_of = {letter: byte for byte, letter in enumerate(vocabularies.byte_letters())}
             pieces = vocabulary.pieces[len(SPECIALS) :]
             self._content = [bytes(byte_of[letter] for letter in piece) for piece in pieces]
@@ -52,6 +59,11 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], kind: str, size: int, min_count: int = 1, numbered: int = 0) -> Self:
         """Learns at most `size` pieces, specials included (`bytes`, `bpe`, `unigram`: never fewer than 260), and
         `numbered` unknowns more (`words` only)."""
+        if kind == vocabularies.GIVEN:
+            raise InputError(
+                "given tokens are those of an imported run, and cannot be trained",
+                remedy="begin from such a run: init.model=RUN, with its tokens as they are; or choose another kind",
+            )
         if kind not in vocabularies.KINDS:
             raise InputError(f"unknown kind of tokens {kind!r}", remedy=nearest(kind, vocabularies.KINDS))
         if numbered and kind != "words":
@@ -68,6 +80,11 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return self.size
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """What every text of an imported vocabulary begins with; nothing where we trained it."""
+        return self.vocabulary.lead
 
     @property
     def numbered(self) -> int:
@@ -91,6 +108,13 @@ class Tokenizer:
     @cached_property
     def starts(self) -> list[bool]:
         """Which ids begin a word, where that can be told from the id alone: not for characters and bytes."""
+        if self.kind == vocabularies.GIVEN:
+            marks = ("\u2581", "\u0120")  # of a space, in pieces of SentencePiece and of bytes
+            marked = any(piece.startswith(marks) for piece in self.vocabulary.pieces)
+            pieces = self.vocabulary.pieces[len(SPECIALS) :]
+            return [False] * len(SPECIALS) + [
+                piece.startswith(marks) if marked else not piece.startswith("##") for piece in pieces
+            ]
         if self._spaced:
             return [content[:1] == b" " and content != b" " for content in self._content]
         words = self.kind in ("words", "labels")
@@ -101,10 +125,16 @@ class Tokenizer:
 
     def encode(self, text: str) -> Encoded:
         result = self._backend.encode(text, add_special_tokens=False)
-        return Encoded(result.ids, [self.piece(number) for number in result.ids], result.offsets)
+        ids = self._numbers(result.ids)
+        return Encoded(ids, [self.piece(number) for number in ids], result.offsets)
+
+    def _numbers(self, ids: list[int]) -> list[int]:
+        """Ours for those of the library, which are the same but in a given tokenizer."""
+        return [self._own.get(number, UNK) for number in ids] if self._own else ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [result.ids for result in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._numbers(result.ids) for result in found]
 
     def encode_source(self, text: str, *, masked: bool = False) -> Encoded:
         """A source, whose parts are separated by tabs: each tab becomes </s>, and every part is read by itself.
@@ -112,7 +142,8 @@ class Tokenizer:
         With `masked`, it is one text, in which each `<mask>` stands for a token and becomes <unk>. Where tokens are
         words or begin with their space, the space on either side of the mask goes with it.
         """
-        result = Encoded([], [], [])
+        lead = list(self.lead)
+        result = Encoded(lead, [self.piece(number) for number in lead], [(0, 0)] * len(lead))
         mark, number = self._mark(masked)
         for begin, end, after in _between(text, mark):
             part = self.encode(text[begin:end])
@@ -137,7 +168,7 @@ class Tokenizer:
         encoded = iter(self.encode_batch([part for row in parts for part in row]))
         rows = []
         for row in parts:
-            ids = next(encoded)
+            ids = [*self.lead, *next(encoded)]
             for _ in row[1:]:
                 ids = [*ids, number, *next(encoded)]
             rows.append(ids)
@@ -148,10 +179,18 @@ class Tokenizer:
 
         `unknown` are the words that numbered unknowns stand for, the first for <unk1>.
         """
+        if self.kind == vocabularies.GIVEN:
+            return self._library_text(ids)
         if self.kind == "words":
             return self._join_words(ids, dict(zip(self.numbers, unknown, strict=False)))
         text = b"".join(self._content[number] for number in ids).decode("utf-8", "replace")
         return text[1:] if self._spaced and text.startswith(" ") else text
+
+    def _library_text(self, ids: Iterable[int]) -> str:
+        """As the library puts a text together; its special tokens and pieces it does not have say nothing."""
+        rows = [self.vocabulary.rows[number] for number in ids if number not in (PAD, BOS, EOS)]
+        text: str = self._backend.decode([row for row in rows if row >= 0], skip_special_tokens=True)
+        return text.replace("\0", "")  # which marks pieces that no text can spell
 
     def _join_words(self, ids: Iterable[int], unknown: Mapping[int, str]) -> str:
         parts: list[str] = []

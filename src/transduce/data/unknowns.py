@@ -36,7 +36,7 @@ def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
 
 def encode_targets(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence[str]) -> list[list[int]]:
     """Each text with the numbers that its own source gives; one vocabulary serves both sides."""
-    rows = tokenizer.encode_batch(texts)
+    rows = [[*tokenizer.lead, *ids] for ids in tokenizer.encode_batch(texts)]
     if not tokenizer.numbered:
         return rows
     return [

@@ -2,7 +2,7 @@
 
     chars    one piece a character                        words    one piece a word (spaces: see below)
     bytes    one piece a byte of UTF-8                    bpe, unigram    learnt pieces over bytes, inside words
-    labels   one piece a line
+    labels   one piece a line                             given    pieces of a tokenizer made elsewhere
 
 `bpe` and `unigram` work on bytes, so there is no text they cannot spell. They read every text with one space put in
 front, so that a word is the same piece at the start of a line and within it; `Tokenizer.decode` takes it off again.
@@ -24,7 +24,8 @@ from tokenizers import Tokenizer as Backend
 from transduce.flow import SPECIALS, UNK
 
 FORMAT = 1  # of the file
-KINDS = ("chars", "words", "bytes", "bpe", "unigram", "labels")
+KINDS = ("chars", "words", "bytes", "bpe", "unigram", "labels")  # that can be trained
+GIVEN = "given"
 
 # What str.isspace() and str.split() call white space. The library's own \s is a smaller set.
 SPACE = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -48,6 +49,9 @@ class Vocabulary:
     merges: tuple[tuple[str, str], ...] = ()  # bpe, the first learnt first
     scores: tuple[float, ...] = ()  # unigram: log-probability of every piece
     numbered: int = 0  # pieces <unk1> .. <unkN>: see unknowns.py
+    library: str = ""  # given: the tokenizer as the library writes it, with numbers of its own
+    rows: tuple[int, ...] = ()  # given: the library's number of every piece, -1 where it has none
+    lead: tuple[int, ...] = ()  # given: pieces that every text begins with
 
     @property
     def unspoken(self) -> int:
@@ -145,6 +149,8 @@ def backend(vocabulary: Vocabulary) -> Backend:
     """The library's encoder. Special pieces get names that no text can spell: a space inside a longer piece, and for
     labels, which may have any spaces, a NUL, which no file of pairs may hold."""
     kind, unspoken = vocabulary.kind, vocabulary.unspoken
+    if kind == GIVEN:
+        return Backend.from_str(vocabulary.library)
     names = [f"{name}\0" if kind == "labels" else f"{name} " for name in vocabulary.pieces[:unspoken]]
     names += vocabulary.pieces[unspoken:]
     ids = {name: number for number, name in enumerate(names)}
@@ -180,8 +186,9 @@ def _with_bytes(model: models.Model) -> Backend:
 def to_json(vocabulary: Vocabulary) -> str:
     """The file of a vocabulary, of which its fingerprint is made too: the same vocabulary, the same letters."""
     content = asdict(vocabulary)
-    if not vocabulary.numbered:  # a vocabulary without them is the file it was before they were thought of
-        del content["numbered"]
+    for name in ("numbered", "library", "rows", "lead"):
+        if not content[name]:  # a vocabulary without them is the file it was before they were thought of
+            del content[name]
     return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
 
 
@@ -193,7 +200,7 @@ def from_json(text: str) -> Vocabulary:
     kind, pieces, numbered = content["kind"], tuple(content["pieces"]), content.get("numbered", 0)
     merges = tuple((left, right) for left, right in content["merges"])
     scores = tuple(float(score) for score in content["scores"])
-    if kind not in KINDS:
+    if kind not in (*KINDS, GIVEN):
         raise ValueError(f"unknown kind {kind!r}")
     if pieces[: len(SPECIALS)] != SPECIALS or not all(isinstance(piece, str) and piece for piece in pieces):
         raise ValueError(f"the pieces must begin with {' '.join(SPECIALS)}")
@@ -206,4 +213,11 @@ def from_json(text: str) -> Vocabulary:
         raise ValueError("not every byte has a piece")
     if len(scores) != (len(pieces) if kind == "unigram" else 0):
         raise ValueError("the scores do not fit the pieces")
+    if kind == GIVEN:
+        rows, lead = tuple(content["rows"]), tuple(content.get("lead", ()))
+        if len(rows) != len(pieces) or not all(isinstance(row, int) for row in rows):
+            raise ValueError("the numbers of the library do not fit the pieces")
+        if not all(isinstance(number, int) and 0 <= number < len(pieces) for number in lead):
+            raise ValueError("a text cannot begin with a piece that is not there")
+        return Vocabulary(kind, pieces, merges, scores, numbered, str(content["library"]), rows, lead)
     return Vocabulary(kind, pieces, merges, scores, numbered)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,10 @@ from transduce.flow import Attention, Memory, State, Step, Tree
 from transduce.layers.dense import dense
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.recurrent import Cell, LayerState, RecurrentStack
+from transduce.layers.stepping import Stepper
+
+Cells = tuple[LayerState, ...]
+Run = Callable[[Tensor | None, Cells], tuple[Tensor, Cells]]  # what is fed (R T F) and the state before -> R T W
 
 
 class RecurrentDecoder(Decoder):
@@ -68,28 +74,31 @@ class RecurrentDecoder(Decoder):
         values = self.dropout(self.embedding(tokens))  # R T D
         if self.reader.stepwise:
             outputs, weights = [], []
+            stepper = Stepper(self.stack, values) if Stepper.suits(self.stack, values) else None
             for step in range(tokens.size(1)):
                 now = slice(step, step + 1)
-                output, seen, new = self._read(values[:, now], state, None, with_attention)
+                run = partial(self._run, values[:, now], None) if stepper is None else partial(stepper, step)
+                output, seen, new = self._read(1, run, state, with_attention)
                 state = new if mask is None else _where(mask[:, now], new, state)
                 outputs.append(output)
                 weights += [seen] if seen is not None else []
             output = torch.cat(outputs, 1)
             seen = torch.cat(weights, 1) if weights else None
         else:
-            output, seen, state = self._read(values, state, mask, with_attention)
+            output, seen, state = self._read(values.size(1), partial(self._run, values, mask), state, with_attention)
         hidden = self.dropout(self.readout(output))  # R T D
         # One layer, one head: R 1 1 T S.
         attention = Attention(cross=None if seen is None else seen[:, None, None]) if with_attention else None
         return Step(self.output(hidden), state, attention, hidden)
 
-    def _read(
-        self, values: Tensor, state: State, mask: Tensor | None, with_attention: bool
-    ) -> tuple[Tensor, Tensor | None, State]:
-        cells: tuple[LayerState, ...] = state.past["cells"]
-        fed = self.reader.before(cells[-1][0], state, values.size(1), with_attention)
-        inputs = values if fed is None else torch.cat((values, fed.output), -1)
-        hidden, cells = self.stack(inputs, cells, mask)
+    def _run(self, values: Tensor, mask: Tensor | None, fed: Tensor | None, cells: Cells) -> tuple[Tensor, Cells]:
+        made: tuple[Tensor, Cells] = self.stack(values if fed is None else torch.cat((values, fed), -1), cells, mask)
+        return made
+
+    def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[Tensor, Tensor | None, State]:
+        cells: Cells = state.past["cells"]
+        fed = self.reader.before(cells[-1][0], state, steps, with_attention)
+        hidden, cells = run(None if fed is None else fed.output, cells)
         read = self.reader.after(hidden, fed, state, with_attention)
         return read.output, read.weights, replace(state, past={"cells": cells, "reader": read.past})
 

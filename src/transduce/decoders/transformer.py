@@ -44,7 +44,7 @@ class TransformerDecoder(Blocks, Decoder):
         # Training gives no mask, as padding on the right can reach no real row; only a batch norm must be told of it.
         real = tokens != PAD if mask is None else mask
         view = replace(view, real=real, padded=mask is not None, with_attention=with_attention)
-        values = self.dropout(self.position.add(self.embedding(tokens), view.queries))
+        values = self.enter(tokens, view.queries, view.real)
         memory = Source(state.fixed["memory"], state.fixed["mask"]) if state.fixed["memory"] else None
         passed = self.run(values, state.fixed["room"] if roomy else state.past["layers"], view, memory)
         attention = Attention(passed.cross, passed.own) if with_attention else None
@@ -75,7 +75,10 @@ class TransformerDecoder(Blocks, Decoder):
 
         layers = tuple(tuple(widen(part) for part in layer) for layer in state.past["layers"])
         owners = torch.zeros(rows, room, dtype=torch.int16, device=lengths.device)
-        return State({**state.fixed, "room": layers}, {"next": lengths, "owners": owners}, state.beams)
+        fixed = {**state.fixed, "room": layers}
+        if lengths.is_cpu:  # kernels there want numbers to add: made once a search, not once a block and step
+            fixed["shade"] = _shade(state.fixed["mask"][:, None, None])
+        return State(fixed, {"next": lengths, "owners": owners}, state.beams)
 
     def _place(self, state: State) -> tuple[View, dict[str, Tensor]]:
         """What one new token a row sees where there is room, the slot it takes, and what the next state remembers."""
@@ -91,7 +94,9 @@ class TransformerDecoder(Blocks, Decoder):
             seen = (seen[:, None] & (owners[:, None] == own[:, None])).flatten(1)  # R N*L
         where = Slots(torch.arange(rows, device=places.device) * room + places, beams)
         mask = seen.unflatten(0, (-1, beams))[:, None]  # B 1 N N*L
-        view = View(self.position, places[:, None], slots[None], mask, slots=where)
+        shade = _shade(mask) if mask.is_cpu else None
+        source = state.fixed.get("shade")
+        view = View(self.position, places[:, None], slots[None], mask, slots=where, shade=shade, source=source)
         # A recorded search looks up only now and then: the few steps it makes after its end stay in the last slot.
         return view, {"next": (places + 1).clamp(max=room - 1), "owners": owners}
 
@@ -133,6 +138,11 @@ class TransformerDecoder(Blocks, Decoder):
         # Padded rows see themselves at least: a row without anything to see would be nan.
         itself = square.tril(total - steps) & square.triu(total - steps)
         return (visible | itself)[:, None]
+
+
+def _shade(mask: Tensor) -> Tensor:
+    """What may not be seen as numbers to add to the scores: 0 or -inf."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def _enlarged(state: State, more: int) -> State:

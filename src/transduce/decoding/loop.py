@@ -48,9 +48,10 @@ class Paths:
     lengths: Tensor  # B N
     complete: Tensor  # B N: ended with </s>, not cut
 
-    def best(self, most: int) -> Paths:
-        """The `most` best: whole ones before those that were cut, each kind by its rank."""
-        order = (self.ranks.double() + COMPLETE * self.complete).topk(most, 1).indices  # B N
+    def best(self, most: int, whole_first: bool) -> Paths:
+        """The `most` best by their rank; whole ones before those that were cut where that is asked for."""
+        ranks = self.ranks.double() + COMPLETE * self.complete if whole_first else self.ranks
+        order = ranks.topk(most, 1).indices  # B N
 
         def pick(values: Tensor) -> Tensor:
             index = order if values.dim() == 2 else order[..., None].expand(-1, -1, values.size(2))
@@ -178,14 +179,17 @@ def _choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tenso
         noise = live.noise.gather(1, index).squeeze(1)  # B N
     choice = strategy.choose(live.totals, allowed.view(*live.totals.shape, -1), noise)
     live, rows = _extend(live, choice, logs)
-    live = _settle(_set_aside(live, strategy), strategy)
+    live = _set_aside(live, strategy)
+    if rows is not None and live.totals.size(1) > strategy.width:
+        live, rows = _narrowed(live, rows, strategy.width)
+    live = _settle(live, strategy)
     return live if rows is None else replace(live, state=live.state.reorder(rows))
 
 
 def _extend(live: Live, choice: Choice, logs: Tensor) -> tuple[Live, Tensor | None]:
     """Appends the chosen tokens; gives the rows to reorder the state by, None where the order stays."""
     sources, beams = choice.parents.shape
-    offsets = torch.arange(sources, device=choice.parents.device)[:, None] * beams
+    offsets = torch.arange(sources, device=choice.parents.device)[:, None] * live.totals.size(1)
     rows = (choice.parents + offsets).flatten()  # R
     chosen = logs[rows, choice.tokens.flatten()].view(sources, beams, 1)
     history, scores = live.history, live.scores
@@ -203,22 +207,40 @@ def _extend(live: Live, choice: Choice, logs: Tensor) -> tuple[Live, Tensor | No
     return extended, None if beams == 1 else rows
 
 
+def _narrowed(live: Live, rows: Tensor, width: int) -> tuple[Live, Tensor]:
+    """The best of the candidates that go on, where a strategy chose more of them than it keeps."""
+    order = live.totals.topk(width, 1).indices  # B N
+    index = order[..., None].expand(-1, -1, live.history.size(-1))
+    kept = replace(
+        live,
+        history=live.history.gather(1, index),
+        scores=live.scores.gather(1, index),
+        totals=live.totals.gather(1, order),
+    )
+    return kept, rows.view(live.totals.shape).gather(1, order).flatten()
+
+
 def _set_aside(live: Live, strategy: Strategy) -> Live:
     """Moves rows that ended, or reached the greatest length, out of the beam and among the finished."""
     alive = live.totals > -torch.inf
     ended = alive & (live.history[..., -1] == EOS)
     over = ended | (alive & (live.lengths >= live.longest)[:, None])
+    if over.is_cpu and not over.any():  # a look costs nothing where there is no device to wait for
+        return live
     lengths = live.lengths[:, None].expand_as(over)
     ranks = strategy.rank(live.totals, lengths).masked_fill(~over, -torch.inf)
     found = live.finished.join(Paths(live.history, live.scores, ranks, lengths, ended))
-    return replace(live, finished=found.best(strategy.width), totals=live.totals.masked_fill(over, -torch.inf))
+    found = found.best(strategy.width, strategy.whole_first)
+    return replace(live, finished=found, totals=live.totals.masked_fill(over, -torch.inf))
 
 
 def _settle(live: Live, strategy: Strategy) -> Live:
     """A source is done when no row lives, or none could still enter the best N."""
     finished = live.finished
+    if finished.complete.is_cpu and not finished.complete.all(1).any():
+        return live
     floor = finished.ranks.masked_fill(~finished.complete, -torch.inf).amin(1)  # B: the rank a newcomer must beat
-    best = strategy.bound(live.totals, live.longest).amax(1)
+    best = strategy.bound(live.totals, strategy.horizon(live.lengths, live.longest)).amax(1)
     return replace(live, totals=live.totals.masked_fill((best <= floor)[:, None], -torch.inf))
 
 

@@ -50,14 +50,44 @@ class RepetitionPenalty(Rule):
         return torch.where(said, scores * self.penalty, scores)
 
 
+class First(Rule):
+    """every output begins with this token, which costs nothing"""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        return _only(scores, self.token, (history == PAD).all(1))
+
+
+class Closed(Rule):
+    """the last token that fits is </s>, which then costs nothing"""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        return _only(scores, EOS, (history != PAD).sum(1) == self.longest - 1)
+
+
+def _only(scores: Tensor, token: int, where: Tensor) -> Tensor:
+    """In these rows (R) nothing but this token may be said."""
+    forced = torch.full_like(scores, -torch.inf)
+    forced[:, token] = 0.0
+    return torch.where(where[:, None], forced, scores)
+
+
 class Ban(Rule):
     """these tokens are never said"""
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: list[int], *, first: bool = False) -> None:
+        self.tokens, self.first = tokens, first  # first: only as the first token of an output
         self._on: dict[torch.device, Tensor] = {}  # the same there: a recorded step cannot fetch them from the host
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
         if scores.device not in self._on:
             self._on[scores.device] = torch.tensor(self.tokens, device=scores.device)
-        return scores.index_fill_(1, self._on[scores.device], -torch.inf)
+        tokens = self._on[scores.device]
+        if not self.first:
+            return scores.index_fill_(1, tokens, -torch.inf)
+        return torch.where((history == PAD).all(1)[:, None], scores.index_fill(1, tokens, -torch.inf), scores)

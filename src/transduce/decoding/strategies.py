@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from transduce.contracts import Choice, Count, Strategy
+from transduce.flow import EOS
 
 GROUP = 128
+LOWEST = -1e30  # of no use against anything that has finished
+Stop = Literal["bound", "length", "full"]
 
 
 def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -35,8 +40,9 @@ class Greedy(Strategy):
         return torch.zeros(sources, 1, device=device)
 
     def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
-        best, tokens = scores.max(-1)  # B 1
-        return Choice(torch.zeros_like(tokens), tokens, totals + best)
+        best, tokens = top(scores, 1)  # B 1 1
+        tokens = tokens.squeeze(-1)
+        return Choice(torch.zeros_like(tokens), tokens, totals + best.squeeze(-1))
 
 
 class Beam(Strategy):
@@ -62,6 +68,35 @@ class Beam(Strategy):
     def bound(self, totals: Tensor, longest: Tensor) -> Tensor:
         # A total only falls, and a penalty divides it by at most the greatest length.
         return totals / longest[:, None] ** self.length_penalty
+
+
+class FullBeam(Beam):
+    """the same with N rows that go on at every step, as transformers and fairseq search: those that end are extra
+
+    The N best of all continuations may end; the N best that do not end go on. A path that was cut counts like a whole
+    one. `stop` says when: bound, when no row can come to rank above the finished; length, when none would at the length
+    it has now (which may miss better ones that are longer); full, when N have finished.
+    """
+
+    whole_first = False
+
+    def __init__(self, *, width: Count = 5, length_penalty: float = 1.0, stop: Stop = "bound") -> None:
+        super().__init__(width=width, length_penalty=length_penalty)
+        self.stop: Stop = stop
+
+    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
+        several = 2 * self.width  # at most half of them end: each row has one </s>
+        best, tokens = top(scores, min(several, scores.size(-1)))  # B N M
+        best, index = (totals[..., None] + best).flatten(1).topk(several)  # B 2N
+        parents, tokens = index // tokens.size(-1), tokens.flatten(1).gather(1, index)
+        late = torch.arange(several, device=best.device) >= self.width
+        return Choice(parents, tokens, best.masked_fill((tokens == EOS) & late, -torch.inf))
+
+    def horizon(self, lengths: Tensor, longest: Tensor) -> Tensor:
+        return longest if self.stop == "bound" and self.length_penalty > 0 else lengths
+
+    def bound(self, totals: Tensor, longest: Tensor) -> Tensor:
+        return torch.full_like(totals, LOWEST) if self.stop == "full" else super().bound(totals, longest)
 
 
 class Sample(Strategy):
@@ -92,4 +127,4 @@ class Sample(Strategy):
         return Choice(parents, tokens.squeeze(-1), totals + drawn)
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"greedy": Greedy, "beam": Beam, "sample": Sample}
+STRATEGIES: dict[str, type[Strategy]] = {"greedy": Greedy, "beam": Beam, "full_beam": FullBeam, "sample": Sample}

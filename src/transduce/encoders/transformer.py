@@ -24,7 +24,7 @@ class TransformerEncoder(Blocks, Encoder):
         view = View(
             self.position, places, places, self._visible(mask), real=mask, padded=True, with_attention=with_attention
         )
-        values = self.dropout(self.position.add(self.embedding(batch.source.values), places))
+        values = self.enter(batch.source.values, places, mask)
         passed = self.run(values, self.begin(mask.size(0)), view)
         shown = mask[..., None]
         summary = (passed.values * shown).sum(1) / shown.sum(1)  # the mean of the real rows

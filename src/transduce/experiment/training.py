@@ -47,6 +47,7 @@ def train(
         raise InputError(
             "there is a run here already", where=str(run.folder), remedy="go on with --resume, or give another --run"
         )
+    transfer.check_learns(run.recipe() if run.exists else wanted, str(run.folder))
     device = pick_device(wanted.training.device)
     # A run that goes on has its weights already, and needs no longer those it began from: but adapters stand on them.
     again, adapters = bool(run.checkpoints.steps()), wanted.training.adapters

@@ -12,15 +12,15 @@ from transduce.flow import PAD
 class Embedding(nn.Module):
     """One vector an id. Stored with deviation D ** -0.5, as the output layer needs it, and scaled up on reading."""
 
-    def __init__(self, size: int, width: int) -> None:
+    def __init__(self, size: int, width: int, *, scaled: bool = True) -> None:
         super().__init__()
-        self.size, self.width = size, width
+        self.size, self.width, self.scale = size, width, math.sqrt(width) if scaled else 1.0
         self.table = nn.Embedding(size, width, padding_idx=PAD)
         nn.init.normal_(self.table.weight, std=width**-0.5)
         nn.init.zeros_(self.table.weight[PAD].detach())
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.table(ids) * math.sqrt(self.width)  # ... D
+        return self.table(ids) * self.scale  # ... D
 
 
 class Output(nn.Module):

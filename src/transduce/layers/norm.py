@@ -14,8 +14,8 @@ Normalisation = Literal["layer", "rms", "batch"]
 class LayerNorm(nn.LayerNorm):
     """(x - mean(x)) / deviation(x) * g + b, each row for itself (Ba 2016)"""
 
-    def __init__(self, width: int, bias: bool = True) -> None:
-        super().__init__(width, bias=bias)
+    def __init__(self, width: int, bias: bool = True, *, eps: float = 1e-5) -> None:
+        super().__init__(width, eps=eps, bias=bias)
 
     def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
         return super().forward(values)
@@ -24,8 +24,8 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2)) * g, each row for itself (Zhang & Sennrich 2019)"""
 
-    def __init__(self, width: int, bias: bool = True) -> None:
-        super().__init__(width, eps=1e-6)  # it never has a bias
+    def __init__(self, width: int, bias: bool = True, *, eps: float = 1e-6) -> None:
+        super().__init__(width, eps=eps)  # it never has a bias
 
     def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
         return super().forward(values)
@@ -71,7 +71,7 @@ class BatchNorm(nn.Module):
         return mean, variance
 
 
-NORMALISATIONS: dict[str, Callable[[int, bool], nn.Module]] = {
+NORMALISATIONS: dict[str, Callable[..., nn.Module]] = {
     "layer": LayerNorm,
     "rms": RMSNorm,
     "batch": BatchNorm,

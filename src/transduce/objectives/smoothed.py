@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 IGNORED = -100  # where the target is padding
-CHUNK = 2**21  # scores turned into fp32 at a time
+CHUNK = 2**18  # scores that are worked on at a time: what a processor keeps near
 
 
 class Smoothed(torch.autograd.Function):
@@ -32,7 +32,8 @@ class Smoothed(torch.autograd.Function):
                 part, right = _wide(scores[rows]), gold[rows].clamp(min=0)
                 sums[rows] = part.logsumexp(1)
                 plain[rows] = sums[rows] - part.gather(1, right[:, None]).squeeze(1)
-                smooth[rows] = sums[rows] - part.mean(1)
+                if smoothing:
+                    smooth[rows] = sums[rows] - part.mean(1)
         real = gold != IGNORED
         nll = plain.where(real, 0.0).sum()
         ctx.save_for_backward(scores, gold, sums)
@@ -53,11 +54,17 @@ class Smoothed(torch.autograd.Function):
                 scores, gold, sums, grads[0], result, scores.stride(0), result.stride(0), size, eps, block=4096
             )
             return result, None, None
+        padded, right = gold == IGNORED, torch.full_like(sums[:, None], eps - 1)
         for rows in _chunks(scores):
-            real = (gold[rows] != IGNORED)[:, None]
-            part = (_wide(scores[rows]) - sums[rows, None]).exp_() - eps / size
-            part.scatter_add_(1, gold[rows].clamp(min=0)[:, None], torch.full_like(sums[rows, None], eps - 1))
-            result[rows] = (part.where(real, 0.0) * grads[0]).to(scores.dtype)
+            # In place: where scores are wide already, in what leaves.
+            part = result[rows] if result.dtype == sums.dtype else torch.empty_like(scores[rows], dtype=sums.dtype)
+            torch.sub(scores[rows], sums[rows, None], out=part).exp_()
+            if eps:
+                part.sub_(eps / size)
+            part.scatter_add_(1, gold[rows].clamp(min=0)[:, None], right[rows]).mul_(grads[0])
+            part.masked_fill_(padded[rows, None], 0.0)
+            if part.dtype != result.dtype:
+                result[rows] = part
         return result, None, None
 
 

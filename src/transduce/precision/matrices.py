@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from transduce.errors import InputError
+from transduce.layers.rounding import round_rows
 
-GREATEST = 127  # of an 8-bit weight
+Reading = Callable[[Tensor], Tensor]
 
 
 class Packed(nn.Module, ABC):
@@ -23,12 +25,20 @@ class Packed(nn.Module, ABC):
     @abstractmethod
     def forward(self, values: Tensor) -> Tensor: ...
 
+    @abstractmethod
+    def direct(self, *, rectified: bool = False) -> Reading:
+        """The same as a plain function, at the least cost a call; rectified: max(0, W x + b) in the same pass."""
+
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"
 
 
 class Float32(Packed):
-    """W x + b with W laid out once as the processor's kernel reads it: the same numbers, to a rounding"""
+    """W x + b with W laid out once as the processor's kernel reads it: the same numbers, to a rounding
+
+    A single row through a matrix that grows it is read faster input by input, y = b + sum_i x_i w_i, so such a matrix
+    lies there both ways: 2.5 against 4.1 ms for 512 to 32,000, and with five rows 8.9 against 7.2.
+    """
 
     kind = torch.float32
 
@@ -36,10 +46,28 @@ class Float32(Packed):
         super().__init__(layer)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(self.kind), 1)
         self.bias = None if layer.bias is None else layer.bias.detach().to(self.kind)
+        grows = self.kind == torch.float32 and self.bias is not None and self.out_features > self.in_features
+        self.inward = layer.weight.detach().float().t().contiguous() if grows else None
 
     def forward(self, values: Tensor) -> Tensor:
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(values.to(self.kind), self.weight, self.bias, "none", [], "")
-        return made.to(values.dtype)
+        return self.direct()(values)
+
+    def direct(self, *, rectified: bool = False) -> Reading:
+        read = torch.ops.mkldnn._linear_pointwise.default
+        kind, weight, bias, after = self.kind, self.weight, self.bias, "relu" if rectified else "none"
+        inward, size = self.inward, self.in_features
+
+        def several(values: Tensor) -> Tensor:
+            made: Tensor = read(values.to(kind), weight, bias, after, [], "")
+            return made.to(values.dtype)
+
+        def any_number(values: Tensor) -> Tensor:
+            if values.numel() != size:
+                return several(values)
+            made = torch.addmm(bias, values.view(1, size), inward)  # type: ignore[arg-type]
+            return (made.relu_() if rectified else made).view(*values.shape[:-1], -1)
+
+        return several if inward is None else any_number
 
 
 class BFloat16(Float32):
@@ -58,9 +86,7 @@ class Int8(Packed):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer)
-        weight = layer.weight.detach().float()
-        scales = (weight.abs().amax(1) / GREATEST).clamp(min=torch.finfo(torch.float).tiny)  # one an output
-        whole = (weight / scales[:, None]).round().to(torch.int8)
+        whole, scales = round_rows(layer.weight)
         bias = None if layer.bias is None else layer.bias.detach().float()
         self.reduced = not has_8bit_sums()
         self.packed = _pack(whole, scales, bias)
@@ -68,6 +94,13 @@ class Int8(Packed):
     def forward(self, values: Tensor) -> Tensor:
         made: Tensor = torch.ops.quantized.linear_dynamic(values, self.packed, self.reduced)
         return made
+
+    def direct(self, *, rectified: bool = False) -> Reading:
+        ops = torch.ops.quantized
+        # Past the look for tensors of other kinds, which at 4 of 18 microseconds is a good part of a small product.
+        read = (ops.linear_relu_dynamic if rectified else ops.linear_dynamic).default._op
+        packed, reduced = self.packed, self.reduced
+        return lambda values: read(values, packed, reduced)  # type: ignore[no-any-return]
 
 
 def has_8bit_sums() -> bool:

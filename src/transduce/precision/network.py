@@ -15,6 +15,7 @@ from transduce.errors import InputError
 from transduce.model import Transducer
 from transduce.precision.cells import STEPS, PackedCells
 from transduce.precision.joint import JointMemory, JointSelf, projects
+from transduce.precision.lean import lean
 from transduce.precision.matrices import BFloat16, Float32, Int8, Packed
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
@@ -44,6 +45,7 @@ def for_generation(network: Transducer, precision: Precision = "auto") -> Transd
     made = copy.deepcopy(network).eval().requires_grad_(False)
     _replace(made, _prepared)
     _replace(made, lambda parent, part: _packed(part, kind))
+    lean(made)
     return made
 
 

@@ -1,4 +1,4 @@
-"""A run directory in, its model out, with the weights it was trained to."""
+"""A run directory, or a model from elsewhere, in; its model out, with the weights it was trained to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transduce import build, shelves
+from transduce import build, interop, shelves
+from transduce.data.text import Tokenizer
 from transduce.decoding.graphs import Graphs
 from transduce.errors import InputError
+from transduce.model import Transducer
 from transduce.precision import Precision, for_generation
 from transduce.predict.model import Model
+from transduce.recipe import Recipe
 from transduce.run import Run
 from transduce.training.devices import pick_device
 from transduce.transfer.merging import weights_of
@@ -25,6 +28,12 @@ def load(
     With a precision, the network is one for generation: its weights are packed, and learn no more.
     """
     run = Run(Path(path))
+    if interop.recognises(run.folder):
+        imported = interop.read(run.folder)
+        source, target = imported.tokenizers
+        network = build.build_model(imported.recipe.model, source.size, target.size, source.starts)
+        fill_weights(network, imported.weights, str(run.folder))
+        return _placed(network, (source, target), imported.recipe, device, precision)
     recipe = run.recipe()
     if (own := shelves.own_parts(recipe)) and not own_parts:
         raise InputError(
@@ -36,11 +45,23 @@ def load(
     source, target = run.tokenizers()
     network = build.build_model(recipe.model, source.size, target.size, source.starts)
     fill_weights(network, weights_of(run, recipe, list(network.state_dict())), str(run.folder))
+    return _placed(network, (source, target), recipe, device, precision)
+
+
+def _placed(
+    network: Transducer,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    recipe: Recipe,
+    device: str,
+    precision: Precision | None,
+) -> Model:
     network = network.to(pick_device(device))
     parameters = build.count_parameters(network)
+    if precision == "auto" and recipe.model.stored == "int8" and pick_device(device).type == "cpu":
+        precision = "int8"  # rounded already: reading it so changes nothing more
     network = network if precision is None else for_generation(network, precision)
     graphs = Graphs() if next(network.parameters()).is_cuda else None
-    return Model(network, source, target, recipe, parameters=parameters, graphs=graphs)
+    return Model(network, *tokenizers, recipe, parameters=parameters, graphs=graphs)
 
 
 def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:

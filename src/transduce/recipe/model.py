@@ -28,6 +28,10 @@ class ModelRecipe(Section):
     share: Literal["none", "layers", "all"] = Field(
         "none", description="one set of weights in encoder and decoder where they are alike; `all`: the embedding too"
     )
+    scaled: bool = Field(True, description="embeddings are multiplied by the root of the width as they are read")
+    stored: Literal["fp32", "int8"] = Field(
+        "fp32", description="int8: the run holds its matrices in 8 bits, and learns no more; `transduce quantise`"
+    )
     copying: CopyingRecipe | None = Field(
         None, description="words of the source may be said by looking at them; {} for the usual options"
     )

@@ -12,7 +12,9 @@ from transduce.recipe.section import Fraction, Positive, Section
 class TextRecipe(Section):
     """How one side becomes tokens."""
 
-    kind: Literal["chars", "words", "bytes", "bpe", "unigram", "labels"] = "bpe"
+    kind: Literal["chars", "words", "bytes", "bpe", "unigram", "labels", "given"] = Field(
+        "bpe", description="given: those of the imported run that this one begins from"
+    )
     size: Positive = Field(8000, description="vocabulary size asked for, the four special tokens included")
     min_count: Positive = Field(1, description="rarer characters or words become <unk>")
     dropout: Fraction = Field(0.0, description="BPE dropout while training")

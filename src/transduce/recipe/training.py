@@ -62,6 +62,9 @@ class TrainingRecipe(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
     record: bool = Field(True, description="replay the passes over batches as recorded graphs, on a GPU")
+    checkpoint_layers: bool = Field(
+        False, description="keep only what enters each Transformer block, and compute the rest again: less memory"
+    )
     ema: Fraction = Field(0.0, description="decay of the moving average of the weights; 0: off")
     average: Positive = Field(1, description="mean of the weights at the last n checkpoints")
     checkpoint_every: Positive = 500

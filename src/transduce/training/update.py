@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from transduce.attention.blocks import recompute
+from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
@@ -100,6 +102,11 @@ class Update:
     ) -> None:
         self.model, self.optimiser, self.objective = model, optimiser, objective
         self.settings, self.processes, self.device = settings, processes, device
+        if settings.checkpoint_layers and not recompute(model):
+            raise InputError(
+                "training.checkpoint_layers: this model has no Transformer blocks",
+                remedy="leave it out; training.accumulate also makes an update fit into less memory",
+            )
         self.forward = _compiled(model) if settings.compile else model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.recorder = Recorder(self._pass, self.parameters) if self.records else None
@@ -110,6 +117,7 @@ class Update:
         """Whether passes are recorded: on a GPU, where nothing in them depends on more than the shapes of a batch."""
         steady = self.objective.steady and bool(getattr(self.model, "steady", False))
         wanted = self.settings.record and self.settings.unfreeze is None  # whose gradients come and go
+        wanted = wanted and not self.settings.checkpoint_layers  # which asks for the state of the random numbers
         return wanted and steady and self.device.type == "cuda"
 
     def __call__(self, work: Work, step: int, rate: float, flags: tuple[bool, ...] = ()) -> Result:

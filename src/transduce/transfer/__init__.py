@@ -13,18 +13,21 @@ from transduce.transfer.origins import (
     take_weights,
     vocabulary_weights,
 )
+from transduce.transfer.quantising import check_learns, quantise
 
 __all__ = [
     "Load",
     "Origin",
     "Transfer",
     "attach",
+    "check_learns",
     "check_origins",
     "choose_tokenizers",
     "frozen",
     "frozen_names",
     "merge",
     "open_origins",
+    "quantise",
     "take_weights",
     "targets",
     "vocabulary_weights",

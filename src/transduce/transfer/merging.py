@@ -10,6 +10,7 @@ from torch import Tensor
 
 from transduce import build, shelves
 from transduce.errors import InputError
+from transduce.layers.rounding import whole_weights
 from transduce.recipe import InitRecipe, Recipe
 from transduce.run import Run
 from transduce.transfer.adapters import joined
@@ -22,7 +23,7 @@ def weights_of(run: Run, recipe: Recipe, names: Collection[str] | None = None) -
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
     adapters = recipe.training.adapters
     if adapters is None:
-        return checkpoint.weights
+        return whole_weights(checkpoint.weights)
     assert recipe.init.model is not None, "a recipe with adapters has a base"
     base = Run(Path(recipe.init.model))
     if not base.exists:

@@ -17,6 +17,7 @@ from transduce.prepare import Tokenizers, train_tokenizers
 from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe
 from transduce.run import Run
 from transduce.transfer.merging import weights_of
+from transduce.transfer.quantising import check_learns
 
 SECTIONS = ("encoder", "decoder", "model")  # in this order: `model` gives what the others left open
 NAMED = 3  # names shown of a long list
@@ -81,6 +82,7 @@ def open_origins(init: InitRecipe) -> list[Origin]:
             continue
         run = Run(Path(folder))
         recipe = run.recipe()
+        check_learns(recipe, folder)
         if not run.checkpoints.steps() and run.checkpoints.final() is None:
             raise InputError(
                 f"init.{section}: this run has no checkpoint yet", where=folder, remedy="train it with --resume"
@@ -105,6 +107,8 @@ def choose_tokenizers(recipe: Recipe, origins: Sequence[Origin]) -> Tokenizers:
                 lent.setdefault(side, origin.tokenizers[side])
     if recipe.model.head is not None:
         lent.pop(1, None)
+    if len(lent) == 2 and tokens.source.kind == "given":  # imported: two ways to cut texts into the same pieces
+        return lent[0], lent[1]
     if tokens.shared:
         both = [one for one in lent.values() if any(set(origin.tokenizers) == {one} for origin in origins)]
         return (both[0], both[0]) if both else train_tokenizers(recipe)

@@ -1,0 +1,101 @@
+"""Many lines of mixed length that end by themselves: several workers against CTranslate2's, with the same weights.
+
+`python -m benchmarks.bulk`: a table, and JSON under benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.ctranslate2 import Translator
+from benchmarks.harness import OURS, Contestant, Measured, measure, show, write
+from benchmarks.marian import SIZES, ours, theirs
+from transduce.data.batching import ordered
+from transduce.decoding.loop import search
+from transduce.decoding.rules import MinLength
+from transduce.decoding.strategies import Beam, Greedy
+from transduce.flow import EOS, Batch, Padded
+from transduce.precision import for_generation
+from transduce.predict.workers import spread
+
+LONGEST = 64
+RULES = (MinLength(2),)  # the peer says one token before </s> at least
+
+
+def run(
+    size: str, lines: int, beam: int, workers: int, tokens: list[int], ending: float, repeats: int
+) -> list[Measured]:
+    """`ending` is added to the score of </s>: random weights then end lines at lengths of all kinds."""
+    torch.set_num_threads(1)  # for each worker
+    other = theirs(SIZES[size])
+    with torch.no_grad():
+        other.final_logits_bias[0, EOS] += ending
+    own, peer = for_generation(ours(SIZES[size], other), "int8"), Translator(other, "int8", workers)
+    draw = torch.Generator().manual_seed(3)
+    lengths = torch.randint(4, 61, (lines,), generator=draw).tolist()
+    sources = [
+        [*torch.randint(4, SIZES[size].vocabulary, (length,), generator=draw).tolist(), EOS] for length in lengths
+    ]
+    said: dict[str, list[list[int]]] = {}
+
+    def run_ours() -> int:
+        said[OURS] = translate(own, sources, beam, workers, tokens[0])
+        return sum(map(len, said[OURS]))
+
+    def run_peer() -> int:
+        said[peer.name] = peer.translate_all(sources, beam, LONGEST, tokens[1])
+        return sum(map(len, said[peer.name]))
+
+    title = f"{size} {lines} lines beam {beam} workers {workers}"
+    rows = measure(title, [Contestant(OURS, run_ours), Contestant(peer.name, run_peer)], torch.device("cpu"), repeats)
+    made = {name: [len(line) for line in found] for name, found in said.items()}
+    for name, found in made.items():
+        cut = sum(length >= LONGEST for length in found)
+        print(f"{name}: {sum(found)} tokens, lines of {min(found)} to {max(found)}, {cut} cut at {LONGEST}", flush=True)
+    same = sum(a == b for a, b in zip(said[OURS], said[peer.name], strict=True))
+    print(f"{same} of {lines} lines are the same", flush=True)
+    return rows
+
+
+def translate(own: Any, sources: list[list[int]], beam: int, workers: int, tokens: int) -> list[list[int]]:
+    """As `Model.generate` does it: sorted by length, in batches by tokens, so many at a time, in order again."""
+    strategy = Greedy() if beam == 1 else Beam(width=beam, length_penalty=1.0)
+    batches = ordered([len(source) for source in sources], tokens)
+
+    def find(rows: list[int]) -> list[list[int]]:
+        batch = Batch(Padded.from_rows([sources[row] for row in rows]))
+        found = search(own, batch, strategy, longest=torch.full((len(rows),), LONGEST), rules=RULES, best=1)
+        return [list(one[0].ids) for one in found]
+
+    results: dict[int, list[int]] = {}
+    for rows, found in zip(batches, spread(find, batches, workers, torch.device("cpu")), strict=True):
+        results.update(zip(rows, found, strict=True))
+    return [results[row] for row in range(len(sources))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bulk", description=__doc__)
+    parser.add_argument("--size", default="base")
+    parser.add_argument("--lines", type=int, default=1000)
+    parser.add_argument("--beams", type=int, nargs="*", default=[1, 5])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, nargs=2, default=[1024, 1024], help="source tokens of a batch: ours, its")
+    parser.add_argument("--ending", type=float, default=4.6)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    asked = parser.parse_args()
+    rows: list[Measured] = []
+    for beam in asked.beams:
+        rows += run(asked.size, asked.lines, beam, asked.workers, asked.tokens, asked.ending, asked.repeats)
+    title = f"bulk-{asked.size}-cpu-int8"
+    show(title, rows, Console(width=140))
+    write(asked.output / f"{title}.json", title, rows, torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    main()

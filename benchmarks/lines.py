@@ -1,0 +1,149 @@
+"""A number of lines in; seconds and memory that our own code needs for them out, one stage after the other.
+
+Each size runs in a process of its own, whose anonymous memory is watched: pages of mapped files, which the system takes
+back whenever it likes, are not counted.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+WORDS = 5000  # different words of the generated lines
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage took: on top of what was in use when it began."""
+
+    name: str
+    lines: int
+    seconds: float
+    peak: int  # bytes
+    kept: int  # bytes still in use after it
+
+
+def write_lines(path: Path, lines: int, seed: int = 1) -> None:
+    """Pairs of 3 to 9 words of 2 to 9 letters each, frequent words first, as in any language."""
+    chance = random.Random(seed)
+    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(WORDS)]
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(lines):
+            count = chance.randint(3, 9)
+            chosen = [words[int(WORDS * chance.random() ** 3)] for _ in range(2 * count)]
+            file.write(f"{' '.join(chosen[:count])}\t{' '.join(chosen[count:])}\n")
+
+
+def anonymous() -> int:
+    """Bytes of this process that no file stands for."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+@contextmanager
+def staged(name: str, lines: int, stages: list[Stage]) -> Iterator[None]:
+    """Watches what is done inside, ten times a second or so."""
+    before, peak, done = anonymous(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.02):
+            peak = max(peak, anonymous())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    begin = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - begin
+    done.set()
+    watcher.join()
+    after = anonymous()
+    stages.append(Stage(name, lines, seconds, max(peak, after) - before, after - before))
+
+
+def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
+    """Everything that happens to a corpus before and in the first epoch, the network apart."""
+    from transduce.data.batching import Batches, Position
+    from transduce.data.filters import Filters
+    from transduce.data.sources import read
+    from transduce.data.store import build_store, split
+    from transduce.data.text import Tokenizer
+    from transduce.recipe import Corpus
+
+    corpus, stages = Corpus(path=file), list[Stage]()
+    # What is loaded at the first use of anything is not counted.
+    Tokenizer.train(["a first line"], "bpe", 300).encode_batch(["a line"])
+    with staged("train tokenizers (bpe)", lines, stages):
+        sides = (example.source for example in read(corpus))
+        tokenizer = Tokenizer.train(sides, "bpe", 2000)
+    with staged("tokenise and store", lines, stages):
+        store = build_store([corpus], tokenizer, tokenizer, Filters(drop_duplicates=True), "error", folder)
+    with staged("hold out pairs", lines, stages):
+        rows, _ = split(len(store), min(1000, len(store) // 5), 1, store.groups())
+    with staged("plan an epoch", lines, stages):
+        batches = Batches(store, rows, batch_tokens=4096, pool=100, seed=1)
+        count = batches.batches_in(0)
+    with staged("gather its batches", lines, stages):
+        for index in range(count):
+            batches.at(Position(0, index))
+    with staged("plan the next epoch", lines, stages):
+        batches.batches_in(1)
+    return stages
+
+
+def search_lines(lines: int) -> list[Stage]:
+    """The search and the second reading of what it chose, with a network so small that our bookkeeping is seen."""
+    import torch
+
+    from transduce.build import build_model, complete_recipe
+    from transduce.data.text import Tokenizer
+    from transduce.predict import Model
+    from transduce.recipe import parse
+
+    chance, stages = random.Random(2), list[Stage]()
+    tokenizer = Tokenizer.train(["abcdefghijklmnopqrstuvwxyz"], "chars", 100)
+    texts = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(4, 16))) for _ in range(lines)]
+    part = {"kind": "transformer", "layers": 1, "width": 16, "heads": 1, "hidden": 16}
+    recipe = complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
+    torch.manual_seed(1)
+    network = build_model(recipe.model, tokenizer.size, tokenizer.size).eval()
+    model = Model(network, tokenizer, tokenizer, recipe)
+    settings = {"max_length": 12, "min_length": 12}
+    model.generate(texts[:20], strategy="beam", beam=4, **settings)
+    with staged("search, beam 4", lines, stages):
+        found = model.generate(texts, strategy="beam", beam=4, **settings)
+    with staged("read again with attention", lines, stages):
+        model.reread(found)
+    return stages
+
+
+def apart(stages: Callable[..., list[Stage]], *arguments: object) -> list[Stage]:
+    """The stages in a fresh process; what goes wrong there goes wrong here."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(stages, *arguments).result()
+
+
+def measure_lines(sizes: list[int]) -> list[Stage]:
+    """Preparation of so many lines."""
+    stages = []
+    for lines in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "pairs.tsv"
+            write_lines(file, lines)
+            stages += apart(prepare_lines, str(file), folder, lines)
+    return stages
+
+
+def measure_search(sizes: list[int]) -> list[Stage]:
+    """Search and explanation of so many lines."""
+    return [stage for lines in sizes for stage in apart(search_lines, lines)]

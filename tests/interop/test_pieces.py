@@ -1,0 +1,105 @@
+"""Marian's own tokenizer files: a SentencePiece model for each language, written here field by field."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interop_standins import make
+
+import transduce
+from transduce.errors import InputError
+from transduce.flow import EOS, UNK
+from transduce.interop.pieces import library, read_model
+
+SOURCE = {"▁": -3.0, "a": -2.0, "b": -2.5, "▁a": -2.2, "ab": -3.1, "▁ab": -3.6, "ba": -4.0, "aa": -3.9}
+TARGET = {"▁": -2.0, "c": -1.0, "▁c": -1.5, "a": -4.0}
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    def whole(count: int) -> bytes:
+        return bytes([count]) if count < 128 else bytes([count % 128 + 128]) + whole(count // 128)
+
+    if isinstance(value, int):
+        return whole(number << 3) + whole(value)
+    return whole(number << 3 | 2) + whole(len(value)) + value
+
+
+def write_model(path: Path, pieces: dict[str, float], kind: int = 1) -> None:
+    content = b""
+    special = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    for piece, score, type_ in [*special, *((piece, score, 1) for piece, score in pieces.items())]:
+        scored = bytes([2 << 3 | 5]) + struct.pack("<f", score)
+        content += field(1, field(1, piece.encode()) + scored + field(3, type_))
+    path.write_bytes(content + field(2, field(3, kind)))
+
+
+def best(text: str) -> set[tuple[str, ...]]:
+    """The likeliest ways to cut a text into pieces, by trying all of them."""
+    text = "▁" + "▁".join(text.split())
+    cuts = []
+    for places in itertools.product([False, True], repeat=len(text) - 1):
+        parts, begin = [], 0
+        for place, cut in enumerate((*places, True), 1):
+            if cut:
+                parts.append(text[begin:place])
+                begin = place
+        if all(part in SOURCE for part in parts):
+            cuts.append((round(sum(SOURCE[part] for part in parts), 6), tuple(parts)))
+    most = max(score for score, _ in cuts)
+    return {parts for score, parts in cuts if score == most}
+
+
+@given(st.text("ab ", min_size=1, max_size=9).filter(str.strip))
+@settings(max_examples=60, deadline=None)
+def test_the_likeliest_pieces(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("pieces")
+    write_model(folder / "source.spm", SOURCE)
+    backend, _ = library(read_model(folder, "source.spm"), {})
+    assert tuple(backend.encode(text).tokens) in best(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as Marian's: one list of pieces, two models, </s> and <unk> first, <pad> last."""
+    make("marian", tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    write_model(tmp_path / "source.spm", SOURCE)
+    write_model(tmp_path / "target.spm", TARGET)
+    pieces = ["</s>", "<unk>", *dict.fromkeys([*SOURCE, *TARGET]), ">>de<<"]
+    listed = {piece: number for number, piece in enumerate(pieces)} | {"<pad>": 23}
+    (tmp_path / "vocab.json").write_text(json.dumps(listed))
+    return tmp_path
+
+
+def test_two_languages(folder):
+    model = transduce.load(folder, device="cpu")
+    source = model.source.encode_source(">>de<< ab  a")
+    assert source.pieces == [">>de<<", "▁ab", "▁a"]
+    assert model.source.encode_batch(["cx a"])[0][:2] == [model.source.vocabulary.pieces.index("▁"), UNK]
+    written = model.target.encode_batch(["c ca"])[0]
+    assert model.target.decode([*written, EOS]) == "c ca"
+    # A piece that only the other language can spell can still be written, and is read as what it says.
+    foreign = model.target.vocabulary.pieces.index("▁ab")
+    assert model.target.decode([foreign, *written]) == "ab c ca"
+    assert "</s>" not in model.source.encode("</s>").pieces
+
+
+def test_files_that_are_none(folder):
+    content = (folder / "source.spm").read_bytes()
+    for damaged in (content[:-3], b"\xff" * 40, b"", field(1, b"\x0b")):
+        (folder / "source.spm").write_bytes(damaged)
+        with pytest.raises(InputError):
+            transduce.load(folder)
+    write_model(folder / "source.spm", SOURCE, kind=2)
+    with pytest.raises(InputError, match="unigram"):
+        transduce.load(folder)
+    (folder / "source.spm").write_bytes(content)
+    (folder / "target.spm").unlink()
+    with pytest.raises(InputError, match=r"target\.spm"):
+        transduce.load(folder)

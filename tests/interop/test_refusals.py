@@ -1,0 +1,234 @@
+"""Folders that cannot or must not be imported: each is refused in words, before anything is read into memory."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from interop_standins import change_config, make, write_tokenizer
+from safetensors.torch import load_file, save_file
+
+import transduce
+from transduce.errors import InputError
+from transduce.interop import KNOWN, convert
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make("marian", tmp_path / "given")
+    return tmp_path / "given"
+
+
+def refused(folder: Path, problem: str, remedy: str = "") -> None:
+    with pytest.raises(InputError) as caught:
+        transduce.load(folder)
+    assert problem in caught.value.problem, caught.value
+    assert remedy in caught.value.remedy, caught.value
+
+
+def rewrite(folder: Path, change) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS)
+
+
+def rewrite_header(folder: Path, change) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    made = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(made)) + made + content[8 + length :])
+
+
+def shard(folder: Path) -> dict[str, str]:
+    weights = load_file(folder / WEIGHTS)
+    names = sorted(weights)
+    parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: weights[name] for name in part}, folder / file)
+    (folder / WEIGHTS).unlink()
+    listed = {name: file for file, part in parts.items() for name in part}
+    (folder / INDEX).write_text(json.dumps({"weight_map": listed}))
+    return listed
+
+
+def test_unknown_architecture(folder):
+    change_config(folder, architectures=["MarianMTModle"])
+    refused(folder, "'MarianMTModle' is not known", "did you mean 'MarianMTModel'?")
+    change_config(folder, architectures=["SpeechThing"])
+    with pytest.raises(InputError) as caught:
+        transduce.load(folder)
+    assert all(name in caught.value.remedy for name in KNOWN)
+    change_config(folder, architectures=None)
+    refused(folder, "is not known")
+
+
+def test_remote_code(folder):
+    change_config(folder, auto_map={"AutoModel": "own.py--Model"})
+    refused(folder, "asks for code of its own")
+
+
+def test_missing_weight(folder):
+    rewrite(folder, lambda weights: weights.pop("model.encoder.layers.1.fc1.weight"))
+    refused(folder, "encoder.blocks.1.feed_forward.grow.weight are missing")
+
+
+@pytest.mark.parametrize("name", ["model.decoder.layers.0.adapter.weight", "model.encoder.layers.2.fc1.weight"])
+def test_extra_weight(folder, name):
+    """One of a kind that the family lacks, and one of a layer that the settings do not ask for."""
+    rewrite(folder, lambda weights: weights.update({name: torch.zeros(24, 16)}))
+    refused(folder, f"{name} would be dropped")
+
+
+def test_wrong_shape(folder):
+    rewrite(folder, lambda weights: weights.update({"model.encoder.layers.0.fc1.weight": torch.zeros(25, 16)}))
+    refused(folder, "(25, 16)", "different models")
+
+
+def test_wrong_numbers(folder):
+    name = "model.encoder.layers.0.fc1.weight"
+    rewrite(folder, lambda weights: weights.update({name: torch.zeros(24, 16, dtype=torch.int8)}))
+    refused(folder, "of the kind I8", "before it was quantised")
+
+
+def test_numbers_that_are_none(folder):
+    rewrite(folder, lambda weights: weights["model.shared.weight"][3].fill_(torch.nan))
+    refused(folder, "model.shared.weight has numbers that are not finite")
+
+
+def test_tied_weights_that_differ(folder):
+    rewrite(folder, lambda weights: weights.update({"lm_head.weight": weights["model.shared.weight"] + 1}))
+    refused(folder, "lm_head.weight differs from model.shared.weight")
+
+
+def test_pickled_weights(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04anything")
+    refused(folder, "pytorch_model.bin, which can run code", "weights_only=True")
+
+
+def test_no_weights(folder):
+    (folder / WEIGHTS).unlink()
+    refused(folder, "there is no model.safetensors")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200, -10])
+def test_truncated(folder, kept):
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:kept])
+    with pytest.raises(InputError):
+        transduce.load(folder)
+
+
+@pytest.mark.parametrize("length", [2**63, 2**40, 2**20])
+def test_huge_header(folder, length):
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", length) + content[8:])
+    refused(folder, "its header would be")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2**40, 2**20], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [0, 2**50]},
+        {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [16, 0]},
+        {"dtype": "F32", "shape": "abc", "data_offsets": [0, 16]},
+        {"dtype": "F32"},
+        [],
+    ],
+)
+def test_header_that_lies(folder, entry):
+    rewrite_header(folder, lambda header: header.update({"model.shared.weight": entry}))
+    with pytest.raises(InputError):
+        transduce.load(folder)
+
+
+def test_sizes_before_room(folder):
+    """Settings that would fill the memory are found out by the weights that are there."""
+    for changes in ({"d_model": 2**20}, {"encoder_layers": 10**6}, {"vocab_size": 10**6}, {"encoder_ffn_dim": 2**40}):
+        original = (folder / "config.json").read_text()
+        change_config(folder, **changes)
+        with pytest.raises(InputError):
+            transduce.load(folder)
+        (folder / "config.json").write_text(original)
+    transduce.load(folder)
+
+
+def test_shards(folder):
+    before = transduce.load(folder, device="cpu").network.state_dict()
+    shard(folder)
+    after = transduce.load(folder, device="cpu").network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("file", ["../two.safetensors", "/etc/passwd", "sub/two.safetensors", ".."])
+def test_index_that_leads_outside(folder, file):
+    listed = shard(folder)
+    (folder.parent / "two.safetensors").write_bytes((folder / "two.safetensors").read_bytes())
+    changed = {name: file if old == "two.safetensors" else old for name, old in listed.items()}
+    (folder / INDEX).write_text(json.dumps({"weight_map": changed}))
+    refused(folder, "lies outside this folder")
+
+
+def test_index_that_does_not_fit(folder):
+    listed = shard(folder)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {**listed, "more": "one.safetensors"}}))
+    refused(folder, "more is in the index, but in no file")
+    first = next(iter(listed))
+    (folder / INDEX).write_text(json.dumps({"weight_map": {n: f for n, f in listed.items() if n != first}}))
+    refused(folder, "but not so in the index")
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json"])
+def test_link_that_leads_outside(folder, name):
+    outside = folder.parent / name
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    refused(folder, "leads out of its folder", "cp -rL")
+
+
+def test_settings_that_are_not_known(folder):
+    for changes, problem in (
+        ({"activation_function": "mish"}, "mish"),
+        ({"normalize_before": True}, "normalize_before"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"d_model": "wide"}, "d_model"),
+        ({"dropout": 7}, "dropout"),
+        ({"eos_token_id": [0, 5]}, "eos_token_id"),
+        ({"decoder_start_token_id": 99}, "token 99"),
+    ):
+        original = (folder / "config.json").read_text()
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        change_config(folder, **changes)
+        refused(folder, problem)
+        (folder / "config.json").write_text(original)
+
+
+def test_tokenizers_that_do_not_fit(folder):
+    (folder / "tokenizer.json").unlink()
+    refused(folder, "there is no tokenizer.json", "save_pretrained")
+    write_tokenizer(folder, "gpt2")  # it closes no text
+    refused(folder, "does not close a text")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    refused(folder, "not a tokenizer")
+    (folder / "tokenizer.json").write_text("[" * 10**5)
+    refused(folder, "not readable as JSON")
+
+
+def test_an_empty_folder_and_a_run_in_the_way(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"recipe\.yaml"):
+        transduce.load(tmp_path / "empty")
+    with pytest.raises(InputError, match=r"config\.json"):
+        convert(tmp_path / "empty", tmp_path / "run")
+    convert(folder, tmp_path / "run")
+    with pytest.raises(InputError, match="already"):
+        convert(folder, tmp_path / "run")

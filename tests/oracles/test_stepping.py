@@ -1,0 +1,75 @@
+"""Steps from which all is taken out that no step waits for, against torch's own cells: values and gradients."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from transduce.layers.recurrent import CELLS, RecurrentStack
+from transduce.layers.stepping import STEPS, Repeated, Stepper
+
+ROWS, STEPS_TAKEN, WIDTH, FED = 3, 5, 6, 4
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def test_every_cell_can_step():
+    assert set(CELLS.values()) == set(STEPS)
+
+
+def run_both(cell, layers, residual):
+    torch.manual_seed(3)
+    stack = RecurrentStack(WIDTH + FED, WIDTH, cell, layers, residual=residual).double()
+    values = torch.randn(ROWS, STEPS_TAKEN, WIDTH, dtype=torch.double, requires_grad=True)
+    fed = torch.randn(ROWS, 1, FED, dtype=torch.double, requires_grad=True)
+    first = tuple(
+        tuple(torch.randn(ROWS, WIDTH, dtype=torch.double, requires_grad=True) for _ in range(stack.tensors))
+        for _ in range(layers)
+    )
+    known = [values, fed, *(part for layer in first for part in layer), *stack.parameters()]
+    results = []
+    for hoisted in (False, True):
+        state, feed, outputs = first, fed, []
+        assert Stepper.suits(stack, values)
+        stepper = Stepper(stack, values)
+        for step in range(STEPS_TAKEN):
+            if hoisted:
+                hidden, state = stepper(step, feed, state)
+            else:
+                hidden, state = stack(torch.cat((values[:, step : step + 1], feed), -1), state)
+            outputs.append(hidden)
+            feed = torch.sin(hidden[..., :FED])  # what is fed depends on the step before
+        made = torch.cat(outputs, 1)
+        loss = made.square().sum() + sum(part.sum() for layer in state for part in layer)
+        results.append((made, *torch.autograd.grad(loss, known)))
+    return results
+
+
+@pytest.mark.parametrize(("cell", "layers", "residual"), list(product(CELLS, (1, 2), (False, True))))
+def test_same_values_and_gradients_as_torch(cell, layers, residual):
+    for one, other in zip(*run_both(cell, layers, residual), strict=True):
+        assert_close(one, other, **EXACT)
+
+
+def test_a_gradient_asked_twice_is_counted_once():
+    """Also where the matrix itself is not asked for the first time: nothing of that pass is left behind."""
+    weight, bias = torch.randn(2, 3, requires_grad=True), torch.zeros(2, requires_grad=True)
+    values = torch.randn(4, 3, requires_grad=True)
+    matrix = Repeated(weight, bias, torch.float)
+    loss = (matrix(values) + matrix(2 * values)).sum()
+    torch.autograd.grad(loss, [values], retain_graph=True)
+    first = torch.autograd.grad(loss, [weight, bias], retain_graph=True)
+    again = torch.autograd.grad(loss, [weight, bias])
+    assert_close(first, again)
+    assert_close(first[0], 3 * values.detach().sum(0).expand(2, 3))
+    assert_close(first[1], torch.full((2,), 8.0))
+
+
+def test_it_stands_aside_where_nobody_learns():
+    stack, values = RecurrentStack(4, 4, "gru", 1), torch.zeros(1, 3, 4)
+    assert Stepper.suits(stack, values)
+    assert not Stepper.suits(stack, values[:, :1])
+    with torch.no_grad():
+        assert not Stepper.suits(stack, values)

@@ -1,0 +1,67 @@
+"""Blocks that are computed again in the backward pass: the same gradients, to the bit, from less memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from transduce.build import build_model, complete_recipe
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.objectives import CrossEntropy
+from transduce.recipe import parse
+from transduce.training.devices import Processes
+from transduce.training.optimisers import build_optimiser
+from transduce.training.update import Piece, Update, Work
+
+SIZE = 20
+
+
+def batch_of(rows: int, length: int) -> Batch:
+    ids = torch.randint(4, SIZE, (rows, length), generator=torch.Generator().manual_seed(1)).tolist()
+    ids = [row[: length - number % 3] for number, row in enumerate(ids)]
+    return Batch(Padded.from_rows([[*row, EOS] for row in ids]), Padded.from_rows([[BOS, *row, EOS] for row in ids]))
+
+
+def update_of(checkpoint_layers: bool, layers: int = 2, kind: str = "transformer") -> Update:
+    part = {"kind": kind, "layers": layers, "width": 16, "dropout": 0.3}
+    part |= {"heads": 2, "hidden": 64} if kind == "transformer" else {}
+    given = {"model": {"encoder": part, "decoder": part}, "training": {"checkpoint_layers": checkpoint_layers}}
+    recipe = complete_recipe(parse(given))
+    torch.manual_seed(2)
+    model = build_model(recipe.model, SIZE, SIZE).train()
+    optimiser = build_optimiser(recipe.training.optimiser, model)
+    return Update(model, optimiser, CrossEntropy(), recipe.training, Processes(), torch.device("cpu"))
+
+
+def test_same_weights_after_updates_with_dropout():
+    batch, weights = batch_of(5, 7), []
+    for asked in (False, True):
+        update = update_of(asked)
+        for step in range(1, 4):
+            result = update(Work([Piece(0, batch)], int(batch.gold.mask.sum())), step, 0.01)
+            assert not result.bad
+        weights.append(update.model.state_dict())
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name]), name
+
+
+def test_less_is_kept():
+    def kept(asked: bool) -> int:
+        update, batch = update_of(asked, layers=6), batch_of(16, 40)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            update._pass(batch, torch.tensor(1.0))
+        events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+        now = most = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            now += event.nbytes()
+            most = max(most, now)
+        return most
+
+    assert kept(True) < kept(False) / 2
+
+
+def test_models_without_blocks_say_so():
+    with pytest.raises(InputError, match="no Transformer blocks"):
+        update_of(True, kind="recurrent")
