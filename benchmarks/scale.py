@@ -184,9 +184,10 @@ def draw(growths: list[Growth], path: Path) -> None:
 
     matplotlib.use("agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullLocator
 
     axes = list(dict.fromkeys(one.axis for one in growths))
-    figure, fields = pyplot.subplots(2, len(axes), figsize=(3.2 * len(axes), 7), squeeze=False)
+    figure, fields = pyplot.subplots(2, len(axes), figsize=(3.4 * len(axes), 7), squeeze=False)
     for column, axis in enumerate(axes):
         for one in (growth for growth in growths if growth.axis == axis):
             for row, costs, slope in ((0, one.seconds, one.time_power), (1, one.memory, one.memory_power)):
@@ -198,11 +199,15 @@ def draw(growths: list[Growth], path: Path) -> None:
             field = fields[row][column]
             field.set_title(f"{name} ~ {axis}", fontsize=9)
             field.tick_params(labelsize=7)
-            field.legend(fontsize=5)
+            for one in (field.xaxis, field.yaxis):
+                one.set_major_locator(LogLocator(base=2))
+                one.set_major_formatter("{x:g}")
+                one.set_minor_locator(NullLocator())
+            field.legend(fontsize=6)
             field.plot([1, 4], [1, 4], color="grey", lw=0.7, ls=":")  # growth in proportion
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
 

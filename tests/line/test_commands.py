@@ -27,7 +27,7 @@ QUICK = (
     "data.dev_size=8",
 )
 COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo")
-COMMANDS += ("align", "merge", "embed", "search", "cluster", "similarity", "data")
+COMMANDS += ("align", "merge", "embed", "search", "cluster", "similarity", "data", "convert", "quantise")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

@@ -106,6 +106,11 @@ class Repeated:
         return made
 
 
+def attached(layer: nn.Module) -> bool:
+    """Whether more happens when it is called than its own sums: adapters hang on such hooks."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
 class Stepper:
     """The steps of a stack over `values` (R T D), beside which something is fed in at each."""
 
@@ -122,7 +127,7 @@ class Stepper:
     @staticmethod
     def suits(stack: RecurrentStack, values: Tensor) -> bool:
         """Whether it pays: in training, over several steps. Cells must be torch's own, with nothing attached."""
-        if not all(type(layer) in STEPS and isinstance(layer.weight_ih_l0, nn.Parameter) for layer in stack.layers):
+        if not all(type(layer) in STEPS and not attached(layer) for layer in stack.layers):
             return False
         around = stack.residual and stack.layers[0].input_size == stack.width  # whole inputs are added to the output
         return torch.is_grad_enabled() and values.size(1) > 1 and not around and not torch.compiler.is_compiling()

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transduce.layers.recurrent import LayerState, reverse
+from transduce.layers.stepping import STEPS
 from transduce.precision.matrices import Packed
-
-
-def plain(inputs: Tensor, back: Tensor, state: LayerState) -> LayerState:
-    """h' = tanh(W x + U h)"""
-    return (torch.tanh(inputs + back),)
-
-
-def gru(inputs: Tensor, back: Tensor, state: LayerState) -> LayerState:
-    """n = tanh(W x + r * U h), h' = n + z * (h - n) (Cho 2014)"""
-    width = state[0].size(-1)
-    reset, update = torch.sigmoid(inputs[..., : 2 * width] + back[..., : 2 * width]).chunk(2, -1)
-    new = torch.tanh(inputs[..., 2 * width :] + reset * back[..., 2 * width :])
-    return (torch.lerp(new, state[0], update),)
-
-
-def lstm(inputs: Tensor, back: Tensor, state: LayerState) -> LayerState:
-    """c' = f * c + i * g, h' = o * tanh(c') (Hochreiter & Schmidhuber 1997)"""
-    enter, forget, new, leave = (inputs + back).chunk(4, -1)
-    cell = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(leave) * torch.tanh(cell), cell
-
-
-STEPS: dict[type[nn.RNNBase], Callable[[Tensor, Tensor, LayerState], LayerState]] = {
-    nn.RNN: plain,
-    nn.GRU: gru,
-    nn.LSTM: lstm,
-}
 
 
 class PackedCells(nn.Module):

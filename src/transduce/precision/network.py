@@ -12,8 +12,9 @@ from torch import nn
 from transduce.attention.multihead import MultiHead
 from transduce.attention.own import SelfAttention
 from transduce.errors import InputError
+from transduce.layers.stepping import STEPS
 from transduce.model import Transducer
-from transduce.precision.cells import STEPS, PackedCells
+from transduce.precision.cells import PackedCells
 from transduce.precision.joint import JointMemory, JointSelf, projects
 from transduce.precision.lean import lean
 from transduce.precision.matrices import BFloat16, Float32, Int8, Packed
