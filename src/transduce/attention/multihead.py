@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,6 +103,12 @@ class MultiHead(nn.Module):
             beams = shape[0] // sources
             weights = weights.unflatten(2, (beams, shape[1])).transpose(1, 2).flatten(0, 1)  # R H T S
         return context.view(shape), weights
+
+
+def layers_and_heads(attentions: Sequence[MultiHead | None]) -> tuple[int, int]:
+    """How many layers look at a memory, and with how many heads each."""
+    found = [one for one in attentions if one is not None]
+    return len(found), found[0].heads if found else 0
 
 
 def _check(width: int, memory_width: int, heads: Heads) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.multihead import Heads, MultiHead
+from transduce.attention.multihead import Heads, MultiHead, layers_and_heads
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Learned, embedded_only
 from transduce.attention.scores import Dot
@@ -52,8 +52,7 @@ class ConvolutionalDecoder(Decoder):
 
     @property
     def attends(self) -> tuple[int, int]:
-        cross = [block.cross for block in self.blocks if block.cross is not None]
-        return len(cross), cross[0].heads if cross else 0
+        return layers_and_heads([block.cross for block in self.blocks])
 
     def start(self, memory: Memory) -> State:
         projected = tuple(block.cross.project(memory.values) for block in self.blocks if block.cross is not None)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.attention.blocks import Blocks, Source
+from transduce.attention.multihead import layers_and_heads
 from transduce.attention.own import Slots, View
 from transduce.contracts import Decoder
 from transduce.flow import PAD, Attention, Memory, State, Step, Tree
@@ -25,8 +26,7 @@ class TransformerDecoder(Blocks, Decoder):
 
     @property
     def attends(self) -> tuple[int, int]:
-        cross = [block.cross for block in self.blocks if block.cross is not None]
-        return len(cross), cross[0].heads if cross else 0
+        return layers_and_heads([block.cross for block in self.blocks])
 
     def start(self, memory: Memory) -> State:
         projected = tuple(block.cross.project(memory.values) for block in self.blocks if block.cross is not None)
