@@ -8,7 +8,21 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks import generate, harness, recurrent, scale, train
+from benchmarks import generate, gpt2, harness, recurrent, scale, train
+
+
+def run_train(asked: argparse.Namespace, device: torch.device) -> list[harness.Measured]:
+    bf16 = asked.precision == "bfloat16"
+    if asked.model == "gpt2":
+        race = train.Race([], device, bf16, asked.compile)
+        return gpt2.run(asked.size, asked.tokens, race, asked.repeats, asked.only)
+    shape = train.SIZES[asked.size]
+    if asked.mixed:
+        batches = train.mixed_batches(shape, asked.tokens, device)
+    else:
+        batches = [train.batch_of(shape, asked.tokens, device)]
+    race = train.Race(batches, device, bf16, asked.compile)
+    return train.run(asked.size, asked.tokens, race, asked.repeats, asked.only, asked.clock)
 
 
 def main() -> None:
@@ -20,12 +34,14 @@ def main() -> None:
     parser.add_argument("--beams", type=int, nargs="*", default=[1, 5])
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--clock", default="wall", choices=list(harness.CLOCKS), help="not for scale")
     parser.add_argument("--precision", choices=["float32", "bfloat16", "int8"], default="float32")
     parser.add_argument("--static", action="store_true", help="also transformers' static cache with torch.compile")
     parser.add_argument("--tokens", type=int, default=32768, help="train: source and target tokens of a batch")
-    parser.add_argument("--compile", action="store_true", help="train: also compiled")
-    parser.add_argument("--mixed", action="store_true", help="train: rows of different lengths")
-    parser.add_argument("--only", default="all", choices=["all", "ours"])
+    parser.add_argument("--model", choices=["marian", "gpt2"], default="marian", help="train: of which shape")
+    parser.add_argument("--compile", action="store_true", help="train: all contestants also compiled")
+    parser.add_argument("--mixed", action="store_true", help="train: rows of different lengths, as in text")
+    parser.add_argument("--only", nargs="*", default=[], help="train: these contestants, by their names in the table")
     parser.add_argument("--lines", type=int, nargs="*", default=[250_000, 500_000, 1_000_000], help="scale")
     parser.add_argument("--tiny", action="store_true", help="a moment's run, to see that everything works")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
@@ -38,17 +54,27 @@ def main() -> None:
         return
     if asked.what == "recurrent":
         precisions = {"float32": "fp32", "bfloat16": "bf16"}
-        rows = recurrent.run(asked.size, asked.tokens, device, asked.repeats, [precisions[asked.precision]])
+        rows = recurrent.run(
+            asked.size, asked.tokens, device, asked.repeats, [precisions[asked.precision]], asked.clock
+        )
     elif asked.what == "generate":
         rows = generate.run(
-            asked.size, asked.batches, asked.beams, asked.length, device, asked.precision, asked.repeats, asked.static
+            asked.size,
+            asked.batches,
+            asked.beams,
+            asked.length,
+            device,
+            asked.precision,
+            asked.repeats,
+            asked.static,
+            asked.clock,
         )
     else:
-        bf16 = asked.precision == "bfloat16"
-        rows = train.run(asked.size, asked.tokens, device, bf16, asked.repeats, asked.compile, asked.mixed, asked.only)
-    title = f"{asked.what}-{asked.size}-{device.type}-{asked.precision}"
+        rows = run_train(asked, device)
+    kind = "-gpt2" if asked.model == "gpt2" else "-mixed" if asked.mixed else ""
+    title = f"{asked.what}{kind}-{asked.size}-{device.type}-{asked.precision}"
     harness.show(title, rows, Console(width=140))
-    harness.write(asked.output / f"{title}.json", title, rows, device)
+    harness.write(asked.output / f"{title}.json", title, rows, device, asked.clock)
 
 
 if __name__ == "__main__":  # the processes that `scale` starts import this file

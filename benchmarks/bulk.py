@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.ctranslate2 import Translator
-from benchmarks.harness import OURS, Contestant, Measured, measure, show, write
+from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
 from benchmarks.marian import SIZES, ours, theirs
 from transduce.data.batching import ordered
 from transduce.decoding.loop import search
@@ -28,14 +29,16 @@ RULES = (MinLength(2),)  # the peer says one token before </s> at least
 
 
 def run(
-    size: str, lines: int, beam: int, workers: int, tokens: list[int], ending: float, repeats: int
+    size: str, lines: int, beam: int, workers: int, tokens: list[int], ending: float, repeats: int, clock: str
 ) -> list[Measured]:
     """`ending` is added to the score of </s>: random weights then end lines at lengths of all kinds."""
     torch.set_num_threads(1)  # for each worker
     other = theirs(SIZES[size])
     with torch.no_grad():
         other.final_logits_bias[0, EOS] += ending
-    own, peer = for_generation(ours(SIZES[size], other), "int8"), Translator(other, "int8", workers)
+    own = for_generation(ours(SIZES[size], other), "int8")
+    # So many batches at a time on one core each, or one batch on all of them.
+    peers = [Translator(other, "int8", *shape) for shape in dict.fromkeys(((workers, 1), (1, workers)))]
     draw = torch.Generator().manual_seed(3)
     lengths = torch.randint(4, 61, (lines,), generator=draw).tolist()
     sources = [
@@ -47,17 +50,18 @@ def run(
         said[OURS] = translate(own, sources, beam, workers, tokens[0])
         return sum(map(len, said[OURS]))
 
-    def run_peer() -> int:
+    def run_peer(peer: Translator) -> int:
         said[peer.name] = peer.translate_all(sources, beam, LONGEST, tokens[1])
         return sum(map(len, said[peer.name]))
 
     title = f"{size} {lines} lines beam {beam} workers {workers}"
-    rows = measure(title, [Contestant(OURS, run_ours), Contestant(peer.name, run_peer)], torch.device("cpu"), repeats)
+    others = [Contestant(peer.name, partial(run_peer, peer)) for peer in peers]
+    rows = measure(title, [Contestant(OURS, run_ours), *others], torch.device("cpu"), repeats, clock)
     made = {name: [len(line) for line in found] for name, found in said.items()}
     for name, found in made.items():
         cut = sum(length >= LONGEST for length in found)
         print(f"{name}: {sum(found)} tokens, lines of {min(found)} to {max(found)}, {cut} cut at {LONGEST}", flush=True)
-    same = sum(a == b for a, b in zip(said[OURS], said[peer.name], strict=True))
+    same = sum(a == b for a, b in zip(said[OURS], said[peers[0].name], strict=True))
     print(f"{same} of {lines} lines are the same", flush=True)
     return rows
 
@@ -84,17 +88,21 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--beams", type=int, nargs="*", default=[1, 5])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--tokens", type=int, nargs=2, default=[1024, 1024], help="source tokens of a batch: ours, its")
+    parser.add_argument("--tokens", type=int, nargs=2, default=[4096, 4096], help="source tokens of a batch: ours, its")
     parser.add_argument("--ending", type=float, default=4.6)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--clock", default="wall", choices=list(CLOCKS), help="processor: seconds of all workers together"
+    )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
     rows: list[Measured] = []
     for beam in asked.beams:
-        rows += run(asked.size, asked.lines, beam, asked.workers, asked.tokens, asked.ending, asked.repeats)
+        options = (asked.tokens, asked.ending, asked.repeats, asked.clock)
+        rows += run(asked.size, asked.lines, beam, asked.workers, *options)
     title = f"bulk-{asked.size}-cpu-int8"
     show(title, rows, Console(width=140))
-    write(asked.output / f"{title}.json", title, rows, torch.device("cpu"))
+    write(asked.output / f"{title}.json", title, rows, torch.device("cpu"), asked.clock)
 
 
 if __name__ == "__main__":

@@ -9,25 +9,30 @@ from typing import Any
 
 import torch
 
-from transduce.flow import BOS, EOS, SPECIALS
+from benchmarks.marian import PLACES, Size, ours
+from transduce.contracts import Decoder, Encoder
+from transduce.export.ctranslate2 import specification
+from transduce.flow import SPECIALS
+from transduce.recipe import ModelRecipe
+from transduce.shelves import complete
 
 
 class Translator:
-    """CTranslate2 in one precision, with as many threads as torch has. It speaks tokens, not numbers."""
+    """CTranslate2 in one precision, with as many threads as torch has, or is told. It speaks tokens, not numbers."""
 
-    def __init__(self, model: Any, precision: str, workers: int = 1) -> None:
+    def __init__(self, model: Any, precision: str, workers: int = 1, threads: int | None = None) -> None:
         processor = Path("/proc/cpuinfo")
         if processor.exists() and "avx512f" in processor.read_text(encoding="utf-8"):
             os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")  # it takes AVX2 elsewhere than on Intel's own
         import ctranslate2
 
-        self.name = f"CTranslate2 {precision}"
+        self.name = f"CTranslate2 {precision}" + ("" if threads is None else f" {workers}x{threads}")
         self.tokens = [*SPECIALS, *(f"t{number}" for number in range(len(SPECIALS), model.config.vocab_size))]
         self.numbers = {token: number for number, token in enumerate(self.tokens)}
         with tempfile.TemporaryDirectory() as folder:
             _save(model, self.tokens, folder)
             self.inner = ctranslate2.Translator(
-                folder, compute_type=precision, inter_threads=workers, intra_threads=torch.get_num_threads()
+                folder, compute_type=precision, inter_threads=workers, intra_threads=threads or torch.get_num_threads()
             )
 
     def translate(self, sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
@@ -56,15 +61,15 @@ class Translator:
 
 
 def _save(model: Any, tokens: list[str], folder: str) -> None:
-    from ctranslate2.converters.transformers import BartLoader
-
-    model.config.normalize_before = model.config.normalize_embedding = False
-    loader = BartLoader()
-    spec = loader.get_model_spec(model)
-    loader.set_vocabulary(spec, tokens)
-    spec.config.bos_token = spec.config.decoder_start_token = SPECIALS[BOS]
-    spec.config.eos_token = SPECIALS[EOS]
-    spec.config.add_source_eos = spec.config.add_source_bos = False
+    """Through our own exporter, from our model with the same weights."""
+    config = model.config
+    sizes = (config.d_model, config.encoder_layers, config.encoder_attention_heads, config.encoder_ffn_dim)
+    part = dict(zip(("width", "layers", "heads", "hidden"), sizes, strict=True))
+    part |= {"kind": "transformer", "norm": "after", "position": {"kind": "learned", "longest": PLACES}}
+    encoder, decoder = complete(Encoder, part, "encoder"), complete(Decoder, part, "decoder")
+    recipe = ModelRecipe(encoder=encoder, decoder=decoder, tie="all")
+    spec = specification(ours(Size(*sizes, config.vocab_size), model), recipe, tokens, tokens, folder)
+    spec.config.add_source_eos = False
     spec.validate()
     spec.optimize(quantization=None)
     spec.save(folder)

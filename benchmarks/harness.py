@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 OURS = "transduce"
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Measured:
     spread: float  # (slowest - fastest) / median
     ratio: float | None  # ours to this one, median of the ratios of each repeat
     peak_memory: int  # bytes on the device, 0 where it is not counted
+    failed: str = ""  # why it could not run; then nothing else counts
 
 
 def wait(device: torch.device) -> None:
@@ -42,22 +44,28 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(setting: str, contestants: list[Contestant], device: torch.device, repeats: int) -> list[Measured]:
-    """Every repeat runs all of them one after the other, so that a slow minute of the machine meets all alike."""
+def measure(
+    setting: str, contestants: list[Contestant], device: torch.device, repeats: int, clock: str = "wall"
+) -> list[Measured]:
+    """Every repeat runs all of them one after the other, so that a slow minute of the machine meets all alike.
+
+    The clock of the processor counts all threads together and no time in which another program had the core: for
+    contestants of one thread on a busy machine.
+    """
+    now = CLOCKS[clock]
+    failed = {one.name: reason for one in contestants if (reason := _problem(one))}
+    contestants = [one for one in contestants if one.name not in failed]
     speeds: dict[str, list[float]] = {one.name: [] for one in contestants}
     peaks = dict.fromkeys(speeds, 0)
-    for one in contestants:
-        for _ in range(2):
-            one.run()
     for _ in range(repeats):
         for one in contestants:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             wait(device)
-            begin = time.perf_counter()
+            begin = now()
             tokens = one.run()
             wait(device)
-            speeds[one.name].append(tokens / (time.perf_counter() - begin))
+            speeds[one.name].append(tokens / (now() - begin))
             if device.type == "cuda":
                 peaks[one.name] = max(peaks[one.name], torch.cuda.max_memory_allocated(device))
     ours = speeds.get(OURS)
@@ -71,7 +79,19 @@ def measure(setting: str, contestants: list[Contestant], device: torch.device, r
             peaks[name],
         )
         for name, runs in speeds.items()
-    ]
+    ] + [Measured(setting, name, 0.0, 0.0, None, 0, reason) for name, reason in failed.items()]
+
+
+def _problem(one: Contestant) -> str:
+    """Two runs to warm up; what goes wrong with one contestant must not stop the others."""
+    try:
+        for _ in range(2):
+            one.run()
+    except Exception as error:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ""
 
 
 def machine(device: torch.device) -> str:
@@ -83,13 +103,17 @@ def machine(device: torch.device) -> str:
 def show(title: str, rows: list[Measured], console: Console) -> None:
     table = Table("setting", "contestant", "tokens/s", "spread", "ours / it", "peak GB", title=title)
     for row in rows:
+        if row.failed:
+            table.add_row(row.setting, row.name, row.failed)
+            continue
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         peak = f"{row.peak_memory / 1e9:.2f}" if row.peak_memory else ""
         table.add_row(row.setting, row.name, f"{row.tokens_per_second:,.0f}", f"{row.spread:.0%}", ratio, peak)
     console.print(table)
 
 
-def write(path: Path, title: str, rows: list[Measured], device: torch.device) -> None:
+def write(path: Path, title: str, rows: list[Measured], device: torch.device, clock: str = "wall") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"benchmark": title, "machine": machine(device), "rows": [asdict(row) for row in rows]}
+    told = [asdict(row) for row in rows]
+    content = {"benchmark": title, "machine": machine(device), "clock": clock, "rows": told}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

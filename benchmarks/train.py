@@ -1,36 +1,89 @@
-"""Training speed against transformers' Marian and torch.nn.Transformer: the same sizes, batch and precision."""
+"""Training speed against transformers, torch.nn.Transformer and x-transformers: the same sizes, batches and precision.
+
+Every contestant learns from the same batches with the same optimiser and clipping; tokens are real ones, source and
+target. `--compile` compiles all of them, each with its loss, besides running them as they are.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.harness import OURS, Contestant, Measured, measure
-from benchmarks.marian import SIZES, Size, ours, theirs
+from benchmarks.marian import PLACES, SIZES, Size, ours, theirs
+from transduce.attention.positions import places
+from transduce.data.plan import Draw, plan_epoch
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.training.devices import Processes
 from transduce.training.optimisers import build_optimiser
+from transduce.training.recorded import rounded
 from transduce.training.update import Piece, Update, Work
 
 SMOOTHING = 0.1
+PEAK = 989e12  # bf16 FLOP/s of an H100 or H200, by its data sheet
+MIXED = 6  # batches of different lengths in one run
+Step = Callable[[], int]
 
 
-def batch_of(size: Size, tokens: int, device: torch.device, mixed: bool) -> Batch:
-    """About `tokens` source + target tokens; mixed: lengths 8 to 56 around 32, sorted like a pool would be."""
+@dataclass(frozen=True)
+class Race:
+    """What all contestants have in common."""
+
+    batches: list[Batch]
+    device: torch.device
+    bf16: bool
+    compiles: bool  # also compiled
+    smoothing: float = SMOOTHING
+
+    @property
+    def tokens(self) -> int:
+        return sum(batch.tokens for batch in self.batches)
+
+
+def batch_of(size: Size, tokens: int, device: torch.device) -> Batch:
+    """`tokens` source + target tokens in rows of 32 each."""
     torch.manual_seed(3)
-    rows = tokens // 64
-    lengths = torch.full((rows,), 32) if not mixed else torch.randint(8, 57, (rows,))
-    ids = [torch.randint(4, size.vocabulary, (int(length),)).tolist() for length in lengths]
-    source = Padded.from_rows([[*row[:-1], EOS] for row in ids])
-    target = Padded.from_rows([[BOS, *row[:-1], EOS] for row in ids])
-    return Batch(source, target, rows=tuple(range(rows))).to(device)
+    return _random(size, [(32, 32)] * max(1, tokens // 64)).to(device)
+
+
+def mixed_batches(size: Size, tokens: int, device: torch.device) -> list[Batch]:
+    """Lengths as in text, log-normal around 25, targets within a quarter of their sources; planned as for training."""
+    draw = np.random.default_rng(3)
+    source = np.exp(draw.normal(math.log(25), 0.5, tokens * 2)).clip(3, 120)  # some hundred batches
+    target = (source * draw.uniform(0.75, 1.25, len(source))).clip(3, 120)
+    widths = np.stack((source, target), 1).astype(np.int64)
+    plan = plan_epoch(widths, np.ones(len(widths), np.int64), tokens, 100, Draw("order", 1, 0))
+    torch.manual_seed(3)
+    return [_random(size, widths[plan.batch(index)].tolist()).to(device) for index in range(MIXED)]
+
+
+def _random(size: Size, lengths: list[tuple[int, int]]) -> Batch:
+    def ids(length: int) -> list[int]:
+        return torch.randint(4, size.vocabulary, (length - 1,)).tolist()
+
+    source = Padded.from_rows([[*ids(one), EOS] for one, _ in lengths])
+    target = Padded.from_rows([[BOS, *ids(other), EOS] for _, other in lengths])
+    return Batch(source, target, rows=tuple(range(len(lengths))))
+
+
+def flops(size: Size, batch: Batch) -> float:
+    """Of forward and backward, of the real tokens alone: 3 times the products of the forward pass."""
+    assert batch.source is not None
+    width, near = size.width, 2 * size.width * size.hidden
+    sources, targets = batch.source.mask.sum(1).double(), batch.gold.mask.sum(1).double()
+    once = 2 * size.layers * (4 * width**2 + near + 2 * width**2)  # with keys and values for the decoder
+    said = 2 * size.layers * (6 * width**2 + near) + 2 * width * size.vocabulary
+    looked = 4 * size.layers * width * (sources**2 + targets**2 / 2 + sources * targets)
+    return 3 * float((once * sources + said * targets + looked).sum())
 
 
 class Plain(nn.Module):
@@ -58,75 +111,155 @@ class Plain(nn.Module):
         return F.linear(found, self.table.weight, self.bias)
 
 
-def peer(
-    loss: Callable[[], Tensor], model: nn.Module, device: torch.device, tokens: int, bf16: bool
-) -> Callable[[], int]:
+def peer(losses: list[Callable[[], Tensor]], model: nn.Module, device: torch.device, tokens: int, bf16: bool) -> Step:
+    """One update for each loss."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> int:
-        optimiser.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            value = loss()
-        value.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        for loss in losses:
+            optimiser.zero_grad(set_to_none=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                value = loss()
+            value.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
         return tokens
 
     return step
 
 
+def own(model: nn.Module, race: Race, **options: Any) -> Step:
+    """Our updates, with these settings of a recipe."""
+    settings = parse({"training": {"precision": "bf16" if race.bf16 else "fp32", **options}}).training
+    model = model.to(race.device).train()
+    objective = CrossEntropy(label_smoothing=race.smoothing)
+    update = Update(model, build_optimiser(settings.optimiser, model), objective, settings, Processes(), race.device)
+    budget = max(batch.slots for batch in race.batches)
+    work = [
+        Work([Piece(0, rounded(batch, budget, places(model)) if update.records else batch)], objective.count(batch))
+        for batch in race.batches
+    ]
+    tokens = race.tokens
+
+    def step() -> int:
+        for one in work:
+            update(one, 1, 1e-4)
+        return tokens
+
+    for _ in range(3 if update.records else 0):  # a shape is recorded when it comes again
+        step()
+    if update.recorder is not None and (update.recorder.refused or not update.recorder.recordings):
+        raise AssertionError("nothing was recorded")
+    return step
+
+
+def lazily(build: Callable[[], Step]) -> Step:
+    """Built in its first run: what goes wrong there is that contestant's own affair."""
+    made: list[Step] = []
+
+    def run() -> int:
+        if not made:
+            made.append(build())
+        return made[0]()
+
+    return run
+
+
+def own_contestants(make: Callable[[], nn.Module], race: Race) -> list[Contestant]:
+    """Ours at its best and in the other ways it can run. What is not told apart on a CPU runs once."""
+    kinds: dict[str, dict[str, Any]] = {OURS: {"compile": race.compiles}}
+    if race.device.type == "cuda" or race.compiles:
+        kinds[f"{OURS} eager"] = {"record": False}
+    if race.device.type == "cuda" and race.compiles:
+        kinds[f"{OURS} recorded"] = {}
+        kinds[f"{OURS} compiled"] = {"compile": True, "record": False}
+
+    def start(options: dict[str, Any]) -> Step:
+        return lazily(lambda: own(make(), race, **options))
+
+    return [Contestant(name, start(options)) for name, options in kinds.items()]
+
+
+def peer_contestants(
+    name: str, make: Callable[[], nn.Module], loss: Callable[[Any, Batch], Tensor], race: Race
+) -> list[Contestant]:
+    """One as it is and, where asked for, compiled together with its loss."""
+
+    def start(compiles: bool) -> Step:
+        def build() -> Step:
+            model = make().to(race.device).train()
+            program = torch.compile(loss) if compiles else loss
+            losses = [lambda batch=batch: program(model, batch) for batch in race.batches]
+            return peer(losses, model, race.device, race.tokens, race.bf16)
+
+        return lazily(build)
+
+    kinds = {name: False, f"{name} compiled": True} if race.compiles else {name: False}
+    return [Contestant(kind, start(compiles)) for kind, compiles in kinds.items()]
+
+
+def smoothed(logits: Tensor, gold: Padded, smoothing: float) -> Tensor:
+    truth = gold.values.masked_fill(~gold.mask, -100)
+    return F.cross_entropy(logits.flatten(0, 1), truth.flatten(), label_smoothing=smoothing)
+
+
+def marian_loss(model: Any, batch: Batch) -> Tensor:
+    assert batch.source is not None
+    source, mask = batch.source.values, batch.source.mask.long()
+    made = model(input_ids=source, attention_mask=mask, decoder_input_ids=batch.inputs.values, use_cache=False)
+    return smoothed(made.logits, batch.gold, SMOOTHING)
+
+
+def plain_loss(model: Any, batch: Batch) -> Tensor:
+    assert batch.source is not None
+    return smoothed(model(batch.source.values, batch.inputs.values, batch.source.mask), batch.gold, SMOOTHING)
+
+
+def crossed(size: Size, dropout: float) -> Any:
+    """x-transformers' encoder-decoder with its fused attention; its dropout is in the feed-forward layers alone."""
+    from x_transformers import XTransformer
+
+    def side(name: str) -> dict[str, Any]:
+        options = {
+            "num_tokens": size.vocabulary, "max_seq_len": PLACES, "depth": size.layers, "heads": size.heads,
+            "attn_dim_head": size.width // size.heads, "ff_mult": size.hidden / size.width, "attn_flash": True,
+            "ff_dropout": dropout, "emb_dropout": dropout,
+        }  # fmt: skip
+        return {f"{name}_{option}": value for option, value in options.items()}
+
+    return XTransformer(dim=size.width, tie_token_emb=True, **side("enc"), **side("dec"))
+
+
+def crossed_loss(model: Any, batch: Batch) -> Tensor:
+    assert batch.source is not None
+    mask = batch.source.mask
+    memory = model.encoder(batch.source.values, mask=mask, return_embeddings=True)
+    logits = model.decoder.net(batch.inputs.values, context=memory, context_mask=mask)
+    return smoothed(logits, batch.gold, SMOOTHING)
+
+
+def report(rows: list[Measured], count: float, tokens: int) -> list[Measured]:
+    """Says how much of a large GPU's arithmetic each contestant used."""
+    each = count / tokens
+    print(f"{each / 1e6:.1f} MFLOP a token, forward and backward", flush=True)
+    for row in rows:
+        done = row.tokens_per_second * each
+        print(f"  {row.name}: {done / 1e12:.2f} TFLOP/s, {done / PEAK:.1%} of {PEAK / 1e12:.0f}", flush=True)
+    return rows
+
+
 def run(
-    size: str, tokens: int, device: torch.device, bf16: bool, repeats: int, compiled: bool, mixed: bool, only: str
+    size: str, tokens: int, race: Race, repeats: int, only: Sequence[str] = (), clock: str = "wall"
 ) -> list[Measured]:
     shape = SIZES[size]
-    batch = batch_of(shape, tokens, device, mixed)
-    assert batch.source is not None
-    real = batch.tokens
-    found: list[Contestant] = []
-    settings = parse({"training": {"precision": "bf16" if bf16 else "fp32"}}).training
-    kinds = {OURS: {"record": True, "compile": compiled}, f"{OURS} eager": {"record": False}}
-    if device.type == "cuda" and compiled:
-        kinds[f"{OURS} recorded"] = {"record": True}
-    for name, options in kinds.items():
-        model = ours(shape, theirs(shape)).to(device).train()
-        chosen = settings.model_copy(update=options)
-        optimiser = build_optimiser(chosen.optimiser, model)
-        update = Update(model, optimiser, CrossEntropy(label_smoothing=SMOOTHING), chosen, Processes(), device)
-        work = Work([Piece(0, batch)], int(batch.gold.mask.sum()))
-
-        def own(update: Update = update, work: Work = work) -> int:
-            update(work, 1, 1e-4)
-            return real
-
-        for _ in range(3):  # a shape is recorded when it comes again
-            own()
-        found.append(Contestant(name, own))
-    if only != "ours":
-        found += peers(shape, batch, device, bf16, compiled, real)
-    return measure(f"{size} {tokens} tokens {'mixed' if mixed else 'even'}", found, device, repeats)
-
-
-def peers(shape: Size, batch: Batch, device: torch.device, bf16: bool, compiled: bool, tokens: int) -> list[Contestant]:
-    assert batch.source is not None
-    source, gold = batch.source, batch.gold
-    truth = gold.values.masked_fill(~gold.mask, -100)
-    found = []
-    for compiles in [False, True] if compiled else [False]:
-        other: Any = theirs(shape).to(device).train()
-        plain: Any = Plain(shape, 0.1).to(device)
-        hf, nt = (torch.compile(other), torch.compile(plain)) if compiles else (other, plain)
-
-        def smoothed(logits: Tensor) -> Tensor:
-            return F.cross_entropy(logits.flatten(0, 1), truth.flatten(), label_smoothing=SMOOTHING)
-
-        def one(hf: Any = hf) -> Tensor:
-            made = hf(input_ids=source.values, attention_mask=source.mask.long(), decoder_input_ids=batch.inputs.values)
-            return smoothed(made.logits)
-
-        def two(nt: Any = nt) -> Tensor:
-            return smoothed(nt(source.values, batch.inputs.values, source.mask))
-
-        suffix = " compiled" if compiles else ""
-        found.append(Contestant(f"transformers{suffix}", peer(one, other, device, tokens, bf16)))
-        found.append(Contestant(f"nn.Transformer{suffix}", peer(two, plain, device, tokens, bf16)))
-    return found
+    mixed = len(race.batches) > 1
+    found = own_contestants(lambda: ours(shape, theirs(shape)), race)
+    found += peer_contestants("transformers", lambda: theirs(shape), marian_loss, race)
+    found += peer_contestants("nn.Transformer", lambda: Plain(shape, 0.1), plain_loss, race)
+    found += peer_contestants("x-transformers", lambda: crossed(shape, 0.1), crossed_loss, race)
+    found = [one for one in found if not only or one.name in only]
+    if mixed:
+        padding = 1 - race.tokens / sum(batch.slots for batch in race.batches)
+        print(f"{len(race.batches)} batches of mixed lengths, {padding:.1%} padding", flush=True)
+    rows = measure(f"{size} {tokens} tokens {'mixed' if mixed else 'even'}", found, race.device, repeats, clock)
+    return report(rows, sum(flops(shape, batch) for batch in race.batches), race.tokens)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,20 +12,32 @@ from torch import nn
 
 from transduce import contracts
 from transduce.data.noise import Noise
+from transduce.data.perceived import Perceived, Written
+from transduce.data.reading import PerceivedReading, Reading, TextReading
+from transduce.data.sources import TEXT
 from transduce.data.text import Tokenizer
 from transduce.decoders.copying import Copying
+from transduce.decoders.joint import Joint
 from transduce.decoding.rules import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.errors import InputError
-from transduce.fitting import check_noise, check_objective, check_positions, check_shape, check_widths, gives_vectors
+from transduce.fitting import (
+    check_noise,
+    check_objective,
+    check_positions,
+    check_shape,
+    check_sources,
+    check_widths,
+    gives_vectors,
+)
 from transduce.flow import EOS
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.outline import outlined
 from transduce.layers.sharing import share_weights
-from transduce.model import DecoderOnly, Embedder, EncoderDecoder, EncoderOnly, Transducer
+from transduce.model import DecoderOnly, Embedder, EncoderDecoder, EncoderOnly, EncoderPaths, Transducer
 from transduce.objectives import Objective
-from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe
-from transduce.shelves import Spec, complete, maker
+from transduce.recipe import DataRecipe, GenerationRecipe, ModelRecipe, Recipe
+from transduce.shelves import Spec, complete, find, maker
 
 LANGUAGE_METRICS = ("perplexity", "word_perplexity", "bits_per_character")  # where there is no source
 
@@ -32,12 +46,16 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     """Every default of model and objective filled in; what cannot work together is refused before anything runs."""
     model = recipe.model
     check_shape(recipe, where)
+    recipe = recipe.model_copy(update={"data": complete_sources(recipe, where)})
     parts: dict[str, Any] = {}
     for name, contract in (("encoder", contracts.Encoder), ("decoder", contracts.Decoder), ("head", contracts.Head)):
-        spec = getattr(model, name)
-        parts[name] = None if spec is None else complete(contract, spec, f"{where}: model.{name}")
+        spec, place = getattr(model, name), f"{where}: model.{name}"
+        fill = complete_encoder if name == "encoder" else partial(complete, contract)
+        parts[name] = None if spec is None else fill(spec, place)
         if name != "head" and spec is not None and not isinstance(parts[name].get("width"), int):
-            raise InputError(f"{parts[name]['kind']} has no option `width`", where=f"{where}: model.{name}")
+            raise InputError(f"{parts[name]['kind']} has no option `width`", where=place)
+    if recipe.data.sources:
+        parts["encoder"] = check_sources(recipe, parts["encoder"], _shapes(recipe), where)
     filled = model.model_copy(update=parts)
     check_widths(filled, where)
     passage = recipe.data.passage
@@ -65,6 +83,59 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     return recipe.model_copy(update={"data": data, "model": filled, "training": training, "evaluation": evaluation})
 
 
+def complete_encoder(spec: str | Mapping[str, Any], where: str) -> Spec:
+    """An encoder with its front, where it has one beside the embedding of texts, and its parts, where it joins some."""
+    spec = {"kind": spec} if isinstance(spec, str) else dict(spec)
+    front, parts = spec.pop("front", None), spec.pop("parts", None)
+    filled = complete(contracts.Encoder, spec, where)
+    joins = "parts" in inspect.signature(find(contracts.Encoder, filled["kind"], where)).parameters
+    if joins != (parts is not None) or (joins and not parts):
+        problem = f"{filled['kind']} needs parts" if joins else f"{filled['kind']} has no parts"
+        raise InputError(problem, where=where, remedy="parts: {NAME: {kind: ...}, ...}, named as in data.sources")
+    if joins:
+        filled["parts"] = {name: complete_encoder(part, f"{where}.parts.{name}") for name, part in parts.items()}
+    if front is not None:
+        filled["front"] = complete(contracts.Front, front, f"{where}.front")
+    return filled
+
+
+def complete_sources(recipe: Recipe, where: str) -> DataRecipe:
+    """The data section with every option of its sources filled in."""
+    filled = {
+        name: {"kind": TEXT}
+        if spec in (TEXT, {"kind": TEXT})
+        else complete(contracts.Modality, spec, f"{where}: data.sources.{name}")
+        for name, spec in recipe.data.sources.items()
+    }
+    return recipe.data.model_copy(update={"sources": filled})
+
+
+def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...] | None]:
+    """Of a row of each source, as its modality gives it; None for a text."""
+    specs = recipe.data.sources.items()
+    return {name: None if spec == {"kind": TEXT} else maker(contracts.Modality, spec)().shape for name, spec in specs}  # type: ignore[arg-type]
+
+
+def build_perceived(recipe: Recipe, source: Tokenizer) -> Perceived | None:
+    """How the sources of a completed recipe are read where they are more than one text; None: they are texts."""
+    specs = recipe.data.sources
+    if not specs:
+        return None
+    parts = {
+        name: Written(source) if spec == {"kind": TEXT} else maker(contracts.Modality, spec)()  # type: ignore[arg-type]
+        for name, spec in specs.items()
+    }
+    return Perceived.of(parts, [list(specs.items()), source.fingerprint])
+
+
+def build_reading(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer]) -> Reading:
+    """How a model of this recipe reads its sources."""
+    perceived = build_perceived(recipe, tokenizers[0])
+    if perceived is not None:
+        return PerceivedReading(perceived)
+    return TextReading(tokenizers[0], masked=recipe.data.noise is not None)
+
+
 def complete_objective(spec: Mapping[str, Any], where: str) -> Spec:
     """Options without a kind are those of cross-entropy: `training.objective.label_smoothing=0` needs no more."""
     filled = complete(Objective, {"kind": "cross_entropy", **spec}, where)
@@ -82,13 +153,16 @@ def build_model(
     """
     encoder = source = None
     if recipe.encoder is not None:
-        source = Embedding(source_size, recipe.encoder["width"], scaled=recipe.scaled)
-        encoder = maker(contracts.Encoder, recipe.encoder)(source)
+        encoder, source = build_encoder(recipe.encoder, source_size, recipe.scaled)
+        if source is not None:
+            source.closed = recipe.closed
     if recipe.head is not None:
         assert encoder is not None
         if gives_vectors(recipe):
             return Embedder(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size))
         head = maker(contracts.Head, recipe.head)(encoder.width, target_size)
+        if head.per == "path":
+            return EncoderPaths(encoder, head)
         if recipe.tie != "none":
             head.tie(source)
         begins = torch.ones(source_size, dtype=torch.bool)
@@ -107,7 +181,26 @@ def build_model(
         share_weights(encoder, decoder)
     if recipe.copying is not None:
         decoder = Copying(decoder, width, layer=recipe.copying.layer, head=recipe.copying.head)
+    if recipe.ctc is not None:
+        decoder = Joint(decoder, memory_width, target_size, weight=recipe.ctc.weight)
     return EncoderDecoder(encoder, decoder) if encoder is not None else DecoderOnly(decoder)
+
+
+def build_encoder(spec: Spec, size: int, scaled: bool) -> tuple[contracts.Encoder, Embedding | None]:
+    """A completed spec -> the encoder, and the embedding of its texts if it reads any; one for all texts alike."""
+    own = {name: value for name, value in spec.items() if name not in ("front", "parts")}
+    if "parts" in spec:
+        texts: dict[int, Embedding] = {}
+        parts = {}
+        for name, part in spec["parts"].items():
+            parts[name], text = build_encoder(part, size, scaled)
+            if text is not None:  # texts of equal width share their embedding
+                parts[name].embedding = texts.setdefault(text.width, text)
+        return maker(contracts.Encoder, own)(parts), texts.get(spec["width"])
+    if "front" in spec:
+        return maker(contracts.Encoder, own)(maker(contracts.Front, spec["front"])(spec["width"])), None
+    embedding = Embedding(size, spec["width"], scaled=scaled)
+    return maker(contracts.Encoder, own)(embedding), embedding
 
 
 def build_objective(spec: Spec, open_teacher: Callable[[str], nn.Module]) -> Objective:
@@ -148,7 +241,7 @@ def build_rules(settings: GenerationRecipe) -> list[contracts.Rule]:
     if settings.never:
         rules.append(Ban(list(settings.never)))
     if settings.never_first:
-        rules.append(Ban(list(settings.never_first), first=True))
+        rules.append(Ban(list(settings.never_first), after=len(settings.begun)))
     if settings.first is not None:
         rules.append(First(settings.first))
     if settings.closed:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 import typer
 
 from transduce.commands.attention import align, explain
-from transduce.commands.conversion import convert
+from transduce.commands.conversion import convert, export
 from transduce.commands.data import data
 from transduce.commands.evaluation import evaluate, score
 from transduce.commands.generation import generate
 from transduce.commands.parts import explain_shapes, models
+from transduce.commands.pictures import draw, pixels
 from transduce.commands.runs import merge, quantise
 from transduce.commands.training import compare, demo, train
 from transduce.commands.vectors import cluster, embed, search, similarity
@@ -45,7 +46,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "merge": merge,
     "quantise": quantise,
     "convert": convert,
+    "export": export,
     "data": data,
+    "pixels": pixels,
+    "draw": draw,
     "models": models,
     "explain-shapes": explain_shapes,
 }

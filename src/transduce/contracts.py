@@ -17,10 +17,72 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
-from transduce.flow import Batch, Memory, State, Step, Tree
+from transduce.flow import Batch, Memory, Padded, State, Step, Tree
 
 Count = Annotated[int, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a person sees of one part of a source: pixels, and which of them each row of the memory stands for."""
+
+    pixels: np.ndarray  # Y X 3, uint8
+    grid: tuple[int, int]  # so many rows and columns of equal cells, in reading order
+    begin: int = 0  # the row of the memory that is its first cell
+    across: str = ""  # what is counted from left to right, such as seconds
+    extent: float = 0.0  # how much of it there is
+
+
+class Modality(ABC):
+    """How what a source names becomes numbers. Built as `Modality()`: what it is told are options.
+
+    A file is read once, when data are prepared; what is kept of it goes into batches again and again.
+    """
+
+    names_files: bool = True  # False: the source is the content itself
+    endings: tuple[str, ...] = ()  # of the files that it reads, lower case
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Of one row of what it puts into a batch, B S ... ."""
+
+    @abstractmethod
+    def read(self, named: str) -> np.ndarray:
+        """What is kept of it; an UnreadableError says why that cannot be."""
+
+    @abstractmethod
+    def length(self, kept: np.ndarray) -> int:
+        """How many rows S it has in a batch."""
+
+    @abstractmethod
+    def padded(self, kept: Sequence[np.ndarray], draws: Sequence[np.random.Generator] | None = None) -> Padded:
+        """Several as one tensor, B S ... . With a generator for each, they may be changed at random, to learn from."""
+
+    @abstractmethod
+    def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
+        """A name for each row of the memory, whose rows lie in this grid."""
+
+    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene | None:
+        """What to show a person; None: the names are enough."""
+        return None
+
+
+class Front(nn.Module, ABC):
+    """Turns what a modality gives into rows of vectors. Built as `Front(width)`; build.py gives its option `shape`."""
+
+    width: int  # D
+    leading: int = 0  # rows before those of the grid, which stand for no place in it, such as <cls>
+
+    def rows(self, source: Padded) -> Padded:
+        """B S ... -> B S' D."""
+        entered: Padded = self(source)
+        return entered
+
+    def grid(self, length: int) -> tuple[int, ...]:
+        """How the rows S' of a source of so many rows S lie, but the leading ones; their number is its product."""
+        return (length,)
 
 
 class Encoder(nn.Module, ABC):
@@ -29,9 +91,18 @@ class Encoder(nn.Module, ABC):
     width: int  # D of the memory it gives
     steady: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
     apart: bool = False  # True: the first half of a row knows nothing of what follows it, the second of what precedes
+    embedding: Front  # what makes vectors of the source
 
     @abstractmethod
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory: ...
+
+    def grids(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+        """How the rows of the memory lie, for each part of a source whose parts have so many rows."""
+        return [self.embedding.grid(length) for length in lengths]
+
+    def leading(self) -> list[int]:
+        """For each part of a source, the rows of the memory before those of its grid."""
+        return [self.embedding.leading]
 
 
 class Decoder(nn.Module, ABC):
@@ -70,7 +141,8 @@ class Decoder(nn.Module, ABC):
 class Head(nn.Module, ABC):
     """Turns an encoder alone into a classifier or tagger. Built as `Head(width, labels)`."""
 
-    per: Literal["line", "word", "token"] = "line"  # what has a label: all of the source, or each of its parts
+    per: Literal["line", "word", "token", "path"] = "line"  # what has a label: all of the source, each of its parts,
+    # or as many of its rows as a text needs
     reads: str = "mask_tokens"  # per token: the noise of the text that it reads
     apart: bool = False  # True: it needs an encoder that keeps the two directions apart
     vector: bool = False  # True: no labels at all but one vector for the source, B D
@@ -152,6 +224,8 @@ class Position(nn.Module):
 
     Built as `Position(width, heads, causal)`. Positions are whole numbers of shape (1 T) or (R T).
     """
+
+    longest: int | None = None  # how many there are; None: no end
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         """Into the embeddings (R T D)."""

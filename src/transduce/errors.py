@@ -1,4 +1,4 @@
-"""The one error a user may see: what is wrong, where, and what to do about it."""
+"""The one error a user may see: what is wrong, where, and what to do about it; and why a line cannot be read."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+class UnreadableError(Exception):
+    """Why a line, or a file that it names, cannot be read: the reason it is counted by, and what exactly is wrong."""
+
+    def __init__(self, reason: str, detail: str = "", remedy: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy
+        self.problem = f"{reason}: {detail}" if detail else reason
+        self.file = ""  # the file it stands in, where that is not the one of the example

@@ -33,7 +33,11 @@ def check_shape(recipe: Recipe, where: str) -> None:
         raise InputError("a model needs a decoder, or an encoder and a head", where=where, remedy="add model.decoder")
     if model.head is not None:
         _check_labels(model.head, recipe, where)
-    for name, wanted in (("copying", model.copying is not None), ("share", model.share != "none")):
+    for name, wanted in (
+        ("copying", model.copying is not None),
+        ("ctc", model.ctc is not None),
+        ("share", model.share != "none"),
+    ):
         if wanted and (model.encoder is None or model.decoder is None):
             raise InputError(
                 f"{name} needs an encoder and a decoder",
@@ -81,6 +85,60 @@ def _check_text(recipe: Recipe, where: str) -> None:
             where=where,
             remedy="set tokens.target.dropout: 0 and another tokens.target.kind, or leave data.passage out",
         )
+
+
+def check_sources(recipe: Recipe, encoder: Spec | None, shapes: Mapping[str, Any], where: str) -> Spec:
+    """An encoder for every source, with a front where it is no text; the front is told what shape it will meet."""
+    if encoder is None:
+        raise InputError("sources need an encoder", where=f"{where}: data.sources", remedy="add model.encoder")
+    _check_texts_among(recipe, encoder, shapes, where)
+    if len(shapes) == 1 and "parts" not in encoder:
+        return _check_source(*next(iter(shapes.items())), encoder, f"{where}: model.encoder")
+    parts = encoder.get("parts", {})
+    if list(parts) != list(shapes):
+        raise InputError(
+            f"sources {', '.join(shapes)} but encoders for {', '.join(parts) or 'one'}",
+            where=f"{where}: model.encoder",
+            remedy="kind: joined, with parts named and ordered as in data.sources",
+        )
+    checked = {
+        name: _check_source(name, shape, parts[name], f"{where}: model.encoder.parts.{name}")
+        for name, shape in shapes.items()
+    }
+    return {**encoder, "parts": checked}
+
+
+def _check_texts_among(recipe: Recipe, encoder: Spec, shapes: Mapping[str, Any], where: str) -> None:
+    """What reads tokens of the source needs sources that have them."""
+    model, parts = recipe.model, encoder.get("parts", {})
+    texts = [name for name, shape in shapes.items() if shape is None]
+    widths = [parts.get(name, encoder)["width"] for name in texts]
+    for name, value in (("tie", model.tie), ("share", model.share)):
+        if value == "all" and encoder["width"] not in widths:
+            wanted = f"a text of width {encoder['width']} among the sources" if texts else "a text on both sides"
+            raise InputError(f"{name}: all needs {wanted}", where=f"{where}: model.{name}")
+    if model.copying is not None and len(texts) < len(shapes):
+        problem = "there is nothing to copy: not all sources are texts"
+        raise InputError(problem, where=f"{where}: model.copying", remedy="leave copying out")
+    if recipe.tokens.numbered:
+        raise InputError(
+            "unknown words are numbered in one text, not in several sources",
+            where=f"{where}: tokens.numbered",
+            remedy="set tokens.numbered: 0, and tokens of characters or pieces for words that are new",
+        )
+
+
+def _check_source(name: str, shape: Any, encoder: Spec, where: str) -> Spec:
+    front = encoder.get("front")
+    if (front is None) != (shape is None):
+        needs = "needs no front: it is a text" if shape is None else "is no text, and needs a front"
+        raise InputError(f"{name} {needs}", where=where, remedy="see `transduce models` for fronts")
+    if front is None:
+        return encoder
+    if tuple(front["shape"]) not in ((), tuple(shape)):
+        problem = f"the front is made for {list(front['shape'])}, and {name} comes as {list(shape)}"
+        raise InputError(problem, where=where, remedy="leave shape out: it follows data.sources")
+    return {**encoder, "front": {**front, "shape": tuple(shape)}}
 
 
 def check_noise(recipe: Recipe, where: str) -> None:
@@ -151,6 +209,19 @@ def check_widths(model: ModelRecipe, where: str) -> None:
             raise InputError(
                 f"{name}: all needs an encoder and a decoder of equal width", where=f"{where}: model.{name}"
             )
+    _check_states(model.encoder or {}, model.decoder or {}, where)
+
+
+def _check_states(encoder: Mapping[str, Any], decoder: Mapping[str, Any], where: str) -> None:
+    """A decoder that starts from the states of an encoder, layer by layer, has the same layers."""
+    gives, takes = encoder.get("summary") == "states", decoder.get("bridge") == "states"
+    alike = all(encoder.get(name) == decoder.get(name) for name in ("cell", "layers", "width"))
+    if gives != takes or (gives and not alike):
+        raise InputError(
+            "summary: states of an encoder and bridge: states of a decoder need each other, and equal layers",
+            where=f"{where}: model",
+            remedy="give both the same cell, layers and width; or leave both options out",
+        )
 
 
 def check_positions(model: ModelRecipe, longest: int, where: str) -> None:
@@ -173,6 +244,12 @@ def check_objective(objective: Spec, model: ModelRecipe, where: str) -> None:
             f"{objective['kind']} reads scores of tokens, and this head gives a vector",
             where=where,
             remedy="set training.objective: {kind: contrastive}",
+        )
+    if model.ctc is not None and objective["kind"] != "joint_ctc":
+        raise InputError(
+            f"{objective['kind']} would not teach the rows to spell",
+            where=where,
+            remedy="set training.objective.kind: joint_ctc, or leave model.ctc out",
         )
     if reads and not gives:
         raise InputError(

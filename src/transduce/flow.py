@@ -50,6 +50,11 @@ class Padded:
         values = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], dtype=torch.long)
         return cls(values.view(len(rows), longest), torch.arange(longest) < lengths[:, None])
 
+    @property
+    def ids(self) -> Tensor | None:
+        """B S, where the values are ids."""
+        return self.values if self.values.dim() == 2 else None
+
     def to(self, device: torch.device | str) -> Padded:
         return Padded(self.values.to(device), self.mask.to(device))
 
@@ -59,9 +64,14 @@ class Padded:
         longest = int(mask.sum(1).max()) if len(rows) else 0
         return Padded(self.values[rows, :longest], mask[:, :longest])
 
-    def rounded(self, columns: int) -> Padded:
-        """Filled up to a multiple of so many columns: few different shapes, for what is recorded. Only of ids."""
-        more = -self.values.size(1) % columns if self.values.dim() == 2 else 0
+    def rounded(self, columns: int, most: int | None = None, beside: int = 0) -> Padded:
+        """Filled up to a multiple of so many columns: few different shapes, for what is recorded. Only of ids.
+
+        `most`: where a model's places end, never beyond. `beside`: columns that do not count.
+        """
+        wide = self.values.size(1) - beside
+        more = -wide % columns if self.ids is not None else 0
+        more = more if most is None else min(more, max(most - wide, 0))
         return Padded(F.pad(self.values, (0, more)), F.pad(self.mask, (0, more))) if more else self
 
     def __len__(self) -> int:
@@ -181,10 +191,21 @@ class State:
         past = {name: map_tensors(lambda x: x.index_select(0, rows), tree) for name, tree in self.past.items()}
         return State(self.fixed, past, self.beams)
 
-    def keep(self, sources: Tensor) -> State:
-        """Only these sources, with all their beams: finished ones leave the batch."""
+    def keep(self, sources: Tensor, *, owned: bool = False) -> State:
+        """Only these sources, with all their beams: finished ones leave the batch.
+
+        `owned`: nobody else reads `fixed`, as after an earlier `keep`. Then only sources that change places are copied,
+        so each must stay where it is or come from behind those that stay.
+        """
         rows = (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
-        fixed = {name: map_tensors(lambda x: x.index_select(0, sources), tree) for name, tree in self.fixed.items()}
+        moved = (sources != torch.arange(len(sources), device=sources.device)).nonzero().flatten() if owned else None
+
+        def choose(x: Tensor) -> Tensor:
+            if moved is None:
+                return x.index_select(0, sources)
+            return x.index_copy_(0, moved, x[sources[moved]])[: len(sources)]
+
+        fixed = {name: map_tensors(choose, tree) for name, tree in self.fixed.items()}
         return State(fixed, self.reorder(rows).past, self.beams)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Head, Rate
@@ -30,10 +31,21 @@ def pool(values: Tensor, mask: Tensor, how: Pooling) -> Tensor:
 class Classifier(Head):
     """one label for the whole input, from its pooled rows"""
 
-    def __init__(self, width: int, labels: int, *, pooling: Pooling = "mean", dropout: Rate = 0.1) -> None:
+    def __init__(
+        self,
+        width: int,
+        labels: int,
+        *,
+        pooling: Pooling = "mean",
+        activation: Literal["tanh", "relu", "none"] = "tanh",
+        dropout: Rate = 0.1,
+    ) -> None:
+        """`activation: none`: one matrix alone, with no layer before it."""
         super().__init__()
         self.pooling: Pooling = pooling
-        self.layers = nn.Sequential(nn.Dropout(dropout), dense(width, width), nn.Tanh(), dense(width, labels))
+        middle = nn.Tanh() if activation == "tanh" else nn.ReLU()
+        before = [] if activation == "none" else [dense(width, width), middle]
+        self.layers = nn.Sequential(nn.Dropout(dropout), *before, dense(width, labels))
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
         logits: Tensor = self.layers(pool(values, mask, self.pooling))
@@ -63,9 +75,12 @@ class Filler(Head):
     per = "token"
     reads = "mask_tokens"
 
-    def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
+    def __init__(
+        self, width: int, labels: int, *, dropout: Rate = 0.1, epsilon: Annotated[float, Gt(0)] = 1e-5
+    ) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Dropout(dropout), dense(width, width), nn.GELU(), nn.LayerNorm(width))
+        norm = nn.LayerNorm(width, epsilon)
+        self.layers = nn.Sequential(nn.Dropout(dropout), dense(width, width), nn.GELU(), norm)
         self.output = Output(width, labels)
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
@@ -104,6 +119,20 @@ class Neighbours(Head):
         return logits  # B S V
 
 
+class Paths(Head):
+    """what each row says, or a blank: all paths that spell a text make it probable (CTC, Graves 2006)"""
+
+    per = "path"
+
+    def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Dropout(dropout), dense(width, labels))
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        logits: Tensor = self.layers(values)
+        return logits  # B S V
+
+
 class Embedder(Head):
     """one vector for the whole input, from its pooled rows: close where meanings are close"""
 
@@ -134,5 +163,6 @@ HEADS: dict[str, type[Head]] = {
     "tagger": Tagger,
     "filler": Filler,
     "neighbours": Neighbours,
+    "ctc": Paths,
     "embedder": Embedder,
 }

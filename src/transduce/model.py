@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ from transduce.contracts import Decoder, Encoder, Head
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step
 from transduce.heads import pool
+from transduce.layers.paths import advance_paths, begin_paths, read_paths
 
 NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothed and averaged
 
@@ -40,11 +42,11 @@ class Transducer(nn.Module, ABC):
         """Room for a search: see `contracts.Decoder.reserve`."""
         return state
 
-    def embed(self, texts: Padded) -> Tensor:
-        """Rows `x1 .. xm </s>` (B S) -> B D: the mean of what the encoder remembers of each."""
+    def embed(self, texts: Padded, others: Mapping[str, Padded] | None = None) -> Tensor:
+        """Rows `x1 .. xm </s>` (B S), and other sources beside them -> B D: the mean of what the encoder remembers."""
         if not isinstance(encoder := getattr(self, "encoder", None), Encoder):
             raise InputError("a decoder alone has no encoder to embed with", remedy="train with --task embed")
-        memory = encoder(Batch(texts))
+        memory = encoder(Batch(texts, extra=others or {}))
         return pool(memory.values, memory.mask, "mean")
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Step:
@@ -84,6 +86,8 @@ class EncoderDecoder(Speaker):
 
 class DecoderOnly(Speaker):
     """p(y), or p(y | x) with the source as the beginning of one stream: x </s> <s> y </s>"""
+
+    steady = True
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -143,6 +147,36 @@ class EncoderOnly(Transducer):
         return Step(said, replace(state, past={"place": place + read}), attention)
 
 
+class EncoderPaths(Transducer):
+    """texts from an encoder alone, as long as its rows make them: p(y | x) is the sum over all paths that spell y
+
+    Spoken token by token like any target, each after the ones before (layers/paths.py), so search and scores are
+    those of every model, and exact. A batch without a target gives the state alone: all that a sum over paths needs.
+    """
+
+    def __init__(self, encoder: Encoder, head: Head) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        self.steady = encoder.steady
+
+    def start(self, batch: Batch) -> State:
+        memory = self.encoder(batch)
+        fixed = read_paths(self.head(memory.values, memory.mask), memory.mask)
+        return State(fixed, begin_paths(fixed))
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        past, logits = advance_paths(state.fixed, state.past, tokens, mask)
+        return Step(logits, replace(state, past=past), Attention() if with_attention else None)
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Step:
+        if batch.target is not None:
+            return super().forward(batch, with_attention=with_attention)
+        state = self.start(batch)
+        return Step(state.fixed["paths"][:, :0], state)
+
+
 @dataclass(frozen=True)
 class Vectors:
     """The two sides of the pairs of a batch, each as one vector a row."""
@@ -161,9 +195,9 @@ class Embedder(Transducer):
         super().__init__()
         self.encoder, self.head = encoder, head
 
-    def embed(self, texts: Padded) -> Tensor:
+    def embed(self, texts: Padded, others: Mapping[str, Padded] | None = None) -> Tensor:
         """Rows `x1 .. xm </s>` (B S) -> B D."""
-        memory = self.encoder(Batch(texts))
+        memory = self.encoder(Batch(texts, extra=others or {}))
         vectors: Tensor = self.head(memory.values, memory.mask)
         return vectors
 

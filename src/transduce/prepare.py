@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.build import build_noise
+from transduce.build import build_noise, build_perceived
 from transduce.data.aligned import LinkedBatches
 from transduce.data.batching import Batches, gather, ordered
 from transduce.data.filters import Filters
 from transduce.data.noise import DamagedBatches, Noise, damage
 from transduce.data.passages import Passages, consecutive, hold_out, streams
-from transduce.data.sources import read
+from transduce.data.sources import TEXT, read, written
 from transduce.data.store import Store, build_store, split
 from transduce.data.text import Tokenizer
 from transduce.errors import InputError
@@ -42,7 +42,7 @@ class Data:
             return Passages(
                 streams(self.train, self.rows),
                 recipe.data.passage,
-                batch_tokens=training.batch_tokens,
+                batch_tokens=training.budget,
                 seed=training.seed,
                 weights=[corpus.weight for corpus in recipe.data.train],
             )
@@ -50,7 +50,7 @@ class Data:
             self.train,
             self.rows,
             # The damaged source will be about as long as the target.
-            batch_tokens=training.batch_tokens if self.noise is None else -(-training.batch_tokens // 2),
+            batch_tokens=training.budget if self.noise is None else -(-training.budget // 2),
             pool=training.pool,
             seed=training.seed,
             weights=[corpus.weight for corpus in recipe.data.train],
@@ -63,7 +63,7 @@ class Data:
 
     def dev_batches(self, recipe: Recipe) -> Iterator[Batch]:
         """All that is held out, once."""
-        budget = recipe.training.batch_tokens
+        budget = recipe.training.budget
         if recipe.data.passage is not None:
             yield from consecutive(streams(self.dev, self.dev_rows), recipe.data.passage, budget)
             return
@@ -83,13 +83,14 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
             for example in read(corpus, recipe.data.invalid):
                 for side in sides:  # a tab in a source parts it, so no token may reach over it
                     text = getattr(example, side) or ""
-                    yield from text.split("\t") if side == "source" else [text]
+                    yield from written(text, corpus.reads) if side == "source" else [text]
 
     if not recipe.data.train:
         raise InputError("there is nothing to train on", remedy="set data.train to a file of pairs")
     tokens = recipe.tokens
     first, second = tokens.source, tokens.target
-    if recipe.data.form == "text":  # there is no other side
+    sourceless = recipe.data.sources and TEXT not in recipe.data.train[0].reads
+    if recipe.data.form == "text" or sourceless:  # there is no other side of text
         only = Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
         return only, only
     if tokens.shared:
@@ -113,7 +114,8 @@ def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], No
     keep = Filters(min_length=0, max_length=2**31 - 1)
     filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
     filters = filters if data.passage is None else keep
-    train = build_store(data.train, *tokenizers, filters, data.invalid, cache_folder(data), progress=progress)
+    sides = build_perceived(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
+    train = build_store(data.train, *sides, filters, data.invalid, cache_folder(data), progress=progress)
     if labels_per(recipe.model) == "word":
         _check_tags(train, tokenizers[0])
     if len(train) == 0:
@@ -121,7 +123,7 @@ def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], No
             "no pair is left to train on", where=", ".join(train.names), remedy="\n  ".join(train.describe())
         )
     if data.dev:
-        dev = build_store(data.dev, *tokenizers, keep, data.invalid, cache_folder(data), progress=progress)
+        dev = build_store(data.dev, *sides, keep, data.invalid, cache_folder(data), progress=progress)
         return Data(train, np.arange(len(train)), dev, np.arange(len(dev)), noise)
     if data.passage is not None:
         rows, dev_rows = hold_out(train, data.dev_size)

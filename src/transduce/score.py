@@ -105,7 +105,7 @@ def score_outputs(model: Model, lines: Sequence[Line], outputs: evaluation.Outpu
     lengths = None
     if not model.sourceless:
         sources = [line.source or line.references[0] for line in lines]  # a text is its own source
-        lengths = [len(ids) for ids in model.source.encode_sources(sources)]
+        lengths = model.reading.lengths(sources)
     references = [line.references for line in lines]
     return evaluation.evaluate(outputs, references, lengths, settings.metrics, settings.resamples)
 

@@ -22,11 +22,15 @@ from transduce.decoders.readers import READERS
 from transduce.decoding.strategies import STRATEGIES
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError, nearest
+from transduce.fronts import FRONTS
 from transduce.heads import HEADS
+from transduce.modalities import MODALITIES
 from transduce.objectives import OBJECTIVES, Objective
 from transduce.recipe import Recipe, explain_error
 
 SHELVES: dict[type, Mapping[str, type]] = {
+    contracts.Modality: MODALITIES,
+    contracts.Front: FRONTS,
     contracts.Encoder: ENCODERS,
     contracts.Decoder: DECODERS,
     contracts.Head: HEADS,
@@ -71,14 +75,16 @@ def _own_class(contract: type, kind: str, where: str) -> type:
 
 
 def own_parts(recipe: Recipe) -> list[str]:
-    """Kinds of the form `file:Class` anywhere in the model, and that of the objective."""
+    """Kinds of the form `file:Class` anywhere in the model, and those of the objective, the noise and the sources."""
 
     def walk(spec: Any) -> list[str]:
         if isinstance(spec, Mapping):
             return [kind for value in spec.values() for kind in walk(value)]
         return [spec] if isinstance(spec, str) and ":" in spec else []  # a part may stand there by its name alone
 
-    return walk(recipe.model.model_dump()) + walk(recipe.training.objective.get("kind")) + walk(recipe.data.noise)
+    sources = [spec if isinstance(spec, str) else spec.get("kind") for spec in recipe.data.sources.values()]
+    others = [recipe.training.objective.get("kind"), recipe.data.noise, *sources]
+    return walk(recipe.model.model_dump()) + [kind for spec in others for kind in walk(spec)]
 
 
 def options(part: type) -> dict[str, tuple[Any, Any]]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from transduce.errors import InputError
 from transduce.evaluation import Evaluation
 from transduce.experiment import Trained
-from transduce.explain import page, picture, terminal
+from transduce.explain import overlay, page, picture, terminal
 from transduce.explain.alignment import AttentionMap, to_words
 from transduce.explain.page import Explained
 from transduce.fitting import gives_vectors
@@ -126,7 +126,11 @@ def save_pictures(
     if html is not None:
         page.write(explained, html, "Attention")
     if png is not None and maps:
-        picture.draw(maps[0], png, title=explained[0].output, subtitle=explained[0].source)
+        head = {"title": explained[0].output, "subtitle": explained[0].source}
+        if explained[0].scenes:
+            overlay.draw(explained[0].scenes, maps[0], png, **head)
+        else:
+            picture.draw(maps[0], png, **head)
 
 
 def as_json(prediction: Prediction) -> str:

@@ -23,6 +23,22 @@ SMALL = {
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 24, "dropout": 0.3},
+    "plain": {"kind": "plain", "width": WIDTH, "dropout": 0.3},
+    "conformer": {
+        "kind": "conformer",
+        "width": WIDTH,
+        "layers": 2,
+        "heads": 2,
+        "hidden": 24,
+        "kernel": 3,
+        "dropout": 0.3,
+    },
+}
+# Without sources of their names every part reads the one source: two readers of one text.
+SMALL["joined"] = {
+    "kind": "joined",
+    "width": WIDTH,
+    "parts": {"one": SMALL["recurrent"], "two": {**SMALL["transformer"], "width": 12}},
 }
 # Options of the Transformer's blocks, together where they might disturb each other.
 BLOCKS = (
@@ -63,7 +79,11 @@ def _cases() -> dict[str, dict]:
         cases[name] = {
             "tokens": {"shared": shared},
             "model": {"encoder": encoder, "decoder": decoder, "tie": tie, **more},
-            "training": {"objective": {"kind": "reinforce" if "drawn" in name else "cross_entropy"}},
+            "training": {
+                "objective": {
+                    "kind": "reinforce" if "drawn" in name else "joint_ctc" if "ctc" in more else "cross_entropy"
+                }
+            },
         }
 
     base_encoder, base_decoder = SMALL["recurrent"], SMALL["recurrent"]
@@ -107,6 +127,14 @@ def _cases() -> dict[str, dict]:
         add(base_encoder, {**base_decoder, "reader": {"kind": "bahdanau", "score": "coverage", **part}})
     for options in ({"bidirectional": False}, {"bidirectional": False, "reverse": True}, {"residual": True}):
         add({**base_encoder, **options}, base_decoder)
+    # As other toolkits have it: a decoder that starts from the states of all layers, sources without their </s>.
+    for cell in ("gru", "lstm"):
+        deep = {"cell": cell, "layers": 2}
+        add({**base_encoder, **deep, "summary": "states"}, {**base_decoder, **deep, "bridge": "states"})
+    fed = {"kind": "luong", "bias": True}
+    add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "reader": fed}, closed=False)
+    waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": 2}}
+    add({**SMALL["transformer"], **waves}, {**SMALL["transformer"], **waves}, closed=False)
     for position in POSITIONS:
         for norm in ("before", "after"):
             part = {"position": position, "norm": norm}
@@ -133,6 +161,9 @@ def _cases() -> dict[str, dict]:
     add(base_encoder, {**base_decoder, "reader": {**unfed, "normaliser": "sparsemax"}}, copying={})
     add(base_encoder, {**base_decoder, "reader": {"kind": "luong", "score": "coverage"}}, "target", copying={})
     add(SMALL["transformer"], {**SMALL["transformer"], "key_heads": 1}, copying={"layer": 0, "head": 1})
+    for decoder in DECODERS:  # rows that spell beside every decoder
+        add(SMALL["conformer"], SMALL[decoder], ctc={"weight": 0.4})
+    add({**SMALL["conformer"], "normalisation": "batch", "position": "rotary"}, base_decoder)
     for part in CONVOLUTIONS:
         both = {} if "heads" in part else part
         add({**SMALL["convolutional"], **both}, {**SMALL["convolutional"], **part})

@@ -25,7 +25,7 @@ CASES = [
     (encoder, {"kind": head, **({"pooling": pooling} if head == "classifier" else {})})
     for encoder in ENCODERS
     for head, part in HEADS.items()
-    if not part.vector and (ENCODERS[encoder].apart or not part.apart)
+    if not part.vector and part.per != "path" and (ENCODERS[encoder].apart or not part.apart)
     for pooling in (get_args(Pooling) if head == "classifier" else ("",))
 ]
 

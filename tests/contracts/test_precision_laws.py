@@ -81,8 +81,10 @@ def test_a_packed_search_finds_the_same(model: Transducer, batch: Batch, strateg
 
 @pytest.mark.parametrize("norm", ["before", "after"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_steps_are_lean(norm: str, precision: Precision) -> None:
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_steps_are_lean(norm: str, precision: Precision, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that fell back to the plain blocks would find the same, and take longer."""
+    monkeypatch.setenv("TRANSDUCE_NATIVE", native)
     table = Embedding(20, 16)
     options: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "norm": norm}
     decoder = TransformerDecoder(table, Output(16, 20), 16, **options)

@@ -28,7 +28,7 @@ SPECIAL = np.array([1, 2])  # </s> of the source; <s> and </s> of the target
 def _lengths_only(lengths: np.ndarray) -> Any:
     """What planning asks of a store."""
     facts = {"lengths": lengths.astype(np.int32), "corpus_of": np.zeros(len(lengths), np.uint8)}
-    return SimpleNamespace(**facts, sourceless=False)
+    return SimpleNamespace(items=None, **facts, sourceless=False)
 
 
 def _natural(n: int, seed: int = 0) -> np.ndarray:

@@ -96,10 +96,10 @@ def rooms() -> list[str]:
     table = tour[tour.index("## The rooms") : tour.index("## How a name")]
     folder, found = "", []
     for line in table.splitlines():
-        if opened := re.match(r"\| \*\*`(\w+)/`\*\*", line):
-            folder = opened[1] + "."
+        if opened := re.match(r"\| \*\*`([\w/]+)/`\*\*", line):
+            folder = opened[1].replace("/", ".") + "."
         names = re.findall(r"`(\w+)\.py`", line)
-        lone = [name for name in names if not (SOURCE / folder.strip(".") / f"{name}.py").exists()]
+        lone = [name for name in names if not (SOURCE / folder.replace(".", "/") / f"{name}.py").exists()]
         folder = "" if lone else folder
         found += [folder + name for name in names]
     return found

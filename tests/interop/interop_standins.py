@@ -33,7 +33,11 @@ PIECES = {
     "t5": ["<pad>", "</s>", "<unk>", *WORDS],  # the model has more rows than these
     "gpt2": [*WORDS, "a", "b", "c", "<|endoftext|>"],
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
+    "distilbert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
+    "roberta": ["<s>", "<pad>", "</s>", "<unk>", *WORDS],
+    "m2m": ["<s>", "<pad>", "</s>", "<unk>", *WORDS[:-2], "<eng>", "<deu>"],
 }
+MASK = {"bert": "[MASK]", "distilbert": "[MASK]", "roberta": "<mask>"}  # one more where masks are filled
 ENDS = {"marian": 0.5, "bart": 3.5, "mbart": 3.5, "pegasus": 3.5}  # how readily outputs end
 FRAMES = {
     "marian": "$A </s>",
@@ -42,6 +46,16 @@ FRAMES = {
     "bart": "<s> $A </s>",
     "mbart": "<s> $A </s>",
     "bert": "[CLS] $A [SEP]",
+    "distilbert": "[CLS] $A [SEP]",
+    "roberta": "<s> $A </s>",
+    "m2m": "<eng> $A </s>",
+}
+ENCODERS = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "distilbert": "DistilBert",
+    "xlm": "XLMRoberta",
+    "camembert": "Camembert",
 }
 
 
@@ -57,10 +71,10 @@ def shake(model: Any, seed: int = 5, size: float = 0.3) -> Any:
     return model.eval()
 
 
-def write_tokenizer(folder: Path, family: str) -> None:
+def write_tokenizer(folder: Path, family: str, more: tuple[str, ...] = ()) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    pieces = PIECES[family]
+    pieces = [*PIECES[family], *more]
     unknown = next((piece for piece in ("<unk>", "[UNK]") if piece in pieces), "<|endoftext|>")
     backend = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=unknown))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -103,14 +117,18 @@ def make(family: str, folder: Path, *, generation: dict[str, Any] | None = None,
             ),
             "bart": (library.BartConfig, library.BartForConditionalGeneration, BART),
             "mbart": (library.MBartConfig, library.MBartForConditionalGeneration, BART),
+            "m2m": (library.M2M100Config, library.M2M100ForConditionalGeneration, {**BART, "scale_embedding": True}),
         }[family]
         model = model_kind(kind(vocab_size=24, **{**SIZES, **ids, **changes}))
     shake(model, size=0.1 if family == "t5" else 0.3)  # its scores are not divided by the root of the width
     if hasattr(model, "final_logits_bias"):  # some outputs end by themselves
         model.final_logits_bias[0, model.config.eos_token_id] = ENDS[family]
-    elif family == "t5":
+    elif family in ("t5", "m2m"):
         with torch.no_grad():
-            model.shared.weight[1] *= 5
+            end, more = model.config.eos_token_id, 5 if family == "t5" else 2
+            model.get_input_embeddings().weight[end] *= more
+            if model.lm_head.weight is not model.get_input_embeddings().weight:
+                model.lm_head.weight[end] *= more
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.set_attn_implementation("eager")
@@ -122,3 +140,37 @@ def make(family: str, folder: Path, *, generation: dict[str, Any] | None = None,
 def change_config(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def make_encoder(family: str, folder: Path, shape: str = "Model", **changes: Any) -> Any:
+    """An encoder alone, or with what stands on top of it: Model, ForMaskedLM, ForSequenceClassification ..."""
+    library = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    frame = family if family in MASK else "roberta"
+    if family == "distilbert":
+        sizes = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24}
+    else:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2} if frame == "roberta" else {"pad_token_id": 0}
+    name = ENCODERS[family]
+    config = getattr(library, f"{name}Config")(vocab_size=25, max_position_embeddings=40, **{**sizes, **ids, **changes})
+    model = shake(getattr(library, f"{name}{shape}")(config))
+    model.set_attn_implementation("eager")
+    model.save_pretrained(folder)
+    write_tokenizer(folder, frame, (MASK[frame],))
+    return model
+
+
+def write_modules(folder: Path, pooling: dict[str, Any], *, normalise: bool = True, **settings: Any) -> None:
+    """What makes a folder with an encoder one of sentence-transformers."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalise else [])]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(zip(kinds, paths, strict=False))
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    if settings:
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings))

@@ -40,8 +40,10 @@ def test_searched_scored_and_explained(family, tmp_path):
     assert packed.text == one.text
 
 
-def test_trained_further(tmp_path):
-    """A random model learns to copy its source from imported weights: the loss falls."""
+@pytest.mark.parametrize("converted", [True, False])
+def test_trained_further(tmp_path, monkeypatch, converted):
+    """A random model learns to copy its source from imported weights: the loss falls. It need not be converted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     make("bart", tmp_path / "given")
     run = CliRunner().invoke(app, ["convert", str(tmp_path / "given"), str(tmp_path / "run")])
     assert run.exit_code == 0, run.output
@@ -49,9 +51,9 @@ def test_trained_further(tmp_path):
     lines = [" ".join(draw.choices(WORDS[:6], k=draw.randint(1, 3))) for _ in range(400)]
     (tmp_path / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
     settings = [
-        f"init.model={tmp_path / 'run'}",
+        f"init.model={tmp_path / ('run' if converted else 'given')}",
         f"data.cache={tmp_path / 'cache'}",
-        "training.steps=120",
+        f"training.steps={120 if converted else 40}",
         "training.batch_tokens=400",
         "training.validate_every=30",
         "training.optimiser.learning_rate=0.003",
@@ -65,6 +67,9 @@ def test_trained_further(tmp_path):
     assert tuned.tokenizers()[0].fingerprint == given.tokenizers()[0].fingerprint
     assert tuned.recipe().model == given.recipe().model
     assert tuned.recipe().generation == given.recipe().generation
+    assert len(list((tmp_path / "kept").rglob("recipe.yaml"))) == (0 if converted else 1)
+    if not converted:
+        return
     losses = [entry["loss"] for entry in _log(tuned) if "loss" in entry]
     assert losses[-1] < 0.7 * losses[0], losses
 

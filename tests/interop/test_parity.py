@@ -25,6 +25,7 @@ VARIANTS = {
     "pegasus": ("pegasus", {}),
     "t5": ("t5", {}),
     "t5 unscaled": ("t5", {"tie_word_embeddings": False}),
+    "flan": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5 gated": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3}),
 }
 
@@ -125,11 +126,11 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("family", ["marian", "bart", "t5", "pegasus"])
-def test_same_outputs_as_generate(family, search, tmp_path):
+@pytest.mark.parametrize("name", ["marian", "bart", "t5", "flan", "pegasus", "mbart"])
+def test_same_outputs_as_generate(name, search, tmp_path):
     """Token for token, with the settings that the folder itself brings along."""
-    settings = SEARCHES[search]
-    library = make(family, tmp_path, generation=settings)
+    family, changes = VARIANTS[name]
+    library = make(family, tmp_path, generation=SEARCHES[search], **changes)
     model = transduce.load(tmp_path, device="cpu")
     for longest in (12, 25):
         wanted, found = generated(library, model, longest=longest)
@@ -166,6 +167,24 @@ def test_gpt2(tmp_path):
     out = out[: out.index(23) + 1] if 23 in out else out
     one = model.generate(["w4 w7"], max_length=10)[0]
     assert theirs(model, list(one.path.hypothesis.ids)) == out
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"num_beams": 3, "early_stopping": True}])
+def test_gpt2_goes_on_as_generate_does(search, tmp_path):
+    """Beginnings of several lengths, one at a time, as the library pads a batch on the left."""
+    library = make("gpt2", tmp_path, generation=search)
+    with torch.no_grad():
+        library.transformer.wte.weight[23] *= 2  # some end by themselves
+    library.save_pretrained(tmp_path)
+    model = transduce.load(tmp_path, device="cpu")
+    for text in ("w4 w7", "w1", "w9 w9 w2 w5 w11", "w19 w3"):
+        begun = [23, *(int(word[1:]) for word in text.split())]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = library.generate(input_ids=torch.tensor([begun]), max_new_tokens=10, do_sample=False)[0, 1:].tolist()
+        out = out[: out.index(23) + 1] if 23 in out else out
+        found = model.generate([text], max_length=10)[0]
+        assert theirs(model, list(found.path.hypothesis.ids)) == out, text
 
 
 def test_bert(tmp_path):

@@ -15,6 +15,7 @@ from interop_standins import make
 import transduce
 from transduce.errors import InputError
 from transduce.flow import EOS, UNK
+from transduce.interop import Languages, convert
 from transduce.interop.pieces import library, read_model
 
 SOURCE = {"▁": -3.0, "a": -2.0, "b": -2.5, "▁a": -2.2, "ab": -3.1, "▁ab": -3.6, "ba": -4.0, "aa": -3.9}
@@ -60,8 +61,52 @@ def best(text: str) -> set[tuple[str, ...]]:
 def test_the_likeliest_pieces(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("pieces")
     write_model(folder / "source.spm", SOURCE)
-    backend, _ = library(read_model(folder, "source.spm"), {})
+    backend, _ = library(read_model(folder, "source.spm"), {}, ())
     assert tuple(backend.encode(text).tokens) in best(text)
+
+
+def merge(text: str) -> list[str]:
+    """Two neighbours are made one as long as that gives a piece, the best piece first, of equals the leftmost."""
+    parts = list("▁" + "▁".join(text.split()))
+    while True:
+        made = [(SOURCE[a + b], -place) for place, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in SOURCE]
+        if not made:
+            return parts
+        place = -max(made)[1]
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+
+
+@given(st.text("ab ", min_size=1, max_size=12).filter(str.strip))
+@settings(max_examples=60, deadline=None)
+def test_pieces_by_merges(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("pieces")
+    write_model(folder / "sentencepiece.bpe.model", SOURCE, kind=2)
+    backend, _ = library(read_model(folder, "sentencepiece.bpe.model"), {}, ())
+    assert backend.encode(text).tokens == merge(text)
+
+
+@pytest.mark.parametrize("told", ["listed", "numbered"])
+def test_many_languages(told, tmp_path):
+    """A folder as M2M100's: one model, one list, and codes of languages that are in neither."""
+    make("m2m", tmp_path / "given")
+    (tmp_path / "given" / "tokenizer.json").unlink()
+    write_model(tmp_path / "given" / "sentencepiece.bpe.model", SOURCE, kind=2)
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *SOURCE]
+    (tmp_path / "given" / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    codes = ["__en__", "__de__"]
+    content = {"additional_special_tokens": codes}
+    if told == "numbered":
+        content = {"added_tokens_decoder": {str(12 + number): {"content": code} for number, code in enumerate(codes)}}
+    (tmp_path / "given" / "tokenizer_config.json").write_text(json.dumps(content))
+    model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("de", "en")).folder, device="cpu")
+    (ids,) = model.source.encode_sources(["ab ba!"])
+    assert [model.source.piece(number) for number in ids] == ["__de__", "▁ab", "▁", "ba", "<unk>"]
+    assert [model.target.piece(number) for number in model.target.lead] == ["__en__"]
+    assert model.target.vocabulary.pieces.index("__de__") == 4 + 13 - 3  # their row 13; three of ours stand before
+    assert "__" not in model.generate(["ab ba"], max_length=6)[0].text
+    (tmp_path / "given" / "tokenizer_config.json").write_text('{"additional_special_tokens": [{"name": 1}]}')
+    with pytest.raises(InputError, match="codes of languages"):
+        convert(tmp_path / "given", tmp_path / "other", Languages("de", "en"))
 
 
 @pytest.fixture
@@ -96,7 +141,7 @@ def test_files_that_are_none(folder):
         (folder / "source.spm").write_bytes(damaged)
         with pytest.raises(InputError):
             transduce.load(folder)
-    write_model(folder / "source.spm", SOURCE, kind=2)
+    write_model(folder / "source.spm", SOURCE, kind=3)
     with pytest.raises(InputError, match="unigram"):
         transduce.load(folder)
     (folder / "source.spm").write_bytes(content)

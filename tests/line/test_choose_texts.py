@@ -65,7 +65,7 @@ def test_a_talk_has_as_many_turns_as_its_file_has_columns(tmp_path):
 
 
 def test_help_has_one_line_for_each_task():
-    assert set(re.findall(r"^ +- (\w+): ", train.__doc__ or "", re.MULTILINE)) == set(TASKS)
+    assert set(re.findall(r"^ +- ([\w-]+): ", train.__doc__ or "", re.MULTILINE)) == set(TASKS)
 
 
 def test_lines_of_a_set_are_written(tmp_path):

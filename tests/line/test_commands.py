@@ -27,7 +27,19 @@ QUICK = (
     "data.dev_size=8",
 )
 COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo")
-COMMANDS += ("align", "merge", "embed", "search", "cluster", "similarity", "data", "convert", "quantise")
+COMMANDS += (
+    "align",
+    "merge",
+    "embed",
+    "search",
+    "cluster",
+    "similarity",
+    "data",
+    "convert",
+    "quantise",
+    "pixels",
+    "draw",
+)
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.model import Vectors
-from transduce.objectives import Contrastive, Ctc
+from transduce.objectives import Contrastive, path_cost
 
 
 def giving(source: Tensor, target: Tensor) -> Callable[[Batch], Vectors]:
@@ -69,7 +69,7 @@ def test_ctc_is_torchs_and_the_sum_over_all_paths() -> None:
     logits = torch.randn(3, 5, 4, requires_grad=True)
     mask = torch.arange(5) < torch.tensor([5, 4, 3])[:, None]
     target = Padded.from_rows([[1, 2], [3, 3], [2]])
-    loss = Ctc()(logits, mask, target)
+    loss = path_cost(logits.log_softmax(-1), mask.sum(1), target)
     direct = 0.0
     for row, (scores, real) in enumerate(zip(logits.detach().double(), mask.sum(1).tolist(), strict=True)):
         wanted = target.values[row][target.mask[row]].tolist()
@@ -83,14 +83,17 @@ def test_ctc_is_torchs_and_the_sum_over_all_paths() -> None:
     )
     torch.testing.assert_close(loss.total, reference)
     assert loss.parts["impossible"] == 0
-    slices = [Ctc()(logits[rows], mask[rows], target.select(rows)).total for rows in torch.arange(3).split(1)]
+    slices = [
+        path_cost(logits.log_softmax(-1)[rows], mask[rows].sum(1), target.select(rows)).total
+        for rows in torch.arange(3).split(1)
+    ]
     torch.testing.assert_close(sum(slices), loss.total)
 
 
 def test_ctc_tells_of_what_cannot_fit() -> None:
     logits = torch.randn(3, 3, 4, requires_grad=True)
     target = Padded.from_rows([[1, 1, 1], [1, 2, 3], [1, 1]])
-    loss = Ctc()(logits, torch.ones(3, 3, dtype=torch.bool), target)
+    loss = path_cost(logits.log_softmax(-1), torch.full((3,), 3), target)
     assert loss.parts["impossible"] == 1
     loss.total.backward()
     assert logits.grad is not None

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.attention.positions import places
 from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy
@@ -26,12 +27,32 @@ def test_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
     made = rounded(batch, budget)
     assert made.source is not None
     assert made.target is not None
-    assert made.source.values.size(1) % COLUMNS == made.target.values.size(1) % COLUMNS == 0
+    assert made.source.values.size(1) % COLUMNS == made.inputs.values.size(1) % COLUMNS == 0
     columns = made.source.values.size(1) + made.target.values.size(1)
     assert made.size % max(1, budget // columns // 4) == 0
     assert made.size < len(lengths) + max(1, budget // columns // 4)
     assert CrossEntropy().count(made) == CrossEntropy().count(batch)
     assert made.rows[: batch.size] == batch.rows
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=9), st.integers(1, 30))
+def test_nothing_is_filled_up_beyond_the_last_place(lengths: list[tuple[int, int]], most: int) -> None:
+    batch = batch_of(lengths)
+    made = rounded(batch, 100, most)
+    assert batch.source is not None
+    assert made.source is not None
+    for before, after in ((batch.source, made.source), (batch.inputs, made.inputs)):
+        assert after.values.size(1) <= max(before.values.size(1), most)
+        assert after.values.size(1) % COLUMNS == 0 or after.values.size(1) >= most
+
+
+def test_where_places_end() -> None:
+    part = {"kind": "transformer", "width": 8, "heads": 2, "hidden": 8}
+    found = []
+    for position in ({"kind": "learned", "longest": 600}, "sinusoidal"):
+        recipe = complete_recipe(parse({"model": {"encoder": {**part, "position": position}, "decoder": part}}))
+        found.append(places(build_model(recipe.model, 40, 40)))
+    assert found == [600, None]
 
 
 @pytest.mark.parametrize("kind", ["transformer", "convolutional", "recurrent"])

@@ -17,11 +17,12 @@ from transduce.attention.normalisers import Softmax
 from transduce.attention.own import SSRU, Average, Own, OwnKind, SelfAttention, View
 from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
 from transduce.attention.scores import ScaledDot
-from transduce.contracts import Count, Normaliser, Position, Rate, Score
+from transduce.contracts import Count, Front, Normaliser, Position, Rate, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.layers.dense import Activation, FeedForward
-from transduce.layers.embedding import Embedding, Output
+from transduce.layers.dropout import Dropout
+from transduce.layers.embedding import Output
 from transduce.layers.norm import NORMALISATIONS, Normalisation
 from transduce.layers.residual import Place, Residual
 
@@ -55,7 +56,7 @@ class Blocks(nn.Module):
 
     def __init__(
         self,
-        embedding: Embedding,
+        embedding: Front,
         output: Output | None = None,
         memory_width: int = 0,  # 0: there is no memory to read
         *,
@@ -85,7 +86,7 @@ class Blocks(nn.Module):
         super().__init__()
         self.width, self.reach = width, reach
         self.caches = own == "attention"  # else the past of a block does not grow
-        self.embedding, self.dropout = embedding, nn.Dropout(dropout)
+        self.embedding, self.dropout = embedding, Dropout(dropout)
         if output is not None:
             self.output = output
         self.position = position(width, heads, self.causal)
@@ -120,15 +121,20 @@ class Blocks(nn.Module):
         self.norm = level() if norm == "before" else None
         self.entry = level() if embedding_norm else None  # over embedding and position together (Devlin 2019)
 
-    def enter(self, ids: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
-        """What the first block reads of ids (R T) at these places."""
-        values = self.position.add(self.embedding(ids), places)
+    def enter(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
+        """What the first block reads of vectors (R T D) at these places."""
+        values = self.position.add(embedded, places)
         result: Tensor = self.dropout(values if self.entry is None else self.entry(values, real))
         return result
 
     def begin(self, rows: int) -> tuple[Tree, ...]:
         """The past of every block before the first row."""
-        return tuple(block.own.start(rows, self.embedding.table.weight) for block in self.blocks)
+        return tuple(block.own.start(rows, self._like) for block in self.blocks)
+
+    @property
+    def _like(self) -> Tensor:
+        """Any of its numbers: what is made anew has their kind and lies where they do."""
+        return next(self.parameters())
 
     def run(self, values: Tensor, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
         after: list[Tree] = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transduce.attention.attend import Attend
 from transduce.contracts import Normaliser, Score
 from transduce.errors import InputError
-from transduce.layers.dense import dense
+from transduce.layers.dense import dense, side_by_side
 
 START = 2**-0.5
 
@@ -59,17 +59,18 @@ class MultiHead(nn.Module):
 
     def ask(self, rows: Tensor) -> Tensor:
         """Queries of rows: R T D -> R H T K"""
-        return self.query(rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return _heads(self.query(rows), self.heads)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory (B S D), computed once a source: B G S K, with G key heads."""
-        keys = self.key(memory).unflatten(-1, (self.key_heads, -1)).transpose(1, 2)
-        values = self.value(memory).unflatten(-1, (self.key_heads, -1)).transpose(1, 2)
-        return self.attend.keys(keys), values
+        keys, values = side_by_side(memory, (self.key, self.value))
+        return self.attend.keys(_heads(keys, self.key_heads)), _heads(values, self.key_heads)
 
     def look(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the same rows."""
-        return self.ask(rows), *self.project(rows)
+        query, keys, values = side_by_side(rows, (self.query, self.key, self.value))
+        keys, values = _heads(keys, self.key_heads), _heads(values, self.key_heads)
+        return _heads(query, self.heads), self.attend.keys(keys), values
 
     def forward(
         self,
@@ -103,6 +104,11 @@ class MultiHead(nn.Module):
             beams = shape[0] // sources
             weights = weights.unflatten(2, (beams, shape[1])).transpose(1, 2).flatten(0, 1)  # R H T S
         return context.view(shape), weights
+
+
+def _heads(rows: Tensor, number: int) -> Tensor:
+    """R T (H K) -> R H T K"""
+    return rows.unflatten(-1, (number, -1)).transpose(1, 2)
 
 
 def layers_and_heads(attentions: Sequence[MultiHead | None]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -21,8 +22,38 @@ OwnKind = Literal["attention", "ssru", "average"]
 class Slots:
     """Where the new rows of a search go in a cache that has room: B N L G K, one slot a beam and a place."""
 
-    rows: Tensor  # R: which of the B*N*L slots each new row fills
+    places: Tensor  # R: where each new row stands
+    owners: Tensor  # R L: which beam's slot holds a row's token at each place, its own at the new one
     beams: int  # N
+    reach: int | None = None  # how far back a row sees; None: all that came before
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """R: which of the B*N*L slots each new row fills."""
+        rows, room = self.owners.shape
+        return torch.arange(rows, device=self.places.device) * room + self.places
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """B 1 N N*L: the slots that each beam sees."""
+        slots = torch.arange(self.owners.size(1), device=self.places.device)
+        seen = slots <= self.places[:, None]  # R L
+        if self.reach is not None:
+            seen = seen & (self.places[:, None] - slots <= self.reach)
+        if self.beams > 1:
+            own = torch.arange(self.beams, dtype=self.owners.dtype, device=slots.device)  # N
+            seen = (seen[:, None] & (self.owners[:, None] == own[:, None])).flatten(1)  # R N*L
+        return seen.unflatten(0, (-1, self.beams))[:, None]
+
+    @cached_property
+    def shade(self) -> Tensor:
+        """`mask` as numbers to add, made once for all blocks that want it so."""
+        return shade(self.mask)
+
+
+def shade(mask: Tensor) -> Tensor:
+    """What may not be seen as numbers to add to the scores: 0 or -inf."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -38,8 +69,7 @@ class View:
     padded: bool = False  # True: the past must be told which rows are real
     with_attention: bool = False
     slots: Slots | None = None  # the past has room: new rows are written into it
-    shade: Tensor | None = None  # `mask` as numbers to add, 0 or -inf, made once for all blocks that want it so
-    source: Tensor | None = None  # B 1 1 S: the same of the memory's mask
+    source: Tensor | None = None  # B 1 1 S: the memory's mask as numbers to add, 0 or -inf
 
 
 class Own(nn.Module, ABC):
@@ -93,7 +123,7 @@ class SelfAttention(Own):
             bias = bias.repeat(1, 1, 1, slots.beams)
         together = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
         kept = [room.flatten(1, 2).transpose(1, 2) for room in past]  # B G N*L K
-        context, _ = self.attention(together, *kept, view.mask, bias)
+        context, _ = self.attention(together, *kept, slots.mask, bias)
         return context.flatten(0, 1)[:, None]  # R 1 D
 
 

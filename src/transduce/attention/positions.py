@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Position
@@ -41,15 +42,26 @@ class Sinusoidal(Embedded):
 
     frequencies: Tensor
 
-    def __init__(self, width: int, heads: int, causal: bool, *, join: Join = "add", halves: bool = False) -> None:
-        """`halves`: all sines before all cosines, as Marian lays them out, in place of turn by turn."""
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool,
+        *,
+        join: Join = "add",
+        halves: bool = False,
+        inclusive: bool = False,
+        first: Annotated[int, Ge(0)] = 0,
+    ) -> None:
+        """`halves`: all sines before all cosines, in place of turn by turn. `inclusive`: the slowest wave is 1 / 10000
+        itself. `first` is the place of the first row. Marian has the first two so, fairseq begins at 2 besides."""
         super().__init__(width, join)
-        steps = torch.arange(0, width, 2) / width
+        steps = torch.arange(0, width, 2) / (max(width - 2, 1) if inclusive else width)
         self.register_buffer("frequencies", 10000**-steps, persistent=False)
-        self.width, self.halves = width, halves
+        self.width, self.halves, self.first = width, halves, first
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
-        angles = positions[..., None] * self.frequencies  # . T D/2
+        angles = (positions + self.first)[..., None] * self.frequencies  # . T D/2
         pair = (angles.sin(), angles.cos())
         waves = torch.cat(pair, -1) if self.halves else torch.stack(pair, -1).flatten(-2)
         waves = waves[..., : self.width]
@@ -61,23 +73,38 @@ class Learned(Embedded):
 
     def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 2048, join: Join = "add") -> None:
         super().__init__(width, join)
-        self.longest = longest
+        self.longest: int = longest
         self.table = nn.Embedding(longest, width)
         # As large as the sine waves, beside embeddings of deviation 1: with D ** -0.5 the order of a text was lost in
         # them for the first few hundred updates (Shakespeare by characters: best development loss 1.505, now 1.468).
         nn.init.normal_(self.table.weight, std=0.5**0.5)
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
-        # Looking at the numbers waits for the device. A single step is that of a search, which knows its greatest
-        # length, and what is recorded has run before.
-        looks = values.size(-2) > 1 and not torch.compiler.is_compiling()
-        looks = looks and not (values.is_cuda and torch.cuda.is_current_stream_capturing())
-        if values.size(-2) > self.longest or (looks and int(positions.max()) >= self.longest):
+        # A single step is that of a search, which knows its greatest length.
+        several = values.size(-2) > 1
+        if values.size(-2) > self.longest or (several and may_look(values) and int(positions.max()) >= self.longest):
             raise InputError(
                 f"learned positions end at {self.longest}",
                 remedy="set position: {kind: learned, longest: ...}, or choose rotary, relative or sinusoidal",
             )
-        return self.join(values, self.table(positions.clamp(max=self.longest - 1)))
+        found = self.table(positions.clamp(max=self.longest - 1))
+        if self.training and several and not may_look(values):
+            # Not cut in silence: an update that is not finite is run again by a road where one may look.
+            found = found.masked_fill((positions >= self.longest)[..., None], torch.nan)
+        return self.join(values, found)
+
+
+def places(model: nn.Module) -> int | None:
+    """Where the places of a model end, so that nothing is filled up beyond; None: nowhere."""
+    ends = [part.longest for part in model.modules() if isinstance(part, Position) and part.longest is not None]
+    return min(ends, default=None)
+
+
+def may_look(values: Tensor) -> bool:
+    """Whether the host may ask for numbers of a tensor now: it waits for the device, which no recording can."""
+    if torch.compiler.is_compiling():  # asked first: the compiler breaks its program at the other question
+        return False
+    return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class Rotary(Position):

@@ -11,6 +11,7 @@ from transduce.choose.tasks import FORMS, INPUTS, TASKS
 from transduce.data.formats import form
 from transduce.data.sources import Invalid, read
 from transduce.errors import InputError, nearest
+from transduce.interop import as_run
 from transduce.recipe import Corpus, Recipe, load, override, parse
 from transduce.run import Run
 
@@ -29,12 +30,22 @@ def choose(data: dict[str, Any], task: str = "generate") -> Recipe:
     if task not in TASKS:
         raise InputError(f"no task is called {task!r}", remedy=nearest(task, TASKS))
     parse({"data": data})  # what is wrong with it is told before anything is added
-    data = {**FORMS.get(task, {}), **data}
+    stated, given = FORMS.get(task, {}), data.get("sources") or {}
+    form = stated(data) if callable(stated) else stated
+    sources = {name: {**_spec(spec), **_spec(given.get(name))} for name, spec in form.get("sources", {}).items()}
+    data = {**form, **data}
+    if sources or given:  # those of the task first, in its order, with what is said on top
+        data["sources"] = {**sources, **{name: spec for name, spec in given.items() if name not in sources}}
     if task in INPUTS:
         data["train"] = _with_inputs(data, INPUTS[task])
-    given = parse({"data": data})
-    seen = look(given.data.train, given.data.invalid)
+    told = parse({"data": data}).data
+    seen = look(told.train, told.invalid)
     return parse({"data": data, **TASKS[task](seen)})
+
+
+def _spec(given: Any) -> dict[str, Any]:
+    """A source by its options; a plain name stands for its kind."""
+    return {"kind": given} if isinstance(given, str) else dict(given or {})
 
 
 def _with_inputs(data: dict[str, Any], inputs: int | None) -> list[dict[str, Any]]:
@@ -60,7 +71,7 @@ def _begun(chosen: dict[str, Any], init: Any) -> dict[str, Any]:
     folder = given.get("model") or given.get("encoder")
     if not isinstance(folder, str):
         return chosen
-    origin = Run(Path(folder)).recipe()
+    origin = Run(as_run(folder)).recipe()
     tokens = origin.tokens.model_dump(mode="json")
     # How the origin keeps its weights is its own affair: whether they can be begun from is told when they are read.
     model = {**origin.model.model_dump(mode="json"), "stored": "fp32"}

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from transduce.choose.drawing import LONGEST, draw
+from transduce.choose.films import SHOWN, caption_films, classify_films
 from transduce.choose.look import Look
+from transduce.choose.pictures import PICTURED, PICTURES
+from transduce.choose.several import ASKED, ask
 from transduce.choose.sizes import cosine, metrics_for, recurrent, tokens_for, tokens_of, training_for, transformer
+from transduce.choose.sounds import heard, transcribe
 from transduce.choose.texts import TEXTS
 
 
@@ -136,12 +141,24 @@ TASKS: dict[str, Callable[[Look], dict[str, Any]]] = {
     "entail": lambda seen: _label(seen, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.2}),
     "mask": _mask,
     "lm": _language,
+    **PICTURES,
+    "vqa": ask,
+    "caption-videos": caption_films,
+    "classify-videos": classify_films,
+    "draw": draw,
+    "transcribe": transcribe,
 }
-# What a task says of its files.
-FORMS: dict[str, dict[str, Any]] = {
+# What a task says of its files; `transcribe` looks at the first of them.
+FORMS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mask": {"form": "text", "noise": {"kind": "mask_tokens"}},
     "lm": {"form": "text", "passage": 128},
     "summarise": {"max_length": 1000},
+    **PICTURED,
+    "vqa": ASKED,
+    "caption-videos": SHOWN,
+    "classify-videos": SHOWN,
+    "draw": {"max_length": LONGEST - 100},
+    "transcribe": heard,
 }
 # Leading columns of a TSV that make the source; None: all but the last.
 INPUTS: dict[str, int | None] = {"entail": 2, "inflect": 2, "answer": 2, "converse": None}

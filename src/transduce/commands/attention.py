@@ -25,7 +25,7 @@ from transduce.errors import InputError
 
 def explain(
     run: RunArgument,
-    text: Annotated[str, typer.Argument(help="One source text.")],
+    text: Annotated[str, typer.Argument(help="One source: a text, or where sources are files a file or a folder.")],
     html: Annotated[Path | None, typer.Option(help="Write a page that opens offline.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     layer: Layer = "mean",
@@ -40,16 +40,22 @@ def explain(
     Example:
 
         transduce explain runs/demo "3. März 2026" --html attention.html --png attention.png
+
+        transduce explain runs/captions photo.jpg --html attention.html --png attention.png
     """
     from transduce.show import at_level, save_pictures, show_explained
 
     model = open_run(run, device, own_parts)
-    explained = model.explain(text, beam=beam, nbest=beam or model.recipe.generation.beam)
+    texts = model.reading.found(text) or [text]
+    if png is not None and len(texts) > 1:
+        raise InputError(f"a picture shows one source, not {len(texts)}", where=text, remedy="--html shows all of them")
+    found = [model.explain(one, beam=beam, nbest=beam or model.recipe.generation.beam) for one in texts]
     numbers = read_choices(layer, head)
-    attention = None if explained.attention is None else at_level(explained, level, *numbers)
-    show_explained(explained, attention, open_console(), sourceless=model.sourceless)
-    save_pictures([explained], [] if attention is None else [attention], html, png)
-    if png is not None and attention is None:
+    maps = [None if one.attention is None else at_level(one, level, *numbers) for one in found]
+    for explained, attention in zip(found, maps, strict=True):
+        show_explained(explained, attention, open_console(), sourceless=model.sourceless)
+    save_pictures(found, [attention for attention in maps if attention is not None], html, png)
+    if png is not None and maps[0] is None:
         raise InputError("there is no attention to draw", where=str(png), remedy="--html shows the scores all the same")
 
 

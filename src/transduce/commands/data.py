@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from transduce.commands.output import open_console, written_to
+from transduce.errors import InputError
 
 
 def data(
@@ -17,7 +18,10 @@ def data(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Lines to test on: their words and names stand in no other file.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="Where to write; by default standard output.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where to write; by default standard output. For a set of files, the folder for them."),
+    ] = None,
 ) -> None:
     """Invent the lines of a small set to play with, as TSV; the same seed gives the same lines.
 
@@ -30,13 +34,28 @@ def data(
         transduce data questions --count 500 --held-out > test.tsv
 
         transduce train train.tsv --task answer data.test=test.tsv
+
+    A set of files is written as a folder: files, pairs.tsv, which names them, and truth.jsonl, what is true of each.
+
+        transduce data shapes --count 3000 --output shapes
+
+        transduce train shapes/pairs.tsv --task caption
     """
     from transduce.made import SETS, generate
+    from transduce.made.filed import write_set
+    from transduce.sets import FILED
 
     if name is None:
-        for known, one in SETS.items():
-            line = f"[cyan]{known:<16}[/] --task {one.task:<14} {one.about}"
+        listed = [(known, one.task, one.about) for known, one in SETS.items()]
+        for known, task, about in [*listed, *((known, one.task, one.about) for known, one in FILED.items())]:
+            line = f"[cyan]{known:<16}[/] --task {task:<15} {about}"
             open_console().print(line, highlight=False, soft_wrap=True)
+        return
+    if name in FILED:
+        if output is None:
+            raise InputError(f"{name} has files: where shall they go?", remedy="give a folder: --output FOLDER")
+        pairs = write_set(FILED, name, output, count, seed, held_out)
+        open_console().print(f"{count:,} lines: {pairs}", highlight=False, soft_wrap=True)
         return
     with written_to(output, "") as stream:
         for example in generate(name, count, seed, held_out=held_out):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +22,18 @@ from transduce.commands.arguments import (
 )
 from transduce.commands.output import written_to
 from transduce.errors import InputError
+
+if TYPE_CHECKING:
+    from transduce.predict import Model
+
+
+def read_sources(model: Model, file: str) -> Iterator[str]:
+    """The lines of a file, or of standard input. What a line of a file names is found from the folder of that file."""
+    from transduce.data.sources import located, read_lines
+
+    reads = next((corpus.reads for corpus in model.recipe.data.train), ())
+    folder = Path() if file == "-" else Path(file).parent
+    return (located(line, folder, reads) for line in read_lines(file))
 
 
 def generate(
@@ -41,6 +55,9 @@ def generate(
         str, typer.Option(help="On a CPU: auto and fp32 give what was trained; bf16 and int8 round the weights.")
     ] = "auto",
     workers: Annotated[int, typer.Option(min=1, help="So many batches at a time, on one core each.")] = 1,
+    draft: Annotated[
+        Path | None, typer.Option(help="A quick run with the same tokens: it proposes, greedy search is as it was.")
+    ] = None,
     device: Device = "auto",
     own_parts: OwnParts = False,
 ) -> None:
@@ -58,6 +75,14 @@ def generate(
 
         transduce generate runs/large input.txt --pairs --output taught.tsv
 
+        transduce generate runs/large input.txt --set strategy=greedy --draft runs/small
+
+    Where sources are files, a line names one; a file of that kind, or a folder of them, may stand in place of lines.
+
+        transduce generate runs/captions photo.jpg
+
+        transduce generate runs/captions photos/ --pairs
+
     A language model takes each line as the beginning of a text, and writes beginning and continuation; an empty line
     begins from nothing. Line feeds inside an output become spaces, but for --json and --from-nothing.
 
@@ -67,7 +92,6 @@ def generate(
     """
     from collections import Counter
 
-    from transduce.data.sources import read_lines
     from transduce.distil import pair_line
     from transduce.explain.alignment import pharaoh
     from transduce.predict import in_chunks
@@ -76,17 +100,19 @@ def generate(
     model = open_run(run, device, own_parts, precision)
     chosen = read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
     model.settings(**chosen)  # a wrong name or value is told before anything is read
+    quick = None if draft is None else open_run(draft, device, own_parts, precision)
     counts: Counter[str] = Counter()
     if pairs and (json or align or from_nothing or model.sourceless):
         raise InputError("--pairs writes sources and outputs, and nothing else", remedy="leave out one of the two")
     inputs, number = max((corpus.inputs for corpus in model.recipe.data.train), default=1), 0
     if from_nothing and not model.sourceless:
         raise InputError("this model needs a source", where="--from-nothing", remedy="give lines to read")
-    lines = iter([""] * from_nothing) if from_nothing else read_lines(file)
+    named = model.reading.found(file)  # the file is a source itself, or a folder of them
+    lines = iter([""] * from_nothing) if from_nothing else iter(named) if named else read_sources(model, file)
     with written_to(output, "" if from_nothing else file) as stream:
         for chunk in in_chunks(lines):
             begun = None if prefix is None else [prefix] * len(chunk)
-            found = model.generate(chunk, prefixes=begun, workers=workers, **chosen)
+            found = model.generate(chunk, prefixes=begun, workers=workers, draft=quick, **chosen)
             if json or align:
                 model.reread(found)  # all at once, where asking one by one would be slow
             for one in found:

@@ -53,6 +53,10 @@ def train(
     - embed: text, text of the same meaning
     - lm: running text, for a language model
     - mask: lines of text, for a masked language model
+    - vqa: picture, question, answer
+    - caption-videos: film, text
+    - classify-videos: film, label
+    - draw: text, colours of pixels (see pixels)
     """
     from transduce.choose import recipe_for
     from transduce.experiment import train as run_training

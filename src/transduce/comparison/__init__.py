@@ -12,6 +12,7 @@ from statistics import median
 from rich.console import Console
 
 from transduce import evaluation
+from transduce.build import build_reading
 from transduce.comparison.entrants import (
     Candidate,
     Equal,
@@ -72,7 +73,8 @@ def compare(
     # One tokenizer measures the sources for all: in the picture a length means the same for every system.
     lengths = None
     if any(line.source for line in lines):
-        lengths = [len(ids) for ids in first.run.tokenizers()[0].encode_sources([line.source for line in lines])]
+        reading = build_reading(first.recipe, first.run.tokenizers())
+        lengths = reading.lengths([line.source for line in lines])
     device = next((entrant.recipe.training.device for entrant in entrants if not entrant.given), "auto")
     systems, outputs = [], dict[str, evaluation.Outputs]()
     for entrant in entrants:

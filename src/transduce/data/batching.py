@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from transduce.data.items import Items
 from transduce.data.plan import Draw, Plan, cut, plan_epoch, repeats
 from transduce.data.store import Store
 from transduce.data.text import Tokenizer
@@ -74,9 +75,10 @@ class Batches:
             return self._plans[epoch]
 
     def _make(self, epoch: int) -> Plan:
-        added = [0 if self.store.sourceless else 1, 2]  # </s>; <s> and </s>
-        widths = self.store.lengths[self.indices] + np.array(added, np.int32)
-        often = np.ones(len(self.indices), np.int64)
+        added = [0 if self.store.sourceless or self.store.items is not None else 1, 2]  # </s>; <s> and </s>
+        widths = self.store.lengths[self.indices]
+        widths += np.array(added, np.int32)
+        often = None
         if self._weights is not None:
             corpus_of = self.store.corpus_of[self.indices]
             if int(corpus_of.max()) >= len(self._weights):
@@ -86,10 +88,11 @@ class Batches:
 
     def at(self, position: Position) -> Batch:
         rows = self.indices[self.plan(position.epoch).batch(position.index)]
-        if not any(self._dropout):
-            return gather(self.store, rows)
-        flats = [self._side(side, rows, position.epoch) for side in (0, 1)]
-        return _batch(None if self.store.sourceless else flats[0], flats[1], rows.tolist())
+        target = self._side(1, rows, position.epoch)
+        if self.store.items is not None:
+            draws = [Draw("change", self._seed, position.epoch, int(row)).generator() for row in rows]
+            return _perceived(self.store.items, target, rows.tolist(), draws)
+        return _batch(None if self.store.sourceless else self._side(0, rows, position.epoch), target, rows.tolist())
 
     def after(self, position: Position) -> Position:
         if position.index + 1 < self.batches_in(position.epoch):
@@ -146,8 +149,17 @@ def _batch(source: _Flat | None, target: _Flat | None, rows: Sequence[int]) -> B
 def gather(store: Store, rows: np.ndarray | Sequence[int]) -> Batch:
     """These pairs of a store as one batch."""
     numbers = np.asarray(rows, np.int64)
-    source, target = (_Flat(*store.side(side, numbers)) for side in SIDES)
-    return _batch(None if store.sourceless else source, target, numbers.tolist())
+    target = _Flat(*store.side("target", numbers))
+    if store.items is not None:
+        return _perceived(store.items, target, numbers.tolist())
+    source = None if store.sourceless else _Flat(*store.side("source", numbers))
+    return _batch(source, target, numbers.tolist())
+
+
+def _perceived(
+    items: Items, target: _Flat, rows: list[int], draws: Sequence[np.random.Generator] | None = None
+) -> Batch:
+    return items.perceived.onto(_batch(None, target, rows), items.of(rows), draws)
 
 
 def collate(pairs: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], rows: Sequence[int]) -> Batch:

@@ -10,32 +10,29 @@ from typing import Any, Literal
 
 from transduce.data.files import open_bytes, stored_lines
 from transduce.data.parallel import mismatch
-from transduce.errors import InputError, nearest
+from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
-Format = Literal["tsv", "jsonl", "parquet", "parallel"]
+Format = Literal["tsv", "jsonl", "parquet", "parallel", "folder"]
 Parse = Callable[[Any, str, int], Example]
-
-
-class UnreadableError(Exception):
-    """Why one line is no pair: the reason it is counted by, and what exactly is wrong."""
-
-    def __init__(self, reason: str, detail: str = "", remedy: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.remedy = reason, remedy
-        self.problem = f"{reason}: {detail}" if detail else reason
-        self.file = ""  # the file it stands in, where that is not the one of the example
 
 
 def form(corpus: Corpus) -> Format:
     """How the pairs of a corpus are written, by the ending of its name."""
     if corpus.path is None:
         return "parallel"
+    if names_files(corpus) and Path(corpus.path).is_dir():
+        return "folder"
     ending = Path(corpus.path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
     if ending == ".parquet":
         return "parquet"
     return "jsonl" if ending in (".jsonl", ".json", ".ndjson") else "tsv"
+
+
+def names_files(corpus: Corpus) -> bool:
+    """Whether a source, or a part of it, is no text but the name of a file."""
+    return any(kind != "text" for kind in corpus.reads)
 
 
 def decode(raw: bytes) -> str:

@@ -17,24 +17,26 @@ from itertools import pairwise
 
 import numpy as np
 
+CHUNK = 1 << 16  # rows of a corpus that are looked at together
 STRIP = 0.25  # batches in a strip, for the square root of the batches in the pool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The batches of an epoch, end to end."""
+    """The batches of an epoch, as stretches of its rows."""
 
     rows: np.ndarray
-    starts: np.ndarray  # where each batch begins in `rows`, and the end of the last
+    begins: np.ndarray  # where each batch begins in `rows`
+    ends: np.ndarray
     padding: float  # share of the slots that hold no token
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.begins)
 
     def batch(self, index: int) -> np.ndarray:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of an epoch of {len(self)}")
-        return self.rows[self.starts[index] : self.starts[index + 1]]
+        return self.rows[self.begins[index] : self.ends[index]]
 
 
 class Draw:
@@ -44,6 +46,10 @@ class Draw:
         # Hashed, since SeedSequence takes no negative seeds and cannot tell (7,) from (7, 0).
         digest = hashlib.sha256(repr((purpose, *numbers)).encode()).digest()
         self._bits = np.random.PCG64(int.from_bytes(digest, "little"))
+
+    def generator(self) -> np.random.Generator:
+        """Any numbers from the same stream, for those who do not need them to outlive a version."""
+        return np.random.Generator(self._bits)
 
     def below(self, n: int) -> int:
         return int(self._bits.random_raw()) % n
@@ -55,42 +61,54 @@ class Draw:
         keys: np.ndarray = self._bits.random_raw(n)
         keys >>= bits
         keys <<= bits
-        keys |= np.arange(n, dtype=np.uint64)
+        for begin in range(0, n, CHUNK):
+            part = keys[begin : begin + CHUNK]
+            part |= np.arange(begin, begin + len(part), dtype=np.uint64)
         keys.sort()
         keys &= (np.uint64(1) << bits) - np.uint64(1)
         return keys.view(np.int64)
 
 
-def plan_epoch(widths: np.ndarray, repeats: np.ndarray, budget: int, pool: int, draw: Draw) -> Plan:
-    """widths (n, 2): slots of source and target, special tokens included; repeats (n,): how often each row comes."""
-    rows = np.repeat(np.arange(len(widths)), repeats)
-    rows = rows[draw.permutation(len(rows))]
-    sizes = widths.sum(1, dtype=np.int64)
-    edges = _pools(sizes[rows], pool * budget)
+def plan_epoch(widths: np.ndarray, repeats: np.ndarray | None, budget: int, pool: int, draw: Draw) -> Plan:
+    """widths (n, 2): slots of source and target, special tokens included; repeats (n,): how often each row comes.
+
+    Beside the widths one small number a row stays, its own; all else is as large as a pool.
+    """
+    whole = np.int32 if len(widths) < 2**31 else np.int64
+    if repeats is None:
+        rows = draw.permutation(len(widths)).astype(whole)
+    else:
+        rows = np.repeat(np.arange(len(widths), dtype=whole), repeats)
+        rows = rows[draw.permutation(len(rows))]
+    edges = _pools(rows, widths, pool * budget)
     # A short first batch moves all others, or data smaller than a pool would meet in the same batches every epoch.
     short = draw.below(budget)
-    parts = []
+    parts, widest, real = [], [], 0
     for begin, end in pairwise(edges):
-        rows[begin:end] = _sort(rows[begin:end], widths, budget)
-        head = begin + int(np.searchsorted(np.cumsum(sizes[rows[begin:end]]), short))
-        parts += [part + cut(widths[rows[part:stop]], budget) for part, stop in ((begin, head), (head, end))]
+        own = rows[begin:end] = _sort(rows[begin:end], widths, budget)
+        filled = np.cumsum(widths[own].sum(1, dtype=np.int64))
+        head = begin + int(np.searchsorted(filled, short))
+        cuts = [part + cut(widths[rows[part:stop]], budget) for part, stop in ((begin, head), (head, end))]
+        parts.append(np.concatenate(cuts))
+        widest.append(np.maximum.reduceat(widths[own], parts[-1] - begin, axis=0).sum(1, dtype=np.int64))
+        real += int(filled[-1])
     begins = np.concatenate(parts)
-    counts = np.diff(begins, append=len(rows))
-    widest = np.maximum.reduceat(widths[rows], begins, axis=0).sum(1, dtype=np.int64)
+    ends = np.append(begins[1:], len(rows))
+    slots = int((np.concatenate(widest) * (ends - begins)).sum())
     order = draw.permutation(len(begins))
-    starts = np.concatenate([[0], np.cumsum(counts[order])])
-    moved = np.repeat(begins[order] - starts[:-1], counts[order])
-    moved += np.arange(len(rows))
-    rows = rows[moved]
-    return Plan(rows, starts, 1 - int(sizes[rows].sum()) / int((widest * counts).sum()))
+    return Plan(rows, begins[order], ends[order], 1 - real / slots)
 
 
-def _pools(sizes: np.ndarray, most: int) -> list[int]:
-    """Where pools begin when rows of these sizes fill them, and the end of the last."""
-    filled = np.cumsum(sizes)
-    filled -= sizes
-    filled //= most
-    return [0, *(np.flatnonzero(filled[1:] != filled[:-1]) + 1).tolist(), len(sizes)]
+def _pools(rows: np.ndarray, widths: np.ndarray, most: int) -> list[int]:
+    """Where pools begin when these rows fill them, and the end of the last."""
+    edges, before, last = [], 0, -1
+    for begin in range(0, len(rows), CHUNK):
+        sizes = widths[rows[begin : begin + CHUNK]].sum(1, dtype=np.int64)
+        filled = before + np.cumsum(sizes)
+        pools = (filled - sizes) // most
+        edges += (begin + np.flatnonzero(np.diff(pools, prepend=last))).tolist()
+        before, last = int(filled[-1]), int(pools[-1])
+    return [*edges, len(rows)]
 
 
 def _sort(rows: np.ndarray, widths: np.ndarray, budget: int) -> np.ndarray:

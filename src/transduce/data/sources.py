@@ -1,4 +1,5 @@
-"""Files enter, one `Example` a pair leaves, streaming: TSV, two parallel files, JSONL, Parquet; plain, .gz or .zst.
+"""Files enter, one `Example` a pair leaves, streaming: TSV, two parallel files, JSONL, Parquet; plain, .gz or .zst;
+folders of files, and files of many arrays, where sources name files.
 
 A line ends at a line feed and nowhere else, so U+2028, form feeds and the like stay inside their line; a carriage
 return before the line feed and a byte order mark at the start of a file are taken off. A line that cannot be read is
@@ -22,15 +23,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transduce.data import formats
+from transduce.data.arrays import array_rows, names_arrays
 from transduce.data.files import open_bytes, stored_lines
-from transduce.data.formats import Parse, UnreadableError, decode, form
+from transduce.data.folders import folder_rows, labelled, listed
+from transduce.data.formats import Parse, decode, form
 from transduce.data.links import LINKS, LinkError, check_links
 from transduce.data.parallel import mismatch
-from transduce.errors import InputError, nearest
+from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
 Invalid = Literal["error", "drop"]
+TEXT = "text"  # the kind of a source that names no file
 
 
 class Tally(Counter[str]):
@@ -53,14 +57,15 @@ def read(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str] | None
 
 
 def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Example]:
-    file = str(corpus.path or corpus.source)
+    file = _list_of(corpus) or str(corpus.path or corpus.source)
+    folder = Path(file) if form(corpus) == "folder" and Path(file).is_dir() else Path(file).parent
     rows, parse = _rows(corpus)
     if corpus.alignment is not None:
         rows, parse = _with_links(corpus, corpus.alignment, rows, parse)
     number = 0
     for number, row in rows:
         try:
-            yield parse(row, file, number)
+            yield _located(parse(row, file, number), corpus.reads, folder)
         except UnreadableError as bad:
             if invalid == "error":
                 remedy = bad.remedy or "correct the line, or set `data.invalid=drop` to drop and count such lines"
@@ -71,6 +76,34 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
                 counts[bad.reason] += 1
     if number == 0:
         raise InputError("no pairs: the file is empty", where=file)
+
+
+def _list_of(corpus: Corpus) -> str | None:
+    """The file that lists the files of a folder."""
+    found = listed(str(corpus.path)) if form(corpus) == "folder" else None
+    return None if found is None else str(found)
+
+
+def _located(example: Example, reads: tuple[str, ...], folder: Path) -> Example:
+    return replace(example, source=located(example.source, folder, reads))
+
+
+def located(source: str, folder: Path, reads: tuple[str, ...]) -> str:
+    """Where parts of a source name files, they are named from here, not from the folder of the file that names them."""
+    if all(kind == TEXT for kind in reads):
+        return source
+    parts = source.split("\t")
+    named = [part if kind == TEXT or not part else str(folder / part) for part, kind in zip(parts, reads, strict=False)]
+    return "\t".join(named)
+
+
+def written(source: str, reads: tuple[str, ...]) -> list[str]:
+    """The parts of a source that are text."""
+    parts = source.split("\t")
+    if not reads:
+        return parts
+    parts = source.split("\t", len(reads) - 1)
+    return [text for part, kind in zip(parts, reads, strict=False) if kind == TEXT for text in part.split("\t")]
 
 
 def blocks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Example]:
@@ -97,6 +130,10 @@ def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     kind = form(corpus)
     if corpus.form != "pairs":
         return _text_rows(corpus, kind)
+    if kind == "folder":
+        return folder_rows(corpus)
+    if formats.names_files(corpus) and names_arrays(corpus.source) and names_arrays(corpus.target):
+        return array_rows(corpus)
     if kind in ("jsonl", "parquet") and len(corpus.fields) != corpus.inputs + 1:
         raise InputError(
             f"which fields are the {corpus.inputs} inputs?",
@@ -166,9 +203,28 @@ def fingerprint(corpus: Corpus) -> str:
     facts = [form(corpus), corpus.form, corpus.inputs, corpus.fields, corpus.alignment]
     digest = hashlib.sha256(json.dumps(facts).encode())
     third = corpus.alignment if corpus.path is None else None
-    for path in (corpus.path, corpus.source, corpus.target, third):
+    whole = _list_of(corpus) or corpus.path
+    if whole is not None and form(corpus) == "folder" and Path(whole).is_dir():
+        digest.update(json.dumps(list(labelled(Path(whole)))).encode())
+        whole = None
+    for path in (whole, corpus.source, corpus.target, third):
         if path is not None:
             with open_bytes(path) as stream:
                 ending = Path(path).suffix if Path(path).suffix in (".gz", ".zst") else ""
                 digest.update(f"{ending} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
+    return digest.hexdigest()
+
+
+def named_files(corpus: Corpus, invalid: Invalid) -> str:
+    """SHA-256 of which files the sources of a corpus name, how large they are and when they were written."""
+    digest, known = hashlib.sha256(), set[str]()
+    for example in read(corpus, invalid):
+        for part, kind in zip(example.source.split("\t"), corpus.reads, strict=False):
+            if kind != TEXT and part not in known:
+                known.add(part)
+                try:
+                    stamp = Path(part.partition("#")[0]).stat()  # what stands behind # is one of many in a file
+                    digest.update(f"{part}\0{stamp.st_size}\0{stamp.st_mtime_ns}\n".encode())
+                except OSError:
+                    digest.update(f"{part}\0missing\n".encode())
     return digest.hexdigest()

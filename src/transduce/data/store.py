@@ -4,6 +4,7 @@
                       source.text target.text extra.text   UTF-8; extra is a JSON object, or nothing
                       *.ends                            int64: where each pair ends in the file beside it
                       corpus.uint8 line.int64           where each pair came from
+                      part.* source.rows                sources that are more than text: see items.py
                       meta.json                         counts, sizes, what was dropped; written last
 
 The key is a hash of the content of the files, of the tokenizers and of the filters. A store is written in a folder of
@@ -28,8 +29,10 @@ from typing import Any
 import numpy as np
 
 from transduce.data.filters import FilterReport, Filters
+from transduce.data.items import Items
+from transduce.data.perceived import Perceived
 from transduce.data.plan import Draw
-from transduce.data.sources import Invalid, fingerprint
+from transduce.data.sources import Invalid, fingerprint, named_files
 from transduce.data.text import Tokenizer
 from transduce.data.writer import TEXTS, StoreWriter
 from transduce.disk import sync
@@ -37,13 +40,13 @@ from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
-FORMAT = 2  # 2: a tab in a source is </s>
+FORMAT = 3  # 3: sources may be more than text
 _STALE = 24 * 3600.0  # seconds after which an unfinished folder has no living builder
 
 
 def build_store(
     corpora: Sequence[Corpus],
-    source: Tokenizer,
+    source: Tokenizer | Perceived,
     target: Tokenizer,
     filters: Filters,
     invalid: Invalid,
@@ -62,6 +65,7 @@ def build_store(
         "filters": asdict(filters),
         "invalid": invalid,
         "forms": [corpus.form for corpus in corpora],
+        "files": [named_files(corpus, invalid) for corpus in corpora] if isinstance(source, Perceived) else [],
     }
     folder = Path(folder)
     place = folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
@@ -79,7 +83,7 @@ def build_store(
         finally:
             writer.close()
             shutil.rmtree(unfinished, ignore_errors=True)
-    return Store(place, names)
+    return Store(place, names, source if isinstance(source, Perceived) else None)
 
 
 def _remove_stale(folder: Path) -> None:
@@ -103,7 +107,7 @@ def _settle(unfinished: Path, place: Path) -> None:
 class Store:
     """A finished store; nothing is read from disk before it is asked for."""
 
-    def __init__(self, folder: str | Path, names: Sequence[str] = ()) -> None:
+    def __init__(self, folder: str | Path, names: Sequence[str] = (), perceived: Perceived | None = None) -> None:
         self.folder = Path(folder)
         try:
             meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
@@ -117,6 +121,7 @@ class Store:
             corpora = len(meta["corpora"])
             self.sourceless = meta["forms"][0] != "pairs"  # text: there is no other side
             self.what = {"running": "blocks of text"}.get(meta["forms"][0], meta["forms"][0])
+            self.items = None if perceived is None else Items(self.folder, perceived, meta["parts"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             remedy = f"delete the folder {self.folder}: it is built again"
             raise InputError(f"a damaged store: {error}", where=str(self.folder), remedy=remedy) from None
@@ -143,12 +148,14 @@ class Store:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """(n, 2) int32: tokens of source and target, without special ones."""
+        """(n, 2) int32: tokens of source and target, without special ones; of what is no text, rows in a batch."""
         lengths = np.empty((len(self), 2), np.int32)
         for column, side in enumerate(("source", "target")):
             ends = self._id_ends[side]
             lengths[:1, column] = ends[:1]
             np.subtract(ends[1:], ends[:-1], out=lengths[1:, column], casting="same_kind")
+        if self.items is not None:
+            lengths[:, 0] = self.items.rows
         return lengths
 
     def side(self, side: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -197,16 +204,46 @@ def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[np.ndarray,
     """
     if len(groups) != n or not 0 <= size < n:
         raise InputError(f"cannot split {size:,} development pairs off {n:,}", remedy="lower `data.dev_size`")
-    _, group_of, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    chosen = np.zeros(len(counts), bool)
-    missing = size
-    for group in map(int, Draw("split", seed).permutation(len(counts))):
-        if missing and counts[group] <= missing:
+    whole = np.int32 if n < 2**31 else np.int64  # a number for every line of the corpus stays: a small one
+    salt = Draw("split", seed).below(2**64)
+    # Groups come in the order of their keys. A part of the keys, a few times what is wanted, is all that is looked at;
+    # where groups were too large for it, twice as many. The keys are even, so the choice does not depend on the part.
+    part = 4 * (size + 100) / n
+    development = np.zeros(0, whole)
+    while len(development) < size:
+        below = min(int(part * 2**64), 2**64 - 1)
+        development = np.sort(_draw_groups(groups, salt, below, size)).astype(whole)
+        if below == 2**64 - 1:
+            break
+        part *= 2
+    if size and not len(development):
+        raise InputError(f"every source stands in more than {size:,} pairs: no development set can be split off")
+    return np.delete(np.arange(n, dtype=whole), development), development
+
+
+def _draw_groups(groups: np.ndarray, salt: int, below: int, size: int, chunk: int = 1 << 16) -> np.ndarray:
+    """Rows of whole groups, `size` at most, in the order of their keys, of those whose key is not above `below`."""
+    rows, keys = [], []
+    for begin in range(0, len(groups), chunk):
+        key = _mixed(groups[begin : begin + chunk] ^ np.uint64(salt))
+        near = np.flatnonzero(key <= np.uint64(below))
+        rows.append(begin + near)
+        keys.append(key[near])
+    met = np.concatenate(rows)
+    _, group_of, counts = np.unique(np.concatenate(keys), return_inverse=True, return_counts=True)  # in their order
+    chosen, missing = np.zeros(len(counts), bool), size
+    for group, count in enumerate(counts.tolist()):
+        if count <= missing:
             chosen[group] = True
-            missing -= int(counts[group])
+            missing -= count
         if not missing:
             break
-    if size and missing == size:
-        raise InputError(f"every source stands in more than {size:,} pairs: no development set can be split off")
-    development = chosen[group_of]
-    return np.flatnonzero(~development), np.flatnonzero(development)
+    return met[chosen[group_of]]
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """Different numbers for different ones, with all bits of each in every bit (splitmix64: Steele 2014)."""
+    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -160,6 +160,8 @@ class Tokenizer:
         """What stands between the stretches of a text that are read by themselves, and the id it becomes."""
         if not masked:
             return _TAB, EOS
+        if self.kind == vocabularies.GIVEN and any(piece.startswith("\u0120") for piece in self.vocabulary.pieces):
+            return re.compile(f" ?{MASK}"), UNK  # the space after it belongs to the piece after it
         return re.compile(MASK if self.kind in ("chars", "bytes") else f" ?{MASK} ?"), UNK
 
     def encode_sources(self, texts: Sequence[str], *, masked: bool = False) -> list[list[int]]:

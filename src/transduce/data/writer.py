@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from transduce.data import items
 from transduce.data.filters import FilterReport, Filters, Seen
+from transduce.data.items import ItemWriter
+from transduce.data.perceived import Perceived
 from transduce.data.running import encode_running
 from transduce.data.sources import Invalid, Tally, read
 from transduce.data.text import Tokenizer
 from transduce.data.unknowns import encode_sources, encode_targets
 from transduce.disk import sync
-from transduce.errors import InputError
+from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
@@ -32,10 +35,14 @@ def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
 class StoreWriter:
     """Appends chunk after chunk, so memory stays the same however long the corpora are."""
 
-    def __init__(self, folder: Path, source: Tokenizer, target: Tokenizer, filters: Filters) -> None:
+    def __init__(self, folder: Path, source: Tokenizer | Perceived, target: Tokenizer, filters: Filters) -> None:
         self._folder, self._filters, self._seen = folder, filters, Seen()
-        self._tokenizers = {"source": source, "target": target}
-        self._files = {name: open(folder / name, "wb") for name in file_names()}  # noqa: SIM115 (see close)
+        parts = list(source.parts) if isinstance(source, Perceived) else []
+        names = [*file_names(), *items.file_names(parts)]
+        self._files = {name: open(folder / name, "wb") for name in names}  # noqa: SIM115 (see close)
+        self._items = ItemWriter(source, self._files) if isinstance(source, Perceived) else None
+        # What is perceived has no ids, so it matters little whose they are.
+        self._tokenizers = {"source": target if isinstance(source, Perceived) else source, "target": target}
         self._ends = dict.fromkeys(["source.ids", "target.ids", *(f"{side}.text" for side in TEXTS)], 0)
         self._form = "pairs"  # of the corpus that is being added
         self.report = FilterReport()
@@ -45,16 +52,32 @@ class StoreWriter:
             self._form, unreadable = corpus.form, Tally()
             examples = read(corpus, invalid, unreadable)
             while chunk := list(islice(examples, CHUNK)):
-                self._add(number, chunk)
+                self._add(number, self._readable(number, chunk, invalid))
                 if progress is not None:
                     progress(self.report.read)
             for reason, count in unreadable.items():
                 self.report.drop(reason, (number, unreadable.places[reason][1]), count)
 
+    def _readable(self, corpus: int, chunk: list[Example], invalid: Invalid) -> list[Example]:
+        """The examples whose files can be read; of the others the first is an error, or all are dropped and counted."""
+        if self._items is None:
+            return chunk
+        kept = []
+        for example in chunk:
+            try:
+                self._items.rows(example.source)
+                kept.append(example)
+            except UnreadableError as bad:
+                if invalid == "error":
+                    remedy = bad.remedy or "correct the line, or set `data.invalid=drop` to drop and count such lines"
+                    raise InputError(bad.problem, where=f"{example.file}:{example.line}", remedy=remedy) from None
+                self.report.drop(bad.reason, (corpus, example.line))
+        return kept
+
     def _add(self, corpus: int, chunk: list[Example]) -> None:
         pairs = [(example.source, example.target or "") for example in chunk]
         texts = [source for source, _ in pairs]
-        sources = encode_sources(self._tokenizers["source"], texts)
+        sources = encode_sources(self._tokenizers["source"], texts) if self._items is None else [[] for _ in texts]
         if self._form == "running":
             targets = encode_running(self._tokenizers["target"], [target for _, target in pairs])
         else:
@@ -63,7 +86,7 @@ class StoreWriter:
         for place, (source, target) in enumerate(pairs):
             blank = not source.strip() or not target.strip()
             lengths = len(sources[place]), len(targets[place])
-            if self._form != "pairs":  # there is no source that could be wrong
+            if self._form != "pairs" or self._items is not None:  # there is no source whose length could be wrong
                 blank, lengths = not target.strip(), (lengths[1], lengths[1])
             reason = self._filters.reason(*lengths, blank=blank)
             if reason is None and self._filters.drop_duplicates:
@@ -73,6 +96,8 @@ class StoreWriter:
             else:
                 self.report.drop(reason, (corpus, chunk[place].line))
         self.report.kept += len(kept)
+        if self._items is not None:
+            self._items.keep([texts[place] for place in kept])
         self._add_ids("source", [sources[place] for place in kept])
         self._add_ids("target", [targets[place] for place in kept])
         self._add_text("source", [pairs[place][0] for place in kept])
@@ -109,6 +134,7 @@ class StoreWriter:
         meta = {
             **facts,
             "types": {side: str(id_type(tokenizer)) for side, tokenizer in self._tokenizers.items()},
+            "parts": {} if self._items is None else self._items.kinds,
             "sizes": {name: (self._folder / name).stat().st_size for name in self._files},
             "report": self.report.to_json(),
         }

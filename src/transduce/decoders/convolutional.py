@@ -15,6 +15,7 @@ from transduce.attention.scores import Dot
 from transduce.contracts import Count, Decoder, Normaliser, Position, Rate, Score
 from transduce.flow import Attention, Memory, State, Step
 from transduce.layers.convolution import HALF, GatedConvolution
+from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
 
 
@@ -39,7 +40,7 @@ class ConvolutionalDecoder(Decoder):
         dropout: Rate = 0.1,
     ) -> None:
         super().__init__()
-        self.embedding, self.output, self.dropout = embedding, output, nn.Dropout(dropout)
+        self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         self.position = embedded_only(position(width, 1, True), "a convolution")
         shape = Heads(heads, heads, score, normaliser)
         self.blocks = nn.ModuleList(  # type: ignore[assignment]

@@ -157,9 +157,10 @@ class Luong(AttentionReader):
         window: Neighbourhood = "whole",
         reach: Reach = 0,
         input_feeding: bool = True,
+        bias: bool = False,
     ) -> None:
         super().__init__(width, memory_width, score, normaliser, _window(window, width, reach))
-        self.combine = dense(memory_width + width, width, bias=False)
+        self.combine = dense(memory_width + width, width, bias=bias)
         self.input_feeding = input_feeding
         self.stepwise = input_feeding or self.remembers
         self.feed_width, self.output_width = width if input_feeding else 0, width

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Decoder, Rate, Reader
 from transduce.decoders.readers import Bahdanau, Start
+from transduce.errors import InputError
 from transduce.flow import Attention, Memory, State, Step, Tree
 from transduce.layers.dense import dense
+from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.recurrent import Cell, LayerState, RecurrentStack
 from transduce.layers.stepping import Stepper
@@ -36,17 +39,28 @@ class RecurrentDecoder(Decoder):
         layers: Count = 1,
         width: Count = 256,
         reader: type[Reader] = Bahdanau,
+        bridge: Literal["dense", "tanh", "none", "states"] = "dense",
         residual: bool = False,
         dropout: Rate = 0.1,
     ) -> None:
+        """`bridge` leads from the summary of the memory to the first state; `none`: the summary is that state. `tanh`:
+        the cell state of an LSTM is bounded too. `states`: the summary is the state of every layer, one by one."""
         super().__init__()
-        self.embedding, self.output, self.dropout = embedding, output, nn.Dropout(dropout)
+        self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         # Without a memory there is nothing to read: a language model.
         self.reader = reader(width, memory_width) if memory_width else Start(width, memory_width)
         self.stack = RecurrentStack(
             embedding.width + self.reader.feed_width, width, cell, layers, residual=residual, dropout=dropout
         )
-        self.bridge = dense(memory_width, layers * width * self.stack.tensors) if memory_width else None
+        states = layers * width * self.stack.tensors
+        self.bridged = memory_width > 0
+        self.bounded, dense_one = bridge == "tanh", bridge in ("dense", "tanh")
+        self.bridge = dense(memory_width, states) if memory_width and dense_one else None
+        if self.bridged and bridge == "none" and memory_width != states:
+            raise InputError(
+                f"without a bridge a summary of {memory_width} numbers cannot be a first state of {states}",
+                remedy="choose bridge: dense; or one layer of rnn or gru, as wide as the encoder",
+            )
         plain = self.reader.output_width == width
         self.readout = nn.Identity() if plain else nn.Sequential(dense(self.reader.output_width, width), nn.Tanh())
 
@@ -59,12 +73,16 @@ class RecurrentDecoder(Decoder):
         return State(fixed, {"cells": self._first(memory), "reader": past})
 
     def _first(self, memory: Memory) -> tuple[LayerState, ...]:
-        if self.bridge is None:
+        if not self.bridged:
             return self.stack.zeros(memory.mask.size(0), self.embedding.table.weight)
-        numbers = self.bridge(memory.summary).unflatten(-1, (len(self.stack.layers), self.stack.tensors, -1))
+        numbers = memory.summary if self.bridge is None else self.bridge(memory.summary)
+        numbers = numbers.unflatten(-1, (len(self.stack.layers), self.stack.tensors, -1))
+        if self.bridge is None:
+            return tuple(layer.unbind(1) for layer in numbers.unbind(1))
         # The hidden state of every cell lies in (-1, 1); the cell state of an LSTM need not.
+        numbers = torch.tanh(numbers) if self.bounded else numbers
         return tuple(
-            (torch.tanh(layer[:, 0]), *(layer[:, i] for i in range(1, self.stack.tensors)))
+            (layer[:, 0] if self.bounded else torch.tanh(layer[:, 0]), *layer[:, 1:].unbind(1))
             for layer in numbers.unbind(1)
         )
 

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from transduce.attention.blocks import Blocks, Source
 from transduce.attention.multihead import layers_and_heads
-from transduce.attention.own import Slots, View
+from transduce.attention.own import Slots, View, shade
 from transduce.contracts import Decoder
 from transduce.flow import PAD, Attention, Memory, State, Step, Tree
+from transduce.layers.dense import narrowed
 from transduce.layers.embedding import Output
 
 ALIGNED = 16  # fused kernels want masks whose rows begin at round addresses
@@ -29,7 +30,8 @@ class TransformerDecoder(Blocks, Decoder):
         return layers_and_heads([block.cross for block in self.blocks])
 
     def start(self, memory: Memory) -> State:
-        projected = tuple(block.cross.project(memory.values) for block in self.blocks if block.cross is not None)
+        values = narrowed(memory.values)  # once for all blocks
+        projected = tuple(block.cross.project(values) for block in self.blocks if block.cross is not None)
         rows = memory.mask.size(0)
         past: dict[str, Tree] = {"layers": self.begin(rows)}
         if not self.caches:  # nothing whose length tells the place
@@ -44,7 +46,7 @@ class TransformerDecoder(Blocks, Decoder):
         # Training gives no mask, as padding on the right can reach no real row; only a batch norm must be told of it.
         real = tokens != PAD if mask is None else mask
         view = replace(view, real=real, padded=mask is not None, with_attention=with_attention)
-        values = self.enter(tokens, view.queries, view.real)
+        values = self.enter(self.embedding(tokens), view.queries, view.real)
         memory = Source(state.fixed["memory"], state.fixed["mask"]) if state.fixed["memory"] else None
         passed = self.run(values, state.fixed["room"] if roomy else state.past["layers"], view, memory)
         attention = Attention(passed.cross, passed.own) if with_attention else None
@@ -77,26 +79,19 @@ class TransformerDecoder(Blocks, Decoder):
         owners = torch.zeros(rows, room, dtype=torch.int16, device=lengths.device)
         fixed = {**state.fixed, "room": layers}
         if lengths.is_cpu:  # kernels there want numbers to add: made once a search, not once a block and step
-            fixed["shade"] = _shade(state.fixed["mask"][:, None, None])
+            fixed["shade"] = shade(state.fixed["mask"][:, None, None])
         return State(fixed, {"next": lengths, "owners": owners}, state.beams)
 
     def _place(self, state: State) -> tuple[View, dict[str, Tensor]]:
         """What one new token a row sees where there is room, the slot it takes, and what the next state remembers."""
         places, owners = state.past["next"], state.past["owners"]  # R, R L
         rows, beams, room = len(places), state.beams, owners.size(1)
-        slots = torch.arange(room, device=places.device)
-        seen = slots <= places[:, None]  # R L
-        if self.reach is not None:
-            seen = seen & (places[:, None] - slots <= self.reach)
         if beams > 1:
             own = torch.arange(beams, dtype=owners.dtype, device=places.device)  # N
             owners = owners.scatter(1, places[:, None], own.repeat(rows // beams)[:, None])
-            seen = (seen[:, None] & (owners[:, None] == own[:, None])).flatten(1)  # R N*L
-        where = Slots(torch.arange(rows, device=places.device) * room + places, beams)
-        mask = seen.unflatten(0, (-1, beams))[:, None]  # B 1 N N*L
-        shade = _shade(mask) if mask.is_cpu else None
-        source = state.fixed.get("shade")
-        view = View(self.position, places[:, None], slots[None], mask, slots=where, shade=shade, source=source)
+        where = Slots(places, owners, beams, self.reach)
+        every = torch.arange(room, device=places.device)[None]
+        view = View(self.position, places[:, None], every, slots=where, source=state.fixed.get("shade"))
         # A recorded search looks up only now and then: the few steps it makes after its end stay in the last slot.
         return view, {"next": (places + 1).clamp(max=room - 1), "owners": owners}
 
@@ -115,7 +110,7 @@ class TransformerDecoder(Blocks, Decoder):
         before: int = state.past["layers"][0][0].size(2)
         if mask is None and "real" not in state.past:
             places = torch.arange(before + steps, device=tokens.device)[None]  # 1 U
-            whole = before == 0 and self.reach is None  # the plain triangle
+            whole = bool(before == 0) and self.reach is None  # the plain triangle
             seen = None if whole or (steps == 1 and self.reach is None) else self._visible(places[:, before:], places)
             return View(self.position, places[:, before:], places, seen, whole), {}
         fresh = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
@@ -138,11 +133,6 @@ class TransformerDecoder(Blocks, Decoder):
         # Padded rows see themselves at least: a row without anything to see would be nan.
         itself = square.tril(total - steps) & square.triu(total - steps)
         return (visible | itself)[:, None]
-
-
-def _shade(mask: Tensor) -> Tensor:
-    """What may not be seen as numbers to add to the scores: 0 or -inf."""
-    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def _enlarged(state: State, more: int) -> State:

@@ -7,7 +7,8 @@ for a set of shapes, they are launched as one. The same step runs everywhere; on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -40,12 +41,12 @@ class Recording(Generic[G, T]):
         self.values = warmed(lambda: begin(given))
         if steady:
             self.begin = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.begin):
+            with recorded(self.begin):
                 self.values = begin(given)  # what it gives lies from now on at the same place
         self.buffers = tensors_of(self.values)
         warmed(lambda: step(self.values))
         self.step = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.step):
+        with recorded(self.step):
             for buffer, new in zip(self.buffers, tensors_of(step(self.values)), strict=True):
                 if new is not buffer:
                     buffer.copy_(new)
@@ -57,6 +58,22 @@ class Recording(Generic[G, T]):
         else:
             copy_into(self.given, tensors_of(given))
             self.begin.replay()
+
+
+@contextmanager
+def recorded(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """What is launched inside goes into the graph. Other threads may go on: one of them fetches batches.
+
+    A recording that fails leaves the generator of random numbers as if it went on for ever; so it gets a new state.
+    """
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
+    except RuntimeError:
+        place = torch.device("cuda", torch.cuda.current_device())
+        generator = torch.cuda.default_generators[place.index]
+        generator.graphsafe_set_state(torch.Generator(place).graphsafe_get_state())
+        raise
 
 
 def warmed(run: Callable[[], T]) -> T:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transduce.attention.positions import places
 from transduce.contracts import Choice, Rule, Strategy
 from transduce.decoding.graphs import Graphs
 from transduce.decoding.rules import Ban
@@ -22,7 +23,7 @@ from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State
 from transduce.model import Transducer
 
 NEVER = Ban([PAD, BOS])  # no strategy may choose these
-LEAVE = 0.75  # sources leave together, once no more than this share of them goes on: leaving copies all that stay
+LEAVE = 0.75  # on a GPU sources leave together, once no more than this share of them goes on: leaving copies the rest
 ROOM = 32  # tokens that a search asks room for at first; it doubles
 COLUMNS = 16  # of a source in a recorded search: a multiple of so many
 COMPLETE = 1e9  # of a whole hypothesis over one that was cut, whatever their ranks
@@ -76,14 +77,15 @@ class Live:
     totals: Tensor  # B N: what the search adds up, -inf for a dead row
     lengths: Tensor  # B: tokens so far, a forced prefix included
     longest: Tensor  # B: most tokens
+    begun: Tensor  # B: tokens that were given, which no rank counts
     drawn: Tensor  # B: steps so far
     finished: Paths
     noise: Tensor | None  # B L N
 
-    def keep(self, rows: Tensor) -> Live:
-        names = ("history", "scores", "totals", "lengths", "longest", "drawn")
+    def keep(self, rows: Tensor, *, owned: bool = False) -> Live:
+        names = ("history", "scores", "totals", "lengths", "longest", "begun", "drawn")
         return Live(
-            state=self.state.keep(rows),
+            state=self.state.keep(rows, owned=owned),
             finished=self.finished.keep(rows),
             noise=None if self.noise is None else self.noise[rows],
             **{name: getattr(self, name)[rows] for name in names},
@@ -118,7 +120,7 @@ def search(
     room = min(most, ROOM)
     if graphs is not None:  # few different shapes, so that a recording is used again
         most = room = -(-most // ROOM) * ROOM
-        given = _rounded(given, most)
+        given = _rounded(given, most, places(model))
 
     def begin(asked: Given) -> Live:
         return _choose(strategy, rules, *_begin(model, strategy, asked, most, room))
@@ -131,13 +133,15 @@ def search(
         last = graphs.run(begin, step, given, key=(strategy, tuple(rules), most), steady=model.steady)
         _collect(last.finished.keep(sources), sources, results, best)
         return results
-    live = begin(given)
+    live, owned = begin(given), False
     for taken in count(1):
         going = live.going
-        if int(going.sum()) <= LEAVE * len(going):
-            done, rows = (~going).nonzero().flatten(), going.nonzero().flatten()
+        left, size = int(going.sum()), len(going)
+        # On a CPU a row that is done costs as much as one that goes on, and only what fills its place is copied.
+        if left < size if going.is_cpu else left <= LEAVE * size:
+            done, rows = (~going).nonzero().flatten(), _closed_up(going)
             _collect(live.finished.keep(done), sources[done.cpu()], results, best)
-            live, sources = live.keep(rows), sources[rows.cpu()]
+            live, sources, owned = live.keep(rows, owned=owned), sources[rows.cpu()], True
             if not len(sources):
                 return results
         if taken == room:
@@ -147,7 +151,15 @@ def search(
     raise AssertionError("a search ends")
 
 
-def _rounded(given: Given, most: int) -> Given:
+def _closed_up(going: Tensor) -> Tensor:
+    """The sources that go on, each in its place but for the last ones, which fill the places of those that do not."""
+    left = int(going.sum())
+    rows = torch.arange(left, device=going.device)
+    rows[(~going[:left]).nonzero().flatten()] = left + going[left:].nonzero().flatten()
+    return rows
+
+
+def _rounded(given: Given, most: int, end: int | None) -> Given:
     """The same with a round number of sources, the last ones idle, and of source columns, the last ones padding."""
     size, batch = given.batch.size, given.batch
     grain = max(1, 2 ** (size.bit_length() - 3))  # an eighth to a quarter of them
@@ -155,12 +167,12 @@ def _rounded(given: Given, most: int) -> Given:
     rows = torch.cat((torch.arange(size), torch.zeros(extra, dtype=torch.long)))
     batch = replace(batch.select(rows), rows=())
     if batch.source is not None:
-        batch = replace(batch, source=batch.source.rounded(COLUMNS))
+        batch = replace(batch, source=batch.source.rounded(COLUMNS, end))
     longest = F.pad(given.longest, (0, extra), value=1)
     rows = rows.to(batch.device)
     prefix = given.prefix
     if prefix is not None:
-        prefix = Padded(prefix.values[rows], prefix.mask[rows]).rounded(COLUMNS)
+        prefix = Padded(prefix.values[rows], prefix.mask[rows]).rounded(COLUMNS, end)
     noise = given.noise
     if noise is not None:
         noise = F.pad(noise, (0, 0, 0, most - noise.size(1)))[rows]
@@ -189,11 +201,13 @@ def _choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tenso
 def _extend(live: Live, choice: Choice, logs: Tensor) -> tuple[Live, Tensor | None]:
     """Appends the chosen tokens; gives the rows to reorder the state by, None where the order stays."""
     sources, beams = choice.parents.shape
-    offsets = torch.arange(sources, device=choice.parents.device)[:, None] * live.totals.size(1)
-    rows = (choice.parents + offsets).flatten()  # R
-    chosen = logs[rows, choice.tokens.flatten()].view(sources, beams, 1)
-    history, scores = live.history, live.scores
-    if beams > 1:
+    history, scores, rows = live.history, live.scores, None
+    if beams == 1:
+        chosen = logs.gather(1, choice.tokens)[:, None]  # B 1 1
+    else:
+        offsets = torch.arange(sources, device=choice.parents.device)[:, None] * live.totals.size(1)
+        rows = (choice.parents + offsets).flatten()  # R
+        chosen = logs[rows, choice.tokens.flatten()].view(sources, beams, 1)
         index = choice.parents[..., None].expand(-1, -1, history.size(-1))
         history, scores = history.gather(1, index), scores.gather(1, index)
     extended = replace(
@@ -204,7 +218,7 @@ def _extend(live: Live, choice: Choice, logs: Tensor) -> tuple[Live, Tensor | No
         lengths=live.lengths + 1,
         drawn=(live.drawn + 1).clamp(max=history.size(-1) - 1),  # a recorded search steps on after its end
     )
-    return extended, None if beams == 1 else rows
+    return extended, rows
 
 
 def _narrowed(live: Live, rows: Tensor, width: int) -> tuple[Live, Tensor]:
@@ -228,7 +242,7 @@ def _set_aside(live: Live, strategy: Strategy) -> Live:
     if over.is_cpu and not over.any():  # a look costs nothing where there is no device to wait for
         return live
     lengths = live.lengths[:, None].expand_as(over)
-    ranks = strategy.rank(live.totals, lengths).masked_fill(~over, -torch.inf)
+    ranks = strategy.rank(live.totals, lengths - live.begun[:, None]).masked_fill(~over, -torch.inf)
     found = live.finished.join(Paths(live.history, live.scores, ranks, lengths, ended))
     found = found.best(strategy.width, strategy.whole_first)
     return replace(live, finished=found, totals=live.totals.masked_fill(over, -torch.inf))
@@ -240,7 +254,8 @@ def _settle(live: Live, strategy: Strategy) -> Live:
     if finished.complete.is_cpu and not finished.complete.all(1).any():
         return live
     floor = finished.ranks.masked_fill(~finished.complete, -torch.inf).amin(1)  # B: the rank a newcomer must beat
-    best = strategy.bound(live.totals, strategy.horizon(live.lengths, live.longest)).amax(1)
+    horizon = strategy.horizon(live.lengths - live.begun, live.longest - live.begun)
+    best = strategy.bound(live.totals, horizon).amax(1)
     return replace(live, totals=live.totals.masked_fill((best <= floor)[:, None], -torch.inf))
 
 
@@ -262,9 +277,10 @@ def _begin(model: Transducer, strategy: Strategy, given: Given, most: int, room:
         state=model.reserve(step.state, room, width).repeat(width),
         history=history[:, None].repeat(1, width, 1),
         scores=scores[:, None].repeat(1, width, 1),
-        totals=strategy.begin(size, device) + scores.sum(1, keepdim=True),
+        totals=strategy.begin(size, device),
         lengths=last,
         longest=given.longest,
+        begun=last,
         drawn=torch.zeros_like(last),
         finished=Paths(none, torch.zeros_like(none, dtype=torch.float), empty - torch.inf, empty.long(), empty.bool()),
         noise=given.noise,

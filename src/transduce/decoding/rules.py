@@ -80,14 +80,15 @@ def _only(scores: Tensor, token: int, where: Tensor) -> Tensor:
 class Ban(Rule):
     """these tokens are never said"""
 
-    def __init__(self, tokens: list[int], *, first: bool = False) -> None:
-        self.tokens, self.first = tokens, first  # first: only as the first token of an output
+    def __init__(self, tokens: list[int], *, after: int | None = None) -> None:
+        self.tokens, self.after = tokens, after  # after: only where so many stand before; None: everywhere
         self._on: dict[torch.device, Tensor] = {}  # the same there: a recorded step cannot fetch them from the host
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
         if scores.device not in self._on:
             self._on[scores.device] = torch.tensor(self.tokens, device=scores.device)
         tokens = self._on[scores.device]
-        if not self.first:
+        if self.after is None:
             return scores.index_fill_(1, tokens, -torch.inf)
-        return torch.where((history == PAD).all(1)[:, None], scores.index_fill(1, tokens, -torch.inf), scores)
+        there = (history != PAD).sum(1, keepdim=True) == self.after  # R 1
+        return torch.where(there, scores.index_fill(1, tokens, -torch.inf), scores)

@@ -2,7 +2,10 @@
 
 from transduce.contracts import Encoder
 from transduce.encoders.both_ways import BothWaysEncoder
+from transduce.encoders.conformer import ConformerEncoder
 from transduce.encoders.convolutional import ConvolutionalEncoder
+from transduce.encoders.joined import JoinedEncoder
+from transduce.encoders.plain import PlainEncoder
 from transduce.encoders.recurrent import RecurrentEncoder
 from transduce.encoders.transformer import TransformerEncoder
 
@@ -11,4 +14,7 @@ ENCODERS: dict[str, type[Encoder]] = {
     "both_ways": BothWaysEncoder,
     "convolutional": ConvolutionalEncoder,
     "transformer": TransformerEncoder,
+    "conformer": ConformerEncoder,
+    "plain": PlainEncoder,
+    "joined": JoinedEncoder,
 }

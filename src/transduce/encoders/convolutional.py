@@ -1,4 +1,4 @@
-"""Source ids in, a memory out: every row has seen its neighbours, a kernel further with each layer."""
+"""Sources in, a memory out: every row has seen its neighbours, a kernel further with each layer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from transduce.attention.positions import Learned, embedded_only
-from transduce.contracts import Count, Encoder, Position, Rate
+from transduce.contracts import Count, Encoder, Front, Position, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
 from transduce.layers.convolution import HALF, GatedConvolution
-from transduce.layers.embedding import Embedding
+from transduce.layers.dropout import Dropout
 
 
 class ConvolutionalEncoder(Encoder):
@@ -21,7 +21,7 @@ class ConvolutionalEncoder(Encoder):
 
     def __init__(
         self,
-        embedding: Embedding,
+        embedding: Front,
         *,
         layers: Count = 4,
         width: Count = 256,
@@ -34,17 +34,18 @@ class ConvolutionalEncoder(Encoder):
             raise InputError(
                 f"a kernel of {kernel} has no middle row", remedy="an encoder that sees both sides needs an odd kernel"
             )
-        self.width, self.embedding, self.dropout = width, embedding, nn.Dropout(dropout)
+        self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
         self.position = embedded_only(position(width, 1, False), "a convolution")
         self.sides = (kernel - 1) // 2
         self.blocks = nn.ModuleList(GatedConvolution(width, kernel, dropout) for _ in range(layers))
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        mask = batch.source.mask
+        entered = self.embedding.rows(batch.source)
+        mask = entered.mask
         shown = mask[..., None]  # B S 1
         places = torch.arange(mask.size(1), device=mask.device)[None]
-        embedded = self.dropout(self.position.add(self.embedding(batch.source.values), places))
+        embedded = self.dropout(self.position.add(entered.values, places))
         values = embedded
         for block in self.blocks:
             # Padding is zero before every layer, like what lies beyond the end: it cannot leak into real rows.
@@ -53,4 +54,4 @@ class ConvolutionalEncoder(Encoder):
         # The paper adds the embedding to what attention takes, not to what it scores; a memory has one value a row.
         values = (values + embedded) * HALF
         summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(values, mask, summary, tokens=batch.source.values)
+        return Memory(values, mask, summary, tokens=batch.source.ids)

@@ -1,21 +1,25 @@
-"""Source ids in, a memory out: hidden states of a recurrent network, and its last state as the summary."""
+"""Sources in, a memory out: hidden states of a recurrent network, and its last state as the summary."""
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Literal
 
-from transduce.contracts import Count, Encoder, Rate
+import torch
+
+from transduce.contracts import Count, Encoder, Front, Rate
 from transduce.flow import Batch, Memory
-from transduce.layers.embedding import Embedding
+from transduce.layers.dropout import Dropout
 from transduce.layers.recurrent import Cell, RecurrentStack, reverse
 
 
 class RecurrentEncoder(Encoder):
     """h_t = f(x_t, h_{t-1}), one or both directions (Elman 1990, Hochreiter & Schmidhuber 1997, Cho 2014)"""
 
+    steady = True
+
     def __init__(
         self,
-        embedding: Embedding,
+        embedding: Front,
         *,
         cell: Cell = "gru",
         layers: Count = 1,
@@ -23,11 +27,15 @@ class RecurrentEncoder(Encoder):
         bidirectional: bool = True,
         residual: bool = False,
         reverse: bool = False,
+        summary: Literal["top", "states"] = "top",
         dropout: Rate = 0.1,
     ) -> None:
+        """The summary is the last hidden vector of the top layer; `states`: the last state of every layer, one by one,
+        which is what a decoder with `bridge: states` starts from."""
         super().__init__()
+        self.gives_states = summary == "states"
         self.width, self.embedding, self.reverse = width, embedding, reverse
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.stack = RecurrentStack(
             embedding.width,
             width,
@@ -40,11 +48,13 @@ class RecurrentEncoder(Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        mask = batch.source.mask
-        values = self.embedding(batch.source.values)
+        entered = self.embedding.rows(batch.source)
+        mask, values = entered.mask, entered.values
         if self.reverse:
             values = reverse(values, mask)
-        values, state = self.stack(self.dropout(values), self.stack.zeros(mask.size(0), values), mask)
+        first = self.stack.zeros(mask.size(0), values)
+        values, state = self.stack(self.dropout(values), first, mask, cells=self.gives_states)
         if self.reverse:  # row i of the memory belongs to token i, whatever the order of reading
             values = reverse(values, mask)
-        return Memory(self.dropout(values), mask, summary=state[-1][0], tokens=batch.source.values)
+        summary = torch.cat([part for layer in state for part in layer], -1) if self.gives_states else state[-1][0]
+        return Memory(self.dropout(values), mask, summary, tokens=batch.source.ids)

@@ -1,4 +1,4 @@
-"""Source ids in, a memory out: every row has looked at the others, in each of several layers."""
+"""Sources in, a memory out: every row has looked at the others, in each of several layers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class TransformerEncoder(Blocks, Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        mask = batch.source.mask
+        entered = self.embedding.rows(batch.source)
+        mask = entered.mask
         places = torch.arange(mask.size(1), device=mask.device)[None]  # 1 S
         view = View(
             self.position, places, places, self._visible(mask), real=mask, padded=True, with_attention=with_attention
         )
-        values = self.enter(batch.source.values, places, mask)
+        values = self.enter(entered.values, places, mask)
         passed = self.run(values, self.begin(mask.size(0)), view)
         shown = mask[..., None]
         summary = (passed.values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(passed.values, mask, summary, passed.own, batch.source.values)
+        return Memory(passed.values, mask, summary, passed.own, batch.source.ids)
 
     def _visible(self, mask: Tensor) -> Tensor:
         visible = mask[:, None, None]  # B 1 1 S

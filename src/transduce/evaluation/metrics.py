@@ -10,6 +10,7 @@ import numpy as np
 
 from transduce.contracts import Metric, TextMetric
 from transduce.errors import InputError, nearest
+from transduce.evaluation.consensus import Cider
 from transduce.evaluation.overlap import MacroF1, Rouge1, Rouge2, RougeL, SpanF1, TokenF1
 from transduce.evaluation.probability import BitsPerCharacter, CharacterPerplexity, Perplexity, WordPerplexity
 from transduce.evaluation.references import References, pair_up
@@ -85,19 +86,49 @@ class Bleu(SacreMetric):
     """BLEU: n-gram precision up to 4 with a brevity penalty (Papineni 2002; sacrebleu, 13a tokenisation)."""
 
     name = "bleu"
+    order = 4
     width = 10  # hypothesis length, reference length, 4 matches, 4 totals
 
     def make(self) -> Any:
         from sacrebleu.metrics import BLEU
 
-        return BLEU(force=True)  # `force` only silences the warning about text that looks tokenised
+        # `force` only silences the warning about text that looks tokenised
+        return BLEU(force=True, max_ngram_order=self.order)
 
     def value(self, totals: np.ndarray) -> float:
         hypothesis, reference, *counts = (int(total) for total in totals)
         score = self._scorer.compute_bleu(
-            correct=counts[:4], total=counts[4:], sys_len=hypothesis, ref_len=reference, smooth_method="exp"
+            correct=counts[: self.order],
+            total=counts[self.order :],
+            sys_len=hypothesis,
+            ref_len=reference,
+            smooth_method="exp",
+            max_ngram_order=self.order,
         )
         return float(score.score)
+
+    @property
+    def signature(self) -> str:
+        """With the order, of which sacrebleu says nothing."""
+        return super().signature if self.order == 4 else f"{super().signature}|n:{self.order}"
+
+
+class Bleu1(Bleu):
+    """BLEU-1: precision of single words with a brevity penalty (Papineni 2002; sacrebleu)."""
+
+    name, order, width = "bleu1", 1, 4
+
+
+class Bleu2(Bleu):
+    """BLEU-2: n-gram precision up to 2 with a brevity penalty (Papineni 2002; sacrebleu)."""
+
+    name, order, width = "bleu2", 2, 6
+
+
+class Bleu3(Bleu):
+    """BLEU-3: n-gram precision up to 3 with a brevity penalty (Papineni 2002; sacrebleu)."""
+
+    name, order, width = "bleu3", 3, 8
 
 
 class ChrF(SacreMetric):
@@ -194,6 +225,10 @@ METRICS: dict[str, type[Metric]] = {
     "rouge2": Rouge2,
     "rougeL": RougeL,
     "bleu": Bleu,
+    "bleu1": Bleu1,
+    "bleu2": Bleu2,
+    "bleu3": Bleu3,
+    "cider": Cider,
     "chrf": ChrF,
     "ter": Ter,
     "wer": WordErrorRate,

@@ -12,6 +12,7 @@ from transduce import build, evaluation, transfer
 from transduce.contracts import TextMetric, VectorMetric
 from transduce.errors import InputError, nearest
 from transduce.fitting import gives_vectors
+from transduce.interop import as_run
 from transduce.recipe import Corpus, Recipe, parse
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
@@ -36,7 +37,7 @@ def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     if completed.training.adapters is not None:
         with torch.device("meta"):
             transfer.targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
-    named = {name: str(Path(folder).absolute()) for name, folder in completed.init if folder is not None}
+    named = {name: str(as_run(folder).absolute()) for name, folder in completed.init if folder is not None}
     return _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
 
 
@@ -86,6 +87,9 @@ def _check_measures(recipe: Recipe) -> None:
 
 def continued(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
     """The saved recipe with the changes that a run may have when it goes on."""
+    if wanted.training.batch_tokens == "auto":  # what was found when it began
+        chosen = wanted.training.model_copy(update={"batch_tokens": saved.training.batch_tokens})
+        wanted = wanted.model_copy(update={"training": chosen})
     old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
     for key in sorted(old.keys() | new.keys()):
         section, _, name = key.partition(".")

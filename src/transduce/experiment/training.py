@@ -16,6 +16,7 @@ from torch import nn
 from transduce import build, transfer
 from transduce.data.sources import read
 from transduce.errors import InputError
+from transduce.experiment.budget import with_budget
 from transduce.experiment.results import Trained, finish
 from transduce.experiment.settling import continued, settle
 from transduce.experiment.telling import tell, tell_transfer
@@ -54,7 +55,7 @@ def train(
     origins = [] if again and adapters is None else transfer.open_origins(wanted.init)
     with Processes.start(device) as processes:
         console = console if processes.is_main else None
-        settled, tokenizers, data = _prepare(run, wanted, processes, origins)
+        settled, tokenizers, data = _prepare(run, wanted, processes, origins, device)
         seed_everything(settled.training.seed)
         source, target = tokenizers
         network = build.build_model(settled.model, source.size, target.size, source.starts)
@@ -65,10 +66,12 @@ def train(
             still += taken.loads[0].taken
         if console is not None:
             tell(console, run, settled, data, tokenizers, network, device, still)
+            if wanted.training.batch_tokens == "auto":
+                console.print(f"batches of {settled.training.budget:,} tokens", highlight=False)
         if origins and not again:
             tell_transfer(run, taken, console, processes)
         model = Model(network, *tokenizers, settled)
-        objective = build.build_objective(settled.training.objective, partial(_teacher, tokenizers, device))
+        objective = _objective(settled, tokenizers, device)
         report: Report = Silent()
         if processes.is_main:
             shown = console or Console(quiet=True)
@@ -92,7 +95,7 @@ def train(
 
 
 def _prepare(
-    run: Run, wanted: Recipe, processes: Processes, origins: Sequence[transfer.Origin]
+    run: Run, wanted: Recipe, processes: Processes, origins: Sequence[transfer.Origin], device: torch.device
 ) -> tuple[Recipe, Tokenizers, Data]:
     """The first process writes recipe, tokenizers and stores; the others then find them."""
     if processes.is_main:
@@ -110,6 +113,8 @@ def _prepare(
             run.folder.mkdir(parents=True, exist_ok=True)
             run.save_tokenizers(*tokenizers)
         if not run.exists:
+            objective = partial(_objective, settled, tokenizers, device)
+            settled = with_budget(settled, tokenizers, data, objective, device, processes.size)
             run.save_recipe(settled)
         processes.barrier()
     else:
@@ -117,6 +122,10 @@ def _prepare(
         settled, tokenizers = continued(run.recipe(), wanted, str(run.recipe_file)), run.tokenizers()
         data = prepare(settled, tokenizers)
     return settled, tokenizers, data
+
+
+def _objective(recipe: Recipe, tokenizers: Tokenizers, device: torch.device) -> Objective:
+    return build.build_objective(recipe.training.objective, partial(_teacher, tokenizers, device))
 
 
 def _teacher(tokenizers: Tokenizers, device: torch.device, folder: str) -> nn.Module:

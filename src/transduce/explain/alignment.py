@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 
+from transduce.data.reading import END
 from transduce.errors import InputError
 
 Link = tuple[int, int]  # (source position, target position), both from 0
 Symmetry = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
-END = -1  # the word of a token that belongs to no word, such as </s>
 
 
 @dataclass(frozen=True, eq=False)

@@ -175,7 +175,54 @@
     return s >= 0 && t >= 0 && s < view.columns.length && t < view.rows.length ? { s, t } : null;
   };
 
+  // A pixel x of X belongs to the cell x * columns / X, rounded down: where a cell begins, in pixels.
+  const begins = (number, cells, pixels) => Math.ceil(number * pixels / cells);
+  const unpack = ({ pixels, size: [height, width] }) => {
+    const bytes = Uint8Array.from(atob(pixels), (letter) => letter.charCodeAt(0));
+    const image = new ImageData(width, height);
+    for (let i = 0; i < width * height; i++)
+      image.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
+    return image;
+  };
+  const panel = (scene, image, label, weights) => {
+    const figure = make("figure"), canvas = make("canvas"), [height, width] = scene.size, [rows, columns] = scene.grid;
+    canvas.width = width;
+    canvas.height = height;
+    const wide = scene.extent > 0;
+    canvas.style.width = wide ? "min(100%, 40rem)" : Math.max(120, width) + "px";
+    canvas.style.height = wide ? "80px" : Math.max(120, width) * height / width + "px";
+    if (wide) figure.style.width = "100%";
+    const pen = canvas.getContext("2d");
+    pen.putImageData(image, 0, 0);
+    if (weights) {
+      const most = Math.max(...weights, 1e-12);
+      weights.forEach((weight, cell) => {
+        const row = Math.floor(cell / columns), column = cell % columns;
+        const x = begins(column, columns, width), y = begins(row, rows, height);
+        pen.fillStyle = `rgba(214, 0, 147, ${0.7 * weight / most})`;
+        pen.fillRect(x, y, begins(column + 1, columns, width) - x, begins(row + 1, rows, height) - y);
+      });
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", `where “${blank(label)}” looked`);
+    }
+    const time = wide && !weights ? `0 to ${scene.extent.toFixed(2)} ${scene.across}` : "";
+    figure.append(canvas, make("figcaption", weights ? blank(label) : time || "the source"));
+    return figure;
+  };
+  const paintScenes = () => {
+    $("overlay").hidden = !item.scenes.length;
+    const map = item.attention ? chosen() : null, rows = map ? places("target") : [];
+    $("scenes").replaceChildren(...item.scenes.flatMap((scene) => {
+      const image = unpack(scene), end = scene.begin + scene.grid[0] * scene.grid[1];
+      return [panel(scene, image, "", null), ...rows.map(([label, targets]) => {
+        const means = map[0].slice(scene.begin, end).map((_, i) => sum(targets.map((t) => map[t][scene.begin + i])) / targets.length);
+        return panel(scene, image, label, means);
+      })];
+    }));
+  };
+
   const refresh = () => {
+    paintScenes();
     if (!item.attention) return;
     view = compute();
     cell = null;

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from transduce.contracts import Scene
 from transduce.explain.alignment import AttentionMap, combine, join_tokens
 
 
@@ -35,6 +36,7 @@ class Explained:
     facts: Mapping[str, Any] = field(default_factory=dict)  # what to say about the model
     source_labels: Sequence[str] = ()  # the words; by default their tokens joined
     target_labels: Sequence[str] = ()
+    scenes: Sequence[Scene] = ()  # what a person sees of a source that is more than text
 
     def __post_init__(self) -> None:
         shape = (len(self.target_tokens), len(self.source_tokens))
@@ -113,6 +115,20 @@ def _content(item: Explained) -> dict[str, Any]:
         "attention": None if item.attention is None or not item.attention.size else _numbers(item.attention),
         "nbest": [{"text": text, "score": _finite(score)} for text, score in item.nbest],
         "facts": {str(name): str(value) for name, value in item.facts.items()},
+        "scenes": [_scene(scene) for scene in item.scenes],
+    }
+
+
+def _scene(scene: Scene) -> dict[str, Any]:
+    """Pixels as they are, so that the page paints them itself and loads nothing."""
+    height, width = scene.pixels.shape[:2]
+    return {
+        "pixels": base64.b64encode(np.ascontiguousarray(scene.pixels, np.uint8).tobytes()).decode(),
+        "size": [height, width],
+        "grid": list(scene.grid),
+        "begin": scene.begin,
+        "across": scene.across,
+        "extent": scene.extent,
     }
 
 

@@ -55,7 +55,7 @@ def draw(attention: AttentionMap, path: str | Path, title: str = "", subtitle: s
     cell = min(0.34, _LARGEST / max(rows, columns, 1))
     width = max(3.5, columns * cell + _inches(attention.target_tokens) + 0.9)
     height = max(2.0, rows * cell + _inches(attention.source_tokens) + 0.3 + 0.35 * bool(title) + 0.3 * bool(subtitle))
-    figure = _figure(width, height)
+    figure = begin_figure(width, height)
     axes = figure.add_subplot()
     image = _heat(axes, attention, size=max(2.5, min(10.0, 30 * cell)))
     # Inside the frame of the map, so that it is as high as the map and not as the sheet.
@@ -63,8 +63,8 @@ def draw(attention: AttentionMap, path: str | Path, title: str = "", subtitle: s
     bar = figure.colorbar(image, cax=axes.inset_axes((1 + 0.12 / across, 0, 0.1 / across, 1)))
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=7, length=2, colors=_PALE)
-    _head(figure, title, subtitle)
-    _save(figure, path)
+    entitle(figure, title, subtitle)
+    save(figure, path)
 
 
 def draw_grid(
@@ -79,17 +79,17 @@ def draw_grid(
     cell = min(0.2, _LARGEST / max(example.weights.shape[0] * rows, example.weights.shape[1] * columns, 1))
     width = (example.weights.shape[1] * cell + 0.2) * columns + _inches(example.target_tokens)
     height = (example.weights.shape[0] * cell + 0.4) * rows + _inches(example.source_tokens) + 0.8
-    figure = _figure(max(3.5, width), max(2.5, height))
+    figure = begin_figure(max(3.5, width), max(2.5, height))
     for number, (name, attention) in enumerate(maps):
         axes = figure.add_subplot(rows, columns, number + 1)
         _heat(axes, attention, size=max(2.5, min(7.5, 36 * cell)))
         axes.tick_params(labeltop=number < columns, labelleft=number % columns == 0)
         axes.set_xlabel(visible(name), fontsize=8, color=_PALE, parse_math=False)
-    _head(figure, title, subtitle)
-    _save(figure, path)
+    entitle(figure, title, subtitle)
+    save(figure, path)
 
 
-def _figure(width: float, height: float) -> Figure:
+def begin_figure(width: float, height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -108,7 +108,7 @@ def _heat(axes: Axes, attention: AttentionMap, size: float) -> Any:
         step = max(1, math.ceil(len(tokens) / 400))  # more could not be read at any size
         ticks = range(0, len(tokens), step)
         writing: dict[str, Any] = {"fontsize": size, "family": list(fonts()), "color": _INK, "parse_math": False}
-        getattr(axes, f"set_{side}ticks")(ticks, [_label(tokens[i]) for i in ticks], **writing)
+        getattr(axes, f"set_{side}ticks")(ticks, [shortened(tokens[i]) for i in ticks], **writing)
     axes.tick_params(top=False, bottom=False, left=False, right=False, labeltop=True, labelbottom=False, pad=3)
     for label in axes.get_xticklabels():
         label.set_rotation(0 if len(label.get_text()) <= 2 else 90)
@@ -121,10 +121,10 @@ def _heat(axes: Axes, attention: AttentionMap, size: float) -> Any:
 
 def _inches(tokens: Sequence[str]) -> float:
     """Room for the longest label at ten points; rich's cells know that CJK is twice as wide."""
-    return 0.09 * max((cell_len(_label(token)) for token in tokens), default=1)
+    return 0.09 * max((cell_len(shortened(token)) for token in tokens), default=1)
 
 
-def _label(token: str) -> str:
+def shortened(token: str) -> str:
     return _cut(token, _LABEL)
 
 
@@ -133,7 +133,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _head(figure: Figure, title: str, subtitle: str) -> None:
+def entitle(figure: Figure, title: str, subtitle: str) -> None:
     """The title above and the caption below, both at the left; the layout engine makes room for them."""
     most = max(20, int(figure.get_figwidth() * 11))
     style: dict[str, Any] = {"x": 0.01, "ha": "left", "family": list(fonts()), "parse_math": False}
@@ -143,7 +143,7 @@ def _head(figure: Figure, title: str, subtitle: str) -> None:
         figure.supxlabel(_cut(subtitle, most), fontsize=8, color=_PALE, **style)
 
 
-def _save(figure: Figure, path: str | Path) -> None:
+def save(figure: Figure, path: str | Path) -> None:
     width, height = figure.get_size_inches()
     with _quiet():
         # Agg stops at 2^16 pixels a side; 200 dots an inch is sharp in print.

@@ -1,4 +1,4 @@
-"""Marian, BART, mBART and Pegasus: one layout of weights; where norms stand and what tells positions differs."""
+"""Marian, BART, mBART, Pegasus, M2M100 and NLLB: one layout of weights; norms and what tells positions differ."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from transduce.interop.family import Family, Place, Settings
 
@@ -40,7 +41,9 @@ FINAL = {f"model.{side}.layer_norm": f"{side}.norm" for side in ("encoder", "dec
 TOKENS = Place(("encoder.embedding.table.weight", "decoder.embedding.table.weight", "decoder.output.layer.weight"))
 OUTPUT = {
     "model.shared.weight": TOKENS,
-    "final_logits_bias": Place(("decoder.output.layer.bias",), lambda bias: [bias.flatten()]),
+    "final_logits_bias": Place(
+        ("decoder.output.layer.bias",), lambda bias: [bias.flatten()], lambda made: made[0][None]
+    ),
 }
 COPIES = {
     "lm_head.weight": "model.shared.weight",
@@ -54,14 +57,22 @@ def _without_first(table: Tensor) -> list[Tensor]:
     return [table[BEFORE_FIRST:]]
 
 
+def _with_first(made: list[Tensor]) -> Tensor:
+    return pad(made[0], (0, 0, BEFORE_FIRST, 0))
+
+
 POSITIONS = {
-    f"model.{side}.embed_positions.weight": Place((f"{side}.position.table.weight",), _without_first)
+    f"model.{side}.embed_positions.weight": Place((f"{side}.position.table.weight",), _without_first, _with_first)
     for side in ("encoder", "decoder")
 }
 
 
-def _part(settings: Settings, side: str, norm: Literal["before", "after"], learned: bool) -> dict[str, Any]:
-    longest = settings.count("max_position_embeddings", 1024)
+Norm = Literal["before", "after"]
+MARIAN = {"kind": "sinusoidal", "halves": True}
+
+
+def _part(settings: Settings, side: str, norm: Norm, waves: dict[str, Any] | None) -> dict[str, Any]:
+    learned = {"kind": "learned", "longest": settings.count("max_position_embeddings", 1024)}
     return {
         "kind": "transformer",
         "layers": settings.count(f"{side}_layers"),
@@ -70,20 +81,21 @@ def _part(settings: Settings, side: str, norm: Literal["before", "after"], learn
         "hidden": settings.count(f"{side}_ffn_dim"),
         "activation": settings.activation("activation_function", "gelu"),
         "norm": norm,
-        "embedding_norm": learned,
-        "position": {"kind": "learned", "longest": longest} if learned else {"kind": "sinusoidal", "halves": True},
+        "embedding_norm": waves is None,
+        "position": waves or learned,
         "dropout": settings.rate("dropout"),
         "attention_dropout": settings.rate("attention_dropout"),
         "hidden_dropout": settings.rate("activation_dropout"),
     }
 
 
-def _model(settings: Settings, norm: Literal["before", "after"], learned: bool) -> dict[str, Any]:
+def _model(settings: Settings, norm: Norm, waves: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Positions are learned where they are no waves."""
     settings.only("tie_word_embeddings", True)
     settings.only("share_encoder_decoder_embeddings", True)
     return {
-        "encoder": _part(settings, "encoder", norm, learned),
-        "decoder": _part(settings, "decoder", norm, learned),
+        "encoder": _part(settings, "encoder", norm, waves),
+        "decoder": _part(settings, "decoder", norm, waves),
         "tie": "all",
         "scaled": settings.flag("scale_embedding"),
     }
@@ -92,26 +104,36 @@ def _model(settings: Settings, norm: Literal["before", "after"], learned: bool) 
 def _marian(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     settings.only("normalize_before", False)
     settings.only("normalize_embedding", False)
-    return _model(settings, "after", learned=False)
+    return _model(settings, "after", MARIAN)
 
 
 def _bart(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     settings.only("normalize_before", False)
     settings.only("normalize_embedding", True)
-    return _model(settings, "after", learned=True)
+    return _model(settings, "after")
 
 
 def _mbart(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    return _model(settings, "before", learned=True)
+    return _model(settings, "before")
 
 
 def _pegasus(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    return _model(settings, "before", learned=False)
+    return _model(settings, "before", MARIAN)
+
+
+def _m2m(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    """Its first token stands at the place after the number of <pad>, as in fairseq."""
+    return _model(settings, "before", {**MARIAN, "inclusive": True, "first": settings.count("pad_token_id") + 1})
 
 
 FAMILIES = {
     "MarianMTModel": Family(_marian, TABLE, OUTPUT, COPIES, WAVES),
     "BartForConditionalGeneration": Family(_bart, {**TABLE, **ENTRY}, {**OUTPUT, **POSITIONS}, COPIES),
-    "MBartForConditionalGeneration": Family(_mbart, {**TABLE, **ENTRY, **FINAL}, {**OUTPUT, **POSITIONS}, COPIES),
+    "MBartForConditionalGeneration": Family(
+        _mbart, {**TABLE, **ENTRY, **FINAL}, {**OUTPUT, **POSITIONS}, COPIES, languages="may"
+    ),
+    "M2M100ForConditionalGeneration": Family(
+        _m2m, {**TABLE, **FINAL}, {"model.shared.weight": TOKENS}, COPIES, WAVES, languages="must"
+    ),
     "PegasusForConditionalGeneration": Family(_pegasus, {**TABLE, **FINAL}, OUTPUT, COPIES, WAVES),
 }

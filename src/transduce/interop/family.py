@@ -9,11 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import Tensor
 
+from transduce.data.text import Tokenizer
 from transduce.errors import InputError
+from transduce.interop.languages import Languages
+from transduce.recipe import Recipe
 from transduce.shelves import LARGEST
 
 Names = tuple[str, ...]
@@ -28,8 +32,24 @@ ACTIVATIONS = {
 }
 
 
+LEAVES = {"gamma": "weight", "beta": "bias"}  # what the oldest files call the two of a norm
+
+
+@dataclass(frozen=True)
+class Imported:
+    """All that a run needs."""
+
+    recipe: Recipe
+    tokenizers: tuple[Tokenizer, Tokenizer]  # source, target
+    weights: dict[str, Tensor]
+
+
 def same(tensor: Tensor) -> list[Tensor]:
     return [tensor]
+
+
+def first(tensors: list[Tensor]) -> Tensor:
+    return tensors[0]
 
 
 @dataclass(frozen=True)
@@ -38,6 +58,7 @@ class Place:
 
     names: Names
     change: Callable[[Tensor], list[Tensor]] = same
+    back: Callable[[list[Tensor]], Tensor] = first  # ours, one a name, -> theirs
 
     def fill(self, tensor: Tensor) -> dict[str, Tensor]:
         made = self.change(tensor)
@@ -94,8 +115,15 @@ class Family:
     copies: Mapping[str, str] = field(default_factory=dict)  # weights that only repeat another one
     aside: Names = ()  # masks and numbers that follow from the settings; `*` as in the table
     joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # at the end, where two of theirs make one of ours
-    form: str = "pairs"  # of the data it reads
+    data: Mapping[str, Any] = field(default_factory=lambda: {"form": "pairs"})  # what it reads
+    closes: bool = True  # whether </s> ends what it reads
     starts: str = "decoder_start_token_id"  # what the first token of its output is called in the settings
+    prefix: str = ""  # of names, where a file may have it or not
+    languages: Literal["none", "may", "must"] = "none"  # whether texts begin with the code of their language
+    sources: Callable[[Path, Settings], dict[str, Any]] | None = None  # what it reads, where that is no text
+    prompt: Callable[[Mapping[str, Any], Languages | None, str], list[int]] | None = None  # what outputs are begun with
+    hidden: re.Pattern[str] | None = None  # tokens that are no text, where its tokenizer does not say so
+    labels: str = ""  # what its labels are in our tokens, `labels` or `words`; it has none where it says tokens
 
     def place(self, name: str) -> Place | None:
         """Where one of their weights goes; None: there is no such weight in this family."""
@@ -105,7 +133,7 @@ class Family:
             return Place(tuple(one.replace("*", number) for one in special.names), special.change)
         module, _, leaf = general.rpartition(".")
         ours = self.table.get(module)
-        return Place((f"{ours.replace('*', number)}.{leaf}",)) if ours else None
+        return Place((f"{ours.replace('*', number)}.{LEAVES.get(leaf, leaf)}",)) if ours else None
 
     def ignores(self, name: str) -> bool:
         return generalised(name)[0] in self.aside

@@ -49,6 +49,14 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
+def read_text(folder: Path, name: str) -> bytes:
+    """What a small file holds."""
+    path = inside(folder, name)
+    if path.stat().st_size > LONGEST_JSON:
+        raise InputError(f"larger than {LONGEST_JSON:,} bytes", where=str(path), remedy="this is no such file")
+    return path.read_bytes()
+
+
 def read_json(folder: Path, name: str, *, needed: bool = False) -> dict[str, Any]:
     """The object in a JSON file; an empty one where the file is missing and not needed."""
     path = inside(folder, name)
@@ -60,10 +68,8 @@ def read_json(folder: Path, name: str, *, needed: bool = False) -> dict[str, Any
                 remedy="a Hugging Face folder has config.json, model.safetensors and tokenizer.json",
             )
         return {}
-    if path.stat().st_size > LONGEST_JSON:
-        raise InputError(f"larger than {LONGEST_JSON:,} bytes", where=str(path), remedy="this is no such file")
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_text(folder, name))
     except (ValueError, RecursionError) as error:
         raise InputError(f"not readable as JSON: {error}", where=str(path), remedy="fetch it again") from None
     if not isinstance(content, dict):

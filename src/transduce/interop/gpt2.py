@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from transduce.interop.family import Family, Place, Settings
 
 TABLE = {
-    "transformer.wpe": "decoder.position.table",
-    "transformer.ln_f": "decoder.norm",
-    "transformer.h.*.ln_1": "decoder.blocks.*.residuals.0.norm",
-    "transformer.h.*.ln_2": "decoder.blocks.*.residuals.1.norm",
+    "wpe": "decoder.position.table",
+    "ln_f": "decoder.norm",
+    "h.*.ln_1": "decoder.blocks.*.residuals.0.norm",
+    "h.*.ln_2": "decoder.blocks.*.residuals.1.norm",
 }
 ATTENTION, FEED = "decoder.blocks.*.own.attention", "decoder.blocks.*.feed_forward"
 
@@ -22,22 +23,35 @@ def _turned(weight: Tensor) -> list[Tensor]:
     return [weight.T.contiguous() if weight.dim() == 2 else weight]
 
 
-def _three(joint: Tensor) -> list[Tensor]:
-    """One matrix for queries, keys and values, side by side."""
-    parts = (joint.T if joint.dim() == 2 else joint).chunk(3, 0)
-    return [part.contiguous() for part in parts]
+def parted(number: int) -> Callable[[Tensor], list[Tensor]]:
+    """One matrix for so many, such as queries, keys and values, side by side."""
+
+    def change(joint: Tensor) -> list[Tensor]:
+        parts = (joint.T if joint.dim() == 2 else joint).chunk(number, 0)
+        return [part.contiguous() for part in parts]
+
+    return change
+
+
+def _turned_back(made: list[Tensor]) -> Tensor:
+    return _turned(made[0])[0]
+
+
+def _joint(made: list[Tensor]) -> Tensor:
+    joint = torch.cat(made, 0)
+    return joint.T.contiguous() if joint.dim() == 2 else joint
 
 
 SPECIAL = {
-    "transformer.wte.weight": Place(("decoder.embedding.table.weight", "decoder.output.layer.weight")),
+    "wte.weight": Place(("decoder.embedding.table.weight", "decoder.output.layer.weight")),
     **{
-        f"transformer.h.*.attn.c_attn.{leaf}": Place(
-            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("query", "key", "value")), _three
+        f"h.*.attn.c_attn.{leaf}": Place(
+            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("query", "key", "value")), parted(3), _joint
         )
         for leaf in ("weight", "bias")
     },
     **{
-        f"transformer.h.*.{theirs}.{leaf}": Place((f"{ours}.{leaf}",), _turned)
+        f"h.*.{theirs}.{leaf}": Place((f"{ours}.{leaf}",), _turned, _turned_back)
         for theirs, ours in (
             ("attn.c_proj", f"{ATTENTION}.output"),
             ("mlp.c_fc", f"{FEED}.grow"),
@@ -48,7 +62,7 @@ SPECIAL = {
 }
 
 
-def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     for name, wanted in (
         ("scale_attn_weights", True),
         ("scale_attn_by_inverse_layer_idx", False),
@@ -74,12 +88,14 @@ def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
 
 FAMILIES = {
     "GPT2LMHeadModel": Family(
-        _model,
+        model,
         TABLE,
         SPECIAL,
-        copies={"lm_head.weight": "transformer.wte.weight"},
-        aside=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),  # the triangle, kept as numbers
-        form="text",
+        copies={"lm_head.weight": "wte.weight"},
+        aside=("h.*.attn.bias", "h.*.attn.masked_bias"),  # the triangle, kept as numbers
+        data={"form": "text"},
+        closes=False,
         starts="bos_token_id",
+        prefix="transformer.",  # the first files were written without it
     )
 }

@@ -3,78 +3,141 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from transduce import build
 from transduce.data.text import Tokenizer
+from transduce.data.vocabulary import GIVEN
 from transduce.errors import InputError, nearest
-from transduce.interop import bart, bert, gpt2, t5
-from transduce.interop.family import Family, Settings
-from transduce.interop.folder import Stored, list_weights, read_json, read_weight
+from transduce.interop import bart, bert, bundle, g2p, gpt2, orphans, t5, vision, vit, whisper
+from transduce.interop.family import Family, Imported, Settings
+from transduce.interop.folder import Stored, list_weights, read_json
+from transduce.interop.hub import located
+from transduce.interop.labels import read_labels
+from transduce.interop.languages import Languages
+from transduce.interop.matching import check, fill
+from transduce.interop.sentences import MODULES, read_sentences
 from transduce.interop.settings import read_generation
-from transduce.interop.tokens import Rows, Specials, read_tokenizers
+from transduce.interop.tokens import Reading, Specials, read_tokenizers
 from transduce.layers.outline import outlined
 from transduce.recipe import Recipe, parse
 from transduce.run import Run
 
-FAMILIES: dict[str, Family] = {**bart.FAMILIES, **gpt2.FAMILIES, **bert.FAMILIES}
-KNOWN = (*FAMILIES, *t5.ARCHITECTURES)
+FAMILIES: dict[str, Family] = {**bart.FAMILIES, **gpt2.FAMILIES, **bert.FAMILIES, **whisper.FAMILIES}
+KNOWN = (*FAMILIES, *t5.ARCHITECTURES, *vit.FAMILIES, vision.ARCHITECTURE)
 CONFIG = "config.json"
-OUTPUT_BIAS = "decoder.output.layer.bias"
-OF_TOKENS = (".embedding.table.weight", ".output.layer.weight", OUTPUT_BIAS)  # weights with a row for each token
 LONGEST = 512  # tokens of a text in training, where positions go further
-
-
-@dataclass(frozen=True)
-class Imported:
-    """All that a run needs."""
-
-    recipe: Recipe
-    tokenizers: tuple[Tokenizer, Tokenizer]  # source, target: the same pieces in the same order
-    weights: dict[str, Tensor]
 
 
 def recognises(folder: Path) -> bool:
     """Whether this looks like a folder from elsewhere rather than like a run."""
-    return (folder / CONFIG).is_file() and not Run(folder).exists
+    known = _hugging_face(folder) or g2p.file_in(folder) is not None or orphans.recognises(folder)
+    return known and not Run(folder).exists
 
 
-def read(folder: str | Path) -> Imported:
+def _hugging_face(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (CONFIG, MODULES))
+
+
+def read(folder: str | Path, languages: Languages | None = None) -> Imported:
     """Everything is checked by name and shape before any number is read."""
-    folder = Path(folder)
+    if (arrays := g2p.file_in(Path(folder))) is not None:
+        return g2p.read(arrays)
+    if orphans.recognises(Path(folder)) and not _hugging_face(Path(folder)):
+        return orphans.read(Path(folder))
+    sentences = read_sentences(Path(folder))
+    folder = Path(folder) if sentences is None else sentences.folder
     config = read_json(folder, CONFIG, needed=True)
     settings = Settings(config, str(folder / CONFIG))
-    architecture = _architecture(settings)
+    architecture = _architecture(settings, sentences is not None)
     stored = list_weights(folder)
     if max(_layers(config)) > len(stored):
         raise InputError("more layers than weights", where=settings.where, remedy="fetch the folder again")
-    family = FAMILIES.get(architecture) or t5.family(settings, stored)
-    for copy, original in family.copies.items():  # which of the tied ones a folder keeps is its own affair
-        if copy in stored and original not in stored:
-            stored[original] = stored.pop(copy)
-    size = settings.count("vocab_size")
+    if (seen := vit.FAMILIES.get(architecture)) is not None:
+        return vit.read(folder, settings, seen, _named(seen, stored, str(folder)))
+    if architecture == vision.ARCHITECTURE:
+        settings = vision.flattened(settings)
+        config = dict(settings.content)
+    family = FAMILIES.get(architecture) or _made(architecture, settings, stored)
+    stored = _named(family, stored, str(folder))
     search = {**config, **read_json(folder, "generation_config.json")}
     specials = _specials(family, search, settings)
-    tokenizers, rows = read_tokenizers(folder, specials, size, closes=family.form == "pairs")
-    recipe = _recipe(family, settings, rows, stored, search)
+    prompt = None
+    if family.prompt is not None:
+        prompt, languages = family.prompt(search, languages, settings.where), None
+    languages = _languages(family, languages, search, settings)
+    reading = Reading(
+        closes=family.closes,
+        masked="noise" in family.data,
+        lowered=sentences is not None and sentences.lowered,
+        languages=languages,
+        coded=family.languages == "must",
+        writes=family.sources is not None,
+        prompt=prompt,
+        hidden=family.hidden,
+    )
+    (source, target), rows = read_tokenizers(folder, specials, settings.count("vocab_size"), reading)
+    if family.labels:
+        target = read_labels(settings, family.labels)
+    model, generation = family.model(settings, stored), dict[str, Any]()
+    if "decoder" in model:
+        where = str(folder / "generation_config.json")
+        generation = read_generation(search, rows.ours, not family.closes, where)
+        generation |= {"first": target.lead[0]} if languages is not None else {}
+        generation |= {} if prompt is None else _begun(search, target, settings)
+    if sentences is not None:
+        model["head"] = sentences.head
+        generation |= {"max_source": sentences.longest - 1} if sentences.longest else {}
+    data = dict(family.data) if family.sources is None else {"sources": family.sources(folder, settings)}
+    recipe = _recipe(settings, data, model, generation, (source, target))
     with outlined():
-        network = build.build_model(recipe.model, len(rows.numbers), len(rows.numbers))
+        network = build.build_model(recipe.model, source.size, target.size)
     wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    _check(family, stored, wanted, rows, str(folder))
-    return Imported(recipe, tokenizers, _fill(family, stored, rows, wanted))
+    check(family, stored, wanted, rows, str(folder))
+    return Imported(recipe, (source, target), fill(family, stored, rows, wanted))
 
 
-def convert(source: str | Path, new: str | Path) -> Run:
-    """Writes what a folder holds as a run, like any that was trained here."""
+def _made(architecture: str, settings: Settings, stored: Mapping[str, Stored]) -> Family:
+    """A family that depends on what the settings say."""
+    makes = vision.family if architecture == vision.ARCHITECTURE else t5.family
+    return makes(settings, stored)
+
+
+def _languages(
+    family: Family, given: Languages | None, search: Mapping[str, Any], settings: Settings
+) -> Languages | None:
+    if given is not None and family.languages == "none":
+        raise InputError(
+            "this model has no codes of languages", where=settings.where, remedy="leave --from and --to out"
+        )
+    if given is None and family.languages != "must":
+        return None
+    forced = search.get("forced_bos_token_id")
+    return replace(given or Languages(), forced=forced if isinstance(forced, int) else None)
+
+
+def _named(family: Family, stored: Mapping[str, Stored], where: str) -> dict[str, Stored]:
+    """Under the names of the family's table; which of the tied ones a folder keeps is its own affair."""
+    found = {name.removeprefix(family.prefix): one for name, one in stored.items()}
+    if len(found) < len(stored):
+        raise InputError(f"weights stand there twice, with {family.prefix} and without", where=where)
+    for copy, original in family.copies.items():
+        if copy in found and original not in found:
+            found[original] = found.pop(copy)
+    return found
+
+
+def convert(source: str | Path, new: str | Path, languages: Languages | None = None) -> Run:
+    """Writes what a folder or a bundle holds as a run, like any that was trained here."""
+    source = located(source)
+    if bundle.recognises(source):
+        return bundle.unpack(source, new)
     run = Run(Path(new))
     if run.exists or run.checkpoints.steps():
         raise InputError("there is a run here already", where=str(run.folder), remedy="give another folder")
-    imported = read(source)
+    imported = read(source, languages)
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save_tokenizers(*imported.tokenizers)
     run.checkpoints.save_final(0, imported.weights, {})
@@ -82,7 +145,8 @@ def convert(source: str | Path, new: str | Path) -> Run:
     return run
 
 
-def _architecture(settings: Settings) -> str:
+def _architecture(settings: Settings, vectors: bool) -> str:
+    """`vectors`: the encoder alone is meant, whatever was trained around it."""
     content = settings.content
     if content.get("auto_map") or content.get("trust_remote_code"):
         raise InputError(
@@ -92,6 +156,8 @@ def _architecture(settings: Settings) -> str:
         )
     names = content.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    base = f"{name.partition('For')[0]}Model"
+    name = base if vectors and base in KNOWN else name
     if name not in KNOWN:
         raise InputError(f"the architecture {name!r} is not known here", where=settings.where, remedy=_likely(name))
     return name
@@ -103,8 +169,17 @@ def _likely(name: str) -> str:
 
 
 def _layers(config: Mapping[str, Any]) -> list[int]:
-    names = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "n_layer", "num_hidden_layers")
-    return [config[name] for name in names if isinstance(config.get(name), int)] or [0]
+    names = (
+        "encoder_layers",
+        "decoder_layers",
+        "num_layers",
+        "num_decoder_layers",
+        "n_layer",
+        "n_layers",
+        "num_hidden_layers",
+    )
+    parts = [config, *(config[side] for side in ("encoder", "decoder") if isinstance(config.get(side), dict))]
+    return [part[name] for part in parts for name in names if isinstance(part.get(name), int)] or [0]
 
 
 def _specials(family: Family, search: Mapping[str, Any], settings: Settings) -> Specials:
@@ -125,105 +200,36 @@ def _specials(family: Family, search: Mapping[str, Any], settings: Settings) -> 
     return Specials(start, number("eos_token_id"), number("pad_token_id"))
 
 
+def _begun(search: Mapping[str, Any], target: Tokenizer, settings: Settings) -> dict[str, Any]:
+    """Outputs that are begun with a prompt; their greatest length does not count it, but for where places end."""
+    prompt, places = len(target.lead), settings.count("max_target_positions", 448)
+    new = search.get("max_new_tokens")
+    most = places if search.get("max_length") is None else min(search["max_length"] + prompt + 1, places)
+    return {"begun": target.lead, "max_length": most - 1 if new is None else min(new + prompt, places - 1)}
+
+
 def _recipe(
-    family: Family,
     settings: Settings,
-    rows: Rows,
-    stored: Mapping[str, Stored],
-    search: Mapping[str, Any],
+    data: dict[str, Any],
+    model: dict[str, Any],
+    generation: Mapping[str, Any],
+    tokenizers: tuple[Tokenizer, Tokenizer],
 ) -> Recipe:
-    model = family.model(settings, stored)
     ends = [part["position"]["longest"] for part in model.values() if _has_end(part)]
-    side = {"kind": "given", "size": len(rows.numbers)}
+    source, target = ({"kind": one.kind, "size": one.size} for one in tokenizers)
     content: dict[str, Any] = {
-        "data": {"form": family.form, "max_length": min([LONGEST, *(end - 1 for end in ends)])},
-        "tokens": {"source": side, "target": side, "shared": True},
+        "data": {**data, "max_length": min([LONGEST, *(end - 1 for end in ends)])},
+        "tokens": {"source": source, "target": target, "shared": target["kind"] == GIVEN},
         "model": model,
+        "generation": generation,
     }
-    if "decoder" in model:
-        where = str(Path(settings.where).with_name("generation_config.json"))
-        content["generation"] = read_generation(search, rows.ours, family.form == "text", where)
-    else:
+    if "head" in model and model["head"]["kind"] == "embedder":
         content["training"] = {"objective": {"kind": "contrastive"}}
         content["evaluation"] = {"metrics": ("recall@1",)}
+    elif "head" in model:
+        content["evaluation"] = {"metrics": ("accuracy",)}
     return build.complete_recipe(parse(content, settings.where), settings.where)
 
 
 def _has_end(part: Any) -> bool:
     return isinstance(part, Mapping) and "longest" in (part.get("position") or {})
-
-
-def _check(
-    family: Family, stored: Mapping[str, Stored], wanted: Mapping[str, tuple[int, ...]], rows: Rows, where: str
-) -> None:
-    """By names and shapes alone: what is missing, what would be dropped, what does not fit."""
-    made: dict[str, Tensor] = {}
-    whence: dict[str, str] = {}
-    for name, one in stored.items():
-        place = family.place(name)
-        if place is None:
-            if name in family.copies or family.ignores(name):
-                continue
-            raise InputError(
-                f"{name} would be dropped: it has no place in this family",
-                where=where,
-                remedy="the folder holds another model than its config.json says, or one with additions",
-            )
-        for ours, tensor in place.fill(torch.empty(one.shape, device="meta")).items():
-            if ours in made:
-                raise InputError(f"{name} and {whence[ours]} are both {ours}", where=where)
-            if ours.endswith(OF_TOKENS) and len(tensor) != rows.theirs:
-                raise InputError(
-                    f"{name} has {len(tensor)} rows, and config.json says vocab_size: {rows.theirs}",
-                    where=where,
-                    remedy="config.json and the weights belong to different models",
-                )
-            made[ours], whence[ours] = tensor, name
-    for ours, tensor in _ordered(family.joined(made), rows, wanted).items():
-        name = whence.get(ours, ours)
-        if ours not in wanted:
-            raise InputError(
-                f"{name} would be dropped: config.json asks for no such part", where=where, remedy="fetch it again"
-            )
-        if tuple(tensor.shape) != wanted[ours]:
-            raise InputError(
-                f"{name} makes {ours} {tuple(tensor.shape)}, and config.json asks for {wanted[ours]}",
-                where=where,
-                remedy="config.json and the weights belong to different models",
-            )
-    if missing := sorted(set(wanted) - set(made) - {OUTPUT_BIAS}):
-        raise InputError(f"the weights of {missing[0]} are missing", where=where, remedy="fetch the folder again")
-
-
-def _ordered(weights: Mapping[str, Tensor], rows: Rows, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Rows of tokens in our order; an output bias where they have none, so that silent rows can be silent."""
-    kept: dict[int, Tensor] = {}  # weights that are one stay one
-    result = {}
-    for name, tensor in weights.items():
-        if name.endswith(OF_TOKENS):
-            if id(tensor) not in kept:
-                kept[id(tensor)] = rows.pick(tensor)
-            tensor = kept[id(tensor)]
-        result[name] = tensor
-    if OUTPUT_BIAS in wanted:
-        anywhere = next(iter(weights.values()))
-        bias = result.get(OUTPUT_BIAS, torch.zeros(wanted[OUTPUT_BIAS], device=anywhere.device))
-        result[OUTPUT_BIAS] = rows.hush(bias)
-    return result
-
-
-def _fill(
-    family: Family, stored: Mapping[str, Stored], rows: Rows, wanted: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for name, one in stored.items():
-        place = family.place(name)
-        if place is not None:
-            weights |= place.fill(read_weight(one))
-        elif name in family.copies and not torch.equal(read_weight(one), read_weight(stored[family.copies[name]])):
-            raise InputError(
-                f"{name} differs from {family.copies[name]}, of which it should be a copy",
-                where=str(one.file),
-                remedy="config.json says that these weights are tied: fetch the folder again",
-            )
-    return _ordered(family.joined(weights), rows, wanted)

@@ -1,14 +1,15 @@
 """A SentencePiece model and a list of pieces with their numbers in, the library's tokenizer out, with those numbers.
 
-Marian's folders keep one such file a language (source.spm, target.spm) and one list for both (vocab.json). The file is
-read here field by field: it is a protocol buffer, of which only a few fields matter.
+Marian's folders keep one such file a language (source.spm, target.spm) and one list for both (vocab.json); those of
+M2M100 one file for all (sentencepiece.bpe.model). It is read here field by field: it is a protocol buffer, of which
+only a few fields matter.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from transduce.interop.folder import LONGEST_JSON, inside
 
 NORMAL, USER = 1, 4  # kinds of pieces that a text can be made of
 UNKNOWN = 2
-UNIGRAM = 1
+UNIGRAM, MERGES = 1, 2  # kinds of models
 SILENT = "\0"  # at the end of a piece: no text can spell it
 CODE = re.compile(r">>.+<<")  # of the language asked for
 
@@ -51,9 +52,10 @@ def read_model(folder: Path, name: str) -> SentencePiece:
                 model.characters = dict(_fields(value)).get(2, b"")
     except (ValueError, TypeError, IndexError, struct.error) as error:
         raise InputError(f"not a SentencePiece model: {error}", where=str(path), remedy="fetch it again") from None
-    if model.kind != UNIGRAM or model.bytes_for_unknown or not model.pieces:
+    merged = model.kind == MERGES and all(kind != USER for _, _, kind in model.pieces)
+    if not (model.kind == UNIGRAM or merged) or model.bytes_for_unknown or not model.pieces:
         raise InputError(
-            "only SentencePiece models of the kind unigram, without bytes, can be imported",
+            "only SentencePiece models of the kinds unigram and bpe, without bytes, can be imported",
             where=str(path),
             remedy="save tokenizer.json from a fast tokenizer beside it",
         )
@@ -98,23 +100,40 @@ def _whole(content: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number without an end")
 
 
-def library(model: SentencePiece, listed: dict[str, int]) -> tuple[Any, dict[int, int]]:
+def library(model: SentencePiece, listed: dict[str, int], codes: Collection[str]) -> tuple[Any, dict[int, int]]:
     """The tokenizer, and its number for each number in the list. Pieces of the list that the model lacks are there,
-    but no text can spell them: they may be written, being the other language's."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    but no text can spell them: they may be written, being the other language's. Only `codes` of languages can."""
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-    spelt = {piece for piece, _, kind in model.pieces if kind in (NORMAL, USER)}
     vocabulary = [(p if kind in (NORMAL, USER) else p + SILENT, score) for p, score, kind in model.pieces]
-    codes = [piece for piece in listed if CODE.fullmatch(piece) and piece not in spelt]
     others = [piece for piece in listed if piece not in {text for text, _, _ in model.pieces}]
     vocabulary += [(piece if piece in codes else piece + SILENT, 0.0) for piece in others]
-    unknown = next((number for number, piece in enumerate(model.pieces) if piece[2] == UNKNOWN), None)
-    backend = Tokenizer(models.Unigram(vocabulary, unknown, False))
+    backend = Tokenizer(_pieces(model, vocabulary))
     steps: list[Any] = [normalizers.Precompiled(model.characters)] if model.characters else []
     steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=False)
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=False)
-    backend.add_special_tokens(codes)
+    split = model.kind == MERGES  # nothing is merged across a space
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=split)
+    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=split)
+    backend.add_special_tokens([piece for piece in others if piece in codes])
     places = {piece.removesuffix(SILENT): place for place, (piece, _) in enumerate(vocabulary)}
     return backend, {number: places[piece] for piece, number in listed.items()}
+
+
+def _pieces(model: SentencePiece, vocabulary: list[tuple[str, float]]) -> Any:
+    """What cuts a text: the likeliest pieces, or the two neighbours first that make the piece with the best score."""
+    from tokenizers import models
+
+    unknown = next((number for number, piece in enumerate(model.pieces) if piece[2] == UNKNOWN), None)
+    if model.kind == UNIGRAM:
+        return models.Unigram(vocabulary, unknown, False)
+    scores = {piece: score for piece, score, kind in model.pieces if kind == NORMAL}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(scores, key=lambda piece: -scores[piece])
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    numbers = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    named = None if unknown is None else vocabulary[unknown][0]
+    return models.BPE(numbers, merges, unk_token=named, fuse_unk=True)

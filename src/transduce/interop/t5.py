@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from transduce.errors import InputError
 from transduce.interop.family import ACTIVATIONS, Family, Place, Settings
@@ -14,25 +17,28 @@ SIDES = {  # which of a block's parts is which, by its number there
     "decoder": (("0.SelfAttention", "own.attention"), ("1.EncDecAttention", "cross")),
 }
 PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "output"}
-FEED = {"wi": "grow", "wi_0": "grow", "wi_1": "gate", "wo": "shrink"}
+FEED = {  # gated or not
+    True: {"wi_0": "grow", "wi_1": "gate", "wo": "shrink"},
+    False: {"wi": "grow", "wo": "shrink"},
+}
 
 
-def _table() -> dict[str, str]:
+def _table(gated: bool) -> dict[str, str]:
     table: dict[str, str] = {}
     for side, attentions in SIDES.items():
         block, last = f"{side}.block.*.layer", len(attentions)
         for theirs, ours in attentions:
             table |= {f"{block}.{theirs}.{a}": f"{side}.blocks.*.{ours}.{b}" for a, b in PROJECTIONS.items()}
-        table |= {f"{block}.{last}.DenseReluDense.{a}": f"{side}.blocks.*.feed_forward.{b}" for a, b in FEED.items()}
+        feed = f"{block}.{last}.DenseReluDense"
+        table |= {f"{feed}.{a}": f"{side}.blocks.*.feed_forward.{b}" for a, b in FEED[gated].items()}
         table |= {f"{block}.{part}.layer_norm": f"{side}.blocks.*.residuals.{part}.norm" for part in range(last + 1)}
         table[f"{side}.final_layer_norm"] = f"{side}.norm"
         table[f"{block}.0.SelfAttention.relative_attention_bias"] = f"{side}.position.table"
     return table
 
 
-TABLE = _table()
 EMBEDDINGS = ("encoder.embedding.table.weight", "decoder.embedding.table.weight")
-TIED = Place((*EMBEDDINGS, "decoder.output.layer.weight"))
+TIED = (*EMBEDDINGS, "decoder.output.layer.weight")
 COPIES = {
     "encoder.embed_tokens.weight": "shared.weight",
     "decoder.embed_tokens.weight": "shared.weight",
@@ -87,15 +93,27 @@ def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     }
 
 
+def _divided(root: float) -> tuple[Callable[[Tensor], list[Tensor]], Callable[[list[Tensor]], Tensor]]:
+    """By the root of the width, and back: of the numbers next to each other the one that gives ours, where one does."""
+
+    def back(made: list[Tensor]) -> Tensor:
+        near = made[0] * root
+        ways = (near, *(torch.nextafter(near, near + sign * near.abs()) for sign in (1, -1)))
+        for other in ways[1:]:
+            near = torch.where((other / root == made[0]) & (near / root != made[0]), other, near)
+        return near
+
+    return lambda weight: [weight / root], back
+
+
 def family(settings: Settings, names: Collection[str]) -> Family:
     """Output and embedding are one matrix or two, and the output is scaled or not: four ways, one table."""
-    root = settings.count("d_model") ** 0.5
-    scaled = _scaled_output(settings)
+    table = _table(str(settings.content.get("feed_forward_proj")).startswith("gated"))
+    change = _divided(settings.count("d_model") ** 0.5) if _scaled_output(settings) else ()
     if OUTPUT in names:
-        output = Place(("decoder.output.layer.weight",), lambda weight: [weight / root if scaled else weight])
-        return Family(_model, TABLE, {"shared.weight": Place(EMBEDDINGS), OUTPUT: output}, COPIES, ASIDE)
-    tied = Place(TIED.names, lambda weight: [weight / root if scaled else weight])
-    return Family(_model, TABLE, {"shared.weight": tied}, COPIES, ASIDE)
+        output = Place(("decoder.output.layer.weight",), *change)
+        return Family(_model, table, {"shared.weight": Place(EMBEDDINGS), OUTPUT: output}, COPIES, ASIDE)
+    return Family(_model, table, {"shared.weight": Place(TIED, *change)}, COPIES, ASIDE)
 
 
 ARCHITECTURES = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")

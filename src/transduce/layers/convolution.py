@@ -7,6 +7,8 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.layers.dropout import Dropout
+
 HALF = math.sqrt(0.5)  # keeps the size of a sum of two terms
 
 
@@ -15,7 +17,7 @@ class GatedConvolution(nn.Module):
 
     def __init__(self, width: int, kernel: int, dropout: float) -> None:
         super().__init__()
-        self.kernel, self.dropout = kernel, nn.Dropout(dropout)
+        self.kernel, self.dropout = kernel, Dropout(dropout)
         self.layer = nn.Conv1d(width, 2 * width, kernel)
         # Half of what enters a gated unit is lost at the gate, and dropout takes its share: the start makes up for it.
         nn.init.normal_(self.layer.weight, std=math.sqrt(4 * (1 - dropout) / (kernel * width)))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
-from transduce.flow import PAD
+from transduce.contracts import Front
+from transduce.flow import PAD, Padded
 
 
-class Embedding(nn.Module):
+class Embedding(Front):
     """One vector an id. Stored with deviation D ** -0.5, as the output layer needs it, and scaled up on reading."""
+
+    closed: bool = True  # False: the </s> that closes a source is not read
 
     def __init__(self, size: int, width: int, *, scaled: bool = True) -> None:
         super().__init__()
@@ -21,6 +25,13 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.table(ids) * self.scale  # ... D
+
+    def rows(self, source: Padded) -> Padded:
+        mask = source.mask
+        if not self.closed:  # of an empty source it stays, as there must be something to see
+            lengths = (mask.sum(1, keepdim=True) - 1).clamp(min=1)
+            mask = mask & (torch.arange(mask.size(1), device=mask.device) < lengths)
+        return Padded(self(source.values), mask)
 
 
 class Output(nn.Module):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transduce.errors import InputError
+from transduce.layers.dense import attached
+from transduce.layers.dropout import Dropout
 
 Cell = Literal["rnn", "gru", "lstm"]
 CELLS: dict[str, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {
@@ -16,6 +21,11 @@ CELLS: dict[str, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {
     "gru": nn.GRU,
     "lstm": nn.LSTM,
 }
+
+CALLS: dict[type, Callable[..., Any]] = {nn.RNN: torch.rnn_tanh, nn.GRU: torch.gru, nn.LSTM: torch.lstm}
+WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+SHUT = 1e4  # added to a gate, its sigmoid is 1 exactly; taken away, 0
+SPARE = 8  # columns that tell padding: kernels want a multiple of so many
 
 LayerState = tuple[Tensor, ...]  # (hidden,) or (hidden, cell): each R W, both directions side by side
 
@@ -42,7 +52,7 @@ class RecurrentStack(nn.Module):
                 f"two directions cannot share a width of {width}", remedy="an even width, or bidirectional: false"
             )
         self.tensors = 2 if cell == "lstm" else 1  # what a layer's state is made of
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(
             CELLS[cell](
                 input_width if layer == 0 else width,
@@ -58,32 +68,93 @@ class RecurrentStack(nn.Module):
         return tuple((empty,) * self.tensors for _ in self.layers)
 
     def forward(
-        self, values: Tensor, state: tuple[LayerState, ...], mask: Tensor | None = None
+        self, values: Tensor, state: tuple[LayerState, ...], mask: Tensor | None = None, *, cells: bool = True
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
-        """values (R T D), right-padded as mask (R T) says -> values (R T W), the state after each last real step."""
+        """values (R T D), right-padded as mask (R T) says -> values (R T W), the state after each last real step.
+
+        `cells` False: of the state only the hidden vectors are asked for, as an encoder does.
+        """
         ends: list[LayerState] = []
-        lengths = None if mask is None else mask.sum(1).cpu()
         for number, (layer, begin) in enumerate(zip(self.layers, state, strict=True)):
             inputs = values if number == 0 else self.dropout(values)
-            outputs, end = self._layer(layer, inputs, begin, lengths)
+            outputs, end = self._layer(layer, inputs, begin, mask, cells)
             values = outputs + inputs if self.residual and outputs.shape == inputs.shape else outputs
-            ends.append(end)
+            ends.append(end if cells else end[:1])
         return values, tuple(ends)
 
     def _layer(
-        self, layer: nn.Module, inputs: Tensor, begin: LayerState, lengths: Tensor | None
+        self, layer: nn.Module, inputs: Tensor, begin: LayerState, mask: Tensor | None, cells: bool
     ) -> tuple[Tensor, LayerState]:
-        steps = inputs.size(1)
         hidden = tuple(part.unflatten(1, (self.directions, -1)).transpose(0, 1).contiguous() for part in begin)
-        first = hidden if self.tensors == 2 else hidden[0]
-        if lengths is None:
-            outputs, last = layer(inputs, first)
+        if mask is None:
+            outputs, parts = _run(layer, inputs, hidden)
+        elif packs(layer, inputs):
+            outputs, parts = _packed(layer, inputs, hidden, mask)
         else:
-            packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
-            outputs, last = layer(packed, first)
-            outputs = pad_packed_sequence(outputs, batch_first=True, total_length=steps)[0]
-        parts = last if self.tensors == 2 else (last,)
+            outputs, parts = _padded(layer, inputs, hidden, mask, cells)
         return outputs, tuple(part.transpose(0, 1).flatten(1) for part in parts)
+
+
+def packs(layer: nn.Module, values: Tensor) -> bool:
+    """Whether padding is left out: fewer steps, but the lengths must be known to the host, which on a GPU is a wait.
+
+    Cells that are not torch's own, or on which something hangs, are called as they are.
+    """
+    if torch.compiler.is_exporting() and type(layer) in CALLS:  # lengths are data, for which no graph can wait
+        return False
+    return not values.is_cuda or type(layer) not in CALLS or attached(layer) or torch.compiler.is_compiling()
+
+
+def _run(layer: nn.Module, inputs: Any, hidden: LayerState) -> tuple[Any, LayerState]:
+    outputs, last = layer(inputs, hidden if len(hidden) == 2 else hidden[0])
+    return outputs, last if len(hidden) == 2 else (last,)
+
+
+def _packed(layer: nn.Module, inputs: Tensor, hidden: LayerState, mask: Tensor) -> tuple[Tensor, LayerState]:
+    rows = pack_padded_sequence(inputs, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+    outputs, last = _run(layer, rows, hidden)
+    return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.size(1))[0], last
+
+
+def _padded(
+    layer: nn.Module, inputs: Tensor, hidden: LayerState, mask: Tensor, cells: bool
+) -> tuple[Tensor, LayerState]:
+    """The same over all steps, whatever the lengths: hidden (. R W), one direction after the other, as torch has it.
+
+    Padding stands on the right, so no real step sees it: the last hidden vector is the output of the last real step.
+    The other direction reads the real steps backwards, then the padding.
+    """
+    last = (mask.sum(1) - 1).clamp(min=0)[:, None, None]  # R 1 1
+    outputs, ends = [], []
+    for direction, end in enumerate(("", "_reverse")[: hidden[0].size(0)]):
+        weights = [getattr(layer, name + end) for name in WEIGHTS]
+        rows = reverse(inputs, mask) if end else inputs
+        if cells and len(hidden) == 2:
+            rows, weights[0] = _stopped(rows, weights[0], mask)
+        first = tuple(part[direction : direction + 1] for part in hidden)
+        with warnings.catch_warnings():
+            # cuDNN copies weights that are not in one piece, here as under autocast, and says so each time.
+            warnings.filterwarnings("ignore", message="RNN module weights")
+            made, *after = CALLS[type(layer)](
+                rows, first if len(first) == 2 else first[0], weights, True, 1, 0.0, layer.training, False, True
+            )
+        ends.append((made.gather(1, last.expand(-1, -1, made.size(2))).transpose(0, 1), *after[1:]))
+        made = made.masked_fill(~mask[..., None], 0.0)
+        outputs.append(reverse(made, mask) if end else made)
+    return torch.cat(outputs, -1), tuple(torch.cat(parts) for parts in zip(*ends, strict=True))
+
+
+def _stopped(rows: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """An LSTM tells its cell state after the last step only, padded or not. So padding must leave it as it was.
+
+    Columns beside the inputs (R T D) tell padding, and shut the gate that lets new in and open the one that keeps:
+    c' = 1 c + 0 g, exactly.
+    """
+    padding = F.pad((~mask)[..., None].to(rows), (0, SPARE - 1))  # R T 8
+    width = weight.size(0) // 4  # the gates: what enters, what is kept, what is new, what leaves
+    shut, others = weight.new_full((width, 1), SHUT), weight.new_zeros(2 * width, 1)
+    columns = F.pad(torch.cat((-shut, shut, others)), (0, SPARE - 1))
+    return torch.cat((rows, padding), -1), torch.cat((weight, columns), 1)
 
 
 def reverse(values: Tensor, mask: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from transduce.layers.dropout import Dropout, add_dropped
+
 Place = Literal["before", "after"]
 
 
@@ -14,7 +16,7 @@ class Residual(nn.Module):
 
     def __init__(self, norm: nn.Module, place: Place, dropout: float) -> None:
         super().__init__()
-        self.norm, self.place, self.dropout = norm, place, nn.Dropout(dropout)
+        self.norm, self.place, self.dropout = norm, place, Dropout(dropout)
 
     def enter(self, values: Tensor, real: Tensor | None) -> Tensor:
         """What the layer reads."""
@@ -23,6 +25,6 @@ class Residual(nn.Module):
 
     def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> Tensor:
         """What goes on, once the layer has spoken."""
-        total: Tensor = values + self.dropout(change)
+        total = add_dropped(values, change, self.dropout)
         result: Tensor = total if self.place == "before" else self.norm(total, real)
         return result

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.layers.dense import attached
 from transduce.layers.recurrent import LayerState, RecurrentStack
 
 
@@ -104,11 +105,6 @@ class Repeated:
         added = self.bias if added is None else added
         made: Tensor = _Apply.apply(values.to(self.weight.dtype), self.weight, added, self.used)
         return made
-
-
-def attached(layer: nn.Module) -> bool:
-    """Whether more happens when it is called than its own sums: adapters hang on such hooks."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 class Stepper:

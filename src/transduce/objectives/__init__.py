@@ -3,7 +3,7 @@
 from transduce.objectives.alignment import GuidedAlignment
 from transduce.objectives.attention import AttentionPenalty
 from transduce.objectives.contrastive import Contrastive
-from transduce.objectives.ctc import Ctc
+from transduce.objectives.ctc import Ctc, JointCtc, path_cost
 from transduce.objectives.distillation import Distillation
 from transduce.objectives.objective import Loss, Model, Objective
 from transduce.objectives.reinforce import Reinforce
@@ -20,6 +20,7 @@ __all__ = [
     "Ctc",
     "Distillation",
     "GuidedAlignment",
+    "JointCtc",
     "Loss",
     "MinimumRisk",
     "Model",
@@ -29,9 +30,9 @@ __all__ = [
     "ScheduledSampling",
     "Truncated",
     "WholeStream",
+    "path_cost",
 ]
 
-# What a recipe may name. Ctc takes frame scores, not a model that speaks tokens.
 OBJECTIVES: dict[str, type[Objective]] = {
     "cross_entropy": CrossEntropy,
     "truncated": Truncated,
@@ -44,4 +45,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "attention_penalty": AttentionPenalty,
     "reinforce": Reinforce,
     "contrastive": Contrastive,
+    "ctc": Ctc,
+    "joint_ctc": JointCtc,
 }

@@ -58,7 +58,10 @@ class AttentionPenalty(Objective):
         heads = step.attention.cross[:, self.layer].float()  # B H T S
         weights = heads.mean(1) if self.head is None else heads[:, self.head]
         assert batch.source is not None
-        cost = PENALTIES[self.penalty](weights * batch.inputs.mask[..., None], batch.source.mask)
+        weights = weights * batch.inputs.mask[..., None]
+        # Rows of a memory that stand for no tokens are others than those of the source: real ones have some weight.
+        real = batch.source.mask if batch.source.ids is not None else weights.detach().sum(1) > 0
+        cost = PENALTIES[self.penalty](weights, real)
         parts = {"nll": found.nll.detach(), "penalty": cost.detach()}
         return Loss(found.smoothed + self.weight * cost, parts)
 

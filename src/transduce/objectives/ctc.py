@@ -1,26 +1,87 @@
-"""Scores of every memory row and a shorter target enter; the cost of all paths that spell the target leaves."""
+"""A model whose rows spell texts and a batch enter; the cost of all paths that spell the target leaves."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from transduce.flow import PAD, Padded
-from transduce.objectives.objective import Loss, log_probabilities
+from transduce.contracts import Rate
+from transduce.decoders.joint import Joint
+from transduce.errors import InputError
+from transduce.flow import Batch, Padded, Step
+from transduce.layers.paths import BLANK
+from transduce.model import EncoderPaths
+from transduce.objectives.objective import Loss, Model, Objective, Share, cross_entropy
 
 
-class Ctc:
-    """-log of the sum over all paths that read the target once blanks and repeats are left out (Graves 2006)
+def path_cost(logs: Tensor, rows: Tensor, target: Padded) -> Loss:
+    """-log of the sum over all paths that spell the target, added up over a batch.
 
-    <pad> is the blank: no target contains it. A target that does not fit into its rows has no path; it adds nothing
-    to the total and is counted in `impossible`.
+    logs (B S V) are log-probabilities, rows (B) how many of them are real, target (B T) has neither <s> nor </s>. A
+    target that does not fit into its rows has no path: it adds nothing to the total and is counted as `impossible`.
+    """
+    lengths = target.mask.sum(1)  # B
+    total = F.ctc_loss(
+        logs.transpose(0, 1), target.values, rows, lengths, blank=BLANK, reduction="sum", zero_infinity=True
+    )
+    twice = (target.values[:, 1:] == target.values[:, :-1]) & target.mask[:, 1:]  # a blank must stand between
+    impossible = (rows < lengths + twice.sum(1)).sum()
+    return Loss(total, {"nll": total.detach(), "impossible": impossible})
+
+
+def _of(step: Step, batch: Batch) -> Loss:
+    gold = batch.gold
+    labels = Padded(gold.values, gold.mask & (torch.arange(gold.mask.size(1), device=batch.device) < _words(gold)))
+    return path_cost(step.state.fixed["paths"], step.state.fixed["rows"], labels)
+
+
+def _words(gold: Padded) -> Tensor:
+    """B 1: how many tokens a target has without its </s>."""
+    return gold.mask.sum(1, keepdim=True) - 1
+
+
+class Ctc(Objective):
+    """-log of the sum over all paths that spell the target once repeats and blanks are left out (Graves 2006)
+
+    What cross-entropy without smoothing would give for the same model, token after token, in one pass over the rows.
+    Targets that do not fit into their rows cost nothing and are counted in `impossible`.
     """
 
-    def __call__(self, logits: Tensor, mask: Tensor, target: Padded) -> Loss:
-        """logits (B S V), mask (B S), target (B T) without <s> and </s>."""
-        scores = log_probabilities(logits).transpose(0, 1)  # S B V
-        rows, lengths = mask.sum(1), target.mask.sum(1)  # B
-        total = F.ctc_loss(scores, target.values, rows, lengths, blank=PAD, reduction="sum", zero_infinity=True)
-        twice = (target.values[:, 1:] == target.values[:, :-1]) & target.mask[:, 1:]  # a blank must stand between
-        impossible = (rows < lengths + twice.sum(1)).sum()
-        return Loss(total, {"nll": total.detach(), "impossible": impossible})
+    parts = ("nll", "impossible")
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        return _of(model(replace(batch, target=None)), batch)
+
+    def check(self, model: nn.Module) -> None:
+        if not isinstance(model, EncoderPaths):
+            raise InputError(
+                "ctc trains an encoder whose rows spell the target",
+                remedy="set model.head: {kind: ctc} without a decoder; with one, model.ctc: {} and kind: joint_ctc",
+            )
+
+
+class JointCtc(Objective):
+    """(1 - weight) cross-entropy + weight CTC: the decoder attends, the rows spell (Watanabe 2017)
+
+    CTC only allows what goes from left to right, which is soon learnt and draws attention after it.
+    """
+
+    parts = ("nll", "paths", "impossible")
+
+    def __init__(self, *, weight: Share = 0.3, label_smoothing: Rate = 0.1) -> None:
+        self.weight, self.label_smoothing = weight, label_smoothing
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        step = model(batch)
+        found, paths = cross_entropy(step.logits, batch.gold, self.label_smoothing), _of(step, batch)
+        total = torch.lerp(found.smoothed, paths.total.to(found.smoothed), self.weight)
+        parts = {"nll": found.nll, "paths": paths.parts["nll"], "impossible": paths.parts["impossible"]}
+        return Loss(total, parts)
+
+    def check(self, model: nn.Module) -> None:
+        super().check(model)
+        if not isinstance(getattr(model, "decoder", None), Joint):
+            raise InputError("joint_ctc needs rows that spell beside the decoder", remedy="set model.ctc: {}")

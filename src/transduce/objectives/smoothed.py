@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.native import training as native_training
+
 IGNORED = -100  # where the target is padding
 CHUNK = 2**18  # scores that are worked on at a time: what a processor keeps near
 
@@ -27,6 +29,8 @@ class Smoothed(torch.autograd.Function):
             from transduce.objectives.kernels import read_rows
 
             read_rows[(len(gold),)](scores, gold, sums, plain, smooth, scores.stride(0), scores.size(1), block=4096)
+        elif (kernels := native_training.kernels_for(scores)) is not None and scores.stride(1) == 1:
+            native_training.read_rows(kernels, scores, gold, sums, plain, smooth)
         else:
             for rows in _chunks(scores):
                 part, right = _wide(scores[rows]), gold[rows].clamp(min=0)
@@ -46,13 +50,17 @@ class Smoothed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         scores, gold, sums = ctx.saved_tensors
         size, eps = scores.size(1), ctx.smoothing
-        result = torch.empty_like(scores)
+        result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if scores.is_cuda:
             from transduce.objectives.kernels import write_rows
 
             write_rows[(len(gold),)](
                 scores, gold, sums, grads[0], result, scores.stride(0), result.stride(0), size, eps, block=4096
             )
+            return result, None, None
+        if (kernels := native_training.kernels_for(scores)) is not None and scores.stride(1) == 1:
+            slope = grads[0].float()
+            native_training.write_rows(kernels, scores, gold, sums, slope, eps, result)
             return result, None, None
         padded, right = gold == IGNORED, torch.full_like(sums[:, None], eps - 1)
         for rows in _chunks(scores):

@@ -1,25 +1,29 @@
 """A block with packed matrices in, the same block out, which reads the new row of a search in as few calls as can be.
 
 A step of a small model is mostly calls: each of a module's costs a microsecond before it does anything. So what a block
-needs is looked up once, when it is made, and a step is a straight line of operations. Everything but a step of a search
-goes the way it always went.
+needs is looked up once, when it is made. Where our own kernels are, a step is one call of theirs; elsewhere it is a
+straight line of torch's operations. Everything but a step of a search goes the way it always went.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.attention.blocks import Block, Blocks, KeysValues
-from transduce.attention.own import SelfAttention, View
+from transduce.attention.own import SelfAttention, View, shade
 from transduce.contracts import Position, Score
 from transduce.flow import Tree
-from transduce.layers.dense import FeedForward
+from transduce.layers.dense import ACTIVATIONS, FeedForward
 from transduce.layers.norm import LayerNorm
 from transduce.layers.residual import Residual
+from transduce.native.library import library
+from transduce.native.steps import ACTIVATIONS as CODES
+from transduce.native.steps import BlockStep, Parts
 from transduce.precision.joint import JointMemory, JointSelf
 from transduce.precision.matrices import Packed, Reading
 
@@ -46,9 +50,24 @@ class LeanBlock(Block):
         self.shape = (attention.heads, width)
         if isinstance(plain.cross, JointMemory):
             self.asks, self.answers = _direct(plain.cross.query), _direct(plain.cross.output)
+        self.whole = _whole(plain, attention)
+
+    def run(
+        self, values: Tensor, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[Tensor, Tree, Tensor | None, Tensor | None]:
+        slots = view.slots
+        if self.whole is None or slots is None or view.with_attention or past[0].dtype != torch.float32:
+            return super().run(values, past, view, source)
+        memory = None
+        if source is not None:
+            if view.source is None or not source[0][0].is_contiguous() or not source[0][1].is_contiguous():
+                return super().run(values, past, view, source)
+            memory = (*source[0], view.source)
+        made = self.whole(values, past, slots.places, slots.owners, slots.beams, slots.reach, memory)
+        return made, past, None, None
 
     def look_back(self, values: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
-        if view.slots is None or view.shade is None or view.with_attention:
+        if view.slots is None or view.with_attention:
             return super().look_back(values, past, view)
         rows, beams = len(values), view.slots.beams
         query, keys, added = self.every(self.enters[0](values)).view(rows, -1).split(self.parts, 1)  # R H*K, R G*K
@@ -60,7 +79,7 @@ class LeanBlock(Block):
             query.view(-1, beams, *self.shape).transpose(1, 2),  # B H N K
             before.flatten(1, 2).transpose(1, 2),  # B H N*L K
             kept.flatten(1, 2).transpose(1, 2),
-            attn_mask=view.shade,
+            attn_mask=view.slots.shade,
             scale=self.scale,
         )
         return self.leaves[0](values, self.result(context.transpose(1, 2).reshape(rows, 1, -1))), past, None
@@ -81,6 +100,18 @@ class LeanBlock(Block):
         return self.leaves[-1](values, self.thinks(self.enters[-1](values)))
 
 
+class LeanReading(LeanBlock):
+    """look at all of the own source and think, all rows of a block by one call of our kernels"""
+
+    def run(
+        self, values: Tensor, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[Tensor, Tree, Tensor | None, Tensor | None]:
+        mask = view.mask  # B 1 1 S
+        if self.whole is None or mask is None or view.with_attention or values.dtype != torch.float32:
+            return super().run(values, past, view, source)
+        return self.whole.read(values, shade(mask[:, 0, 0])), past, None, None
+
+
 def _attend_sources(query: Tensor, keys: Tensor, values: Tensor, shade: Tensor, scale: float) -> Tensor:
     """softmax(scale q k + shade) v for the few queries of many sources, by plain products: B H N K.
 
@@ -91,6 +122,46 @@ def _attend_sources(query: Tensor, keys: Tensor, values: Tensor, shade: Tensor, 
     scores = torch.bmm(query.reshape(sources * heads, rows, width), flat.transpose(1, 2)).mul_(scale)
     weights = scores.view(sources, heads, rows, -1).add_(shade).softmax(-1)
     return torch.bmm(weights.flatten(0, 1), flat_values).view(query.shape)
+
+
+def _whole(plain: Block, own: JointSelf) -> BlockStep | None:
+    """All of a block as one call, where our own kernels read its matrices and know its activation."""
+    think, cross = plain.feed_forward, plain.cross
+    activation = _named(think.activation)
+    matrices = [own.all, own.output, think.grow, think.shrink, *([] if think.gate is None else [think.gate])]
+    matrices += [cross.query, cross.output] if cross is not None else []
+    norms: list[Any] = [(one.norm.weight, one.norm.bias, one.norm.eps) for one in plain.residuals]
+    exact = all(one is None or one.dtype == torch.float32 for weight, bias, _ in norms for one in (weight, bias))
+    if activation not in CODES or not exact or not all(_product(one) for one in matrices):
+        return None
+    assert own.attend.score.scale is not None
+    return BlockStep(
+        Parts(
+            looks_back=(_product(own.all), _product(own.output)),
+            looks_up=None if cross is None else (_product(cross.query), _product(cross.output)),
+            thinks=(_product(think.grow), None if think.gate is None else _product(think.gate), _product(think.shrink)),
+            norms=norms,
+            before=plain.residuals[0].place == "before",
+            heads=own.heads,
+            head=own.all.out_features // (3 * own.heads),
+            activation=activation,
+            scale=own.attend.score.scale,
+            memory_scale=1.0 if cross is None else cross.attend.score.scale or 1.0,
+        )
+    )
+
+
+def _named(activation: Reading) -> str | None:
+    """Its name on the shelf. A function with an option fixed was copied with the network: it is known by its parts."""
+
+    def parts(function: Any) -> tuple[Any, Any]:
+        return getattr(function, "func", function), getattr(function, "keywords", {})
+
+    return next((name for name, function in ACTIVATIONS.items() if parts(function) == parts(activation)), None)
+
+
+def _product(part: nn.Module | None) -> Any:
+    return getattr(part, "product", None)
 
 
 def _around(residual: Residual) -> tuple[Reading, Join]:
@@ -127,10 +198,15 @@ def _direct(part: nn.Module, *, rectified: bool = False) -> Reading:
 def lean(network: nn.Module) -> None:
     """Every block that can be is replaced by its lean one."""
     for stack in list(network.modules()):
-        if isinstance(stack, Blocks) and stack.causal and _speaks_first(stack.position):
+        if isinstance(stack, Blocks) and _speaks_first(stack.position) and (stack.causal or _reads_whole(stack)):
             for number, block in enumerate(stack.blocks):
                 if _fits(block):
-                    stack.blocks[number] = LeanBlock(block)  # type: ignore[index]
+                    stack.blocks[number] = (LeanBlock if stack.causal else LeanReading)(block)  # type: ignore[index]
+
+
+def _reads_whole(stack: Blocks) -> bool:
+    """Whether rows see all of their source, and our own kernels are there to read it."""
+    return stack.reach is None and library() is not None
 
 
 def _speaks_first(position: Position) -> bool:

@@ -14,6 +14,7 @@ from transduce.attention.own import SelfAttention
 from transduce.errors import InputError
 from transduce.layers.stepping import STEPS
 from transduce.model import Transducer
+from transduce.native.library import library
 from transduce.precision.cells import PackedCells
 from transduce.precision.joint import JointMemory, JointSelf, projects
 from transduce.precision.lean import lean
@@ -39,7 +40,7 @@ def for_generation(network: Transducer, precision: Precision = "auto") -> Transd
         _replace(made, _prepared)
         return made.bfloat16() if precision == "bf16" else made
     kind = KINDS["fp32" if precision == "auto" else precision]
-    if issubclass(kind, Float32) and not torch.backends.mkldnn.is_available():
+    if not _can_pack(kind):
         if precision == "bf16":
             raise InputError("this build of torch packs no bf16 matrices", remedy="use precision fp32 or int8")
         return network
@@ -48,6 +49,12 @@ def for_generation(network: Transducer, precision: Precision = "auto") -> Transd
     _replace(made, lambda parent, part: _packed(part, kind))
     lean(made)
     return made
+
+
+def _can_pack(kind: type[Packed]) -> bool:
+    """Torch packs floating-point numbers only where it was built with oneDNN; our own kernels fp32 everywhere."""
+    by_torch = not issubclass(kind, Float32) or torch.backends.mkldnn.is_available()
+    return by_torch or (kind is Float32 and library() is not None)
 
 
 def _replace(network: nn.Module, change: Callable[[nn.Module, nn.Module], nn.Module]) -> None:

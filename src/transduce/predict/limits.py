@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 from torch import nn
 
-from transduce.recipe import GenerationRecipe, explain_error
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.recipe import GenerationRecipe, Recipe, explain_error
 
 
 def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> GenerationRecipe:
@@ -26,6 +28,18 @@ def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> G
     if chosen.strategy == "greedy" and several and "strategy" not in changes:
         return chosen.model_copy(update={"strategy": "beam"})
     return chosen
+
+
+def check_draft(
+    recipe: Recipe, own: Sequence[Tokenizer], wanted: Sequence[Tokenizer], chosen: GenerationRecipe, prefixes: Any
+) -> None:
+    """A draft reads and writes the same tokens, and serves greedy search from the beginning on."""
+    if [one.fingerprint for one in own] != [one.fingerprint for one in wanted] or recipe.data.form == "text":
+        raise InputError("the draft has other tokens", remedy="train both from the same data with the same `tokens`")
+    if (chosen.strategy != "greedy" and chosen.beam != 1) or chosen.strategy == "sample" or chosen.nbest != 1:
+        raise InputError("a draft serves greedy search", remedy="add --set strategy=greedy")
+    if prefixes is not None:
+        raise InputError("a draft begins where the output begins", remedy="leave out the draft, or the prefix")
 
 
 def reach(network: nn.Module, *, alone: bool, sourceless: bool) -> tuple[int, int]:

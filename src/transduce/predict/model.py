@@ -15,9 +15,11 @@ from torch import Tensor
 from transduce import build
 from transduce.contracts import Rule, Scored, Strategy
 from transduce.data.batching import collate, ordered
+from transduce.data.reading import Source
 from transduce.data.running import measure
 from transduce.data.text import Tokenizer
-from transduce.data.unknowns import encode_sources, encode_targets, unknown_words
+from transduce.data.unknowns import encode_targets
+from transduce.decoding.drafting import speculate
 from transduce.decoding.filling import Filling
 from transduce.decoding.graphs import Graphs
 from transduce.decoding.loop import search
@@ -28,7 +30,7 @@ from transduce.explain.reread import Path, Rereader
 from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.language import go_on, score_running
 from transduce.model import Embedder, EncoderOnly, Transducer, speechless
-from transduce.predict.limits import change_settings, reach
+from transduce.predict.limits import change_settings, check_draft, reach
 from transduce.predict.results import PairScore, Prediction
 from transduce.predict.texts import check_texts
 from transduce.predict.workers import spread
@@ -53,6 +55,7 @@ class Model:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters
         self.graphs = graphs
+        self.reading = build.build_reading(recipe, (source, target))
         self._choosers: dict[GenerationRecipe, Chooser] = {}
 
     @property
@@ -78,11 +81,18 @@ class Model:
         return change_settings(self.recipe.generation, changes)
 
     def generate(
-        self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, workers: int = 1, **settings: Any
+        self,
+        texts: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        workers: int = 1,
+        draft: Model | None = None,
+        **settings: Any,
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
 
-        With several workers so many batches are read at a time, on one core each: for many lines on a CPU.
+        With several workers so many batches are read at a time, on one core each: for many lines on a CPU. A draft is a
+        quick model with the same tokens: it proposes, this one decides, and greedy search gives what it gives without.
 
         To a language model a line is the beginning of the text that it writes; an empty one is none.
         """
@@ -96,11 +106,14 @@ class Model:
             check_texts("generate", prefixes)
             if len(prefixes) != len(texts):
                 raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one a line")
+        if draft is not None:
+            given = prefixes or chosen.begun or None
+            check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, given)
         most = min(chosen.max_source, self._reach[0])
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
-        encoded = self._read([texts[number] for number in busy])
-        sources = dict(zip(busy, (ids[:most] for ids in encoded), strict=True))
+        encoded = self.reading.read([texts[number] for number in busy])
+        sources = dict(zip(busy, (self.reading.cut(source, most) for source in encoded), strict=True))
         uncut = dict(zip(busy, map(len, encoded), strict=True))
 
         def find(numbers: list[int]) -> list[list[Hypothesis]]:
@@ -109,7 +122,10 @@ class Model:
                 begun = encode_targets(
                     self.target, [prefixes[number] for number in numbers], [texts[number] for number in numbers]
                 )
-            return self.search_ids([sources[number] for number in numbers], begun, chosen, numbers)
+            asked = [sources[number] for number in numbers]
+            if draft is not None:
+                return self._search_ahead(draft, asked, chosen)
+            return self.search_sources(asked, begun, chosen, numbers)
 
         planned = ordered([len(sources[number]) for number in busy], chosen.batch_tokens)
         batches = [[busy[row] for row in rows] for rows in planned]
@@ -134,18 +150,27 @@ class Model:
             results.append(replace(one, text=rivals[0].text, nbest=rivals))
         return results
 
-    def search_ids(
+    def search_sources(
         self,
-        sources: list[list[int]],
+        sources: Sequence[Source],
         prefixes: list[list[int]] | None,
         settings: GenerationRecipe,
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
         """What is found for each source, best first; `numbers` seed the draws of each."""
-        batch = collate([(ids, None) for ids in sources], range(len(sources)))
-        lengths = torch.tensor([len(ids) for ids in sources])
-        longest = (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self._reach[1])).long()
-        return self._find(settings, batch, longest, prefixes, numbers)
+        return self._find(settings, self.reading.batch(sources), self._longest(sources, settings), prefixes, numbers)
+
+    def _longest(self, sources: Sequence[Source], settings: GenerationRecipe) -> Tensor:
+        """B: most tokens of what is said of each."""
+        lengths = torch.tensor([len(source) for source in sources])
+        return (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self._reach[1])).long()
+
+    def _search_ahead(
+        self, draft: Model, sources: Sequence[Source], settings: GenerationRecipe
+    ) -> list[list[Hypothesis]]:
+        batch, (_, rules) = self.reading.batch(sources).to(self.device), self._chooser(settings)
+        found = speculate(self.network, draft.network, batch, longest=self._longest(sources, settings), rules=rules)
+        return [[one] for one in found]
 
     def _find(
         self,
@@ -157,6 +182,8 @@ class Model:
     ) -> list[list[Hypothesis]]:
         asked = Filling(self.network) if isinstance(self.network, EncoderOnly) and self._masked else self.network
         strategy, rules = self._chooser(settings)
+        if prefixes is None and settings.begun:
+            prefixes = [list(settings.begun)] * batch.size
         return search(
             asked,
             batch.to(self.device),
@@ -180,11 +207,8 @@ class Model:
         """Whether the model learned to restore a text, so that `<mask>` may stand for a token."""
         return self.recipe.data.noise is not None
 
-    def _read(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.source.encode_sources(texts, masked=True) if self._masked else encode_sources(self.source, texts)
-
-    def _prediction(self, text: str, source: list[int] | None, hypotheses: list[Hypothesis], cut: bool) -> Prediction:
-        unknown = unknown_words(self.source, text)
+    def _prediction(self, text: str, source: Source | None, hypotheses: list[Hypothesis], cut: bool) -> Prediction:
+        unknown = self.reading.unknown(text)
         rivals = tuple(
             Prediction(
                 text,
@@ -197,13 +221,13 @@ class Model:
             for one in hypotheses
         )
         ranked = tuple((one.text, one.score) for one in rivals)
-        path = Path(text, None if source is None else tuple(source), hypotheses[0], ranked)
+        path = Path(text, source, hypotheses[0], ranked)
         return replace(rivals[0], nbest=rivals, path=path, model=self)
 
     def reread(self, predictions: Sequence[Prediction]) -> list[Explained | None]:
         """The explanations of many predictions, read in batches, and kept in them; None for an empty line."""
         busy = [one for one in predictions if one.path is not None]
-        rereader = Rereader(self.network, self.source, self.target, self.facts(), self._masked)
+        rereader = Rereader(self.network, self.reading, self.target, self.facts())
         found = rereader([one.path for one in busy if one.path is not None], self.recipe.generation.batch_tokens)
         for one, explained in zip(busy, found, strict=True):
             vars(one)["explained"] = explained
@@ -226,13 +250,16 @@ class Model:
         if isinstance(self.network, Embedder):
             raise speechless()
         texts = [source for source, _ in pairs]
-        sources = encode_sources(self.source, texts)
+        sources = self.reading.read(texts)
         targets = encode_targets(self.target, [target for _, target in pairs], texts)
         results: list[PairScore | None] = [None] * len(pairs)
         lengths = [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
         for rows in ordered(lengths, self.recipe.generation.batch_tokens):
-            read = [None if self.sourceless else sources[row] for row in rows]
-            batch = collate(list(zip(read, [targets[row] for row in rows], strict=True)), rows).to(self.device)
+            given = [targets[row] for row in rows]
+            if self.sourceless:
+                batch = collate([(None, target) for target in given], rows).to(self.device)
+            else:
+                batch = self.reading.batch([sources[row] for row in rows], given).to(self.device)
             for row, scores in zip(rows, score_batch(self.network, batch), strict=True):
                 tokens = tuple(map(self.target.piece, [*targets[row], EOS]))
                 results[row] = PairScore(tokens, scores)
@@ -251,15 +278,15 @@ class Model:
         """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
         check_texts("embed", texts)
         most = min(self.recipe.generation.max_source, self._reach[0])
-        encoded = encode_sources(self.source, texts)
+        encoded = self.reading.read(texts)
         if cut := sum(len(ids) > most for ids in encoded):
             warnings.warn(f"{cut:,} texts were cut to {most:,} tokens", stacklevel=2)
-        sources = [ids[:most] for ids in encoded]
+        sources = [self.reading.cut(source, most) for source in encoded]
         found: dict[int, np.ndarray] = {}
         for rows in ordered([len(ids) + 1 for ids in sources], self.recipe.generation.batch_tokens):
-            batch = collate([(sources[row], None) for row in rows], rows).to(self.device)
+            batch = self.reading.batch([sources[row] for row in rows]).to(self.device)
             assert batch.source is not None
-            found.update(zip(rows, self.network.embed(batch.source).float().cpu().numpy(), strict=True))
+            found.update(zip(rows, self.network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))
         return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
 
     def read(self, pairs: Sequence[tuple[str, str]]) -> list[Explained]:
@@ -268,13 +295,13 @@ class Model:
             raise InputError("this model has no source to look at", remedy="give one that reads a source")
         texts = [source for source, _ in pairs]
         scored = self.score(pairs)
-        sources = encode_sources(self.source, texts)
+        sources = self.reading.read(texts)
         targets = encode_targets(self.target, [target for _, target in pairs], texts)
         paths = [
-            Path(text, tuple(source), Hypothesis((*target, EOS), one.token_scores, one.score))
+            Path(text, source, Hypothesis((*target, EOS), one.token_scores, one.score))
             for text, source, target, one in zip(texts, sources, targets, scored, strict=True)
         ]
-        rereader = Rereader(self.network, self.source, self.target, self.facts(), self._masked)
+        rereader = Rereader(self.network, self.reading, self.target, self.facts())
         return rereader(paths, self.recipe.generation.batch_tokens)
 
     def explain(self, text: str, **settings: Any) -> Explained:

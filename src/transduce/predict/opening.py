@@ -1,4 +1,4 @@
-"""A run directory, or a model from elsewhere, in; its model out, with the weights it was trained to."""
+"""A run directory, a bundle, or a model from elsewhere, in; its model out, with the weights it was trained to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transduce import build, interop, shelves
 from transduce.data.text import Tokenizer
 from transduce.decoding.graphs import Graphs
 from transduce.errors import InputError
+from transduce.interop import bundle
 from transduce.model import Transducer
 from transduce.precision import Precision, for_generation
 from transduce.predict.model import Model
@@ -27,7 +28,11 @@ def load(
 
     With a precision, the network is one for generation: its weights are packed, and learn no more.
     """
-    run = Run(Path(path))
+    path = interop.located(path)
+    if bundle.recognises(path):
+        with bundle.unpacked(path) as folder:
+            return load(folder, device=device, precision=precision)
+    run = Run(path)
     if interop.recognises(run.folder):
         imported = interop.read(run.folder)
         source, target = imported.tokenizers

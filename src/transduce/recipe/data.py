@@ -15,9 +15,13 @@ class Corpus(Section):
     """Where pairs come from: one file that holds both sides, or two files line by line."""
 
     path: str | None = Field(
-        None, description="TSV, JSONL or Parquet with both sides; .gz and .zst are read as they are"
+        None,
+        description="TSV, JSONL or Parquet with both sides; .gz and .zst read as they are. Where sources are files, "
+        "also a folder with captions.jsonl, or with a folder of files for each label",
     )
-    source: str | None = Field(None, description="one side of two parallel text files")
+    source: str | None = Field(
+        None, description="one side of two parallel text files; where sources name files, also an IDX file of arrays"
+    )
     target: str | None = Field(None, description="the other side")
     weight: float = Field(1.0, gt=0, description="share of this corpus when several are mixed")
     inputs: Positive = Field(
@@ -35,6 +39,9 @@ class Corpus(Section):
     )
     form: Literal["pairs", "lines", "running"] = Field(
         "pairs", description="follows `data.form` and `data.passage`: lines or running text have no source"
+    )
+    reads: tuple[str, ...] = Field(
+        (), description="follows `data.sources`: the kinds of its inputs; but for text, a source names a file"
     )
 
     @model_validator(mode="before")
@@ -85,13 +92,13 @@ def _as_corpus(item: Any) -> Any:
     return {"source": source, "target": target} if comma else {"path": source}
 
 
-def _with_form(corpora: Any, form: str) -> Any:
+def _told(corpora: Any, facts: Mapping[str, Any]) -> Any:
     if not isinstance(corpora, tuple):
         return corpora  # nothing that could be a list of corpora: told of by the field itself
     return tuple(
-        item.model_copy(update={"form": form})
+        item.model_copy(update=facts)
         if isinstance(item, Corpus)
-        else {**item, "form": form}
+        else {**item, **facts}
         if isinstance(item, Mapping)
         else item
         for item in corpora
@@ -116,6 +123,10 @@ class DataRecipe(Section):
     passage: Positive | None = Field(
         None, description="text only: tokens of the passages that running text is read in; left out: line by line"
     )
+    sources: dict[str, dict[str, Any] | str] = Field(
+        {},
+        description="what the inputs of a line are, in order: `{name: {kind: ..., option: ...}}`; left out: texts",
+    )
     min_length: int = Field(1, ge=0, description="fewest tokens on either side")
     max_length: Positive = Field(512, description="most tokens on either side; longer pairs are dropped and counted")
     max_ratio: float | None = Field(None, gt=1, description="most tokens of one side for one of the other")
@@ -132,11 +143,24 @@ class DataRecipe(Section):
     @classmethod
     def _formed(cls, content: Any) -> Any:
         """Every corpus knows what its file holds, so whoever reads one need not ask."""
-        if not isinstance(content, Mapping) or content.get("form") != "text":
+        if not isinstance(content, Mapping):
             return content
-        form = "lines" if content.get("passage") is None else "running"
+        facts: dict[str, Any] = {}
+        if content.get("form") == "text":
+            facts["form"] = "lines" if content.get("passage") is None else "running"
+        if isinstance(sources := content.get("sources"), Mapping) and sources:
+            kinds = [spec if isinstance(spec, str) else dict(spec or {}).get("kind", "") for spec in sources.values()]
+            facts |= {"reads": tuple(map(str, kinds)), "inputs": len(kinds)}
+        if not facts:
+            return content
         sets = {name: _as_corpora(content[name]) for name in ("train", "dev", "test") if content.get(name)}
-        return {**content, **{name: _with_form(corpora, form) for name, corpora in sets.items()}}
+        return {**content, **{name: _told(corpora, facts) for name, corpora in sets.items()}}
+
+    @model_validator(mode="after")
+    def _pairs_of_sources(self) -> Self:
+        if self.sources and (self.form != "pairs" or self.noise is not None):
+            raise ValueError("`sources` are those of pairs: leave out `form`, `passage` and `noise`")
+        return self
 
     @model_validator(mode="after")
     def _text_in_passages(self) -> Self:
@@ -153,5 +177,5 @@ class DataRecipe(Section):
 
     def held_out(self, files: str) -> tuple[Corpus, ...]:
         """Files named later, to be read like those of this run."""
-        known = {"train": self.train, "form": self.form, "passage": self.passage}
+        known = {"train": self.train, "form": self.form, "passage": self.passage, "sources": self.sources}
         return DataRecipe.model_validate({**known, "test": files}).test

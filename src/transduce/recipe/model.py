@@ -16,6 +16,12 @@ class CopyingRecipe(Section):
     head: int | None = Field(None, description="one head of it; left out: the mean of all")
 
 
+class CtcRecipe(Section):
+    """How much is listened to what the rows of the memory spell: decoders/joint.py."""
+
+    weight: float = Field(0.3, ge=0, le=1, description="their share in every step of a search; 0: none")
+
+
 class ModelRecipe(Section):
     """Parts by name: `{kind: ..., option: ...}`. shelves.py checks the options against the part's signature."""
 
@@ -29,11 +35,15 @@ class ModelRecipe(Section):
         "none", description="one set of weights in encoder and decoder where they are alike; `all`: the embedding too"
     )
     scaled: bool = Field(True, description="embeddings are multiplied by the root of the width as they are read")
+    closed: bool = Field(True, description="false: the </s> that closes every source is not read (OpenNMT-py)")
     stored: Literal["fp32", "int8"] = Field(
         "fp32", description="int8: the run holds its matrices in 8 bits, and learns no more; `transduce quantise`"
     )
     copying: CopyingRecipe | None = Field(
         None, description="words of the source may be said by looking at them; {} for the usual options"
+    )
+    ctc: CtcRecipe | None = Field(
+        None, description="the rows of the memory spell the target too, beside the decoder; {} for the usual options"
     )
 
 

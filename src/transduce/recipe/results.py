@@ -26,6 +26,7 @@ class GenerationRecipe(Section):
         "bound", description="full_beam: when nothing better can come; when nothing of this length is better; when full"
     )
     first: int | None = Field(None, ge=0, description="id of the token that every output begins with")
+    begun: tuple[int, ...] = Field((), description="ids that every output is given to begin with, at no cost")
     never: tuple[int, ...] = Field((), description="ids of tokens that are never said")
     never_first: tuple[int, ...] = Field((), description="ids of tokens that no output begins with")
     closed: bool = Field(False, description="an output that reaches max_length ends there with </s>")

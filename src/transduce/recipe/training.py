@@ -37,7 +37,9 @@ class ScheduleRecipe(Section):
 class TrainingRecipe(Section):
     steps: Positive = Field(10_000, description="most updates")
     minutes: float | None = Field(None, gt=0, description="most minutes; whichever of the two ends first")
-    batch_tokens: Positive = Field(4096, description="source + target tokens in one update, over all processes")
+    batch_tokens: Positive | Literal["auto"] = Field(
+        4096, description="source + target tokens in one update, over all processes; auto: as many as fit the GPU"
+    )
     accumulate: Positive = Field(
         1, description="micro-batches that one update is computed in; the gradient is the same"
     )
@@ -79,3 +81,9 @@ class TrainingRecipe(Section):
     deterministic: bool = Field(False, description="refuse operations whose result may differ between runs")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     tensorboard: bool = False
+
+    @property
+    def budget(self) -> int:
+        """`batch_tokens`, once it is a number: see experiment/budget.py."""
+        assert self.batch_tokens != "auto", "how many fit was not found out yet"
+        return self.batch_tokens

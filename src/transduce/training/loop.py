@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
+from transduce.attention.positions import places
 from transduce.data.batching import Position
 from transduce.errors import InputError, nearest
 from transduce.flow import Batch
@@ -137,7 +138,8 @@ class Trainer:
         """A piece with few different shapes, where passes are recorded."""
         if not self.update.records:
             return batch
-        return rounded(batch, self.settings.batch_tokens // (self.processes.size * self.settings.accumulate))
+        budget = self.settings.budget // (self.processes.size * self.settings.accumulate)
+        return rounded(batch, budget, places(self.model))
 
     def _step(self, fetched: Iterator[Fetched], interruption: Interruption) -> None:
         """One update, counted and told."""

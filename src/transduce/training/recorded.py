@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.decoding.graphs import cloned, copy_into, tensors_of, warmed
+from transduce.decoding.graphs import cloned, copy_into, recorded, tensors_of, warmed
 from transduce.flow import Batch, Padded
 
 COLUMNS = 8  # a source or target has a multiple of so many
@@ -55,6 +55,8 @@ class Recorder:
             # A part of the user's own may wait for the device, which cannot be recorded.
             warnings.warn(f"passes of this model cannot be recorded, so training is slower: {error}", stacklevel=2)
             self.refused = True
+            self.recordings.clear()
+            _pool.cache_clear()  # its memory is that of a recording which never ended
         for parameter, grad in zip(self.parameters, before, strict=True):
             if parameter.grad is not None:
                 parameter.grad.zero_() if grad is None else parameter.grad.copy_(grad)
@@ -74,7 +76,7 @@ class Recording:
         self.batch, self.factor = cloned(batch), factor.clone()
         warmed(lambda: run(self.batch, self.factor))
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=_pool()):
+        with recorded(self.graph, _pool()):
             self.sums = run(self.batch, self.factor)
 
     def replay(self, batch: Batch, factor: Tensor) -> Tensor:
@@ -83,18 +85,26 @@ class Recording:
         return self.sums.clone()
 
 
-def rounded(batch: Batch, budget: int) -> Batch:
+def rounded(batch: Batch, budget: int, most: int | None = None) -> Batch:
     """The same pairs with round numbers of columns, and of rows, the last of which count nowhere.
 
-    `budget` is the slots that a full batch has: a quarter of the rows that fit into it is the unit.
+    `budget` is the slots that a full batch has: a quarter of the rows that fit into it is the unit. `most`: where the
+    places of the model end.
     """
-    made = batch.map(lambda part: part.rounded(COLUMNS))
+    made = _filled(batch, most)
     columns = sum(part.values.size(1) for part in (made.source, made.target) if part is not None)
     extra = -batch.size % max(1, budget // columns // 4)
     made = batch.select(torch.cat((torch.arange(batch.size), torch.zeros(extra, dtype=torch.long))))
-    made = made.map(lambda part: part.rounded(COLUMNS))
+    made = _filled(made, most)
     if made.target is not None and extra:
         mask = made.target.mask.clone()
         mask[batch.size :] = False
         made = replace(made, target=Padded(made.target.values, mask))
     return made
+
+
+def _filled(batch: Batch, most: int | None) -> Batch:
+    """A decoder reads a target without its last column: that one is not counted."""
+    made = batch.map(lambda part: part.rounded(COLUMNS, most))
+    sides = {name: part.rounded(COLUMNS, most, 1) for name in ("target", "asked") if (part := getattr(batch, name))}
+    return replace(made, **sides)

@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transduce.attention.blocks import recompute
 from transduce.errors import InputError
 from transduce.flow import Batch
+from transduce.native.library import library
 from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.blame import first_bad
@@ -108,6 +109,8 @@ class Update:
                 remedy="leave it out; training.accumulate also makes an update fit into less memory",
             )
         self.forward = _compiled(model) if settings.compile else model
+        if device.type == "cpu":
+            library()  # from now on they are there for whoever asks
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.recorder = Recorder(self._pass, self.parameters) if self.records else None
         self.limit = math.inf  # slots of the smallest piece that ever ran out of memory
@@ -130,23 +133,40 @@ class Update:
         if lost_count and count:
             torch._foreach_mul_(own, work.count / count)  # the pieces were divided by the count they should have had
         norm = get_total_norm(own)
-        # The one wait for the device in an update.
-        *sums, gradient_norm = torch.cat([gradients.sums, norm.to(gradients.sums)[None]]).tolist()
+        numbers = torch.cat([gradients.sums, norm.to(gradients.sums)[None]])
+        if ahead := self.ahead and count > 0:
+            self._move(norm, rate, numbers)
+        *sums, gradient_norm = numbers.tolist()  # the one wait for the device in an update
         total, *parts = self.processes.sum(sums)
         bad = "" if count else "no token was left to learn from"
         if not bad and not (math.isfinite(total) and math.isfinite(gradient_norm)):
             bad = self._blame(work, step)
-        if not bad:
-            if self.settings.clip is not None:
-                clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
-            set_rate(self.optimiser, rate)
-            self.optimiser.step()
+        if not bad and not ahead:
+            self._move(norm, rate)
         self._forget()
         named = dict(zip(self.objective.parts, parts, strict=True))
         lost = self._all_lost(gradients.lost) if lost_count else ()
         return Result(
             total, named, count, gradient_norm, bad, int(splits), lost, tuple(number > 0 for number in raised)
         )
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the device is told to move before it is known here that all is finite: it need not wait for us then.
+
+        A fused optimiser looks for itself. With several processes the losses of the others would have to be known.
+        """
+        fused = all(group.get("fused") for group in self.optimiser.param_groups)
+        return fused and self.device.type == "cuda" and self.processes.size == 1
+
+    def _move(self, norm: Tensor, rate: float, unless: Tensor | None = None) -> None:
+        """One step of the optimiser, clipped; none where a number in `unless` is not finite."""
+        if self.settings.clip is not None:
+            clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
+        set_rate(self.optimiser, rate)
+        bad = None if unless is None else (~unless.isfinite().all()).float()
+        self.optimiser.found_inf = bad  # type: ignore[attr-defined]
+        self.optimiser.step()
 
     def _gradients(self, work: Work, step: int) -> _Gradients:
         """The gradient of this process's pieces, each divided by the count of the whole update.

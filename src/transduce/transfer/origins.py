@@ -144,7 +144,7 @@ def take_weights(
         same = _same_sides(tokenizers, origin)
         taken = []
         for name, tensor in own.items():
-            given = origin.weights.get(name)
+            given = _refit(network, name, origin.weights.get(name), tensor)
             asked = origin.section == "model" or name.startswith(f"{origin.section}.")
             if given is None or not asked or given.shape != tensor.shape or not spoken.get(name, set()) <= same:
                 continue
@@ -160,6 +160,16 @@ def take_weights(
             if id(tensor) in filled:
                 tensor.copy_(filled[id(tensor)])
     return Transfer(tuple(loads), tuple(name for name, tensor in own.items() if id(tensor) not in filled))
+
+
+def _refit(network: nn.Module, name: str, given: Tensor | None, own: Tensor) -> Tensor | None:
+    """A weight of another shape as the module that has it would make it fit, where it can: see a module's `refit`."""
+    if given is None or given.shape == own.shape:
+        return given
+    place, _, leaf = name.rpartition(".")
+    refit = getattr(network.get_submodule(place), "refit", None)
+    made: Tensor | None = None if refit is None else refit(leaf, given)
+    return given if made is None else made
 
 
 def _same_sides(tokenizers: Tokenizers, origin: Origin) -> set[str]:

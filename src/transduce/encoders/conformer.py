@@ -1,0 +1,108 @@
+"""Sources in, a memory out: every row has looked at all others and, by a convolution, at those beside it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.attention.multihead import Heads
+from transduce.attention.normalisers import Softmax
+from transduce.attention.own import SelfAttention, View
+from transduce.attention.positions import RelativeBias
+from transduce.attention.scores import ScaledDot
+from transduce.contracts import Count, Encoder, Front, Position, Rate
+from transduce.errors import InputError
+from transduce.flow import Batch, Memory
+from transduce.layers.dense import FeedForward
+from transduce.layers.dropout import Dropout
+from transduce.layers.norm import NORMALISATIONS, LayerNorm
+
+
+class ConformerEncoder(Encoder):
+    """x + 1/2 FFN, + self-attention, + convolution, + 1/2 FFN, normalised, in every block (Gulati 2020)"""
+
+    steady = True
+
+    def __init__(
+        self,
+        embedding: Front,
+        *,
+        layers: Count = 4,
+        width: Count = 256,
+        heads: Count = 4,
+        hidden: Count = 1024,
+        kernel: Count = 15,
+        normalisation: Literal["batch", "layer"] = "layer",
+        position: type[Position] = RelativeBias,
+        dropout: Rate = 0.1,
+    ) -> None:
+        """`normalisation` is that of the convolutions: the paper's is over the batch, see layers/norm.py."""
+        super().__init__()
+        if kernel % 2 == 0:
+            raise InputError(f"a kernel of {kernel} has no middle row", remedy="set an odd kernel")
+        self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
+        self.position = position(width, heads, False)
+        shape = Heads(heads, heads, ScaledDot, Softmax, dropout=dropout)
+        # Not `blocks`: they are unlike those of a Transformer, and equal names may share weights (layers/sharing.py).
+        self.conformers = nn.ModuleList(
+            ConformerBlock(
+                SelfAttention(width, shape),
+                Convolution(width, kernel, NORMALISATIONS[normalisation](width)),
+                [FeedForward(width, hidden, "silu", dropout) for _ in range(2)],
+                dropout,
+            )
+            for _ in range(layers)
+        )
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
+        assert batch.source is not None, "this encoder reads the source of a batch"
+        entered = self.embedding.rows(batch.source)
+        mask, shown = entered.mask, entered.mask[..., None]
+        places = torch.arange(mask.size(1), device=mask.device)[None]  # 1 S
+        view = View(self.position, places, places, mask[:, None, None], real=mask, with_attention=with_attention)
+        values, seen = self.dropout(self.position.add(entered.values, places)), []
+        for block in self.conformers:
+            values, weights = block(values, view)
+            seen += [] if weights is None else [weights]
+        summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
+        return Memory(values, mask, summary, torch.stack(seen, 1) if seen else None, batch.source.ids)
+
+
+class ConformerBlock(nn.Module):
+    """think by half, look at all, look around, think by half"""
+
+    def __init__(
+        self, own: SelfAttention, convolution: Convolution, feed_forwards: list[FeedForward], dropout: float
+    ) -> None:
+        super().__init__()
+        width = convolution.width
+        self.own, self.convolution, self.feed_forwards = own, convolution, nn.ModuleList(feed_forwards)
+        self.norms, self.dropout = nn.ModuleList(LayerNorm(width) for _ in range(5)), Dropout(dropout)
+
+    def forward(self, values: Tensor, view: View) -> tuple[Tensor, Tensor | None]:
+        values = values + self.dropout(self.feed_forwards[0](self.norms[0](values))) / 2
+        found, _, weights = self.own(self.norms[1](values), self.own.start(len(values), values), view)
+        values = values + self.dropout(found)
+        assert view.real is not None
+        values = values + self.dropout(self.convolution(self.norms[2](values), view.real))
+        values = values + self.dropout(self.feed_forwards[1](self.norms[3](values))) / 2
+        return self.norms[4](values), weights
+
+
+class Convolution(nn.Module):
+    """W2 swish(norm(depthwise(glu(W1 x)))): each feature over the rows beside a row, padding left out"""
+
+    def __init__(self, width: int, kernel: int, norm: nn.Module) -> None:
+        super().__init__()
+        self.width, self.norm = width, norm
+        self.enter, self.leave = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.around = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width, bias=False)
+
+    def forward(self, values: Tensor, real: Tensor) -> Tensor:
+        gated = F.glu(self.enter(values), -1) * real[..., None]  # padding is zero, like what lies beyond the end
+        mixed = self.around(gated.transpose(1, 2)).transpose(1, 2)
+        left: Tensor = self.leave(F.silu(self.norm(mixed, real)))
+        return left

@@ -1,0 +1,27 @@
+"""Sources in, a memory out: the rows that the front gives, as they are."""
+
+from __future__ import annotations
+
+from transduce.contracts import Count, Encoder, Front, Rate
+from transduce.errors import InputError
+from transduce.flow import Batch, Memory
+from transduce.layers.dropout import Dropout
+
+
+class PlainEncoder(Encoder):
+    """the rows of the front as they are, their mean as the summary: what is seen is what is read (Xu 2015)"""
+
+    steady = True
+
+    def __init__(self, embedding: Front, *, width: Count = 256, dropout: Rate = 0.1) -> None:
+        super().__init__()
+        if embedding.width != width:
+            raise InputError(f"rows of {embedding.width} are read as they are, not as {width}")
+        self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
+        assert batch.source is not None, "this encoder reads the source of a batch"
+        entered = self.embedding.rows(batch.source)
+        values, shown = self.dropout(entered.values), entered.mask[..., None]
+        summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
+        return Memory(values, entered.mask, summary, tokens=batch.source.ids)

@@ -1,0 +1,99 @@
+"""Our weights and a family's table in; their weights out, by that table read backwards, and read again to be sure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from transduce.errors import InputError
+from transduce.interop.family import Family
+from transduce.interop.matching import OUTPUT_BIAS
+
+TOLERANCE = 1e-6  # relative, where a number is multiplied and divided on its way
+# Weights whose rows, columns, or only axis are the width of the model: all of them turn with it.
+COLUMNS = (
+    "embedding.table.weight", "output.layer.weight", "query.weight", "key.weight", "value.weight", "grow.weight",
+    "gate.weight",
+)  # fmt: skip
+ROWS = (
+    "attention.output.weight", "attention.output.bias", "cross.output.weight", "cross.output.bias", "shrink.weight",
+    "shrink.bias", "norm.weight", "norm.bias", "entry.weight", "entry.bias",
+)  # fmt: skip
+
+
+def halved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same model with its width in another order, so that sines stand before cosines rather than turn by turn."""
+    result = {}
+    for name, tensor in weights.items():
+        if name.endswith(COLUMNS):
+            tensor = torch.cat((tensor[:, 0::2], tensor[:, 1::2]), 1)
+        elif name.endswith(ROWS):
+            tensor = torch.cat((tensor[0::2], tensor[1::2]), 0)
+        result[name] = tensor
+    return result
+
+
+def theirs(family: Family, weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Every weight under their name, each once: those that are only copies are left out, as they leave them out."""
+    result: dict[str, Tensor] = {}
+    for module, ours in family.table.items():
+        for number in _numbers(ours, weights):
+            for leaf in ("weight", "bias"):
+                tensor = weights.get(f"{ours.replace('*', number)}.{leaf}")
+                if tensor is not None:
+                    result[f"{module.replace('*', number)}.{leaf}"] = tensor
+    for name, place in family.special.items():
+        for number in _numbers(place.names[0], weights):
+            made = [weights.get(one.replace("*", number)) for one in place.names]
+            present = [tensor for tensor in made if tensor is not None]
+            if present:
+                result[name.replace("*", number)] = place.back(present).contiguous()
+    _check(family, weights, result, where)
+    return {_full(family, name): tensor.contiguous() for name, tensor in result.items()}
+
+
+def _numbers(ours: str, weights: Mapping[str, Tensor]) -> Iterator[str]:
+    """Of the layers that have such a part; one that all share is the first's."""
+    if "*" not in ours:
+        yield "0"
+        return
+    pattern = re.compile(re.escape(ours).replace(r"\*", r"(\d+)") + r"(\.|$)")
+    found = {match[1] for name in weights if (match := pattern.match(name))}
+    yield from sorted(found, key=int)
+
+
+def _full(family: Family, name: str) -> str:
+    """With the prefix of the part inside, where there is something around it: hidden states alone have none."""
+    return family.prefix + name if family.starts else name
+
+
+def _check(family: Family, weights: Mapping[str, Tensor], made: Mapping[str, Tensor], where: str) -> None:
+    """What was made, read as the importer reads it, must be what it was made of."""
+    again: dict[str, Tensor] = {}
+    for name, tensor in made.items():
+        place = family.place(name)
+        assert place is not None, name
+        again |= place.fill(tensor)
+    again = family.joined(again)
+    for name, tensor in weights.items():
+        if name not in again:
+            if name == OUTPUT_BIAS and _silent(tensor):
+                continue
+            remedy = (
+                "train it with training.freeze=[decoder.output.layer.bias]" if name == OUTPUT_BIAS else "--to onnx does"
+            )
+            raise InputError(f"{name} has no place in this architecture", where=where, remedy=remedy)
+        if not torch.allclose(again[name], tensor, rtol=TOLERANCE, atol=0):
+            raise InputError(
+                f"{name} is one with another weight in this architecture, and differs from it here",
+                where=where,
+                remedy="tie them in training (tie: all), or use --to onnx",
+            )
+
+
+def _silent(bias: Tensor) -> bool:
+    """No token is made likelier by it: it only keeps those that are never said from being said."""
+    return bool((bias <= 0).all()) and not bool(((bias < 0) & (bias > -1e3)).any())

@@ -1,0 +1,1 @@
+"""Pictures: files in, pixels, rows of vectors and panels out."""

@@ -1,0 +1,156 @@
+/* Numbers in groups of LANES: the widest instructions that the processor has, or what the compiler makes of plain C. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if !defined(PORTABLE) && (defined(__AVX512F__) || defined(__AVX2__))
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if !defined(PORTABLE) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+
+#define LEVEL 3
+#define LANES 16
+#define TALL 6 /* rows of a tile: 6 x 4 sums, 4 groups of weights and one input are 29 of 32 registers */
+#define SHIFT 128 /* the instruction for sums of 8-bit products takes inputs without a sign */
+typedef __m512 floats;
+typedef __m512i wholes;
+
+INLINE floats load(const float *from) { return _mm512_loadu_ps(from); }
+INLINE void store(float *to, floats x) { _mm512_storeu_ps(to, x); }
+INLINE floats every(float x) { return _mm512_set1_ps(x); }
+INLINE floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
+INLINE floats times(floats a, floats b) { return _mm512_mul_ps(a, b); }
+INLINE floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
+INLINE floats fused(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE float total(floats x) { return _mm512_reduce_add_ps(x); }
+INLINE float largest(floats x) { return _mm512_reduce_max_ps(x); }
+INLINE floats size_of(floats x) { return _mm512_abs_ps(x); }
+INLINE wholes load_sums(const int32_t *from) { return _mm512_loadu_si512(from); }
+INLINE wholes no_sums(void) { return _mm512_setzero_si512(); }
+INLINE floats as_floats(wholes x) { return _mm512_cvtepi32_ps(x); }
+INLINE wholes load_weights(const int8_t *from) { return _mm512_loadu_si512(from); }
+INLINE wholes every_four(const uint8_t *from) {
+    int32_t four;
+    memcpy(&four, from, 4);
+    return _mm512_set1_epi32(four);
+}
+INLINE wholes dot4(wholes sums, wholes inputs, wholes weights) {
+    /* As the intrinsic, whose sums gcc 12 copies to the stack and back in the middle of a loop. */
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(inputs), "v"(weights));
+    return sums;
+}
+INLINE void round_group(floats x, uint8_t *to) { /* to the nearest, even where two are as near */
+    __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(SHIFT));
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(whole));
+}
+
+#elif !defined(PORTABLE) && defined(__AVX2__) && defined(__FMA__)
+
+#define LEVEL 2
+#define LANES 8
+#define TALL 2
+#define SHIFT 0
+typedef __m256 floats;
+typedef __m256i wholes;
+
+INLINE floats load(const float *from) { return _mm256_loadu_ps(from); }
+INLINE void store(float *to, floats x) { _mm256_storeu_ps(to, x); }
+INLINE floats every(float x) { return _mm256_set1_ps(x); }
+INLINE floats add(floats a, floats b) { return _mm256_add_ps(a, b); }
+INLINE floats times(floats a, floats b) { return _mm256_mul_ps(a, b); }
+INLINE floats larger(floats a, floats b) { return _mm256_max_ps(a, b); }
+INLINE floats fused(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE float total(floats x) {
+    float each[LANES], sum = 0;
+    store(each, x);
+    for (int lane = 0; lane < LANES; lane++) sum += each[lane];
+    return sum;
+}
+INLINE float largest(floats x) {
+    float each[LANES];
+    store(each, x);
+    for (int lane = 1; lane < LANES; lane++) each[0] = each[lane] > each[0] ? each[lane] : each[0];
+    return each[0];
+}
+INLINE floats size_of(floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+INLINE wholes load_sums(const int32_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
+INLINE wholes no_sums(void) { return _mm256_setzero_si256(); }
+INLINE floats as_floats(wholes x) { return _mm256_cvtepi32_ps(x); }
+INLINE wholes load_weights(const int8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
+INLINE wholes every_four(const uint8_t *from) {
+    int32_t four;
+    memcpy(&four, from, 4);
+    return _mm256_set1_epi32(four);
+}
+INLINE wholes dot4(wholes sums, wholes inputs, wholes weights) {
+    /* |a| (sign(a) w): with both at most 127, two products fit into 16 bits, so nothing is cut. */
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(inputs), _mm256_sign_epi8(weights, inputs));
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+INLINE void round_group(floats x, uint8_t *to) {
+    int32_t whole[LANES];
+    _mm256_storeu_si256((__m256i *)whole, _mm256_cvtps_epi32(x));
+    for (int lane = 0; lane < LANES; lane++) to[lane] = (uint8_t)(int8_t)whole[lane];
+}
+
+#else
+
+#define LEVEL 1
+#define LANES 8
+#define TALL 2
+#define SHIFT 0
+typedef struct { float at[LANES]; } floats;
+typedef struct { int32_t at[LANES]; } wholes;
+#define EACH for (int lane = 0; lane < LANES; lane++)
+
+INLINE floats load(const float *from) { floats x; EACH x.at[lane] = from[lane]; return x; }
+INLINE void store(float *to, floats x) { EACH to[lane] = x.at[lane]; }
+INLINE floats every(float a) { floats x; EACH x.at[lane] = a; return x; }
+INLINE floats add(floats a, floats b) { EACH a.at[lane] += b.at[lane]; return a; }
+INLINE floats times(floats a, floats b) { EACH a.at[lane] *= b.at[lane]; return a; }
+INLINE floats larger(floats a, floats b) { EACH a.at[lane] = a.at[lane] > b.at[lane] ? a.at[lane] : b.at[lane]; return a; }
+INLINE floats fused(floats a, floats b, floats c) { EACH c.at[lane] += a.at[lane] * b.at[lane]; return c; }
+INLINE float total(floats x) { float sum = 0; EACH sum += x.at[lane]; return sum; }
+INLINE float largest(floats x) { EACH x.at[0] = x.at[lane] > x.at[0] ? x.at[lane] : x.at[0]; return x.at[0]; }
+INLINE floats size_of(floats x) { EACH x.at[lane] = fabsf(x.at[lane]); return x; }
+INLINE wholes load_sums(const int32_t *from) { wholes x; EACH x.at[lane] = from[lane]; return x; }
+INLINE wholes no_sums(void) { wholes x; EACH x.at[lane] = 0; return x; }
+INLINE floats as_floats(wholes x) { floats y; EACH y.at[lane] = (float)x.at[lane]; return y; }
+INLINE wholes load_weights(const int8_t *from) { wholes x; memcpy(x.at, from, sizeof x.at); return x; }
+INLINE wholes every_four(const uint8_t *from) { wholes x; EACH memcpy(x.at + lane, from, 4); return x; }
+INLINE wholes dot4(wholes sums, wholes inputs, wholes weights) {
+    int8_t a[4 * LANES], w[4 * LANES];
+    memcpy(a, inputs.at, sizeof a);
+    memcpy(w, weights.at, sizeof w);
+    EACH for (int one = 4 * lane; one < 4 * lane + 4; one++) sums.at[lane] += a[one] * w[one];
+    return sums;
+}
+INLINE void round_group(floats x, uint8_t *to) { EACH to[lane] = (uint8_t)(int8_t)lrintf(x.at[lane]); }
+
+#endif
+
+/* e^x for x <= 0 in plain C that vectorises: 2^n (1 + ...) with n = round(x / ln 2), to some 1e-7 of the result. */
+INLINE float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float n = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: what is added last stays whole */
+    int32_t bits;
+    memcpy(&bits, &n, 4);
+    n -= 12582912.0f;
+    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t power = (bits - 0x4B400000 + 127) << 23;
+    float scale;
+    memcpy(&scale, &power, 4);
+    return p * scale;
+}

@@ -1,0 +1,1 @@
+"""Sound: waveforms and frames in, rows of vectors and spectrograms out."""

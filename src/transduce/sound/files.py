@@ -1,0 +1,64 @@
+"""A sound file in, its waveform out: one channel, at one rate, in 16 bits; what cannot be trusted is refused by name.
+
+The rules: channels are averaged; numbers beyond full scale are cut off; a sound longer than the limit is refused before
+it is decoded; so is a file with fewer samples than its header tells of, and one with numbers that are none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transduce.errors import InputError, UnreadableError
+from transduce.sound.resampling import resample
+
+ENDINGS = (".wav", ".flac", ".ogg")
+FULL = 32767  # the largest number of 16 bits
+
+
+def soundfile() -> Any:
+    """The library, and a word of help where it is missing."""
+    try:
+        import soundfile as library
+    except (ImportError, OSError):  # the second: it is there, and what it wraps is not
+        raise InputError("sounds need soundfile", remedy="pip install 'transduce[sound]'") from None
+    return library
+
+
+def read_waveform(path: str | Path, rate: int, seconds: float) -> np.ndarray:
+    """S: numbers of 16 bits, so many a second."""
+    library = soundfile()
+    if not Path(path).is_file():
+        raise UnreadableError("no such sound", str(path))
+    try:
+        with library.SoundFile(str(path)) as opened:
+            told, own = opened.frames, opened.samplerate
+            _check_header(path, told, own, seconds, opened.extra_info)
+            samples = opened.read(dtype="float32", always_2d=True)  # S C
+    except UnreadableError:
+        raise
+    except Exception as error:  # the library raises whatever a format's decoder raises
+        raise UnreadableError("not a readable sound", f"{path}: {error}") from None
+    if len(samples) != told:
+        raise UnreadableError("sound shorter than its header says", f"{path}: {len(samples):,} of {told:,} samples")
+    if not np.isfinite(samples).all():
+        raise UnreadableError("sound with numbers that are none", str(path))
+    return in_16_bits(resample(samples.mean(1), own, rate))
+
+
+def _check_header(path: str | Path, told: int, rate: int, seconds: float, more: str) -> None:
+    if told == 0:
+        raise UnreadableError("empty sound", str(path))
+    if told > seconds * rate:
+        remedy = "cut it into pieces, or raise the limit: data.sources.NAME.seconds"
+        raise UnreadableError("sound too long", f"{path}: {told / rate:.1f} of {seconds:g} seconds", remedy)
+    # libsndfile takes the length of a cut-off WAV file from its size, and only says so here.
+    if "should be" in more:
+        raise UnreadableError("sound shorter than its header says", str(path))
+
+
+def in_16_bits(samples: np.ndarray) -> np.ndarray:
+    """-1 to 1 -> whole numbers."""
+    return np.clip(np.round(samples * FULL), -FULL, FULL).astype(np.int16)

@@ -1,0 +1,1 @@
+"""Moving pictures: files in, frames, rows of vectors and strips out."""

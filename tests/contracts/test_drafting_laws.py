@@ -1,0 +1,77 @@
+"""With a draft, whatever it says, a model says what it says without: every decoder, every draft."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contract_standins import SIZE, SMALL, example_batch
+
+from transduce.build import build_model, complete_recipe
+from transduce.contracts import Rule
+from transduce.decoders import DECODERS
+from transduce.decoding.drafting import speculate
+from transduce.decoding.loop import search
+from transduce.decoding.rules import Closed, First, MinLength, NoRepeat
+from transduce.decoding.strategies import Greedy
+from transduce.flow import Hypothesis
+from transduce.model import Transducer
+from transduce.recipe import parse
+
+LENGTHS = [(5, 1), (2, 1), (7, 1), (1, 1)]
+RULES: dict[str, list[Rule]] = {
+    "none": [],
+    "long": [MinLength(9), NoRepeat(2)],
+    "forced": [First(5), Closed(12)],
+}
+
+
+def make(decoder: str, seed: int, alone: bool = False) -> Transducer:
+    torch.manual_seed(seed)
+    model = {"encoder": None if alone else SMALL["recurrent"], "decoder": SMALL[decoder]}
+    model = build_model(complete_recipe(parse({"tokens": {"shared": alone}, "model": model})).model, SIZE, SIZE).eval()
+    for parameter in model.parameters():  # an untrained model hardly chooses; this one does
+        parameter.data *= 2
+    return model
+
+
+def greedy(model: Transducer, longest: torch.Tensor, rules: list[Rule]) -> list[Hypothesis]:
+    return [one[0] for one in search(model, example_batch(LENGTHS), Greedy(), longest=longest, rules=rules)]
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("draft", ["itself", "another", "nearly"])
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_same_output(decoder: str, alone: bool, draft: str, rules: str) -> None:
+    model = make(decoder, 1, alone)
+    other = model if draft == "itself" else make(decoder, 1 if draft == "nearly" else 2, alone)
+    if draft == "nearly":
+        torch.manual_seed(5)
+        for parameter in other.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    longest = torch.tensor([30, 12, 20, 1])
+    right = greedy(model, longest, RULES[rules])
+    for ahead in (1, 3):
+        found = speculate(model, other, example_batch(LENGTHS), longest=longest, rules=RULES[rules], ahead=ahead)
+        for one, wanted in zip(found, right, strict=True):
+            assert one.ids == wanted.ids
+            assert one.complete == wanted.complete
+            assert one.token_scores == pytest.approx(wanted.token_scores, abs=1e-4)
+
+
+def test_a_good_draft_saves_calls() -> None:
+    """Itself is the best draft: every call but the last gives as many tokens as were proposed, and one more."""
+    model, longest = make("transformer", 1), torch.tensor([40] * 4)
+    rules: list[Rule] = [MinLength(39)]
+    calls = 0
+    advance = model.advance
+
+    def counted(*arguments: object, **options: object) -> object:
+        nonlocal calls
+        calls += 1
+        return advance(*arguments, **options)  # type: ignore[arg-type]
+
+    draft = make("transformer", 1)
+    model.advance = counted  # type: ignore[method-assign, assignment]
+    speculate(model, draft, example_batch(LENGTHS), longest=longest, rules=rules, ahead=4)
+    assert calls == 8

@@ -1,0 +1,100 @@
+"""Every front: blind to padding and to the others of its batch, as many rows as its grid tells, and it learns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from transduce.contracts import Front
+from transduce.errors import InputError
+from transduce.flow import Padded
+from transduce.fronts import FRONTS
+
+WIDTH = 8
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+# Rows as modalities give them: frames of sound, and pictures or films of one size, whose shape may tell their rows too.
+SHAPES = ((5,), (16, 16, 3), (16, 16, 1), (4, 16, 16, 3), (8, 16, 16, 1))
+OPTIONS = {"strided": ({}, {"strides": (1, 2), "activation": "gelu"}), "stacked": ({}, {"stack": 3})}
+
+
+def build(name: str, shape: tuple[int, ...], options: dict) -> Front | None:
+    """None: this front does not read such rows."""
+    torch.manual_seed(1)
+    try:
+        return FRONTS[name](WIDTH, shape=shape, **options).eval()
+    except (InputError, ValueError):
+        return None
+
+
+CASES = [
+    (name, shape, options)
+    for name in FRONTS
+    for shape in SHAPES
+    for options in OPTIONS.get(name, ({},))
+    if build(name, shape, options) is not None
+]
+
+
+def batch(shape: tuple[int, ...], lengths: list[int], more: int = 0) -> Padded:
+    """Rows of these lengths; beyond them stands noise. Where the shape tells how many rows there are, all are real."""
+    generator = torch.Generator().manual_seed(3)
+    whole = len(shape) > 1
+    row, longest = (shape[1:], shape[0]) if whole else (shape, max(lengths))
+    values = torch.randn(len(lengths), longest, *row, generator=generator)
+    mask = torch.arange(longest) < torch.tensor(lengths)[:, None] if not whole else torch.ones(values.shape[:2]).bool()
+    if more and not whole:
+        noise = torch.randn(len(lengths), more, *row, generator=generator)
+        values, mask = torch.cat((values, noise), 1), torch.cat((mask, torch.zeros(len(lengths), more).bool()), 1)
+    return Padded(values, mask)
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> tuple[Front, tuple[int, ...]]:
+    name, shape, options = request.param
+    front = build(name, shape, options)
+    assert front is not None
+    return front, shape
+
+
+LENGTHS = [9, 4, 1, 7, 8]
+
+
+def test_every_front_reads_something():
+    assert {name for name, _, _ in CASES} == set(FRONTS)
+
+
+def test_rows_are_those_of_the_grid(case):
+    front, shape = case
+    source = batch(shape, LENGTHS)
+    rows = front.rows(source)
+    assert rows.values.shape == (*rows.mask.shape, front.width)
+    told = [math.prod(front.grid(int(length))) for length in source.mask.sum(1)]
+    assert rows.mask.sum(1).tolist() == told
+    for row, count in zip(rows.mask, told, strict=True):  # real rows first
+        assert row[:count].all()
+
+
+def test_padding_and_batch_blind(case):
+    front, shape = case
+    together = front.rows(batch(shape, LENGTHS))
+    for more in (1, 2, 5):
+        padded = front.rows(batch(shape, LENGTHS, more))
+        assert_close(padded.values[padded.mask], together.values[together.mask], **CLOSE)
+    for row in range(len(LENGTHS)):
+        alone = front.rows(batch(shape, LENGTHS).select(torch.tensor([row])))
+        assert_close(alone.values[alone.mask], together.values[row][together.mask[row]], **CLOSE)
+
+
+def test_everything_learns_and_no_padding_is_heard(case):
+    front, shape = case
+    source = batch(shape, LENGTHS, 2)
+    values = source.values.requires_grad_()
+    rows = front.train().rows(Padded(values, source.mask))
+    rows.values[rows.mask].square().sum().backward()
+    assert not [name for name, parameter in front.named_parameters() if parameter.grad is None]
+    assert values.grad is not None
+    assert not values.grad[~source.mask].any()
+    assert values.grad[source.mask].any()

@@ -1,0 +1,191 @@
+"""An encoder whose rows spell: the laws of every model, its score of a text is CTC's, and the one search is exact."""
+
+from __future__ import annotations
+
+from itertools import groupby, product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contract_standins import SIZE, SMALL, example_batch
+from hypothesis import given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from transduce.build import build_model, complete_recipe
+from transduce.decoding.loop import search
+from transduce.decoding.scoring import score
+from transduce.decoding.strategies import Beam, Greedy
+from transduce.encoders import ENCODERS
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, PAD, Batch, Padded, State
+from transduce.layers.paths import advance_paths, begin_paths, read_paths
+from transduce.objectives import CrossEntropy, Ctc, JointCtc
+from transduce.recipe import parse
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def recipe(encoder: str = "recurrent", **training: object) -> dict:
+    objective = training or {"kind": "ctc"}
+    return {"model": {"encoder": SMALL[encoder], "head": {"kind": "ctc"}}, "training": {"objective": objective}}
+
+
+def make(encoder: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return build_model(complete_recipe(parse(recipe(encoder))).model, SIZE, SIZE).eval()
+
+
+@pytest.fixture(params=list(ENCODERS))
+def model(request: pytest.FixtureRequest) -> torch.nn.Module:
+    return make(request.param)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return example_batch([(8, 3), (6, 1), (9, 4), (7, 2)])
+
+
+def test_whole_is_stepwise_and_masks_leave_no_trace(model, batch):
+    tokens = batch.inputs.values
+    whole, state, logits = model(batch), model.start(batch), []
+    for step in range(tokens.size(1)):
+        one = model.advance(tokens[:, step : step + 1], state)
+        state = one.state
+        logits.append(one.logits)
+    assert_close(torch.cat(logits, 1), whole.logits, **CLOSE)
+    padded = model.advance(tokens, model.start(batch), batch.inputs.mask).state
+    after = model.advance(torch.full((4, 1), 5), padded).logits
+    for row in range(4):
+        alone = batch.select(torch.tensor([row]))
+        own = model.advance(alone.inputs.values, model.start(alone)).state
+        assert_close(model.advance(torch.full((1, 1), 5), own).logits[0], after[row], **CLOSE)
+
+
+def test_padding_and_batch_blind_and_causal(model, batch):
+    together = model(batch).logits
+    longer = Padded(F.pad(batch.source.values, (0, 3), value=6), F.pad(batch.source.mask, (0, 3)))
+    assert_close(model(Batch(longer, batch.target)).logits, together, **CLOSE)
+    for row in range(4):
+        alone = batch.select(torch.tensor([row]))
+        real = int(alone.gold.mask.sum())
+        assert_close(model(alone).logits[0, :real], together[row, :real], **CLOSE)
+    changed = batch.inputs.values.clone()
+    changed[:, 3] = 7
+    assert_close(model.advance(changed, model.start(batch)).logits[:, :3], together[:, :3], **CLOSE)
+
+
+def test_a_score_is_ctcs_and_search_gives_it(model, batch):
+    state = model(Batch(batch.source)).state
+    lengths = batch.target.mask.sum(1) - 2
+    paths, rows = state.fixed["paths"], state.fixed["rows"]
+    wanted = -F.ctc_loss(paths.transpose(0, 1), batch.gold.values, rows, lengths, blank=PAD, reduction="none")
+    assert_close(torch.tensor([sum(row) for row in score(model, batch)]), wanted.detach(), **CLOSE)
+    for strategy in (Greedy(), Beam(width=3, length_penalty=0.0)):
+        found = search(model, Batch(batch.source), strategy, longest=torch.full((4,), 20))
+        targets = Padded.from_rows([[BOS, *row[0].ids] for row in found])
+        for row, scores in zip(found, score(model, Batch(batch.source, targets)), strict=True):
+            assert row[0].token_scores == pytest.approx(scores, abs=1e-3)
+
+
+def test_cross_entropy_and_ctc_are_one_loss_with_one_gradient(model, batch):
+    gradients, totals = [], []
+    for objective in (CrossEntropy(label_smoothing=0.0), Ctc()):
+        model.zero_grad()
+        loss = objective(model, batch)
+        loss.total.backward()
+        totals.append(loss.total.detach())
+        gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
+    assert_close(*totals, **CLOSE)
+    assert set(gradients[0]) == set(gradients[1]) == {name for name, _ in model.named_parameters()}
+    for name, one in gradients[0].items():
+        assert_close(one, gradients[1][name], rtol=1e-3, atol=1e-4)
+
+
+def spelt(path: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(token for token, _ in groupby(path) if token != PAD)
+
+
+@trials(deadline=None, max_examples=15)
+@given(st.integers(1, 4), st.integers(0, 2), st.integers(0, 999))
+def test_the_widest_beam_finds_what_the_sum_over_all_paths_finds(rows: int, more: int, seed: int) -> None:
+    """Brute force: every path, its probability added to the text it spells."""
+    torch.manual_seed(seed)
+    logits = 2 * torch.randn(1, rows, 6)
+    fixed = read_paths(F.pad(logits, (0, 0, 0, more)), torch.arange(rows + more)[None] < rows)
+    chances: dict[tuple[int, ...], float] = {}
+    for path in product((0, 3, 4, 5), repeat=rows):
+        chance = float(torch.stack([fixed["paths"][0, t, token] for t, token in enumerate(path)]).sum().exp())
+        chances[spelt(path)] = chances.get(spelt(path), 0.0) + chance
+    assert sum(chances.values()) == pytest.approx(1, abs=1e-4)
+    for text, chance in chances.items():
+        _, scores = advance_paths(fixed, begin_paths(fixed), torch.tensor([[BOS, *text]]))
+        gold = torch.tensor([*text, EOS])
+        logs = scores[0].log_softmax(-1).gather(-1, gold[:, None])
+        assert float(logs.sum().exp()) == pytest.approx(chance, rel=1e-3, abs=1e-7)
+    found = search(Fixed(fixed), example_batch([(3, 1)]), Beam(width=90, length_penalty=0.0), longest=torch.tensor([9]))
+    best = max(chances, key=lambda text: chances[text])
+    assert found[0][0].words == best
+    assert found[0][0].score == pytest.approx(torch.tensor(chances[best]).log().item(), abs=1e-3)
+
+
+class Fixed(torch.nn.Module):
+    """A model whose rows say the same, whatever it reads."""
+
+    def __init__(self, fixed: dict) -> None:
+        super().__init__()
+        self.fixed, self.shape = fixed, make("plain")
+        self.advance, self.reserve = self.shape.advance, self.shape.reserve
+
+    def start(self, batch: Batch) -> State:
+        return State(self.fixed, begin_paths(self.fixed))
+
+
+def test_a_text_that_fits_into_no_path_ends():
+    fixed = read_paths(torch.randn(1, 2, 6), torch.ones(1, 2, dtype=torch.bool))
+    _, scores = advance_paths(fixed, begin_paths(fixed), torch.tensor([[BOS, 4, 4, 5]]))
+    assert scores[0, -1].argmax() == EOS
+    assert scores.isfinite().all()
+
+
+def test_the_joint_loss_is_its_formula_and_teaches_both(batch):
+    torch.manual_seed(1)
+    given = {"encoder": SMALL["recurrent"], "decoder": SMALL["recurrent"], "ctc": {"weight": 0.4}}
+    completed = complete_recipe(parse({"model": given, "training": {"objective": {"kind": "joint_ctc"}}}))
+    model = build_model(completed.model, SIZE, SIZE)
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    step = model(batch)
+    fixed = step.state.fixed
+    lengths = batch.target.mask.sum(1) - 2
+    paths = F.ctc_loss(fixed["paths"].transpose(0, 1), batch.gold.values, fixed["rows"], lengths, reduction="sum")
+    told = batch.gold.mask
+    said = F.cross_entropy(step.logits[told], batch.gold.values[told], reduction="sum")
+    for weight in (0.0, 0.3, 1.0):
+        loss = JointCtc(weight=weight, label_smoothing=0.0)(model, batch)
+        assert_close(loss.total, (1 - weight) * said + weight * paths, **CLOSE)
+    JointCtc()(model, batch).total.backward()
+    assert not [name for name, one in model.named_parameters() if one.grad is None]
+    # Once trained, it says what decoder and rows agree on.
+    model.eval()
+    alone = model.decoder.decoder.advance(batch.inputs.values, model.decoder.decoder.start(model.encoder(batch)))
+    spelling = advance_paths(fixed, begin_paths(fixed), batch.inputs.values)[1]
+    mixed = 0.6 * alone.logits.log_softmax(-1) + 0.4 * spelling
+    assert_close(model(batch).logits[told].log_softmax(-1), mixed[told].log_softmax(-1), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "ctc"}}}, "rows spell"),
+        ({"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "joint_ctc"}}}, "rows that"),
+        ({"model": {"decoder": SMALL["recurrent"], "ctc": {}}}, "would not teach the rows"),
+        ({"model": {"head": {"kind": "ctc"}, "ctc": {}}}, "ctc needs an encoder and a decoder"),
+    ],
+)
+def test_what_does_not_fit_is_told(change, problem):
+    given = {**change, "model": {"encoder": SMALL["recurrent"], **change["model"]}}
+    with pytest.raises(InputError, match=problem):
+        complete_recipe(parse(given))

@@ -1,0 +1,171 @@
+"""Imported encoders against the library they came from: hidden states, masks filled, labels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interop_standins import ENCODERS, MASK, WORDS, change_config, make_encoder
+from safetensors.torch import load_file, save_file
+from test_parity import TEXTS, expected_source, read_sources, theirs
+from torch.testing import assert_close
+
+import transduce
+from transduce.errors import InputError
+from transduce.flow import EOS, UNK, Batch, Padded
+
+FAMILIES = list(ENCODERS)
+
+
+def rename(folder, change) -> None:
+    path = folder / "model.safetensors"
+    save_file({change(name): tensor for name, tensor in load_file(path).items()}, path)
+
+
+def hidden(library, numbers, mask) -> torch.Tensor:
+    with torch.no_grad():
+        base = getattr(library, library.base_model_prefix, library)
+        return base(input_ids=numbers, attention_mask=mask).last_hidden_state
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hidden_states(family, tmp_path):
+    library = make_encoder(family, tmp_path)
+    model = transduce.load(tmp_path, device="cpu")
+    source, numbers, mask = read_sources(model)
+    assert numbers[0, : int(mask[0].sum())].tolist() == expected_source(tmp_path, TEXTS[0])
+    with torch.no_grad():
+        found = model.network.encoder(Batch(source)).values
+    wanted = hidden(library, numbers, mask)
+    assert_close(found[source.mask], wanted[source.mask], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("old", ["prefix", "norms"])
+def test_names_of_other_times(old, tmp_path):
+    """Files with or without the prefix, and with norms of gamma and beta, are the same model."""
+    make_encoder("bert", tmp_path)
+    before = transduce.load(tmp_path, device="cpu").network.state_dict()
+    spell = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+    def change(name: str) -> str:
+        if old == "prefix":
+            return f"bert.{name}"
+        return next((name.replace(new, older) for new, older in spell.items() if name.endswith(new)), name)
+
+    rename(tmp_path, change)
+    after = transduce.load(tmp_path, device="cpu").network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_masks_are_filled(family, tmp_path):
+    """The logits of every row, and the token that is likeliest where a mask stands."""
+    library = make_encoder(family, tmp_path, "ForMaskedLM")
+    model = transduce.load(tmp_path, device="cpu")
+    text = "w1 w2 <mask> w4 nothing w5"
+    rows = [[*ids, EOS] for ids in model.source.encode_sources([text, "w3"], masked=True)]
+    source = Padded.from_rows(rows)
+    numbers = torch.tensor([theirs(model, row) for row in source.values.tolist()])
+    hidden_token = MASK.get(family, MASK["roberta"])
+    assert numbers[0].tolist() == expected_source(tmp_path, text.replace("<mask>", hidden_token))
+    assert source.values[0].tolist().count(UNK) == 1  # a word without a piece is not taken for a mask
+    with torch.no_grad():
+        wanted = library(input_ids=numbers, attention_mask=source.mask.long()).logits
+        memory = model.network.encoder(Batch(source))
+        found = model.network.head(memory.values, memory.mask)
+    pairs = [(ours, number) for ours, number in enumerate(model.source.vocabulary.rows) if number >= 0]
+    known, their = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    assert_close(found[source.mask][:, known], wanted[source.mask][:, their], rtol=1e-4, atol=1e-4)
+    place, words = rows[0].index(UNK), known[known > UNK]
+    best = int(words[found[0, place, words].argmax()])
+    assert model.generate([text], max_length=20)[0].path.hypothesis.ids[place] == best
+
+
+LABELS = {"id2label": {0: "good", 1: "bad", 2: "neither way"}, "label2id": {"good": 0, "bad": 1, "neither way": 2}}
+TAGS = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {"O": 0, "B-PER": 1, "I-PER": 2}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_labels_of_texts(family, tmp_path):
+    library = make_encoder(family, tmp_path, "ForSequenceClassification", **LABELS)
+    model = transduce.load(tmp_path, device="cpu")
+    source, numbers, mask = read_sources(model)
+    with torch.no_grad():
+        wanted = library(input_ids=numbers, attention_mask=mask).logits
+        memory = model.network.encoder(Batch(source))
+        found = model.network.head(memory.values, memory.mask)
+    assert_close(found[:, 4:], wanted, rtol=1e-4, atol=1e-4)
+    names = [LABELS["id2label"][int(number)] for number in wanted.argmax(-1)]
+    assert [one.text for one in model.generate(TEXTS)] == names
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_labels_of_words(family, tmp_path):
+    library = make_encoder(family, tmp_path, "ForTokenClassification", **TAGS)
+    model = transduce.load(tmp_path, device="cpu")
+    source, numbers, mask = read_sources(model)
+    with torch.no_grad():
+        wanted = library(input_ids=numbers, attention_mask=mask).logits
+        memory = model.network.encoder(Batch(source))
+        found = model.network.head(memory.values, memory.mask)
+    assert_close(found[source.mask][:, 4:], wanted[source.mask], rtol=1e-4, atol=1e-4)
+    told = [TAGS["id2label"][int(number)] for number in wanted[0, 1:-1].argmax(-1)][: len(TEXTS[0].split())]
+    assert model.generate(TEXTS[:1])[0].text.split() == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"problem_type": "multi_label_classification"}, "problem_type"),
+        ({"id2label": {"0": "only"}}, "a single label"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label has no '1'"),
+        ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "alike"),
+        ({"id2label": {"0": "a", "1": "b"}}, "config.json asks for"),
+    ],
+)
+def test_labels_that_are_refused(changes, problem, tmp_path):
+    make_encoder("bert", tmp_path, "ForSequenceClassification", **LABELS)
+    change_config(tmp_path, **changes)
+    with pytest.raises(InputError) as caught:
+        transduce.load(tmp_path)
+    assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_missing_and_extra_weights(family, tmp_path):
+    make_encoder(family, tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    layer = next(name for name in weights if ".1." in name and name.endswith("weight"))
+    save_file({name: tensor for name, tensor in weights.items() if name != layer}, path)
+    with pytest.raises(InputError, match="are missing"):
+        transduce.load(tmp_path)
+    save_file({**weights, layer.replace(".1.", ".7."): weights[layer].clone()}, path)
+    with pytest.raises(InputError, match="would be dropped"):
+        transduce.load(tmp_path)
+
+
+def test_words_of_the_vocabulary_come_back(tmp_path):
+    make_encoder("roberta", tmp_path, "ForMaskedLM")
+    model = transduce.load(tmp_path, device="cpu")
+    line = " ".join(WORDS[:5])
+    assert model.generate([line])[0].text == line
+
+
+def test_a_space_after_a_mask_belongs_to_the_next_word(tmp_path):
+    """Pieces of bytes, as RoBERTa has them: a word in the middle of a text begins with its space."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    make_encoder("roberta", tmp_path, "ForMaskedLM")
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "\u0120", "\u0120a", "\u0120b"]
+    merges = [("\u0120", "a"), ("\u0120", "b")]
+    backend = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    model = transduce.load(tmp_path, device="cpu")
+    for text in ("a <mask> b", "<mask> a", "b a <mask>", "a<mask>b a"):
+        (ids,) = model.source.encode_sources([text], masked=True)
+        assert theirs(model, [*ids, EOS]) == backend.encode(text).ids

@@ -1,0 +1,95 @@
+"""Graphs for ONNX runtimes: equal scores step by step, and by the lines of the documents the words that we say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export_standins import make_run, pair, transformer
+from safetensors.torch import load_file, save_file
+
+import transduce
+from transduce.errors import InputError
+from transduce.export import export
+from transduce.export.onnx import check_model
+from transduce.flow import BOS, EOS, Batch, Padded
+
+runtime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
+SECTION = DOCUMENT.read_text().partition("### ONNX")[2].partition("\n###")[0]
+LINES = "\n".join(line[4:] for line in SECTION.splitlines() if line.startswith("    "))
+SOURCES = [[5, 6, 7, 8, 9, 10, EOS], [9, EOS], [4, 5, 6, EOS]]
+RECURRENT = {"kind": "recurrent", "width": 16}
+MODELS = {
+    "transformer": pair(),
+    "recurrent": {"encoder": {**RECURRENT, "cell": "lstm"}, "decoder": {**RECURRENT, "cell": "lstm"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_scores_and_words(name, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run", MODELS[name])
+    export(run.folder, tmp_path / "model", "onnx")
+    assert check_model(tmp_path / "model") < 1e-4
+    model = transduce.load(run.folder, device="cpu")
+    network = model.network
+    start, step = (runtime.InferenceSession(tmp_path / "model" / file) for file in ("encoder.onnx", "step.onnx"))
+    for rows in (SOURCES, SOURCES[1:2]):  # other sizes and lengths than the graph was made with
+        source = Padded.from_rows(rows)
+        state = network.start(Batch(source))
+        kept = dict(
+            zip(
+                [one.name for one in start.get_outputs()],
+                start.run(None, {"source": source.values.numpy(), "mask": source.mask.numpy()}),
+                strict=True,
+            )
+        )
+        for number in range(6):
+            tokens = torch.full((len(source), 1), BOS if number == 0 else 4 + number)
+            with torch.no_grad():
+                made = network.advance(tokens, state)
+            state = made.state
+            kept["tokens"] = tokens.numpy()
+            logits, *past = step.run(None, {one.name: kept[one.name] for one in step.get_inputs()})
+            np.testing.assert_allclose(logits, made.logits[:, -1].numpy(), rtol=1e-4, atol=1e-4)
+            kept |= dict(zip([one.name.removeprefix("next.") for one in step.get_outputs()[1:]], past, strict=True))
+    compare_documented(model, tmp_path, monkeypatch)
+
+
+def compare_documented(model: transduce.Model, folder: Path, monkeypatch) -> None:
+    """The lines of the documents, run as they stand, give the greedy output; a changed check is found out."""
+    monkeypatch.chdir(folder)
+    text = "w1 w2 w3"
+    ids = [*model.source.encode_source(text).ids, EOS]
+    made: dict = {"source": np.array([ids])}
+    exec(compile(LINES, "docs", "exec"), made)
+    said = [int(tokens[0, 0]) for tokens in made["said"]]
+    said = said[: said.index(EOS)] if EOS in said else said
+    assert model.target.decode(said) == model.generate([text], strategy="greedy", max_length=12)[0].text
+    example = load_file("model/check.safetensors")
+    example["logits"] += 0.1
+    save_file(example, "model/check.safetensors")
+    with pytest.raises(InputError, match="differ"):
+        check_model("model")
+
+
+@pytest.mark.slow
+def test_a_decoder_alone(tmp_path):
+    decoder = transformer(position={"kind": "learned", "longest": 40}, layers=1)
+    export(make_run(tmp_path / "run", {"decoder": decoder}).folder, tmp_path / "model", "onnx")
+    assert (tmp_path / "model" / "start.onnx").exists()
+    assert check_model(tmp_path / "model") < 1e-4
+
+
+def test_vectors_are_refused(tmp_path):
+    recipe = {"encoder": transformer(), "head": {"kind": "embedder"}}
+    training = {"objective": {"kind": "contrastive"}}
+    run = make_run(tmp_path / "run", recipe, training=training, evaluation={"metrics": ["recall@1"]})
+    with pytest.raises(InputError, match="models that write"):
+        export(run.folder, tmp_path / "model", "onnx")
+    assert not (tmp_path / "model").exists()

@@ -1,0 +1,128 @@
+"""Models of many languages: codes before sources and outputs, logits and outputs as the library they came from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from interop_standins import make, write_tokenizer
+from test_parity import MORE, generated, theirs
+from torch.testing import assert_close
+from typer.testing import CliRunner
+
+import transduce
+from transduce.cli import app
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.interop import Languages, convert
+
+TEXTS = ["w1 w2 w3 w4 w5 w6 w7", "w9", "w3 w3 nothing w12 w0", "w2 w1 w0 w5 w6 w7 w8 w11"]
+ENGLISH, GERMAN = 22, 23
+
+
+def change_frame(folder, frame: list[str]) -> None:
+    """As a tokenizer was saved that had another language in mind, or an older habit."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    made = [
+        {"Sequence": {"id": "A", "type_id": 0}} if one == "$A" else {"SpecialToken": {"id": one, "type_id": 0}}
+        for one in frame
+    ]
+    content["post_processor"]["single"] = made
+    known = {"<eng>": ENGLISH, "<deu>": GERMAN, "</s>": 2}
+    content["post_processor"]["special_tokens"] = {
+        one: {"id": one, "ids": [known[one]], "tokens": [one]} for one in frame if one != "$A"
+    }
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_logits_and_cross_attention(scaled, tmp_path):
+    library = make("m2m", tmp_path / "given", scale_embedding=scaled)
+    model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("<deu>", "<eng>")).folder)
+    rows = [[*ids, EOS] for ids in model.source.encode_sources(TEXTS)]
+    source = Padded.from_rows(rows)
+    numbers = torch.tensor([theirs(model, row) for row in source.values.tolist()])
+    assert {row[0] for row in numbers.tolist()} == {GERMAN}
+    said = torch.tensor([[BOS, *model.target.lead, 9, 7]] * len(TEXTS))
+    read = torch.tensor([theirs(model, row) for row in said.tolist()])
+    assert read[0, :2].tolist() == [2, ENGLISH]
+    with torch.no_grad():
+        answer = library(
+            input_ids=numbers, attention_mask=source.mask.long(), decoder_input_ids=read, output_attentions=True
+        )
+        step = model.network.advance(said, model.network.start(Batch(source)), with_attention=True)
+    known = torch.tensor(model.source.vocabulary.rows)
+    plain = torch.tensor([number for number, row in enumerate(known.tolist()) if row >= 0 and number != BOS])
+    found, wanted = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)
+    assert_close(found[..., plain], wanted[..., known[plain]], rtol=1e-4, atol=1e-4)
+    assert_close(step.attention.cross, torch.stack(answer.cross_attentions, 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"num_beams": 4, "early_stopping": True}])
+@pytest.mark.parametrize("family", ["m2m", "mbart"])
+def test_same_outputs_as_generate(family, search, tmp_path):
+    """The folder itself says both languages, as one saved for a pair does; the output begins with the second."""
+    forced = {"forced_bos_token_id": GERMAN} if family == "m2m" else {}
+    library = make(family, tmp_path, generation={**search, **forced})
+    model = transduce.load(tmp_path, device="cpu")
+    for longest in (12, 25):
+        wanted, found = generated(library, model, longest=longest)
+        assert found == wanted
+        assert family != "m2m" or {row[0] for row in found} == {GERMAN}
+    assert len(wanted) == len(MORE)
+    assert not any("<" in one.text.replace("<unk>", "") for one in model.generate(MORE, max_length=12))
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 4}])
+def test_mbart_with_codes(search, tmp_path):
+    """As mBART-50 has them: before the text on either side."""
+    library = make("mbart", tmp_path / "given", generation={**search, "forced_bos_token_id": ENGLISH})
+    write_tokenizer(tmp_path / "given", "m2m")
+    model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("<deu>")).folder, device="cpu")
+    assert theirs(model, model.source.encode_sources(["w1"])[0]) == [GERMAN, 5]
+    wanted, found = generated(library, model, longest=12)
+    assert found == wanted
+    assert {row[0] for row in found} == {ENGLISH}
+
+
+def test_convert_names_the_languages(tmp_path):
+    """An older habit of the tokenizer, the code after </s>, does not matter where the family puts it first."""
+    make("m2m", tmp_path / "given")
+    change_frame(tmp_path / "given", ["$A", "</s>", "<deu>"])
+    said = ["convert", str(tmp_path / "given"), str(tmp_path / "run"), "--from", "<eng>", "--to", "<deu>"]
+    result = CliRunner().invoke(app, said)
+    assert result.exit_code == 0, result.output
+    model = transduce.load(tmp_path / "run", device="cpu")
+    sides = [theirs(model, list(side.lead)) for side in (model.source, model.target)]
+    assert sides == [[ENGLISH], [GERMAN]]
+    assert model.recipe.generation.first == model.target.lead[0]
+    scored = model.score([("w1", "w2 w3")])[0]
+    assert len(scored.tokens) == 4  # the code, two words, </s>
+
+
+def test_languages_that_are_refused(tmp_path):
+    folder = tmp_path / "given"
+    make("m2m", folder)
+    for languages, problem in (
+        (None, "which one the target is in"),
+        (Languages("<eng>", "<dau>"), "no token is the language '<dau>'"),
+        (Languages("w1", "<deu>"), "no token is the language 'w1'"),
+    ):
+        with pytest.raises(InputError) as caught:
+            convert(folder, tmp_path / "run", languages)
+        assert problem in caught.value.problem
+    change_frame(folder, ["$A", "</s>"])
+    with pytest.raises(InputError, match="which one the source is in"):
+        convert(folder, tmp_path / "run")
+    make("marian", tmp_path / "other")
+    with pytest.raises(InputError, match="no codes of languages"):
+        convert(tmp_path / "other", tmp_path / "run", Languages("<eng>", "<deu>"))
+
+
+def test_a_code_after_the_end_of_mbart_is_refused(tmp_path):
+    make("mbart", tmp_path)
+    change_frame(tmp_path, ["$A", "</s>", "<eng>"])
+    with pytest.raises(InputError, match="does not close a text"):
+        transduce.load(tmp_path)

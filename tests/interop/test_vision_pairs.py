@@ -1,0 +1,129 @@
+"""Vision Transformers that write, from elsewhere: logits, outputs and where they look are those of transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from interop_standins import change_config, shake, write_tokenizer
+from PIL import Image as Pillow
+
+import transduce
+from transduce import interop
+from transduce.errors import InputError
+from transduce.flow import BOS, Batch, Padded
+
+library = pytest.importorskip("transformers")
+
+SEEN = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+TROCR = {
+    "vocab_size": 24, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 24,
+    "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+    "is_decoder": True, "add_cross_attention": True,
+}  # fmt: skip
+SPECIAL = {"gpt2": (23, 23, 23), "trocr": (2, 1, 2)}  # start, pad, end
+
+
+def make(folder, sees="vit", writes="trocr", generation=None, width=None, **changes):
+    torch.manual_seed(3)
+    kinds = {"vit": (library.ViTConfig, library.ViTModel), "deit": (library.DeiTConfig, library.DeiTModel)}
+    config, kind = kinds[sees]
+    eye = config(**{**SEEN, **({} if width is None else {"hidden_size": width})})
+    if writes == "gpt2":
+        sizes = {"vocab_size": 24, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 4}
+        ids = {"bos_token_id": 23, "eos_token_id": 23, "add_cross_attention": True, "is_decoder": True}
+        hand = library.GPT2LMHeadModel(library.GPT2Config(**sizes, **ids, **changes))
+    else:
+        hand = library.TrOCRForCausalLM(library.TrOCRConfig(**{**TROCR, **changes}))
+    model = shake(library.VisionEncoderDecoderModel(encoder=kind(eye), decoder=hand), size=0.2)
+    model.set_attn_implementation("eager")
+    start, pad, end = SPECIAL[writes]
+    with torch.no_grad():  # some outputs end by themselves
+        model.decoder.get_input_embeddings().weight[end] *= 1.5
+    for one in (model.config, model.generation_config):
+        one.decoder_start_token_id, one.pad_token_id, one.eos_token_id = start, pad, end
+    for name, value in (generation or {}).items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(folder)
+    told = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    write_tokenizer(folder, "gpt2" if writes == "gpt2" else "roberta")
+    return model
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    chance, names = np.random.default_rng(2), []
+    for number in range(4):
+        names.append(str(tmp_path / f"{number}.png"))
+        Pillow.fromarray(chance.integers(0, 256, (16, 16, 3), np.uint8)).save(names[-1])
+    return names
+
+
+def pixels(names):
+    raw = np.stack([np.asarray(Pillow.open(name), np.float32) / 255 for name in names])
+    return torch.from_numpy((raw - [0.4, 0.5, 0.6]) / [0.2, 0.25, 0.3]).float().permute(0, 3, 1, 2)
+
+
+KINDS = [
+    {},
+    {"sees": "deit"},
+    {"width": 16},  # no matrix between the two
+    {"cross_attention_hidden_size": 32},
+    {"use_learned_position_embeddings": False, "scale_embedding": True, "activation_function": "relu"},
+    {"layernorm_embedding": False},
+    {"tie_word_embeddings": False},
+    {"writes": "gpt2"},
+    {"writes": "gpt2", "width": 16},
+]
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_logits_and_cross_attention_equal_theirs(tmp_path, pictures, number):
+    theirs = make(tmp_path / "theirs", **KINDS[number])
+    model, given = transduce.load(tmp_path / "theirs", device="cpu"), pixels(pictures)
+    start, pad, end = SPECIAL[KINDS[number].get("writes", "trocr")]
+    ours = {number: place for place, number in enumerate(model.target.vocabulary.rows)}
+    rows = torch.randint(4, 22, (4, 6))
+    tokens = torch.tensor([[BOS, *(ours[token] for token in row)] for row in rows.tolist()])
+    with torch.no_grad():
+        read = torch.cat((torch.full((4, 1), start), rows), 1)
+        wanted = theirs(given, decoder_input_ids=read, output_attentions=True)
+        mask = torch.ones(4, 16, dtype=torch.bool)
+        state = model.network.start(Batch(Padded(given.permute(0, 2, 3, 1), mask)))
+        step = model.network.advance(tokens, state, with_attention=True)
+    kept = [token for token in range(24) if token not in (start, pad, end)]
+    assert torch.allclose(step.logits[..., [ours[token] for token in kept]], wanted.logits[..., kept], atol=1e-4)
+    assert torch.allclose(step.attention.cross, torch.stack(wanted.cross_attentions, 1), atol=1e-5)
+
+
+SEARCHES = [{}, {"num_beams": 3}, {"num_beams": 4, "early_stopping": True, "no_repeat_ngram_size": 2}]
+
+
+@pytest.mark.parametrize("writes", ["trocr", "gpt2"])
+@pytest.mark.parametrize("number", range(len(SEARCHES)))
+def test_outputs_equal_theirs_token_for_token(tmp_path, pictures, number, writes):
+    theirs = make(tmp_path / "theirs", writes=writes, generation={**SEARCHES[number], "max_length": 20})
+    model = transduce.load(tmp_path / "theirs", device="cpu")
+    _, pad, end = SPECIAL[writes]
+    silent = [token for token in (pad,) if token != end]
+    with torch.no_grad():
+        wanted = theirs.generate(pixels(pictures), suppress_tokens=silent or None).tolist()
+    for one, row in zip(model.generate(pictures), wanted, strict=True):
+        said = [model.target.piece(model.target.vocabulary.rows.index(token)) for token in row[1:]
+                if token not in (pad, end)]  # fmt: skip
+        assert [piece for piece in one.tokens if piece != "</s>"] == said
+
+
+def test_pairs_of_other_kinds_are_refused(tmp_path):
+    make(tmp_path / "theirs")
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    change_config(tmp_path / "theirs", decoder={**config["decoder"], "model_type": "bert"})
+    with pytest.raises(InputError, match="vit with bert"):
+        interop.read(tmp_path / "theirs")
+    change_config(tmp_path / "theirs", decoder=None)
+    with pytest.raises(InputError, match="no settings"):
+        interop.read(tmp_path / "theirs")

@@ -1,0 +1,180 @@
+"""Whisper from elsewhere: what it hears, its logits, its outputs and where it looks are those of transformers."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from interop_standins import shake
+
+import transduce
+from transduce import interop
+from transduce.errors import InputError
+from transduce.flow import Batch, Padded
+from transduce.interop import Languages
+
+library = pytest.importorskip("transformers")
+sounds = pytest.importorskip("soundfile")
+
+WORDS = [f"w{number}" for number in range(24)]
+SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"]
+PIECES = [*WORDS, *SPECIAL, "<|notimestamps|>", "<|0.00|>", "<|0.02|>"]
+END, START = PIECES.index("<|endoftext|>"), PIECES.index("<|startoftranscript|>")
+PROMPT = ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+SETTINGS = {
+    "lang_to_id": {name: PIECES.index(name) for name in ("<|en|>", "<|de|>")},
+    "task_to_id": {name: PIECES.index(f"<|{name}|>") for name in ("translate", "transcribe")},
+    "no_timestamps_token_id": PIECES.index("<|notimestamps|>"),
+    "is_multilingual": True,
+    "suppress_tokens": [3, 5, START, PIECES.index("<|notimestamps|>")],
+    "begin_suppress_tokens": [1, END],
+    "max_length": 30,
+}
+
+
+def write_tokenizer(folder):
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+    backend = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(PIECES)}, unk_token=SPECIAL[0]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(PIECES[len(WORDS) : -2])
+    backend.add_tokens([AddedToken(name, normalized=False) for name in PIECES[-2:]])  # times are not special there
+    frame = [(name, PIECES.index(name)) for name in ("<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>")]
+    single = "<|startoftranscript|> <|notimestamps|> $A <|endoftext|>"
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=frame)
+    backend.save(str(folder / "tokenizer.json"))
+
+
+def make(folder, **generation):
+    torch.manual_seed(3)
+    config = library.WhisperConfig(
+        vocab_size=len(PIECES), num_mel_bins=80, d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=24,
+        encoder_attention_heads=4, decoder_attention_heads=4, decoder_ffn_dim=24, max_source_positions=50,
+        max_target_positions=24, pad_token_id=END, bos_token_id=END, eos_token_id=END, decoder_start_token_id=START,
+    )  # fmt: skip
+    model = shake(library.WhisperForConditionalGeneration(config))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[END] *= 2  # some outputs end by themselves
+    for name, value in {**SETTINGS, **generation}.items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(folder)
+    library.WhisperFeatureExtractor(chunk_length=1).save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def waves(tmp_path_factory):
+    chance, folder, names = np.random.default_rng(2), tmp_path_factory.mktemp("waves"), []
+    for number, length in enumerate((16_000, 9_000, 4_321)):
+        names.append(str(folder / f"{number}.wav"))
+        sounds.write(names[-1], chance.normal(0, 0.1, length).clip(-0.4, 0.4), 16_000)
+    return names
+
+
+def features(names):
+    extractor = library.WhisperFeatureExtractor(chunk_length=1)
+    waveforms = [sounds.read(name, dtype="float32")[0] for name in names]
+    return extractor(waveforms, sampling_rate=16_000, return_tensors="pt").input_features  # B F S
+
+
+def converted(folder, run, languages="de"):
+    interop.convert(folder, run, Languages(source=languages))
+    return transduce.load(run, device="cpu")
+
+
+def test_it_hears_what_their_extractor_hears(tmp_path, waves):
+    make(tmp_path / "theirs")
+    model = converted(tmp_path / "theirs", tmp_path / "run")
+    heard = model.reading.batch(model.reading.read(waves)).source
+    assert heard.mask.all()
+    assert torch.allclose(heard.values.transpose(1, 2), features(waves), atol=1e-4)
+
+
+def test_logits_and_cross_attention_equal_theirs(tmp_path, waves):
+    theirs = make(tmp_path / "theirs")
+    model, given = converted(tmp_path / "theirs", tmp_path / "run"), features(waves)
+    rows = torch.randint(0, len(WORDS), (3, 7))
+    read = torch.cat((torch.full((3, 1), START), rows), 1)
+    ours = {number: place for place, number in enumerate(model.target.vocabulary.rows)}
+    tokens = torch.tensor([[1, *(ours[number] for number in row)] for row in rows.tolist()])
+    mask = torch.ones(given.shape[0], given.shape[2], dtype=torch.bool)
+    with torch.no_grad():
+        wanted = theirs(given, decoder_input_ids=read, output_attentions=True)
+        state = model.network.start(Batch(Padded(given.transpose(1, 2), mask)))
+        step = model.network.advance(tokens, state, with_attention=True)
+    order = [ours[number] for number in range(len(PIECES)) if number not in (END, START)]
+    kept = [number for number in range(len(PIECES)) if number not in (END, START)]
+    assert torch.allclose(step.logits[..., order], wanted.logits[..., kept], atol=1e-4)
+    assert torch.allclose(step.attention.cross, torch.stack(wanted.cross_attentions, 1), atol=1e-5)
+
+
+SEARCHES = [
+    {},
+    {"num_beams": 3},
+    {"num_beams": 4, "early_stopping": True, "length_penalty": 0.5},
+    {"num_beams": 3, "length_penalty": 2.0, "no_repeat_ngram_size": 2},
+]
+
+
+@pytest.mark.parametrize("task", ["transcribe", "translate"])
+@pytest.mark.parametrize("number", range(len(SEARCHES)))
+def test_outputs_equal_theirs_token_for_token(tmp_path, waves, number, task):
+    theirs = make(tmp_path / "theirs", **SEARCHES[number])
+    target = "en" if task == "translate" else None
+    interop.convert(tmp_path / "theirs", tmp_path / "run", Languages("de", target))
+    model = transduce.load(tmp_path / "run", device="cpu")
+    found = model.generate(waves)
+    with torch.no_grad():
+        wanted = theirs.generate(features(waves), language="de", task=task).tolist()
+    prompt = ["<|de|>", f"<|{task}|>", "<|notimestamps|>"]
+    for one, row in zip(found, wanted, strict=True):
+        said = [PIECES[token] for token in row if token not in (END, START)]
+        said = said[len(prompt) :] if said[: len(prompt)] == prompt else said
+        assert [piece for piece in one.tokens if piece != "</s>"] == [*prompt, *said]
+        assert one.text == " ".join(piece for piece in said if not piece.startswith("<|"))
+
+
+def test_a_folder_opens_by_itself_and_says_what_it_expects(tmp_path, waves):
+    make(tmp_path / "theirs")
+    with pytest.warns(UserWarning, match="English is expected"):
+        found = transduce.load(tmp_path / "theirs", device="cpu").generate(waves[:1])[0]
+    assert list(found.tokens[:3]) == ["<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+
+
+def test_older_folders_name_the_language_as_forced_tokens(tmp_path, waves):
+    make(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "generation_config.json"
+    forced = [[place, PIECES.index(name)] for place, name in enumerate(PROMPT, 1)]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "forced_decoder_ids": forced}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = transduce.load(tmp_path / "theirs", device="cpu").generate(waves[:1])[0]
+    assert list(found.tokens[:3]) == PROMPT
+
+
+def test_a_given_beginning_follows_the_prompt(tmp_path, waves):
+    make(tmp_path / "theirs")
+    model = converted(tmp_path / "theirs", tmp_path / "run")
+    assert list(model.generate(waves[:1], prefixes=["w7 w9"])[0].tokens[:5]) == [*PROMPT, "w7", "w9"]
+
+
+def test_what_does_not_fit_is_refused(tmp_path, waves):
+    make(tmp_path / "theirs")
+    with pytest.raises(InputError, match="language"):
+        interop.read(tmp_path / "theirs", Languages("fr"))
+    with pytest.raises(InputError, match="into en"):
+        interop.read(tmp_path / "theirs", Languages("en", "de"))
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(tmp_path / "theirs" / "model.safetensors")
+    weights["model.encoder.embed_positions.weight"] += 0.5
+    save_file(weights, tmp_path / "theirs" / "model.safetensors")
+    with pytest.raises(InputError, match="sine waves"):
+        interop.read(tmp_path / "theirs", Languages("de"))
+    config = tmp_path / "theirs" / "preprocessor_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chunk_length": 2}))
+    with pytest.raises(InputError, match="frames"):
+        interop.read(tmp_path / "theirs", Languages("de"))

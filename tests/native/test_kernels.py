@@ -1,0 +1,214 @@
+"""Our own kernels against plain arithmetic: products, whole steps of a search, the best of many scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from transduce.contracts import Strategy
+from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoding.loop import search
+from transduce.decoding.strategies import Beam, Greedy
+from transduce.encoders.transformer import TransformerEncoder
+from transduce.flow import Batch, Hypothesis, Padded
+from transduce.layers.embedding import Embedding, Output
+from transduce.layers.rounding import round_rows
+from transduce.model import EncoderDecoder
+from transduce.native import choices
+from transduce.native import library as libraries
+from transduce.native.products import Product
+from transduce.precision import for_generation
+from transduce.precision.lean import LeanBlock
+from transduce.precision.matrices import Int8, Packed
+
+LEVELS = ("native", "avx2", "portable")
+OTHERS = {"avx2": ("-march=haswell",), "portable": ("-DPORTABLE",)}
+SIZES = {"rows": st.integers(0, 14), "width": st.integers(1, 70), "outputs": st.integers(1, 140)}
+
+pytestmark = pytest.mark.skipif(libraries.library() is None, reason="no compiler here")
+
+
+@pytest.fixture(params=LEVELS, scope="module")
+def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Every way through vectors.h that this processor can run."""
+    if request.param == "native":
+        yield "native"
+        return
+    known = Path("/proc/cpuinfo")
+    if request.param == "avx2" and not (known.exists() and "avx2" in known.read_text(encoding="utf-8")):
+        pytest.skip("not on this processor")
+    compiler = next(name for name in libraries.COMPILERS if libraries.shutil.which(name))
+    made = libraries.load(libraries.compiled(compiler, OTHERS[request.param], libraries.cache_folder()))
+    before = libraries._found
+    libraries._found = libraries.functools.cache(lambda: made)
+    libraries._found()
+    yield request.param
+    libraries._found = before
+
+
+def whole_product(values: np.ndarray, layer: nn.Linear) -> np.ndarray:
+    """s_row s_output sum(q_x q_w) + b, the sum in whole numbers."""
+    whole, scales = round_rows(layer.weight)
+    top = np.abs(values).max(-1, keepdims=True)
+    up = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    sums = np.rint(values * up).astype(np.int64) @ whole.numpy().astype(np.int64).T
+    made = sums.astype(np.float64) * (top / 127) * scales.numpy()
+    return made if layer.bias is None else made + layer.bias.detach().numpy()
+
+
+@given(**SIZES, bias=st.booleans(), rectified=st.booleans(), seed=st.integers(0, 99))
+def test_whole_numbers(level: str, rows: int, width: int, outputs: int, bias: bool, rectified: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    layer, values = nn.Linear(width, outputs, bias=bias), 3 * torch.randn(rows, width)
+    values[: rows // 3] = 0.0
+    wanted = whole_product(values.numpy(), layer) if rows else np.zeros((0, outputs))
+    found = Product(*round_rows(layer.weight), layer.bias).reading(rectified)(values)
+    np.testing.assert_allclose(found.numpy(), np.maximum(wanted, 0) if rectified else wanted, rtol=1e-5, atol=1e-5)
+
+
+@given(**SIZES, bias=st.booleans(), rectified=st.booleans(), seed=st.integers(0, 99))
+def test_floating_point(
+    level: str, rows: int, width: int, outputs: int, bias: bool, rectified: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    layer, values = nn.Linear(width, outputs, bias=bias), torch.randn(rows, width)
+    with torch.inference_mode():
+        wanted = layer(values).relu() if rectified else layer(values)
+    found = Product(layer.weight, None, layer.bias).reading(rectified)(values)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_threads_change_nothing() -> None:
+    torch.manual_seed(0)
+    layer, values = nn.Linear(256, 1500), torch.randn(5, 256)
+    read = Product(*round_rows(layer.weight), layer.bias).reading()
+    before, alone = torch.get_num_threads(), read(values)
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(read(values), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(st.integers(1, 9), st.integers(0, 99))
+def test_a_row_does_not_see_its_neighbours(rows: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    read, values = Int8(nn.Linear(37, 21)), torch.randn(rows, 37) * torch.logspace(-3, 3, rows)[:, None]
+    together = read(values)
+    assert all(torch.equal(read(values[row]), together[row]) for row in range(rows))
+
+
+@given(st.integers(1, 700), st.integers(1, 12), st.integers(0, 99), st.booleans())
+def test_the_best_of_many(level: str, size: int, count: int, seed: int, coarse: bool) -> None:
+    torch.manual_seed(seed)
+    scores = torch.randint(-5, 5, (2, 3, size)).float() if coarse else torch.randn(2, 3, size)
+    scores[..., ::5] = -torch.inf
+    found = choices.top(scores, count)
+    if count > size:
+        assert found is None
+        return
+    assert found is not None
+    order = scores.sort(dim=-1, descending=True, stable=True)  # the earlier of two that are equal
+    assert torch.equal(found[0], order.values[..., :count])
+    assert torch.equal(found[1], order.indices[..., :count])
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"norm": "after"},
+    {"activation": "gelu", "gated": True},
+    {"activation": "silu", "bias": False},
+    {"activation": "gelu_tanh", "reach": 2},
+    {"width": 18, "heads": 3, "hidden": 7},  # nothing a multiple of anything
+    {"head_width": 20},
+]
+
+
+def transformer(options: dict[str, Any], vocabulary: int = 23) -> EncoderDecoder:
+    torch.manual_seed(1)
+    options = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, **options}
+    table = Embedding(vocabulary, options["width"])
+    reading = {name: value for name, value in options.items() if name != "reach"}
+    encoder = TransformerEncoder(table, **reading)
+    decoder = TransformerDecoder(table, Output(options["width"], vocabulary), options["width"], **options)
+    return EncoderDecoder(encoder, decoder).eval()
+
+
+def found_by(network: EncoderDecoder, strategy: Strategy, prefix: Padded | None = None) -> list[list[Hypothesis]]:
+    source = Padded.from_rows([[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]])
+    return search(network, Batch(source), strategy, longest=torch.full((3,), 40), prefix=prefix)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+def test_a_step_is_that_of_the_plain_block(level: str, options: dict[str, Any], strategy: Strategy) -> None:
+    """Sources and prefixes of different lengths, beams that change places, caches that grow on the way."""
+    plain = transformer(options)
+    made = for_generation(plain, "fp32")
+    assert all(block.whole is not None for block in made.modules() if isinstance(block, LeanBlock))
+    for prefix in (None, Padded.from_rows([[5], [6, 4, 5], [4, 4]])):
+        for before, after in zip(found_by(plain, strategy, prefix), found_by(made, strategy, prefix), strict=True):
+            assert [one.ids for one in after] == [one.ids for one in before]
+            for one, other in zip(after, before, strict=True):
+                assert one.token_scores == pytest.approx(other.token_scores, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+def test_without_kernels_a_step_is_the_same(
+    options: dict[str, Any], strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(libraries.SWITCH, "0")
+    plain = transformer(options)
+    made = for_generation(plain, "fp32")
+    blocks = [block for block in made.modules() if isinstance(block, LeanBlock)]
+    assert len(blocks) == 2
+    assert all(block.whole is None for block in blocks)
+    for before, after in zip(found_by(plain, strategy), found_by(made, strategy), strict=True):
+        assert after[0].ids == before[0].ids
+        assert after[0].token_scores == pytest.approx(before[0].token_scores, rel=1e-4, abs=1e-4)
+
+
+def test_the_smallest_vocabulary() -> None:
+    network = transformer({}, vocabulary=7)
+    for before, after in zip(
+        found_by(network, Beam(width=5)), found_by(for_generation(network), Beam(width=5)), strict=True
+    ):
+        assert before[0].ids == after[0].ids
+
+
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+def test_int8_outputs_do_not_depend_on_the_batch(strategy: Strategy) -> None:
+    network = for_generation(transformer({"width": 32, "hidden": 64}), "int8")
+    rows = [[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]]
+    together = search(network, Batch(Padded.from_rows(rows)), strategy, longest=torch.full((3,), 12))
+    for row, beside in zip(rows, together, strict=True):
+        alone = search(network, Batch(Padded.from_rows([row])), strategy, longest=torch.tensor([12]))[0]
+        assert [one.ids for one in alone] == [one.ids for one in beside]
+        assert alone[0].token_scores == pytest.approx(beside[0].token_scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that went without them would find the same, and take longer."""
+    network = for_generation(transformer({}), precision)
+    assert all(part.product is not None for part in network.modules() if isinstance(part, Packed))
+    steps: list[Tensor] = []
+    for block in (part for part in network.modules() if isinstance(part, LeanBlock)):
+        run = block.whole
+        assert run is not None
+        monkeypatch.setattr(block, "whole", lambda values, *rest, run=run: steps.append(values) or run(values, *rest))
+    best = choices.top
+    asked: list[int] = []
+    monkeypatch.setattr(choices, "top", lambda scores, count: asked.append(count) or best(scores, count))
+    found = search(network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), longest=torch.tensor([9]))
+    assert len(steps) == 2 * (len(found[0][0].ids) - 1)  # <s> is read by the plain road
+    assert len(asked) == len(found[0][0].ids)

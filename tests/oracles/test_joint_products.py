@@ -1,0 +1,96 @@
+"""Several matrices over the same rows as one product, as in training on a GPU: the same values and gradients."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from transduce.build import build_model, complete_recipe
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.layers import dense
+from transduce.layers.dense import narrowed, side_by_side
+from transduce.objectives import CrossEntropy
+from transduce.recipe import parse
+
+BATCH = Batch(
+    Padded.from_rows([[5, 6, 7, 8, EOS], [9, EOS], [4, 4, 6, EOS]]),
+    Padded.from_rows([[BOS, 7, 5, EOS], [BOS, 4, EOS], [BOS, 8, 8, 6, 5, EOS]]),
+)
+
+
+def always(rows: Tensor, layers: Any) -> bool:
+    return all(type(layer) is nn.Linear for layer in layers)
+
+
+def gradients(model: Any) -> list[Tensor]:
+    model.zero_grad()
+    loss = CrossEntropy()(model, BATCH).total
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def model_of(**options: object) -> nn.Module:
+    torch.manual_seed(2)
+    part = {"kind": "transformer", "width": 16, "heads": 4, "hidden": 24, "layers": 2, "dropout": 0.0, **options}
+    return build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, 12, 12)
+
+
+@pytest.mark.parametrize(("bias", "key_heads", "projections"), list(product((False, True), (2, 4), ("all", "none"))))
+def test_the_same_gradients(bias: bool, key_heads: int, projections: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if projections == "none" and key_heads == 2:
+        pytest.skip("heads are not shared there")
+    model = model_of(bias=bias, key_heads=key_heads, projections=projections).double()
+    plain = gradients(model)
+    monkeypatch.setattr(dense, "joins", always)
+    for one, other in zip(gradients(model), plain, strict=True):
+        assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_the_same_within_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not farther from the exact gradient than separate products, but for a rounding."""
+    model = model_of()
+    exact = gradients(model)
+
+    def distance() -> float:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = gradients(model)
+        apart = [(one - other).norm() for one, other in zip(found, exact, strict=True)]
+        return float(torch.stack(apart).norm() / torch.stack([part.norm() for part in exact]).norm())
+
+    separate = distance()
+    monkeypatch.setattr(dense, "joins", always)
+    assert distance() < 1.2 * separate
+    assert separate < 0.02
+
+
+def test_one_product_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "joins", always)
+    layers = [nn.Linear(4, 3), nn.Linear(4, 5)]
+    for layer in layers:
+        monkeypatch.setattr(layer, "forward", None)  # nobody calls them
+    rows = torch.randn(2, 4)
+    found = side_by_side(rows, layers)
+    assert [one.shape for one in found] == [(2, 3), (2, 5)]
+    assert_close(found[1], rows @ layers[1].weight.T + layers[1].bias)
+
+
+def test_elsewhere_layers_are_called() -> None:
+    layer = nn.Linear(2, 2)
+    assert not dense.joins(torch.zeros(1, 2), [layer])
+    layer.register_forward_hook(lambda one, given, result: result + 1)
+    rows = torch.zeros(1, 2)
+    assert_close(side_by_side(rows, [layer])[0], layer(rows))
+
+
+def test_precision_is_lowered_once_and_only_under_autocast() -> None:
+    values = torch.randn(3)
+    assert narrowed(values) is values
+    with torch.autocast("cpu", torch.bfloat16):
+        assert narrowed(values).dtype == torch.bfloat16
+        assert narrowed(values.double()).dtype == torch.double
+        assert narrowed(narrowed(values)).dtype == torch.bfloat16

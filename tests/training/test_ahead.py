@@ -1,0 +1,49 @@
+"""An update that is made before anybody looked: the same weights as one that was looked at first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from training_standins import TinyBatches, TinyModel
+
+from transduce.data.batching import Position
+from transduce.flow import Batch
+from transduce.objectives import CrossEntropy, Loss, Model
+from transduce.recipe import parse
+from transduce.training.devices import Processes
+from transduce.training.optimisers import build_optimiser, flatten
+from transduce.training.update import Piece, Update, Work
+
+
+class Poisoned(CrossEntropy):
+    """Not a number at the third look."""
+
+    looks = 0
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        loss = super().__call__(model, batch)
+        self.looks += 1
+        return Loss(loss.total * float("nan"), loss.parts) if self.looks == 3 else loss
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_the_same_weights(kind: str, poisoned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for ahead in (False, True):
+        monkeypatch.setattr(Update, "ahead", property(lambda self, ahead=ahead: ahead))
+        settings = parse({"training": {"optimiser": {"kind": kind}, "clip": 0.5}}).training
+        model, batches = TinyModel(), TinyBatches()
+        optimiser = build_optimiser(settings.optimiser, model)
+        objective = Poisoned() if poisoned else CrossEntropy()
+        update = Update(model, optimiser, objective, settings, Processes(), torch.device("cpu"))
+        results = []
+        for step in range(1, 7):
+            batch = batches.at(Position(0, step))
+            results.append(update(Work([Piece(0, batch)], objective.count(batch)), step, 0.01))
+        found.append((model.state_dict(), flatten(optimiser, model), [one.bad for one in results]))
+    (weights, memory, bad), (others, remembered, told) = found
+    assert bad == told
+    assert [number for number, one in enumerate(bad, 1) if one] == ([3] if poisoned else [])
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert all(torch.equal(memory[name], remembered[name]) for name in memory)
