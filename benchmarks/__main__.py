@@ -1,4 +1,7 @@
-"""`python -m benchmarks generate|train|recurrent|scale`: a table, and JSON under benchmarks/results."""
+"""`python -m benchmarks generate|train|recurrent|scale`: a table, and JSON under benchmarks/results.
+
+`python -m benchmarks picture`: all that JSON as one picture.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks import generate, gpt2, harness, recurrent, scale, train
+from benchmarks import generate, gpt2, harness, picture, recurrent, scale, train
 
 
 def run_train(asked: argparse.Namespace, device: torch.device) -> list[harness.Measured]:
@@ -27,7 +30,7 @@ def run_train(asked: argparse.Namespace, device: torch.device) -> list[harness.M
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", choices=["generate", "train", "recurrent", "scale"])
+    parser.add_argument("what", choices=["generate", "train", "recurrent", "scale", "picture"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", default="base")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
@@ -43,14 +46,18 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true", help="train: rows of different lengths, as in text")
     parser.add_argument("--only", nargs="*", default=[], help="train: these contestants, by their names in the table")
     parser.add_argument("--lines", type=int, nargs="*", default=[250_000, 500_000, 1_000_000], help="scale")
+    parser.add_argument("--corpus", action="store_true", help="scale: only preparation, by lines")
     parser.add_argument("--tiny", action="store_true", help="a moment's run, to see that everything works")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
     device = torch.device(asked.device)
     if asked.tiny:
         asked.size, asked.batches, asked.length, asked.repeats, asked.tokens = "test", [1, 3], 8, 2, 512
+    if asked.what == "picture":
+        picture.run(asked.output, Path("docs/performance.png"))
+        return
     if asked.what == "scale":
-        scale.run(asked.lines, asked.repeats, asked.tiny, asked.output, Console(width=140))
+        scale.run(asked.lines, asked.repeats, asked.tiny, asked.output, Console(width=140), asked.corpus)
         return
     if asked.what == "recurrent":
         precisions = {"float32": "fp32", "bfloat16": "bf16"}

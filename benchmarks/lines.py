@@ -26,7 +26,7 @@ class Stage:
 
     name: str
     lines: int
-    seconds: float
+    seconds: float  # of the processor: another program that has the core does not count
     peak: int  # bytes
     kept: int  # bytes still in use after it
 
@@ -62,9 +62,9 @@ def staged(name: str, lines: int, stages: list[Stage]) -> Iterator[None]:
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     yield
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     done.set()
     watcher.join()
     after = anonymous()

@@ -241,7 +241,8 @@ def build_rules(settings: GenerationRecipe) -> list[contracts.Rule]:
     if settings.never:
         rules.append(Ban(list(settings.never)))
     if settings.never_first:
-        rules.append(Ban(list(settings.never_first), after=len(settings.begun)))
+        given = len(settings.begun) + (settings.first is not None)  # a forced token begins nothing
+        rules.append(Ban(list(settings.never_first), after=given))
     if settings.first is not None:
         rules.append(First(settings.first))
     if settings.closed:

@@ -143,7 +143,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Memory:
-    """What an encoder leaves behind, the same for words, patches, grid cells and audio frames."""
+    """What an encoder leaves behind, the same whatever was read: words, patches, cells, frames."""
 
     values: Tensor  # B S D: what attention reads
     mask: Tensor  # B S

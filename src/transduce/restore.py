@@ -69,7 +69,7 @@ def _some(model: Model, batch: Batch) -> list[Restored]:
 def _whole(model: Model, batch: Batch, texts: Sequence[str], settings: GenerationRecipe) -> list[Restored]:
     assert batch.source is not None
     sources = [row[real][:-1].tolist() for row, real in zip(batch.source.values, batch.source.mask, strict=True)]
-    found = model.search_sources(sources, None, settings, batch.rows)
+    found = model.searcher.sources(sources, None, settings, batch.rows)
     result = []
     for row, (text, scores) in enumerate(zip(texts, score(model.network, batch), strict=True)):
         output = model.target.decode(found[row][0].words)

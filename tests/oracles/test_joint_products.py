@@ -1,4 +1,4 @@
-"""Several matrices over the same rows as one product, as in training on a GPU: the same values and gradients."""
+"""Several matrices over the same rows as one product, as in training: the same values and gradients."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def always(rows: Tensor, layers: Any) -> bool:
     return all(type(layer) is nn.Linear for layer in layers)
 
 
+def never(rows: Tensor, layers: Any) -> bool:
+    return False
+
+
 def gradients(model: Any) -> list[Tensor]:
     model.zero_grad()
     loss = CrossEntropy()(model, BATCH).total
@@ -45,6 +49,7 @@ def test_the_same_gradients(bias: bool, key_heads: int, projections: str, monkey
     if projections == "none" and key_heads == 2:
         pytest.skip("heads are not shared there")
     model = model_of(bias=bias, key_heads=key_heads, projections=projections).double()
+    monkeypatch.setattr(dense, "joins", never)
     plain = gradients(model)
     monkeypatch.setattr(dense, "joins", always)
     for one, other in zip(gradients(model), plain, strict=True):
@@ -62,6 +67,7 @@ def test_the_same_within_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
         apart = [(one - other).norm() for one, other in zip(found, exact, strict=True)]
         return float(torch.stack(apart).norm() / torch.stack([part.norm() for part in exact]).norm())
 
+    monkeypatch.setattr(dense, "joins", never)
     separate = distance()
     monkeypatch.setattr(dense, "joins", always)
     assert distance() < 1.2 * separate
@@ -81,9 +87,12 @@ def test_one_product_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_elsewhere_layers_are_called() -> None:
     layer = nn.Linear(2, 2)
-    assert not dense.joins(torch.zeros(1, 2), [layer])
+    assert dense.joins(torch.zeros(1, 2), [layer])
+    with torch.no_grad():
+        assert not dense.joins(torch.zeros(1, 2), [layer])
     layer.register_forward_hook(lambda one, given, result: result + 1)
     rows = torch.zeros(1, 2)
+    assert not dense.joins(rows, [layer])
     assert_close(side_by_side(rows, [layer])[0], layer(rows))
 
 

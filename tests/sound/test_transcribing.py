@@ -136,10 +136,13 @@ def test_it_learns_to_hear_and_looks_where_it_hears(tones: Path, tmp_path: Path)
     train(recipe, tmp_path / "run")
     scores = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert scores["test"]["scores"]["wer"]["value"] < 12
-    looks, seen = words_in_sight(transduce.load(tmp_path / "run"), tones / "test")
+    model = transduce.load(tmp_path / "run")
+    # One head of four looks at the word; which one is a matter of chance, so it is chosen on other clips.
+    head = int(np.argmax(words_in_sight(model, tones / "dev")[0]))
+    looks, seen = words_in_sight(model, tones / "test")
     assert seen > 90
-    # One head of four; which one is a matter of chance. From seed to seed its share went from 0.86 to 0.97.
-    assert max(looks) / seen >= 0.8
+    # From seed to seed the share of the best head went from 0.86 to 0.97.
+    assert looks[head] / seen >= 0.8
 
 
 def words_in_sight(model: transduce.Model, folder: Path) -> tuple[list[int], int]:

@@ -7,9 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from transduce.attention.additive import additive_scores, meets
 from transduce.contracts import Count, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
+from transduce.layers.dense import attached
 
 
 class Dot(Score):
@@ -64,7 +66,11 @@ class MLP(Score):
         return self.memory(values)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return self._score(self._meet(query, keys))
+        asked = self.query(query)
+        plain = type(self.vector) is nn.Linear and not attached(self.vector)
+        if plain and meets(asked, keys, self.vector.weight):
+            return additive_scores(asked, keys, self.vector.weight)
+        return self._score(asked.unsqueeze(-2) + keys.unsqueeze(-3))
 
     def _meet(self, query: Tensor, keys: Tensor) -> Tensor:
         both: Tensor = self.query(query).unsqueeze(-2) + keys.unsqueeze(-3)  # ... T S Q

@@ -83,6 +83,10 @@ def _begun(chosen: dict[str, Any], init: Any) -> dict[str, Any]:
         if tokens["source"]["kind"] == "given":  # imported: how it writes, and how far it reads, belong to its tokens
             chosen["generation"] = origin.generation.model_dump(mode="json")
             chosen["data"]["max_length"] = min(chosen["data"]["max_length"], origin.data.max_length)
+        if origin.data.sources:  # how it perceives belongs to its weights
+            chosen["data"]["sources"] = origin.model_dump(mode="json")["data"]["sources"]
+        if model["ctc"] is None and chosen["training"]["objective"].get("kind") == "joint_ctc":
+            chosen["training"]["objective"] = {}  # no rows of it spell
         return chosen
     if model["encoder"] is not None:
         chosen["model"]["encoder"], chosen["tokens"]["source"] = model["encoder"], tokens["source"]

@@ -209,7 +209,7 @@ def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[np.ndarray,
     # Groups come in the order of their keys. A part of the keys, a few times what is wanted, is all that is looked at;
     # where groups were too large for it, twice as many. The keys are even, so the choice does not depend on the part.
     part = 4 * (size + 100) / n
-    development = np.zeros(0, whole)
+    development: np.ndarray = np.zeros(0, whole)
     while len(development) < size:
         below = min(int(part * 2**64), 2**64 - 1)
         development = np.sort(_draw_groups(groups, salt, below, size)).astype(whole)

@@ -57,10 +57,10 @@ def draw(attention: AttentionMap, path: str | Path, title: str = "", subtitle: s
     height = max(2.0, rows * cell + _inches(attention.source_tokens) + 0.3 + 0.35 * bool(title) + 0.3 * bool(subtitle))
     figure = begin_figure(width, height)
     axes = figure.add_subplot()
-    image = _heat(axes, attention, size=max(2.5, min(10.0, 30 * cell)))
+    drawn = _heat(axes, attention, size=max(2.5, min(10.0, 30 * cell)))
     # Inside the frame of the map, so that it is as high as the map and not as the sheet.
     across = max(columns * cell, 0.5)
-    bar = figure.colorbar(image, cax=axes.inset_axes((1 + 0.12 / across, 0, 0.1 / across, 1)))
+    bar = figure.colorbar(drawn, cax=axes.inset_axes((1 + 0.12 / across, 0, 0.1 / across, 1)))
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=7, length=2, colors=_PALE)
     entitle(figure, title, subtitle)
@@ -103,7 +103,7 @@ def begin_figure(width: float, height: float) -> Figure:
 def _heat(axes: Axes, attention: AttentionMap, size: float) -> Any:
     from matplotlib.patches import Rectangle
 
-    image = axes.imshow(attention.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
+    drawn = axes.imshow(attention.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
     for side, tokens in (("x", attention.source_tokens), ("y", attention.target_tokens)):
         step = max(1, math.ceil(len(tokens) / 400))  # more could not be read at any size
         ticks = range(0, len(tokens), step)
@@ -116,7 +116,7 @@ def _heat(axes: Axes, attention: AttentionMap, size: float) -> Any:
     for source, target in links(attention):
         corner = (source - 0.44, target - 0.44)
         axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor="#e8590c", linewidth=max(0.4, size / 8)))
-    return image
+    return drawn
 
 
 def _inches(tokens: Sequence[str]) -> float:

@@ -12,7 +12,8 @@ from typing import Any
 
 from transduce import contracts
 from transduce.errors import InputError
-from transduce.interop import t5
+from transduce.export import encoders
+from transduce.interop import t5, vit
 from transduce.interop.family import ACTIVATIONS, Family, Settings
 from transduce.interop.importing import FAMILIES
 from transduce.recipe import ModelRecipe, Recipe
@@ -108,24 +109,6 @@ def _gpt2(recipe: Recipe, kind: str) -> Content:
     }
 
 
-def _bert(recipe: Recipe, kind: str) -> Content:
-    encoder = recipe.model.encoder
-    assert encoder is not None
-    return {
-        "model_type": kind,
-        "hidden_size": encoder["width"],
-        "num_hidden_layers": encoder["layers"],
-        "num_attention_heads": encoder["heads"],
-        "intermediate_size": encoder["hidden"],
-        "hidden_act": SPOKEN.get(encoder["activation"], encoder["activation"]),
-        "layer_norm_eps": encoder["epsilon"] or EPSILON["layer"],
-        "max_position_embeddings": _places(recipe, encoder),
-        "type_vocab_size": 2,
-        "hidden_dropout_prob": encoder["dropout"],
-        "attention_probs_dropout_prob": encoder["attention_dropout"],
-    }
-
-
 Written = Callable[[Recipe, str], Content]
 PAIRS: dict[str, tuple[Written, str]] = {
     "MarianMTModel": (_bart, "marian"),
@@ -135,28 +118,52 @@ PAIRS: dict[str, tuple[Written, str]] = {
     "T5ForConditionalGeneration": (_t5, "t5"),
 }
 ALONE: dict[str, tuple[Written, str]] = {"GPT2LMHeadModel": (_gpt2, "gpt2")}
-ENCODERS: dict[str, tuple[Written, str]] = {"BertModel": (_bert, "bert")}
-ARCHITECTURES = (*PAIRS, *ALONE, *ENCODERS)
 
 
-def choose(recipe: Recipe, where: str) -> Carrier:
-    """The first that says all that the recipe does; else the nearest is named, with what it cannot say."""
+def choose(recipe: Recipe, where: str, pad: int | None = None) -> Carrier:
+    """The first that says all that the recipe does; else the nearest is named, with what it cannot say.
+
+    `pad`: their number of <pad>.
+    """
     model = recipe.model
     for part in (model.encoder, model.decoder):
         if part is not None and part["kind"] != "transformer":
             raise _unfit(where, [f"kind: {part['kind']}"], "the Transformer")
-    if model.head is not None and model.head["kind"] != "embedder":
-        raise _unfit(where, [f"model.head: {model.head['kind']}"], "BertModel, an encoder that gives vectors,")
-    shelf = ALONE if model.encoder is None else PAIRS if model.decoder is not None else ENCODERS
+    if strange := _strange(recipe):
+        raise _unfit(where, strange, "BertModel or ViTForImageClassification")
     reasons: dict[str, list[str]] = {}
-    for name, (write, kind) in shelf.items():
-        settings = write(recipe, kind)
+    for name, settings in _settings(recipe, pad).items():
         family, differing = _read(name, settings, recipe, where)
         if family is not None and not differing:
             return Carrier(name, family, {"architectures": [name], **settings})
         reasons[name] = differing
     nearest = min(reasons, key=lambda name: len(reasons[name]))
     raise _unfit(where, reasons[nearest], nearest)
+
+
+def _settings(recipe: Recipe, pad: int | None) -> dict[str, Content]:
+    """What each that may carry it would say of it."""
+    if recipe.model.head is None:
+        shelf = ALONE if recipe.model.encoder is None else PAIRS
+        return {name: write(recipe, kind) for name, (write, kind) in shelf.items()}
+    places = _places(recipe, recipe.model.encoder or {})
+    return {name: write(recipe, places) for name, write in encoders.carriers(recipe, pad).items()}
+
+
+def _strange(recipe: Recipe) -> list[str]:
+    """Heads and sources that no architecture knows."""
+    head, sources = recipe.model.head, recipe.data.sources
+    found = [] if head is None or head["kind"] in encoders.SHAPES else [f"model.head: {head['kind']}"]
+    if not sources:
+        return found
+    first = next(iter(sources.values()))
+    picture: Mapping[str, Any] = first if isinstance(first, dict) else {"kind": first}
+    front = (recipe.model.encoder or {}).get("front") or {}
+    seen = len(sources) == 1 and picture["kind"] == "image"
+    if not seen or front.get("kind") != "patches" or head is None or head["kind"] != "classifier":
+        return [*found, "data.sources: only pictures in patches, for one label each, are known there"]
+    wanted = {"fitted": "stretch", "width": None}
+    return [*found, *(_told(key, picture[key], one) for key, one in wanted.items() if picture[key] != one)]
 
 
 def _unfit(where: str, reasons: list[str], carrier: str) -> InputError:
@@ -170,8 +177,9 @@ def _unfit(where: str, reasons: list[str], carrier: str) -> InputError:
 def _read(name: str, content: Content, recipe: Recipe, where: str) -> tuple[Family | None, list[str]]:
     """As the importer reads these settings, and what comes out different."""
     settings, names = Settings(content, where), () if content.get("tie_word_embeddings", True) else (t5.OUTPUT,)
+    names = (vit.SECOND_ROW,) if content["model_type"] == "deit" else names
     try:
-        family = FAMILIES.get(name) or t5.family(settings, names)
+        family = {**FAMILIES, **vit.FAMILIES}.get(name) or t5.family(settings, names)
         made = family.model(settings, names)
     except InputError as error:
         return None, [error.problem]
@@ -183,9 +191,17 @@ def _differences(ours: ModelRecipe, made: Mapping[str, Any]) -> list[str]:
     for side, contract in (("encoder", contracts.Encoder), ("decoder", contracts.Decoder)):
         mine = getattr(ours, side)
         if mine is not None:
-            theirs = _plain(complete(contract, made[side], side))
+            given = dict(made[side])
+            front, own_front = given.pop("front", None), mine.get("front")
+            if front is not None and own_front is not None:
+                front = {**complete(contracts.Front, front, side), "shape": own_front["shape"]}
+            theirs = {**_plain(complete(contract, given, side)), **({} if front is None else {"front": front})}
             own = _plain(mine)
             found += [_told(f"{side}.{key}", own[key], theirs.get(key)) for key in own if own[key] != theirs.get(key)]
+    if ours.head is not None and ours.head["kind"] != "embedder":  # how vectors are made of rows is told beside
+        theirs = complete(contracts.Head, made["head"], "head")
+        own = {key: value for key, value in ours.head.items() if key not in LEARNING}
+        found += [_told(f"head.{key}", own[key], theirs.get(key)) for key in own if own[key] != theirs.get(key)]
     for key, usual in (("tie", "none"), ("scaled", True), ("share", "none"), ("copying", None), ("closed", True)):
         wanted = made.get(key, usual)
         if getattr(ours, key) != wanted:

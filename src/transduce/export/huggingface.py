@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from transduce.data.vocabulary import GIVEN
 from transduce.disk import TEMPORARY, sync, write_file
 from transduce.errors import InputError
+from transduce.export import encoders
 from transduce.export.architectures import Carrier, choose
 from transduce.export.ordering import Order, order_of, place_all
 from transduce.export.pieces import write_tokenizer
 from transduce.export.tensors import halved, theirs
-from transduce.flow import BOS, EOS, PAD
+from transduce.flow import BOS, EOS, PAD, SPECIALS
 from transduce.interop.settings import STOPS
 from transduce.predict import Model
 from transduce.recipe import GenerationRecipe
@@ -32,27 +33,43 @@ POOLED = {"first": "cls", "mean": "mean", "max": "max", "last": "lasttoken"}
 def write_folder(model: Model, out: Path, where: str) -> Path:
     """The folder is whole or absent."""
     recipe = model.recipe
-    carrier = choose(recipe, where)
+    if recipe.data.sources and recipe.model.head is not None:
+        return _write(out, *_seen(model, where))
     tokenizer = model.target if recipe.model.encoder is None else model.source
-    if recipe.model.decoder is not None and tokenizer.kind != GIVEN and model.target != model.source:
-        raise InputError(
-            "tokens.shared: false does not fit, one vocabulary for both sides would",
-            where=where,
-            remedy="train with tokens.shared=true and model.tie=all, or use --to onnx",
-        )
-    weights = {name: tensor.detach().cpu().float() for name, tensor in model.network.state_dict().items()}
+    weights = _weights(model)
+    order = order_of(tokenizer, weights)
+    carrier = choose(recipe, where, order.special(PAD))
+    if recipe.model.decoder is not None and model.target.fingerprint != model.source.fingerprint:
+        if tokenizer.kind != GIVEN:
+            raise InputError(
+                "tokens.shared: false does not fit, one vocabulary for both sides would",
+                where=where,
+                remedy="train with tokens.shared=true and model.tie=all, or use --to onnx",
+            )
+        warnings.warn("the tokenizer of the source is written; that of outputs, which differs, is not", stacklevel=3)
     if _turns(recipe.model.encoder) or _turns(recipe.model.decoder):
         weights = halved(weights)
-    order = order_of(tokenizer, weights)
     made = theirs(carrier.family, place_all(weights, order), where)
     config = {**carrier.settings, **_numbers(carrier, order), "dtype": "float32"}
     files: dict[str, Mapping[str, Any] | list[Any]] = {"config.json": config}
     if recipe.model.decoder is not None:
         files["generation_config.json"] = generation(recipe.generation, order, alone=recipe.model.encoder is None)
     else:
-        made |= _unread(carrier)
-        files |= _sentences(recipe.model.head or {}, config["hidden_size"])
+        made |= encoders.unread(carrier.architecture, config, carrier.family.prefix)
+        files |= _around(model, config)
     longest = config.get("max_position_embeddings") or config.get("n_positions") or recipe.generation.max_source
+
+    def write_texts(folder: Path) -> None:
+        masked = recipe.model.head is not None and recipe.model.head["kind"] == "filler"
+        closes = carrier.family.closes
+        write_tokenizer(folder, tokenizer, order, closes=closes, longest=longest, masked=masked)
+
+    return _write(out, files, made, write_texts)
+
+
+def _write(
+    out: Path, files: Mapping[str, Any], made: dict[str, Tensor], more: Callable[[Path], None] = lambda folder: None
+) -> Path:
     part = out.with_name(TEMPORARY + out.name)
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -60,7 +77,7 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
         for name, content in files.items():
             (part / name).parent.mkdir(exist_ok=True)
             write_file(part / name, (json.dumps(content, indent=2) + "\n").encode())
-        write_tokenizer(part, tokenizer, order, closes=carrier.family.closes, longest=longest)
+        more(part)
         save_file(made, part / "model.safetensors", {"format": "pt"})
         os.chmod(part / "model.safetensors", 0o644)
         sync(part / "model.safetensors")
@@ -68,6 +85,39 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return out
+
+
+def _weights(model: Model) -> dict[str, Tensor]:
+    """All of them; the rows of special tokens among labels, which are never said, are zero."""
+    weights = {name: tensor.detach().cpu().float() for name, tensor in model.network.state_dict().items()}
+    head = model.recipe.model.head
+    if head is not None and head["kind"] in ("classifier", "tagger"):
+        last = max(int(name.split(".")[2]) for name in weights if name.startswith("head.layers."))
+        for leaf in ("weight", "bias"):
+            name = f"head.layers.{last}.{leaf}"
+            weights[name] = weights[name].clone()
+            weights[name][: len(SPECIALS)] = 0.0
+    return weights
+
+
+def _seen(model: Model, where: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The files and weights of a model of pictures, which has no tokens but its labels."""
+    carrier = choose(model.recipe, where)
+    made = theirs(carrier.family, _weights(model), where)
+    config = {**carrier.settings, **encoders.name_labels(model.target), "dtype": "float32"}
+    picture = next(iter(model.recipe.data.sources.values()))
+    assert isinstance(picture, Mapping)
+    return {"config.json": config, "preprocessor_config.json": encoders.look_at(picture)}, made
+
+
+def _around(model: Model, config: dict[str, Any]) -> dict[str, Any]:
+    """What is told of the top of an encoder of texts: how vectors are made, or labels, which go into its settings."""
+    head = model.recipe.model.head or {}
+    if head["kind"] == "embedder":
+        return _sentences(head, config.get("hidden_size") or config["dim"])
+    if head["kind"] != "filler":
+        config |= encoders.name_labels(model.target)
+    return {}
 
 
 def _turns(part: Mapping[str, Any] | None) -> bool:
@@ -110,16 +160,6 @@ def generation(settings: GenerationRecipe, order: Order, *, alone: bool) -> dict
         "forced_eos_token_id": end if settings.closed else None,
     }
     return {**content, **{name: value for name, value in optional.items() if value is not None}}
-
-
-def _unread(carrier: Carrier) -> dict[str, Tensor]:
-    """Weights that ours do not need and theirs would draw at random: one kind of segment, and the pooler, are zero."""
-    width, kinds = carrier.settings["hidden_size"], carrier.settings["type_vocab_size"]
-    return {
-        "embeddings.token_type_embeddings.weight": torch.zeros(kinds, width),
-        "pooler.dense.weight": torch.zeros(width, width),
-        "pooler.dense.bias": torch.zeros(width),
-    }
 
 
 def _sentences(head: Mapping[str, Any], width: int) -> dict[str, Any]:

@@ -19,8 +19,10 @@ START = "<start>"  # what outputs begin with, where that was another token befor
 NAMES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK}
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, order: Order, *, closes: bool, longest: int) -> None:
-    """`closes`: </s> stands behind every text."""
+def write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, order: Order, *, closes: bool, longest: int, masked: bool = False
+) -> None:
+    """`closes`: </s> stands behind every text. `masked`: our <unk> stands for what is hidden."""
     given = tokenizer.kind == GIVEN
     backend = _given(tokenizer.vocabulary, order) if given else _own(tokenizer.vocabulary, str(folder))
     end = order.special(EOS)
@@ -29,7 +31,8 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, order: Order, *, closes:
 
         name = backend.id_to_token(end)
         backend.post_processor = processors.TemplateProcessing(single=f"$A {name}", special_tokens=[(name, end)])
-    numbers = {name: order.special(ours) for name, ours in NAMES.items()}
+    names = {"mask_token" if masked and name == "unk_token" else name: ours for name, ours in NAMES.items()}
+    numbers = {name: order.special(ours) for name, ours in names.items()}
     named = {name: backend.id_to_token(number) for name, number in numbers.items() if number is not None}
     content = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -12,6 +12,7 @@ from transduce.errors import InputError
 from transduce.interop.family import Family
 from transduce.interop.matching import OUTPUT_BIAS
 
+INSIDE = ("embeddings.", "encoder.", "transformer.", "pooler.", "layernorm.")  # what lies below a head
 TOLERANCE = 1e-6  # relative, where a number is multiplied and divided on its way
 # Weights whose rows, columns, or only axis are the width of the model: all of them turn with it.
 COLUMNS = (
@@ -39,6 +40,7 @@ def halved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def theirs(family: Family, weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
     """Every weight under their name, each once: those that are only copies are left out, as they leave them out."""
     result: dict[str, Tensor] = {}
+    given, weights = weights, family.parted(dict(weights))
     for module, ours in family.table.items():
         for number in _numbers(ours, weights):
             for leaf in ("weight", "bias"):
@@ -51,7 +53,7 @@ def theirs(family: Family, weights: Mapping[str, Tensor], where: str) -> dict[st
             present = [tensor for tensor in made if tensor is not None]
             if present:
                 result[name.replace("*", number)] = place.back(present).contiguous()
-    _check(family, weights, result, where)
+    _check(family, given, result, where)
     return {_full(family, name): tensor.contiguous() for name, tensor in result.items()}
 
 
@@ -67,7 +69,8 @@ def _numbers(ours: str, weights: Mapping[str, Tensor]) -> Iterator[str]:
 
 def _full(family: Family, name: str) -> str:
     """With the prefix of the part inside, where there is something around it: hidden states alone have none."""
-    return family.prefix + name if family.starts else name
+    inside = bool(family.starts) or (family.headed and name.startswith(INSIDE))
+    return family.prefix + name if inside else name
 
 
 def _check(family: Family, weights: Mapping[str, Tensor], made: Mapping[str, Tensor], where: str) -> None:

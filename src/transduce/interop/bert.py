@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from transduce.interop.family import Family, Place, Settings
-from transduce.interop.labels import after_specials
+from transduce.interop.labels import after_specials, without_specials
 
 LAYER = {
     "attention.self.query": "own.attention.query",
@@ -129,10 +130,16 @@ TABLES = {"Bert": TABLE, "Roberta": TABLE, "DistilBert": SHORT}
 SPECIALS = {
     "Bert": {**TOKENS, **TYPES},
     "Roberta": {
-        **TOKENS, **TYPES, PLACES: Place(("encoder.position.table.weight",), lambda table: [table[BEFORE_FIRST:]]),
+        **TOKENS,
+        **TYPES,
+        PLACES: Place(
+            ("encoder.position.table.weight",),
+            lambda table: [table[BEFORE_FIRST:]],
+            lambda made: pad(made[0], (0, 0, BEFORE_FIRST, 0)),
+        ),
     },
     "DistilBert": TOKENS,
-}  # fmt: skip
+}
 
 
 def _one_segment(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -171,7 +178,9 @@ def _filler(kind: str) -> Family:
 
 
 def _labels(theirs: str, ours: str) -> dict[str, Place]:
-    return {f"{theirs}.{leaf}": Place((f"{ours}.{leaf}",), after_specials) for leaf in ("weight", "bias")}
+    return {
+        f"{theirs}.{leaf}": Place((f"{ours}.{leaf}",), after_specials, without_specials) for leaf in ("weight", "bias")
+    }
 
 
 def _classifier(kind: str) -> Family:

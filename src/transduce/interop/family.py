@@ -115,6 +115,7 @@ class Family:
     copies: Mapping[str, str] = field(default_factory=dict)  # weights that only repeat another one
     aside: Names = ()  # masks and numbers that follow from the settings; `*` as in the table
     joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # at the end, where two of theirs make one of ours
+    parted: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # the way back, before anything is named as theirs
     data: Mapping[str, Any] = field(default_factory=lambda: {"form": "pairs"})  # what it reads
     closes: bool = True  # whether </s> ends what it reads
     starts: str = "decoder_start_token_id"  # what the first token of its output is called in the settings
@@ -124,6 +125,11 @@ class Family:
     prompt: Callable[[Mapping[str, Any], Languages | None, str], list[int]] | None = None  # what outputs are begun with
     hidden: re.Pattern[str] | None = None  # tokens that are no text, where its tokenizer does not say so
     labels: str = ""  # what its labels are in our tokens, `labels` or `words`; it has none where it says tokens
+
+    @property
+    def headed(self) -> bool:
+        """Whether something stands on top of an encoder alone, whose names then have a prefix."""
+        return bool(self.labels) or "noise" in self.data
 
     def place(self, name: str) -> Place | None:
         """Where one of their weights goes; None: there is no such weight in this family."""

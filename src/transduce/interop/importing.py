@@ -28,6 +28,7 @@ from transduce.run import Run
 FAMILIES: dict[str, Family] = {**bart.FAMILIES, **gpt2.FAMILIES, **bert.FAMILIES, **whisper.FAMILIES}
 KNOWN = (*FAMILIES, *t5.ARCHITECTURES, *vit.FAMILIES, vision.ARCHITECTURE)
 CONFIG = "config.json"
+RECORDINGS = 8  # in a batch, where all have one length
 LONGEST = 512  # tokens of a text in training, where positions go further
 
 
@@ -205,7 +206,9 @@ def _begun(search: Mapping[str, Any], target: Tokenizer, settings: Settings) -> 
     prompt, places = len(target.lead), settings.count("max_target_positions", 448)
     new = search.get("max_new_tokens")
     most = places if search.get("max_length") is None else min(search["max_length"] + prompt + 1, places)
-    return {"begun": target.lead, "max_length": most - 1 if new is None else min(new + prompt, places - 1)}
+    longest = most - 1 if new is None else min(new + prompt, places - 1)
+    several = RECORDINGS * 2 * settings.count("max_source_positions", 1500)  # two frames a row
+    return {"begun": target.lead, "max_length": longest, "batch_tokens": several}
 
 
 def _recipe(

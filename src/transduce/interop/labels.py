@@ -40,6 +40,11 @@ def read_labels(settings: Settings, kind: str) -> Tokenizer:
     return Tokenizer(Vocabulary(kind, (*SPECIALS, *names)))
 
 
+def without_specials(made: list[Tensor]) -> Tensor:
+    """4 + L ... -> L ..."""
+    return made[0][len(SPECIALS) :]
+
+
 def after_specials(rows: Tensor) -> list[Tensor]:
     """L ... -> 4 + L ...: our special tokens have rows too, which are never said."""
     return [torch.cat((rows.new_zeros(len(SPECIALS), *rows.shape[1:]), rows))]

@@ -18,7 +18,7 @@ from transduce import build
 from transduce.errors import InputError
 from transduce.interop.family import Family, Imported, Place, Settings
 from transduce.interop.folder import Stored, read_json
-from transduce.interop.labels import after_specials, read_labels
+from transduce.interop.labels import after_specials, read_labels, without_specials
 from transduce.interop.matching import check, fill
 from transduce.interop.tokens import Rows
 from transduce.layers.outline import outlined
@@ -39,13 +39,14 @@ TABLE = {
     **{f"encoder.layer.*.{theirs}": f"encoder.blocks.*.{ours}" for theirs, ours in LAYER.items()},
     "layernorm": "encoder.norm",
 }
+SECOND_ROW = "embeddings.distillation_token"
 FIRST, SECOND, PLACES = "cls", "distillation", "encoder.embedding.places.table"
 SPECIAL = {
     "embeddings.cls_token": Place((FIRST,)),
-    "embeddings.distillation_token": Place((SECOND,)),
+    SECOND_ROW: Place((SECOND,)),
     "embeddings.position_embeddings": Place((PLACES,)),
-    "classifier.weight": Place(("head.layers.1.weight",), after_specials),
-    "classifier.bias": Place(("head.layers.1.bias",), after_specials),
+    "classifier.weight": Place(("head.layers.1.weight",), after_specials, without_specials),
+    "classifier.bias": Place(("head.layers.1.bias",), after_specials, without_specials),
 }
 # preprocessor_config.json where there is none, or no word on it
 USUAL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
@@ -59,6 +60,15 @@ def joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         table = weights[PLACES][0]
         weights[PLACES] = table[len(leading) :]
         weights["encoder.embedding.first"] = torch.cat(leading) + table[: len(leading)]
+    return weights
+
+
+def parted(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The way back: the leading rows have their places in them, so there they stand at places that are zero."""
+    leading = weights.pop("encoder.embedding.first", None)
+    if leading is not None:
+        weights |= {name: row[None, None] for name, row in zip((FIRST, SECOND), leading, strict=False)}
+        weights[PLACES] = torch.cat((torch.zeros_like(leading), weights[PLACES]))[None]
     return weights
 
 
@@ -79,7 +89,7 @@ def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "front": {
             "kind": "patches",
             "patch": settings.count("patch_size", 16),
-            "leading": 2 if "embeddings.distillation_token" in names else 1,
+            "leading": 2 if SECOND_ROW in names else 1,
         },
     }
     return {"encoder": encoder, "head": {"kind": "classifier", "pooling": "first", "activation": "none", "dropout": 0}}
@@ -87,7 +97,7 @@ def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
 
 FAMILIES = {
     f"{name}ForImageClassification": Family(
-        model, TABLE, SPECIAL, joined=joined, prefix=f"{name.lower()}.", labels="labels"
+        model, TABLE, SPECIAL, joined=joined, parted=parted, prefix=f"{name.lower()}.", labels="labels"
     )
     for name in ("ViT", "DeiT")
 }

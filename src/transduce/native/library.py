@@ -34,6 +34,8 @@ SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
     "top": (None, (address, number, number, number, address, address)),
     "read_rows": (None, (address, *(number,) * 4, *(address,) * 4, number)),
     "write_rows": (None, (address, *(number,) * 4, *(address,) * 3, real, address, number)),
+    "meet": (None, (*(address,) * 3, *(number,) * 5, address, number)),
+    "part": (None, (*(address,) * 3, *(number,) * 5, *(address,) * 4, number)),
     "drop": (None, (address, address, number, number, address, real, address, number, number)),
 }
 

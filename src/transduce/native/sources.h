@@ -1,6 +1,6 @@
 /* The rows of whole sources in, the same through one block out: every row sees all real rows of its own source. */
 
-#define GROUP 128 /* rows that go through a block together: what they need stays in the processor's cache */
+#define TOGETHER 128 /* rows that go through a block together: what they need stays in the processor's cache */
 
 typedef struct {
     int64_t sources, columns; /* B S */
@@ -84,7 +84,7 @@ static int64_t real_rows(const float *shade, int64_t columns) {
 int64_t transduce_read(const Block *block, const Sources *given, float *x) {
     int64_t columns = given->columns, width = block->every.inputs, hidden = block->grow.outputs;
     int64_t size = block->heads * block->head, wide = most(3 * size, hidden), reads = most(most(width, hidden), size);
-    int64_t rows = GROUP + columns, padded = (columns + LANES - 1) / LANES * LANES;
+    int64_t rows = TOGETHER + columns, padded = (columns + LANES - 1) / LANES * LANES;
     int64_t each = 2 * width + wide + size + (block->gate.weights ? hidden : 0);
     int64_t numbers = rows * each + padded * (block->head + 5) + 64;
     char *memory = malloc(columns * 8 + numbers * 4 + rows * (reads + 8) + 256);
@@ -102,7 +102,7 @@ int64_t transduce_read(const Block *block, const Sources *given, float *x) {
     After after = {0, NULL, given->threads};
     for (int64_t first = 0, next; first < given->sources; first = next) {
         int64_t together = 0;
-        for (next = first; next < given->sources && together < GROUP; next++) {
+        for (next = first; next < given->sources && together < TOGETHER; next++) {
             int64_t count = real_rows(given->shade + next * columns, columns);
             memcpy(packed + together * width, x + next * columns * width, count * width * sizeof(float));
             together += count;

@@ -1,4 +1,5 @@
-/* What training on a CPU does to every number of large tensors: cross-entropy of scores, and dropout.
+/* What training on a CPU does to every number of large tensors: cross-entropy of scores, dropout, and
+   scores of additive attention.
    Numbers are fp32 or, where `narrow`, the upper half of it (bf16); sums are always fp32. */
 
 INLINE float at(const void *x, int64_t i, int narrow) {
@@ -113,5 +114,64 @@ void transduce_drop(const float *values, const void *x, int64_t narrow, int64_t 
         else if (narrow_y) drop(values, x, 0, from, to, seed, rate, y, 1, 0);
         else if (narrow) drop(values, x, 1, from, to, seed, rate, y, 0, 0);
         else drop(values, x, 0, from, to, seed, rate, y, 0, 0);
+    }
+}
+
+INLINE float hyperbolic(float x) { /* tanh */
+    float power = exponential(-2 * fabsf(x));
+    return copysignf((1 - power) / (1 + power), x);
+}
+
+/* One source: e_ns = v . tanh(q_n + k_s). */
+INLINE void meet_one(const void *query, const void *keys, const float *vector, int narrow, int64_t steps, int64_t rows,
+                     int64_t width, float *scores) {
+    for (int64_t n = 0; n < steps; n++)
+        for (int64_t s = 0; s < rows; s++) {
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < width; i++)
+                sum += vector[i] * hyperbolic(at(query, n * width + i, narrow) + at(keys, s * width + i, narrow));
+            scores[n * rows + s] = sum;
+        }
+}
+
+/* Queries (B N Q), keys (B S Q) and a vector (Q) in, scores (B N S) out. */
+void transduce_meet(const void *query, const void *keys, const float *vector, int64_t narrow, int64_t sources,
+                    int64_t steps, int64_t rows, int64_t width, float *scores, int64_t threads) {
+    int64_t bytes = narrow ? 2 : 4;
+#pragma omp parallel for if (threads > 1) num_threads(threads)
+    for (int64_t b = 0; b < sources; b++) {
+        const char *q = (const char *)query + b * steps * width * bytes, *k = (const char *)keys + b * rows * width * bytes;
+        if (narrow) meet_one(q, k, vector, 1, steps, rows, width, scores + b * steps * rows);
+        else meet_one(q, k, vector, 0, steps, rows, width, scores + b * steps * rows);
+    }
+}
+
+INLINE void part_one(const void *query, const void *keys, const float *vector, int narrow, int64_t steps, int64_t rows,
+                     int64_t width, const float *slopes, float *for_query, float *for_keys, float *for_vector) {
+    for (int64_t n = 0; n < steps; n++)
+        for (int64_t s = 0; s < rows; s++) {
+            float slope = slopes[n * rows + s], *dq = for_query + n * width, *dk = for_keys + s * width;
+#pragma omp simd
+            for (int64_t i = 0; i < width; i++) {
+                float t = hyperbolic(at(query, n * width + i, narrow) + at(keys, s * width + i, narrow));
+                float inner = slope * vector[i] * (1 - t * t);
+                dq[i] += inner, dk[i] += inner, for_vector[i] += slope * t;
+            }
+        }
+}
+
+/* The gradients of the same, in fp32 and added to what is there: B N Q, B S Q and, one for each source, B Q. */
+void transduce_part(const void *query, const void *keys, const float *vector, int64_t narrow, int64_t sources,
+                    int64_t steps, int64_t rows, int64_t width, const float *slopes, float *for_query, float *for_keys,
+                    float *for_vector, int64_t threads) {
+    int64_t bytes = narrow ? 2 : 4;
+#pragma omp parallel for if (threads > 1) num_threads(threads)
+    for (int64_t b = 0; b < sources; b++) {
+        const char *q = (const char *)query + b * steps * width * bytes, *k = (const char *)keys + b * rows * width * bytes;
+        const float *g = slopes + b * steps * rows;
+        float *dq = for_query + b * steps * width, *dk = for_keys + b * rows * width, *dv = for_vector + b * width;
+        if (narrow) part_one(q, k, vector, 1, steps, rows, width, g, dq, dk, dv);
+        else part_one(q, k, vector, 0, steps, rows, width, g, dq, dk, dv);
     }
 }

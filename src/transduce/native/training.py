@@ -1,4 +1,4 @@
-"""Scores and the right tokens in, their cross-entropies and its gradient out; numbers in, some of them left out."""
+"""Scores and gold tokens in, losses and gradients out; numbers in, some left out; queries and keys in, scores out."""
 
 from __future__ import annotations
 
@@ -50,3 +50,22 @@ def drop(
     kernels.transduce_drop(
         added, changes.data_ptr(), *kinds, result.data_ptr(), _narrow(result), torch.get_num_threads()
     )
+
+
+def meet(kernels: ctypes.CDLL, query: Tensor, keys: Tensor, vector: Tensor) -> Tensor:
+    """v . tanh(q + k) of queries (B N Q), keys (B S Q) and a vector (Q, in fp32): B N S, in fp32."""
+    scores = torch.empty(*query.shape[:2], keys.size(1))
+    given = (query.data_ptr(), keys.data_ptr(), vector.data_ptr(), _narrow(query), *scores.shape, keys.size(2))
+    kernels.transduce_meet(*given, scores.data_ptr(), torch.get_num_threads())
+    return scores
+
+
+def part(
+    kernels: ctypes.CDLL, query: Tensor, keys: Tensor, vector: Tensor, slopes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and vector, in fp32, for those of the scores (B N S, in fp32)."""
+    found = tuple(torch.zeros(shape) for shape in (query.shape, keys.shape, keys.shape[::2]))
+    given = (query.data_ptr(), keys.data_ptr(), vector.data_ptr(), _narrow(query), *slopes.shape, keys.size(2))
+    places = (one.data_ptr() for one in found)
+    kernels.transduce_part(*given, slopes.data_ptr(), *places, torch.get_num_threads())
+    return found[0], found[1], found[2].sum(0)

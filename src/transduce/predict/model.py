@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from transduce import build
-from transduce.contracts import Rule, Scored, Strategy
+from transduce.contracts import Scored
 from transduce.data.batching import collate, ordered
 from transduce.data.reading import Source
 from transduce.data.running import measure
 from transduce.data.text import Tokenizer
 from transduce.data.unknowns import encode_targets
-from transduce.decoding.drafting import speculate
 from transduce.decoding.filling import Filling
 from transduce.decoding.graphs import Graphs
-from transduce.decoding.loop import search
 from transduce.decoding.scoring import score as score_batch
 from transduce.errors import InputError
 from transduce.explain.page import Explained
@@ -32,11 +30,10 @@ from transduce.language import go_on, score_running
 from transduce.model import Embedder, EncoderOnly, Transducer, speechless
 from transduce.predict.limits import change_settings, check_draft, reach
 from transduce.predict.results import PairScore, Prediction
+from transduce.predict.searching import Searcher
 from transduce.predict.texts import check_texts
 from transduce.predict.workers import spread
 from transduce.recipe import GenerationRecipe, Recipe
-
-Chooser = tuple[Strategy, tuple[Rule, ...]]
 
 
 class Model:
@@ -54,9 +51,9 @@ class Model:
     ) -> None:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters
-        self.graphs = graphs
         self.reading = build.build_reading(recipe, (source, target))
-        self._choosers: dict[GenerationRecipe, Chooser] = {}
+        asked = Filling(network) if isinstance(network, EncoderOnly) and self._masked else network
+        self.searcher = Searcher(asked, self.reading, self._reach[1], graphs)
 
     @property
     def device(self) -> torch.device:
@@ -124,8 +121,8 @@ class Model:
                 )
             asked = [sources[number] for number in numbers]
             if draft is not None:
-                return self._search_ahead(draft, asked, chosen)
-            return self.search_sources(asked, begun, chosen, numbers)
+                return self.searcher.ahead(draft.network, asked, chosen)
+            return self.searcher.sources(asked, begun, chosen, numbers)
 
         planned = ordered([len(sources[number]) for number in busy], chosen.batch_tokens)
         batches = [[busy[row] for row in rows] for rows in planned]
@@ -141,7 +138,7 @@ class Model:
         if prefixes is not None:
             raise InputError("a language model takes its lines as prefixes", remedy="give them as the lines")
         results = []
-        find = partial(self._find, chosen)
+        find = partial(self.searcher.batch, chosen)
         for text, found in zip(texts, go_on(find, self.target, texts, chosen, self._reach[1]), strict=True):
             one = self._prediction(text, None, found.hypotheses[: chosen.nbest], found.cut)
             # The beginning stays as it was given, unknown characters and all; what follows was written after it.
@@ -149,58 +146,6 @@ class Model:
             rivals = tuple(replace(rival, text=text + rival.text[read:]) for rival in one.nbest)
             results.append(replace(one, text=rivals[0].text, nbest=rivals))
         return results
-
-    def search_sources(
-        self,
-        sources: Sequence[Source],
-        prefixes: list[list[int]] | None,
-        settings: GenerationRecipe,
-        numbers: Sequence[int],
-    ) -> list[list[Hypothesis]]:
-        """What is found for each source, best first; `numbers` seed the draws of each."""
-        return self._find(settings, self.reading.batch(sources), self._longest(sources, settings), prefixes, numbers)
-
-    def _longest(self, sources: Sequence[Source], settings: GenerationRecipe) -> Tensor:
-        """B: most tokens of what is said of each."""
-        lengths = torch.tensor([len(source) for source in sources])
-        return (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self._reach[1])).long()
-
-    def _search_ahead(
-        self, draft: Model, sources: Sequence[Source], settings: GenerationRecipe
-    ) -> list[list[Hypothesis]]:
-        batch, (_, rules) = self.reading.batch(sources).to(self.device), self._chooser(settings)
-        found = speculate(self.network, draft.network, batch, longest=self._longest(sources, settings), rules=rules)
-        return [[one] for one in found]
-
-    def _find(
-        self,
-        settings: GenerationRecipe,
-        batch: Batch,
-        longest: Tensor,
-        prefixes: list[list[int]] | None,
-        numbers: Sequence[int],
-    ) -> list[list[Hypothesis]]:
-        asked = Filling(self.network) if isinstance(self.network, EncoderOnly) and self._masked else self.network
-        strategy, rules = self._chooser(settings)
-        if prefixes is None and settings.begun:
-            prefixes = [list(settings.begun)] * batch.size
-        return search(
-            asked,
-            batch.to(self.device),
-            strategy,
-            longest=longest,
-            rules=rules,
-            prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
-            seeds=[(settings.seed * 1_000_003 + number) % 2**63 for number in numbers],
-            best=settings.nbest,
-            graphs=self.graphs,
-        )
-
-    def _chooser(self, settings: GenerationRecipe) -> Chooser:
-        """One object for the same settings: a recording is found again by it."""
-        if settings not in self._choosers:
-            self._choosers[settings] = build.build_strategy(settings), tuple(build.build_rules(settings))
-        return self._choosers[settings]
 
     @property
     def _masked(self) -> bool:

@@ -15,7 +15,7 @@ from transduce.errors import InputError, UnreadableError
 from transduce.sound.resampling import resample
 
 ENDINGS = (".wav", ".flac", ".ogg")
-FULL = 32767  # the largest number of 16 bits
+FULL = 32768  # what stands for 1 in 16 bits, as in the files themselves
 
 
 def soundfile() -> Any:
@@ -61,4 +61,4 @@ def _check_header(path: str | Path, told: int, rate: int, seconds: float, more: 
 
 def in_16_bits(samples: np.ndarray) -> np.ndarray:
     """-1 to 1 -> whole numbers."""
-    return np.clip(np.round(samples * FULL), -FULL, FULL).astype(np.int16)
+    return np.clip(np.round(samples * FULL), -FULL, FULL - 1).astype(np.int16)

@@ -1,0 +1,115 @@
+"""A trained run and its test lines: ours in fp32 and int8 against its CTranslate2 export, from text to text.
+
+`python -m benchmarks.natural RUN SOURCE REFERENCE`: a table with BLEU and exact matches, and JSON under
+benchmarks/results. Lines end where the model ends them. Both sides share our tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
+from transduce.evaluation import METRICS
+from transduce.export.ctranslate2 import piece_names
+from transduce.predict import Model, load
+
+Translate = Callable[[list[str]], list[str]]
+
+
+def peer(run: Path, model: Model, precision: str, workers: int, settings: dict[str, Any]) -> Translate:
+    """CTranslate2 with what `transduce export` made of the run."""
+    if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")  # it takes AVX2 elsewhere than on Intel's own
+    import ctranslate2
+
+    from transduce.export import export
+
+    with tempfile.TemporaryDirectory() as folder:
+        export(run, Path(folder) / "model", "ctranslate2")
+        inner = ctranslate2.Translator(
+            str(Path(folder) / "model"), compute_type=precision, inter_threads=workers, intra_threads=1
+        )
+    says, reads = piece_names(model.source), piece_names(model.target)
+    numbers = {piece: number for number, piece in enumerate(reads)}
+
+    def translate(texts: list[str]) -> list[str]:
+        pieces = [[says[one] for one in ids] for ids in model.source.encode_batch(texts)]
+        found = inner.translate_batch(pieces, max_batch_size=4096, batch_type="tokens", **settings)
+        return [model.target.decode([numbers[piece] for piece in one.hypotheses[0]]) for one in found]
+
+    return translate
+
+
+def run(
+    folder: Path, sources: list[str], references: list[str], beam: int, workers: int, repeats: int, clock: str
+) -> list[Measured]:
+    torch.set_num_threads(1)
+    rows: list[Measured] = []
+    said: dict[str, list[str]] = {}
+    for precision, theirs in (("fp32", "float32"), ("int8", "int8")):
+        model = load(folder, device="cpu", precision=precision)  # type: ignore[arg-type]
+        chosen = {"strategy": "beam" if beam > 1 else "greedy", "beam": beam}
+        longest = {"beam_size": beam, "length_penalty": model.recipe.generation.length_penalty}
+        other = peer(folder, model, theirs, workers, longest)
+
+        def ours(texts: list[str], model: Model = model, chosen: dict[str, Any] = chosen) -> list[str]:
+            return [one.text for one in model.generate(texts, workers=workers, **chosen)]
+
+        def timed(name: str, translate: Translate, model: Model = model) -> int:
+            said[name] = translate(sources)
+            return sum(map(len, model.target.encode_batch(said[name]))) + len(sources)
+
+        names = {OURS: f"{OURS} {precision}", "theirs": f"CTranslate2 {theirs}"}
+        both = [
+            Contestant(OURS, partial(timed, names[OURS], ours)),
+            Contestant(names["theirs"], partial(timed, names["theirs"], other)),
+        ]
+        rows += measure(
+            f"natural {len(sources)} lines beam {beam} {precision}", both, torch.device("cpu"), repeats, clock
+        )
+        same = sum(a == b for a, b in zip(said[names[OURS]], said[names["theirs"]], strict=True))
+        print(f"beam {beam} {precision}: {same} of {len(sources)} lines are those of the peer", flush=True)
+    for name, lines in said.items():
+        print(f"beam {beam} {name}: {judged(lines, references)}", flush=True)
+    return rows
+
+
+def judged(lines: list[str], references: list[str]) -> str:
+    found = []
+    for name in ("bleu", "exact"):
+        metric: Any = METRICS[name]()
+        found.append(f"{name} {metric.value(metric.statistics(lines, [[one] for one in references]).sum(0)):.2f}")
+    return ", ".join(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.natural", description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("reference", type=Path)
+    parser.add_argument("--beams", type=int, nargs="*", default=[1, 5])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clock", default="wall", choices=list(CLOCKS))
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    asked = parser.parse_args()
+    sources, references = (file.read_text(encoding="utf-8").splitlines() for file in (asked.source, asked.reference))
+    rows: list[Measured] = []
+    for beam in asked.beams:
+        rows += run(asked.run, sources, references, beam, asked.workers, asked.repeats, asked.clock)
+    title = "natural-cpu"
+    show(title, rows, Console(width=140))
+    write(asked.output / f"{title}.json", title, rows, torch.device("cpu"), asked.clock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Sources that were read and settings in, the hypotheses that a network finds for each out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from transduce import build
+from transduce.contracts import Rule, Strategy
+from transduce.data.reading import Reading, Source
+from transduce.decoding.drafting import speculate
+from transduce.decoding.graphs import Graphs
+from transduce.decoding.loop import search
+from transduce.flow import Batch, Hypothesis, Padded
+from transduce.model import Transducer
+from transduce.recipe import GenerationRecipe
+
+Chooser = tuple[Strategy, tuple[Rule, ...]]
+
+
+class Searcher:
+    """A network that is asked, how its sources are read, and where its targets end."""
+
+    def __init__(self, network: Transducer, reading: Reading, reach: int, graphs: Graphs | None) -> None:
+        self.network, self.reading, self.reach, self.graphs = network, reading, reach, graphs
+        self._choosers: dict[GenerationRecipe, Chooser] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    def sources(
+        self,
+        sources: Sequence[Source],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        """What is found for each source, best first; `numbers` seed the draws of each."""
+        return self.batch(settings, self.reading.batch(sources), self._longest(sources, settings), prefixes, numbers)
+
+    def ahead(self, draft: Transducer, sources: Sequence[Source], settings: GenerationRecipe) -> list[list[Hypothesis]]:
+        """The same by greedy search, where a quick network proposes."""
+        batch, (_, rules) = self.reading.batch(sources).to(self.device), self._chooser(settings)
+        found = speculate(self.network, draft, batch, longest=self._longest(sources, settings), rules=rules)
+        return [[one] for one in found]
+
+    def batch(
+        self,
+        settings: GenerationRecipe,
+        batch: Batch,
+        longest: Tensor,  # B
+        prefixes: list[list[int]] | None,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        strategy, rules = self._chooser(settings)
+        if prefixes is None and settings.begun:
+            prefixes = [list(settings.begun)] * batch.size
+        return search(
+            self.network,
+            batch.to(self.device),
+            strategy,
+            longest=longest,
+            rules=rules,
+            prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
+            seeds=[(settings.seed * 1_000_003 + number) % 2**63 for number in numbers],
+            best=settings.nbest,
+            graphs=self.graphs,
+        )
+
+    def _longest(self, sources: Sequence[Source], settings: GenerationRecipe) -> Tensor:
+        """B: most tokens of what is said of each."""
+        lengths = torch.tensor([len(source) for source in sources])
+        return (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self.reach)).long()
+
+    def _chooser(self, settings: GenerationRecipe) -> Chooser:
+        """One object for the same settings: a recording is found again by it."""
+        if settings not in self._choosers:
+            self._choosers[settings] = build.build_strategy(settings), tuple(build.build_rules(settings))
+        return self._choosers[settings]

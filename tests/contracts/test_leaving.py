@@ -1,0 +1,30 @@
+"""Sources that are done leave a search: those that stay keep their values, copied or only moved into the gaps."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.decoding.loop import _closed_up
+from transduce.flow import State, map_tensors
+
+
+@given(going=st.lists(st.booleans(), min_size=1, max_size=9), beams=st.integers(1, 3), seed=st.integers(0, 99))
+def test_leaving_in_place_is_leaving(going: list[bool], beams: int, seed: int) -> None:
+    draw, size = torch.Generator().manual_seed(seed), len(going)
+    fixed = {"memory": (torch.rand(size, 2, 3, generator=draw), torch.rand(size, generator=draw))}
+    past = {"cells": torch.rand(size * beams, 2, generator=draw)}
+    state = State(fixed, past, beams)
+    rows = _closed_up(torch.tensor(going))
+    assert sorted(rows.tolist()) == [row for row, goes in enumerate(going) if goes]
+    copied = state.keep(rows)
+    own = State({name: map_tensors(torch.clone, tree) for name, tree in fixed.items()}, past, beams)
+    moved = own.keep(rows, owned=True)
+    for one, other in zip(copied.fixed["memory"], moved.fixed["memory"], strict=True):
+        assert torch.equal(one, other)
+        assert other.is_contiguous()
+    assert torch.equal(copied.past["cells"], moved.past["cells"])
+    assert copied.past["cells"].tolist() == [
+        past["cells"][row * beams + beam].tolist() for row in rows.tolist() for beam in range(beams)
+    ]

@@ -1,0 +1,136 @@
+"""Encoders alone that leave the house: the library finds what we have, and what came from it goes back to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from export_standins import TEXTS, transformer
+from interop_standins import make_encoder
+from PIL import Image as Pillow
+from test_vision import made
+from torch.testing import assert_close
+
+import transduce
+from transduce import build
+from transduce.data.text import Tokenizer
+from transduce.errors import InputError
+from transduce.export import export
+from transduce.flow import EOS, SPECIALS, Batch, Padded
+from transduce.interop import read
+from transduce.recipe import parse
+from transduce.run import Run
+
+library = pytest.importorskip("transformers")
+
+SHAPES = ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"]
+# DistilBERT is BERT without segments; only the layer before its labels tells them apart.
+CARRIERS = {"bert": "Bert", "roberta": "Roberta", "xlm": "Roberta", "distilbert": "Bert"}
+
+
+def same_bits(given, back) -> None:
+    first, second = read(given), read(back)
+    assert first.recipe.model == second.recipe.model
+    assert first.tokenizers[1].vocabulary.pieces == second.tokenizers[1].vocabulary.pieces
+    assert first.weights.keys() == second.weights.keys()
+    for name, tensor in first.weights.items():
+        assert torch.equal(tensor, second.weights[name]), name
+
+
+@pytest.mark.parametrize("family", list(CARRIERS))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_texts_there_and_back(family, shape, tmp_path):
+    named = {"id2label": {0: "good", 1: "bad", 2: "odd"}} if "Classification" in shape else {}
+    theirs = make_encoder(family, tmp_path / "given", shape, **named)
+    export(tmp_path / "given", tmp_path / "back", "huggingface")
+    same_bits(tmp_path / "given", tmp_path / "back")
+    carrier = f"{CARRIERS[family]}{shape}"
+    if family == "distilbert" and shape == "ForSequenceClassification":
+        carrier = f"DistilBert{shape}"
+    again, report = getattr(library, carrier).from_pretrained(
+        tmp_path / "back", local_files_only=True, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    tokens = [
+        library.PreTrainedTokenizerFast.from_pretrained(tmp_path / place, local_files_only=True)
+        for place in ("given", "back")
+    ]
+    assert tokens[0](TEXTS)["input_ids"] == tokens[1](TEXTS)["input_ids"]
+    asked = {"input_ids": torch.tensor([tokens[1](TEXTS[0])["input_ids"]])}
+    with torch.no_grad():
+        assert_close(again.eval()(**asked)[0], theirs(**asked)[0], rtol=1e-4, atol=1e-4)
+    if "Classification" in shape:
+        assert again.config.id2label == theirs.config.id2label
+
+
+def labelled_run(folder, head):
+    """A run of ours with labels, random rows for special tokens too."""
+    recipe = {"encoder": transformer(**BERT), "head": head, "scaled": False}
+    side, kind = {"kind": "words", "size": 300}, "words" if head["kind"] == "tagger" else "labels"
+    target = Tokenizer.train(["good", "bad", "odd"], kind, 300)
+    tokens = {"source": side, "target": {"kind": kind, "size": 300}}
+    content = {"data": {"max_length": 20}, "tokens": tokens, "model": recipe, "evaluation": {"metrics": ["accuracy"]}}
+    completed, source = build.complete_recipe(parse(content)), Tokenizer.train(TEXTS, "words", 300)
+    torch.manual_seed(3)
+    network = build.build_model(completed.model, source.size, target.size, source.starts)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+        if kind == "words":  # a space is no label
+            network.state_dict()["head.layers.1.bias"][len(SPECIALS) : len(SPECIALS) + 2] -= 100
+    run = Run(folder)
+    run.folder.mkdir(parents=True)
+    run.save_tokenizers(source, target)
+    run.checkpoints.save_final(0, network.state_dict(), {})
+    run.save_recipe(completed)
+    return run
+
+
+BERT = {"norm": "after", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}}
+
+
+@pytest.mark.parametrize("head", ["classifier", "tagger"])
+def test_our_labels_there(head, tmp_path):
+    """Labels that we taught: rows of special tokens, which are never said, stay at home."""
+    options = {"classifier": {"pooling": "first"}, "tagger": {}}[head]
+    run = labelled_run(tmp_path / "run", {"kind": head, **options})
+    export(run.folder, tmp_path / "there", "huggingface")
+    kind = {"classifier": "BertForSequenceClassification", "tagger": "BertForTokenClassification"}[head]
+    there = getattr(library, kind).from_pretrained(tmp_path / "there", local_files_only=True).eval()
+    model = transduce.load(run.folder, device="cpu")
+    padded = Padded.from_rows([[*ids, EOS] for ids in model.source.encode_sources(TEXTS)])
+    with torch.no_grad():
+        memory = model.network.encoder(Batch(padded))
+        wanted = model.network.head(memory.values, memory.mask)[..., len(SPECIALS) :]
+        found = there(input_ids=padded.values, attention_mask=padded.mask.long()).logits
+    real = padded.mask if head == "tagger" else slice(None)
+    assert_close(found[real], wanted[real], rtol=1e-4, atol=1e-4)
+    again = transduce.load(tmp_path / "there", device="cpu")
+    assert [one.text for one in again.generate(TEXTS)] == [one.text for one in model.generate(TEXTS)]
+
+
+@pytest.mark.parametrize("kind", ["vit", "deit"])
+def test_pictures_there_and_back(kind, tmp_path):
+    theirs = made(tmp_path / "given", kind)
+    export(tmp_path / "given", tmp_path / "back", "huggingface")
+    same_bits(tmp_path / "given", tmp_path / "back")
+    again, report = type(theirs).from_pretrained(tmp_path / "back", local_files_only=True, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert again.config.id2label == theirs.config.id2label
+    pixels = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        assert_close(again.eval()(pixels).logits, theirs(pixels).logits, rtol=1e-4, atol=1e-4)
+    picture = Pillow.fromarray(np.random.default_rng(1).integers(0, 256, (16, 16, 3), np.uint8))
+    picture.save(tmp_path / "one.png")
+    processor = library.AutoImageProcessor.from_pretrained(tmp_path / "back", local_files_only=True)
+    model = transduce.load(tmp_path / "back", device="cpu")
+    ours = model.reading.batch(model.reading.read([str(tmp_path / "one.png")])).source.values
+    assert_close(processor(picture, return_tensors="pt").pixel_values.permute(0, 2, 3, 1), ours, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    run = labelled_run(tmp_path / "run", {"kind": "classifier", "pooling": "mean"})
+    with pytest.raises(InputError, match=r"head\.pooling: mean does not fit, first would"):
+        export(run.folder, tmp_path / "there", "huggingface")
