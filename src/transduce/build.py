@@ -31,7 +31,7 @@ from transduce.fitting import (
     gives_vectors,
 )
 from transduce.flow import EOS
-from transduce.layers.embedding import Embedding, Output
+from transduce.layers.embedding import Embedding, Output, deepened
 from transduce.layers.outline import outlined
 from transduce.layers.sharing import share_weights
 from transduce.model import DecoderOnly, Embedder, EncoderDecoder, EncoderOnly, EncoderPaths, Transducer
@@ -174,7 +174,8 @@ def build_model(
     width = recipe.decoder["width"]
     one_table = source is not None and "all" in (recipe.tie, recipe.share)
     target = source if one_table and source is not None else Embedding(target_size, width, scaled=recipe.scaled)
-    output = Output(width, target_size, target if recipe.tie != "none" else None)
+    deep = deepened(width, recipe.decoder.get("epsilon")) if recipe.output == "deep" else []
+    output = Output(width, target_size, target if recipe.tie != "none" else None, deep)
     memory_width = encoder.width if encoder is not None else 0
     decoder = maker(contracts.Decoder, recipe.decoder)(target, output, memory_width)
     if recipe.share != "none" and encoder is not None:

@@ -158,6 +158,10 @@ def check_noise(recipe: Recipe, where: str) -> None:
 
 def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> None:
     """What a head says must be what the target tokens are."""
+    if recipe.model.output != "plain":
+        raise InputError(
+            "output: deep is for decoders", where=where, remedy="leave output out; a filler has such a layer"
+        )
     if gives_vectors(recipe.model):
         return
     kind = head if isinstance(head, str) else head.get("kind", "")

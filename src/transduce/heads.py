@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transduce.contracts import Count, Head, Rate
 from transduce.layers.dense import dense
-from transduce.layers.embedding import Embedding, Output
+from transduce.layers.embedding import Embedding, Output, deepened
 
 Pooling = Literal["first", "last", "mean", "max"]
 
@@ -79,8 +79,7 @@ class Filler(Head):
         self, width: int, labels: int, *, dropout: Rate = 0.1, epsilon: Annotated[float, Gt(0)] = 1e-5
     ) -> None:
         super().__init__()
-        norm = nn.LayerNorm(width, epsilon)
-        self.layers = nn.Sequential(nn.Dropout(dropout), dense(width, width), nn.GELU(), norm)
+        self.layers = nn.Sequential(nn.Dropout(dropout), *deepened(width, epsilon))
         self.output = Output(width, labels)
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:

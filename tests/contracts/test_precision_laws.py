@@ -18,7 +18,7 @@ from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder, Transducer
 from transduce.precision import Precision, for_generation
 from transduce.precision.joint import JointSelf
-from transduce.precision.lean import LeanBlock
+from transduce.precision.lean import LeanBlock, LeanReading
 from transduce.precision.matrices import Packed
 
 APART = {"fp32": 1e-5, "int8": 0.1}  # share of the size of all logits
@@ -90,8 +90,9 @@ def test_steps_are_lean(norm: str, precision: Precision, native: str, monkeypatc
     decoder = TransformerDecoder(table, Output(16, 20), 16, **options)
     network = for_generation(EncoderDecoder(TransformerEncoder(table, **options), decoder), precision)
     source = Padded.from_rows([[5, 6, 7, 2]])
-    blocks = [part for part in network.modules() if isinstance(part, LeanBlock)]
+    blocks = [part for part in network.decoder.modules() if isinstance(part, LeanBlock)]
     assert len(blocks) == 2
+    assert sum(isinstance(part, LeanReading) for part in network.encoder.modules()) == (2 if native == "1" else 0)
     called: list[nn.Module] = []
     for block in blocks:
         for part in (block.own, block.cross, block.feed_forward):

@@ -6,13 +6,14 @@ import json
 
 import pytest
 import torch
-from interop_standins import make, write_tokenizer
+from interop_standins import ENDS, make, write_tokenizer
 from test_parity import MORE, generated, theirs
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import transduce
 from transduce.cli import app
+from transduce.data.links import token_links
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.interop import Languages, convert
@@ -121,8 +122,96 @@ def test_languages_that_are_refused(tmp_path):
         convert(tmp_path / "other", tmp_path / "run", Languages("<eng>", "<deu>"))
 
 
-def test_a_code_after_the_end_of_mbart_is_refused(tmp_path):
-    make("mbart", tmp_path)
-    change_frame(tmp_path, ["$A", "</s>", "<eng>"])
+def make_trailing(folder, **settings):
+    """As mBART-25 has the codes: after the </s> of a source, and as what an output starts with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENDS, "mbart", 0.5)  # else all end at once
+        library = make("mbart", folder, decoder_start_token_id=GERMAN, **settings)
+    write_tokenizer(folder, "m2m")
+    change_frame(folder, ["$A", "</s>", "<eng>"])
+    return library
+
+
+def read_trailing(model, texts: list[str]) -> tuple[Padded, torch.Tensor, torch.Tensor]:
+    """Ours with the </s> that closes every source, theirs without it."""
+    rows = model.source.encode_sources(texts)
+    plain = Padded.from_rows(rows)
+    numbers = torch.tensor([theirs(model, row) for row in plain.values.tolist()])
+    return Padded.from_rows([[*row, EOS] for row in rows]), numbers, plain.mask.long()
+
+
+@pytest.mark.parametrize("languages", [None, Languages("<deu>", "<eng>"), Languages("<eng>", "<eng>")])
+def test_codes_after_the_source_give_their_logits(languages, tmp_path):
+    library = make_trailing(tmp_path / "given")
+    model = transduce.load(convert(tmp_path / "given", tmp_path / "run", languages).folder, device="cpu")
+    source, start = (ENGLISH, GERMAN) if languages is None else ({"<eng>": 22, "<deu>": 23}[languages.source], ENGLISH)
+    ours, numbers, mask = read_trailing(model, TEXTS)
+    assert numbers[1, :3].tolist() == [13, 2, source]  # w9 </s> code
+    said = torch.tensor([[BOS, 9, 7, 5]] * len(TEXTS))
+    read = torch.tensor([theirs(model, row) for row in said.tolist()])
+    assert read[0, 0] == start
+    with torch.no_grad():
+        answer = library(input_ids=numbers, attention_mask=mask, decoder_input_ids=read, output_attentions=True)
+        step = model.network.advance(said, model.network.start(Batch(ours)), with_attention=True)
+    known = torch.tensor(model.target.vocabulary.rows)
+    found, wanted = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)[..., known]
+    assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    cross = step.attention.cross
+    assert not cross[..., -1].any()
+    assert_close(cross[..., :-1], torch.stack(answer.cross_attentions, 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"num_beams": 4, "early_stopping": True}])
+def test_codes_after_the_source_give_their_outputs(search, tmp_path):
+    library = make_trailing(tmp_path / "given", generation=search)
+    said = ["convert", str(tmp_path / "given"), str(tmp_path / "run"), "--from", "<eng>", "--to", "<deu>"]
+    result = CliRunner().invoke(app, said)
+    assert result.exit_code == 0, result.output
+    model = transduce.load(tmp_path / "run", device="cpu")
+    _, numbers, mask = read_trailing(model, MORE)
+    never = [[library.config.pad_token_id], [GERMAN]]  # ours never says what outputs start with
+    rows = library.generate(input_ids=numbers, attention_mask=mask, max_new_tokens=12, bad_words_ids=never).tolist()
+    wanted = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in rows]
+    assert {row[0] for row in rows} == {GERMAN}
+    found = [theirs(model, list(one.path.hypothesis.ids)) for one in model.generate(MORE, max_length=12)]
+    assert found == wanted
+    assert len({len(row) for row in found}) > 2
+
+
+def test_what_is_said_of_a_source_knows_the_code_after_it(tmp_path):
+    make_trailing(tmp_path / "given")
+    model = transduce.load(tmp_path / "given", device="cpu")
+    text = "w1 w2\tw3"
+    encoded, (row,) = model.source.encode_source(text), model.source.encode_sources([text])
+    assert encoded.ids == row
+    assert encoded.pieces == ["w1", "w2", "</s>", "w3", "</s>", "<eng>"]
+    assert encoded.offsets[-2:] == [(8, 8)] * 2
+    told = model.reading.tell(text, row, None)
+    assert list(told.tokens) == ["w1", "w2", "\t", "w3", "</s>", "<eng>", "</s>"]
+    assert list(told.words) == [0, 1, 2, 2, -1, -1, -1]
+    short = model.reading.cut(row, 4)
+    assert short == [*row[:2], *row[-2:]]  # cut before the code, not behind it
+    told = model.reading.tell(text, short, None)
+    assert (list(told.tokens), list(told.words)) == (["w1", "w2", "</s>", "<eng>", "</s>"], [0, 1, -1, -1, -1])
+    assert token_links("1-0 2-1", text, "w5 w6", (model.source, model.target)) == [(1, 0), (3, 1)]
+    assert len(model.score([("w1", "w2 w3")])[0].tokens) == 3  # two words and </s>, no code
+    explained = model.generate(["w4 w5 w6"], max_length=5)[0].explained
+    assert list(explained.source_tokens)[3:] == ["</s>", "<eng>", "</s>"]
+    assert explained.attention.shape[-1] == 6
+    assert not explained.attention[..., -1].any()  # the one that is not read
+
+
+def test_codes_after_the_source_that_are_refused(tmp_path):
+    make("mbart", tmp_path / "plain")
+    change_frame(tmp_path / "plain", ["$A", "</s>", "<eng>"])  # in this vocabulary a word
+    with pytest.raises(InputError, match="which one the source is in"):
+        transduce.load(tmp_path / "plain")
+    make("mbart", tmp_path / "startless")  # outputs start with </s>
+    write_tokenizer(tmp_path / "startless", "m2m")
+    change_frame(tmp_path / "startless", ["$A", "</s>", "<eng>"])
+    with pytest.raises(InputError, match="which one the target is in"):
+        transduce.load(tmp_path / "startless")
+    make("bart", tmp_path / "bart")
+    change_frame(tmp_path / "bart", ["$A", "</s>", "<eng>"])
     with pytest.raises(InputError, match="does not close a text"):
-        transduce.load(tmp_path)
+        transduce.load(tmp_path / "bart")

@@ -5,13 +5,16 @@ import json
 import numpy as np
 import pytest
 import torch
+from export_standins import make_run, pair
 from interop_standins import change_config, shake, write_tokenizer
 from PIL import Image as Pillow
 
 import transduce
 from transduce import interop
 from transduce.errors import InputError
+from transduce.export import ctranslate2, export
 from transduce.flow import BOS, Batch, Padded
+from transduce.precision.network import for_generation
 
 library = pytest.importorskip("transformers")
 
@@ -24,7 +27,13 @@ TROCR = {
     "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
     "is_decoder": True, "add_cross_attention": True,
 }  # fmt: skip
-SPECIAL = {"gpt2": (23, 23, 23), "trocr": (2, 1, 2)}  # start, pad, end
+BERT = {
+    "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24,
+    "max_position_embeddings": 40, "is_decoder": True, "add_cross_attention": True,
+}  # fmt: skip
+ROBERTA = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+SPECIAL = {"gpt2": (23, 23, 23), "trocr": (2, 1, 2), "bert": (2, 0, 3)}  # start, pad, end
+SPECIAL |= dict.fromkeys(ROBERTA, (0, 1, 2))
 
 
 def make(folder, sees="vit", writes="trocr", generation=None, width=None, **changes):
@@ -36,6 +45,11 @@ def make(folder, sees="vit", writes="trocr", generation=None, width=None, **chan
         sizes = {"vocab_size": 24, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 4}
         ids = {"bos_token_id": 23, "eos_token_id": 23, "add_cross_attention": True, "is_decoder": True}
         hand = library.GPT2LMHeadModel(library.GPT2Config(**sizes, **ids, **changes))
+    elif writes == "bert":
+        hand = library.BertLMHeadModel(library.BertConfig(**BERT, pad_token_id=0, **changes))
+    elif writes in ROBERTA:
+        name, sizes = ROBERTA[writes], {**BERT, "pad_token_id": 1, **changes}
+        hand = getattr(library, f"{name}ForCausalLM")(getattr(library, f"{name}Config")(**sizes))
     else:
         hand = library.TrOCRForCausalLM(library.TrOCRConfig(**{**TROCR, **changes}))
     model = shake(library.VisionEncoderDecoderModel(encoder=kind(eye), decoder=hand), size=0.2)
@@ -43,6 +57,8 @@ def make(folder, sees="vit", writes="trocr", generation=None, width=None, **chan
     start, pad, end = SPECIAL[writes]
     with torch.no_grad():  # some outputs end by themselves
         model.decoder.get_input_embeddings().weight[end] *= 1.5
+        if writes == "bert":
+            hand.cls.predictions.bias[end] += 1.7
     for one in (model.config, model.generation_config):
         one.decoder_start_token_id, one.pad_token_id, one.eos_token_id = start, pad, end
     for name, value in (generation or {}).items():
@@ -50,7 +66,7 @@ def make(folder, sees="vit", writes="trocr", generation=None, width=None, **chan
     model.save_pretrained(folder)
     told = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2}
     (folder / "preprocessor_config.json").write_text(json.dumps(told))
-    write_tokenizer(folder, "gpt2" if writes == "gpt2" else "roberta")
+    write_tokenizer(folder, writes if writes in ("gpt2", "bert") else "roberta")
     return model
 
 
@@ -78,6 +94,11 @@ KINDS = [
     {"tie_word_embeddings": False},
     {"writes": "gpt2"},
     {"writes": "gpt2", "width": 16},
+    {"writes": "bert"},
+    {"sees": "deit", "writes": "bert", "width": 16, "layer_norm_eps": 0.1},
+    {"writes": "roberta"},
+    {"writes": "xlm-roberta"},
+    {"writes": "camembert"},
 ]
 
 
@@ -103,7 +124,7 @@ def test_logits_and_cross_attention_equal_theirs(tmp_path, pictures, number):
 SEARCHES = [{}, {"num_beams": 3}, {"num_beams": 4, "early_stopping": True, "no_repeat_ngram_size": 2}]
 
 
-@pytest.mark.parametrize("writes", ["trocr", "gpt2"])
+@pytest.mark.parametrize("writes", ["trocr", "gpt2", "bert", "roberta"])
 @pytest.mark.parametrize("number", range(len(SEARCHES)))
 def test_outputs_equal_theirs_token_for_token(tmp_path, pictures, number, writes):
     theirs = make(tmp_path / "theirs", writes=writes, generation={**SEARCHES[number], "max_length": 20})
@@ -118,11 +139,36 @@ def test_outputs_equal_theirs_token_for_token(tmp_path, pictures, number, writes
         assert [piece for piece in one.tokens if piece != "</s>"] == said
 
 
+def test_a_deep_output_in_other_forms(tmp_path, pictures):
+    """The layer before the output is stored with a run, packed for generation, and carried or refused in an export."""
+    make(tmp_path / "theirs", writes="bert")
+    opened = transduce.load(interop.convert(tmp_path / "theirs", tmp_path / "run").folder, device="cpu")
+    assert opened.recipe.model.output == "deep"
+    exact = for_generation(opened.network, "fp32")
+    rough = for_generation(opened.network, "int8")
+    batch, tokens = (
+        Batch(Padded(pixels(pictures).permute(0, 2, 3, 1), torch.ones(4, 16, dtype=torch.bool))),
+        [[1, 9, 7]],
+    )
+    with torch.inference_mode():
+        wanted, same, close = (
+            one.advance(torch.tensor(tokens * 4), one.start(batch)).logits.log_softmax(-1)
+            for one in (opened.network, exact, rough)
+        )
+    assert torch.allclose(same, wanted, atol=1e-4)
+    assert (close.exp() - wanted.exp()).abs().max() < 0.05
+    with pytest.raises(InputError, match="output: deep does not fit"):
+        ctranslate2.check(opened.recipe.model, "here")
+    run = make_run(tmp_path / "texts", {**pair(), "output": "deep"})
+    with pytest.raises(InputError, match="output: deep does not fit, plain would"):
+        export(run.folder, tmp_path / "exported", "huggingface")
+
+
 def test_pairs_of_other_kinds_are_refused(tmp_path):
     make(tmp_path / "theirs")
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    change_config(tmp_path / "theirs", decoder={**config["decoder"], "model_type": "bert"})
-    with pytest.raises(InputError, match="vit with bert"):
+    change_config(tmp_path / "theirs", decoder={**config["decoder"], "model_type": "xlnet"})
+    with pytest.raises(InputError, match="vit with xlnet"):
         interop.read(tmp_path / "theirs")
     change_config(tmp_path / "theirs", decoder=None)
     with pytest.raises(InputError, match="no settings"):

@@ -36,6 +36,7 @@ COMMANDS += (
     "similarity",
     "data",
     "convert",
+    "export",
     "quantise",
     "pixels",
     "draw",

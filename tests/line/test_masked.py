@@ -193,6 +193,7 @@ def test_a_task_without_a_recipe(tmp_path):
             },
             "only a head that says source tokens can be tied",
         ),
+        ({"model": {"encoder": ENCODER, "head": {"kind": "filler"}, "output": "deep"}}, "output: deep is for decoders"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, problem):

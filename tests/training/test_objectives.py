@@ -40,10 +40,12 @@ def saying(*answers: Tensor) -> Model:
     return lambda batch: Step(left.pop(0) if len(left) > 1 else left[0], State({}, {}))
 
 
-def built(kind: str, *sides: str) -> nn.Module:
+def built(kind: str, *sides: str, **more: Any) -> nn.Module:
     torch.manual_seed(3)
     parts = dict.fromkeys(sides or ("encoder", "decoder"), PARTS[kind])
-    recipe = complete_recipe(parse({"tokens": {"shared": True}, "model": parts}))
+    objective = {"kind": "joint_ctc" if "ctc" in more else "ctc" if "head" in more else "cross_entropy"}
+    settings = {"tokens": {"shared": True}, "model": {**parts, **more}, "training": {"objective": objective}}
+    recipe = complete_recipe(parse(settings))
     return build_model(recipe.model, WORDS, WORDS)
 
 
@@ -85,13 +87,18 @@ def test_cross_entropy_is_torchs_and_the_formulas(case: tuple[Batch, Tensor], sm
 STEADY: dict[str, dict[str, Any]] = {"scheduled_sampling": {"rate": 1.0}, "minimum_risk": {"samples": 3}}
 
 
+# What else a model needs to be trained so.
+SPELT: dict[str, dict[str, Any]] = {"ctc": {"head": {"kind": "ctc", "dropout": 0.0}}, "joint_ctc": {"ctc": {}}}
+
+
 # Those over tokens; where rows are compared with each other, the sum depends on who is there.
 @pytest.mark.parametrize("name", sorted(name for name, one in OBJECTIVES.items() if not one.vectors))
 def test_every_objective_is_a_sum_over_rows(name: str) -> None:
     """The contract that lets slices, processes and retries add up."""
     parts = [built("recurrent")] if name == "distillation" else []
     objective: Objective = OBJECTIVES[name](*parts, **STEADY.get(name, {}))  # type: ignore[call-arg]
-    model = built("transformer", *(["decoder"] if name == "whole_stream" else []))
+    sides = {"whole_stream": ["decoder"], "ctc": ["encoder"]}.get(name, [])
+    model = built("transformer", *sides, **SPELT.get(name, {}))
     batch = linked(7)
 
     def seeded(part: Batch) -> Any:

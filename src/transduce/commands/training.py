@@ -53,6 +53,9 @@ def train(
     - embed: text, text of the same meaning
     - lm: running text, for a language model
     - mask: lines of text, for a masked language model
+    - caption: picture, caption
+    - classify-images: picture, label
+    - transcribe: recording, text
     - vqa: picture, question, answer
     - caption-videos: film, text
     - classify-videos: film, label

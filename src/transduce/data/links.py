@@ -39,9 +39,9 @@ def token_links(links: str, source: str, target: str, tokenizers: tuple[Tokenize
     """Links of words -> links of tokens: all of one word with all of the other."""
     read = (tokenizers[0].encode_source(source), source), (tokenizers[1].encode(target), target)
     sides: list[dict[int, list[int]]] = []
-    for encoded, text in read:
+    for (encoded, text), beyond in zip(read, (len(tokenizers[0].tail), 0), strict=True):
         tokens: dict[int, list[int]] = {}
-        for place, word in enumerate(Tokenizer.word_of(encoded, text)):
+        for place, word in enumerate(Tokenizer.word_of(encoded, text)[: len(encoded.ids) - beyond]):
             if encoded.ids[place] != EOS:  # which parts two texts, and is no word of either
                 tokens.setdefault(word, []).append(place)
         sides.append(tokens)

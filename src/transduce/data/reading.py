@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transduce.contracts import Encoder, Scene
 from transduce.data.batching import collate
@@ -17,6 +17,7 @@ from transduce.flow import Batch
 
 END = -1  # the word of a token that belongs to no word, such as </s>
 Source = Any  # what was read of one source; it has a length
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,20 @@ class TextReading(Reading):
     def tell(self, text: str, source: Source, encoder: Encoder | None) -> Told:
         encoded, count = self._tokenizer.encode_source(text, masked=self._masked), len(source)
         shown = [text[begin:end] or piece for (begin, end), piece in zip(encoded.offsets, encoded.pieces, strict=True)]
-        words = [*self._tokenizer.word_of(encoded, text)[:count], END]
-        return Told([*shown[:count], "</s>"], words, [text[begin:end] for begin, end in self._tokenizer.words(text)])
+        own = len(encoded.ids) - len(self._tokenizer.tail)  # a tail belongs to no word
+        words = [word if row < own else END for row, word in enumerate(self._tokenizer.word_of(encoded, text))]
+        shown, words = self._within(shown, count), [*self._within(words, count), END]
+        return Told([*shown, "</s>"], words, [text[begin:end] for begin, end in self._tokenizer.words(text)])
 
     def cut(self, source: Source, most: int) -> Source:
-        return source[:most]
+        return self._within(source, most)
+
+    def _within(self, row: Sequence[T], most: int) -> list[T]:
+        """A source, or what is said of its tokens, cut to so many: what every source ends with stays."""
+        if len(row) <= most:
+            return list(row)
+        own = max(most - len(self._tokenizer.tail), 0)
+        return [*row[:own], *row[len(row) - most + own :]]
 
     def unknown(self, text: str) -> list[str]:
         return unknown_words(self._tokenizer, text)

@@ -87,6 +87,11 @@ class Tokenizer:
         return self.vocabulary.lead
 
     @property
+    def tail(self) -> tuple[int, ...]:
+        """What every source of an imported vocabulary ends with, before our </s>; mostly nothing."""
+        return self.vocabulary.tail
+
+    @property
     def numbered(self) -> int:
         return self.vocabulary.numbered
 
@@ -154,6 +159,9 @@ class Tokenizer:
                 result.ids.append(number)
                 result.pieces.append(SPECIALS[number])
                 result.offsets.append((end, after))
+        result.ids.extend(self.tail)
+        result.pieces.extend(map(self.piece, self.tail))
+        result.offsets.extend([(len(text), len(text))] * len(self.tail))
         return result
 
     def _mark(self, masked: bool) -> tuple[re.Pattern[str], int]:
@@ -173,7 +181,7 @@ class Tokenizer:
             ids = [*self.lead, *next(encoded)]
             for _ in row[1:]:
                 ids = [*ids, number, *next(encoded)]
-            rows.append(ids)
+            rows.append([*ids, *self.tail])
         return rows
 
     def decode(self, ids: Iterable[int], unknown: Sequence[str] = ()) -> str:

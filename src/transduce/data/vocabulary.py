@@ -52,6 +52,7 @@ class Vocabulary:
     library: str = ""  # given: the tokenizer as the library writes it, with numbers of its own
     rows: tuple[int, ...] = ()  # given: the library's number of every piece, -1 where it has none
     lead: tuple[int, ...] = ()  # given: pieces that every text begins with
+    tail: tuple[int, ...] = ()  # given: pieces that every source ends with
 
     @property
     def unspoken(self) -> int:
@@ -186,7 +187,7 @@ def _with_bytes(model: models.Model) -> Backend:
 def to_json(vocabulary: Vocabulary) -> str:
     """The file of a vocabulary, of which its fingerprint is made too: the same vocabulary, the same letters."""
     content = asdict(vocabulary)
-    for name in ("numbered", "library", "rows", "lead"):
+    for name in ("numbered", "library", "rows", "lead", "tail"):
         if not content[name]:  # a vocabulary without them is the file it was before they were thought of
             del content[name]
     return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
@@ -214,10 +215,11 @@ def from_json(text: str) -> Vocabulary:
     if len(scores) != (len(pieces) if kind == "unigram" else 0):
         raise ValueError("the scores do not fit the pieces")
     if kind == GIVEN:
-        rows, lead = tuple(content["rows"]), tuple(content.get("lead", ()))
+        rows = tuple(content["rows"])
+        lead, tail = tuple(content.get("lead", ())), tuple(content.get("tail", ()))
         if len(rows) != len(pieces) or not all(isinstance(row, int) for row in rows):
             raise ValueError("the numbers of the library do not fit the pieces")
-        if not all(isinstance(number, int) and 0 <= number < len(pieces) for number in lead):
-            raise ValueError("a text cannot begin with a piece that is not there")
-        return Vocabulary(kind, pieces, merges, scores, numbered, str(content["library"]), rows, lead)
+        if not all(isinstance(number, int) and 0 <= number < len(pieces) for number in (*lead, *tail)):
+            raise ValueError("a text cannot begin or end with a piece that is not there")
+        return Vocabulary(kind, pieces, merges, scores, numbered, str(content["library"]), rows, lead, tail)
     return Vocabulary(kind, pieces, merges, scores, numbered)

@@ -202,7 +202,8 @@ def _differences(ours: ModelRecipe, made: Mapping[str, Any]) -> list[str]:
         theirs = complete(contracts.Head, made["head"], "head")
         own = {key: value for key, value in ours.head.items() if key not in LEARNING}
         found += [_told(f"head.{key}", own[key], theirs.get(key)) for key in own if own[key] != theirs.get(key)]
-    for key, usual in (("tie", "none"), ("scaled", True), ("share", "none"), ("copying", None), ("closed", True)):
+    usuals = {"tie": "none", "scaled": True, "share": "none", "copying": None, "closed": True, "output": "plain"}
+    for key, usual in usuals.items():
         wanted = made.get(key, usual)
         if getattr(ours, key) != wanted:
             found.append(_told(key, getattr(ours, key), wanted))

@@ -110,6 +110,8 @@ def check(recipe: ModelRecipe, where: str) -> None:
         raise InputError("it carries models that write: an encoder and a decoder, or a decoder", where=where)
     if recipe.copying is not None:
         raise InputError("copying: words of the source cannot be copied there", where=where, remedy="use --to onnx")
+    if recipe.output != "plain":
+        raise InputError(f"output: {recipe.output} does not fit CTranslate2", where=where, remedy="use --to onnx")
     parts = {side: part for side in ("encoder", "decoder") if (part := getattr(recipe, side)) is not None}
     for side, part in parts.items():
         for key, known in FITTING.items():

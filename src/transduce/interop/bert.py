@@ -142,10 +142,10 @@ SPECIALS = {
 }
 
 
-def _one_segment(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def one_segment(weights: dict[str, Tensor], side: str = "encoder") -> dict[str, Tensor]:
     """A text is one segment, the first: its vector is the same at every place, so it goes with the places."""
     segments = weights.pop(SEGMENTS, None)
-    if segments is not None and (name := "encoder.position.table.weight") in weights:
+    if segments is not None and (name := f"{side}.position.table.weight") in weights:
         weights[name] = weights[name] + segments[0]
     return weights
 
@@ -161,7 +161,7 @@ def _family(kind: str, head: dict[str, Any], **more: Any) -> Family:
         return made
 
     given = {"table": TABLES[kind], "special": SPECIALS[kind], "aside": _aside(kind), **more}
-    return Family(model, joined=_one_segment, starts="", prefix=f"{kind.lower()}.", **given)
+    return Family(model, joined=one_segment, starts="", prefix=f"{kind.lower()}.", **given)
 
 
 def _filler(kind: str) -> Family:

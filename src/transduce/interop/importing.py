@@ -75,6 +75,7 @@ def read(folder: str | Path, languages: Languages | None = None) -> Imported:
         lowered=sentences is not None and sentences.lowered,
         languages=languages,
         coded=family.languages == "must",
+        trails=family.languages == "may",
         writes=family.sources is not None,
         prompt=prompt,
         hidden=family.hidden,
@@ -83,10 +84,11 @@ def read(folder: str | Path, languages: Languages | None = None) -> Imported:
     if family.labels:
         target = read_labels(settings, family.labels)
     model, generation = family.model(settings, stored), dict[str, Any]()
+    model |= {"closed": False} if source.tail else {}  # which has a </s> of its own
     if "decoder" in model:
         where = str(folder / "generation_config.json")
         generation = read_generation(search, rows.ours, not family.closes, where)
-        generation |= {"first": target.lead[0]} if languages is not None else {}
+        generation |= {"first": target.lead[0]} if languages is not None and target.lead else {}
         generation |= {} if prompt is None else _begun(search, target, settings)
     if sentences is not None:
         model["head"] = sentences.head

@@ -1,7 +1,7 @@
-"""The names of two languages and a vocabulary in; what stands before every source and before every target out.
+"""The names of two languages and a vocabulary in; what stands around every source and before every target out.
 
-A model of many languages reads the code of the source's language first, and its output begins with the code of the
-language asked for. Which two is mostly no part of the folder: a run of ours is for one pair of them.
+A model of many languages reads the code of the source's language first or last, and its output begins with the code
+of the language asked for. Which two is mostly no part of the folder: a run of ours is for one pair of them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,17 @@ class Languages:
         target = self.forced if self.target is None else _code(self.target, special, where)
         assert target is not None
         return [source], [target]
+
+    def trail(self, special: Mapping[str, int], code: int, start: int | None, where: str) -> tuple[int, int]:
+        """Where the code follows </s> (mBART-25): that of the source, and that which outputs start with."""
+        if self.source is None and code not in special.values():
+            raise _unnamed("source", where)
+        source = code if self.source is None else _code(self.source, special, where)
+        if self.target is not None:
+            return source, _code(self.target, special, where)
+        if start is None or start not in special.values():
+            raise _unnamed("target", where)
+        return source, start
 
 
 def _code(name: str, special: Mapping[str, int], where: str) -> int:

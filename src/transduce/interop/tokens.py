@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ class Reading:
     lowered: bool = False  # in small letters
     languages: Languages | None = None  # each side begins with the code of its language
     coded: bool = False  # always so: what its tokenizer says of itself may be an older habit
+    trails: bool = False  # the code may follow the </s> of a source, and start a target
     writes: bool = False  # it only writes texts: what its sources are has no tokens
     prompt: Sequence[int] | None = None  # what every output is begun with, in their numbers
     hidden: re.Pattern[str] | None = None  # tokens that are no text, though its tokenizer does not say so
@@ -115,7 +116,13 @@ def read_tokenizers(
     end = specials.end if specials.end is not None else (first.frame[-1] if first.frame else None)
     if end is None:
         raise InputError("no token ends a text", where=str(folder), remedy="eos_token_id in config.json names it")
-    leads = _leads(folder, first, end, reading)
+    leads, tail = (list[int](), list[int]()), list[int]()
+    if reading.trails and first.frame[:-1] == [end]:
+        own = None if specials.start in (end, specials.pad) else specials.start
+        code, start = (reading.languages or Languages()).trail(first.special, first.frame[-1], own, str(folder))
+        specials, tail = replace(specials, start=start), [end, code]
+    else:
+        leads = _leads(folder, first, end, reading)
     if reading.writes and leads[1][:1] == [specials.start]:
         leads = [], leads[1][1:]
     start = specials.start if specials.start is not None else (leads[0][0] if leads[0] else end)
@@ -124,7 +131,7 @@ def read_tokenizers(
     if reading.masked:  # every token that stands there is said again: what begins a text, and what has no piece
         start, unknown = NONE, _mask(folder, first)
     special = [NONE if one is None else one for one in (specials.pad, start, end, unknown)]
-    for number in (*special, *leads[0], *leads[1], *first.names):
+    for number in (*special, *leads[0], *leads[1], *tail, *first.names):
         if not NONE <= number < size:
             raise InputError(
                 f"token {number} has no row: the model knows {size}", where=str(folder), remedy="fetch it again"
@@ -132,8 +139,8 @@ def read_tokenizers(
     rows = Rows((*special, *(number for number in range(size) if number not in special)), size)
     sides = (libraries[0], libraries[-1])
     made = [
-        _tokenizer(library, rows, tuple(map(rows.ours, lead)), reading.lowered)
-        for library, lead in zip(sides, leads, strict=True)
+        _tokenizer(library, rows, around, reading.lowered)
+        for library, around in zip(sides, ((leads[0], tail), (leads[1], [])), strict=True)
     ]
     return (made[0], made[1]), rows
 
@@ -150,7 +157,7 @@ def _leads(folder: Path, library: Library, end: int, reading: Reading) -> tuple[
         raise InputError(
             "its tokenizer does not close a text with </s>, as every source is closed here",
             where=str(folder / NAME),
-            remedy="a post-processor that puts </s> last is needed; a language code after it cannot be imported yet",
+            remedy="a post-processor that puts </s> last is needed",
         )
     if reading.languages is not None:
         return reading.languages.leads(library.special, library.frame, str(folder))
@@ -171,11 +178,12 @@ def _text(named: Any) -> Any:
     return named.get("content") if isinstance(named, dict) else named
 
 
-def _tokenizer(library: Library, rows: Rows, lead: tuple[int, ...], lowered: bool) -> Tokenizer:
+def _tokenizer(library: Library, rows: Rows, around: tuple[list[int], list[int]], lowered: bool) -> Tokenizer:
+    lead, tail = (tuple(map(rows.ours, part)) for part in around)
     named = [library.names.get(number, f"<unused {number}>") for number in rows.numbers[len(SPECIALS) :]]
     numbers = tuple(library.numbers.get(number, NONE) for number in rows.numbers)
     text = _lowered(library.backend) if lowered else library.backend.to_str()
-    return Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *named), library=text, rows=numbers, lead=lead))
+    return Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *named), library=text, rows=numbers, lead=lead, tail=tail))
 
 
 def _lowered(backend: Any) -> str:

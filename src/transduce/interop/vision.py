@@ -1,4 +1,4 @@
-"""A Vision Transformer that reads and a decoder that writes: captioners (GPT-2) and readers of print (TrOCR).
+"""A Vision Transformer that reads and a decoder that writes: GPT-2, TrOCR, BERT, RoBERTa.
 
 Each side has settings of its own in config.json, and its own part of the weights. Where a matrix stands between the
 two, it is multiplied into the keys and values of the decoder, which are all that read it.
@@ -7,13 +7,14 @@ two, it is multiplied into the keys and values of the decoder, which are all tha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.interop import bart, gpt2, vit
+from transduce.interop import bart, bert, gpt2, vit
 from transduce.interop.family import Family, Place, Settings
 
 ARCHITECTURE, BETWEEN = "VisionEncoderDecoderModel", "between"
@@ -52,11 +53,27 @@ SPOKEN = "decoder.output_projection.weight"
 PLACES = {
     f"{INSIDE}.embed_positions.weight": bart.POSITIONS["model.decoder.embed_positions.weight"],
 }
+# What reads both ways elsewhere, as a decoder: it looks at the memory, and has a layer before its output.
+BERT = {
+    **{f"encoder.layer.*.{theirs}": f"decoder.blocks.*.{ours}" for theirs, ours in bert.LAYER.items()},
+    **{
+        f"encoder.layer.*.crossattention.{theirs}": f"{CROSS}.{ours}"
+        for theirs, ours in (
+            ("self.query", "query"), ("self.key", "key"), ("self.value", "value"), ("output.dense", "output"),
+        )
+    },
+    "encoder.layer.*.crossattention.output.LayerNorm": "decoder.blocks.*.residuals.1.norm",
+    "encoder.layer.*.output.LayerNorm": "decoder.blocks.*.residuals.2.norm",
+    "embeddings.LayerNorm": "decoder.entry",
+}  # fmt: skip
+DEEP = {bert.HIDDEN: "decoder.output.before.0", bert.NORM: "decoder.output.before.2"}
+TOKENS = ("decoder.embedding.table.weight", "decoder.output.layer.weight")
+WRITERS = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "Roberta", "camembert": "Roberta"}
 
 
 def _joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """W (P m + p) + b = (W P) m + (W p + b)"""
-    weights = vit.joined(weights)
+    weights = bert.one_segment(vit.joined(weights), "decoder")
     matrix, offset = (weights.pop(f"{BETWEEN}.{leaf}", None) for leaf in ("weight", "bias"))
     if matrix is None or offset is None:
         return weights
@@ -65,6 +82,19 @@ def _joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         weights[bias] = weights[bias] + weights[name] @ offset
         weights[name] = weights[name] @ matrix
     return weights
+
+
+@dataclass(frozen=True)
+class Written:
+    """The names of what writes, as `Family` has them."""
+
+    table: Mapping[str, str]
+    special: Mapping[str, Place]
+    copies: Mapping[str, str]
+    aside: tuple[str, ...]
+
+
+CAPTION = Written(GPT2, GPT2_SPECIAL, {"decoder.lm_head.weight": "decoder.transformer.wte.weight"}, GPT2_ASIDE)
 
 
 def flattened(settings: Settings) -> Settings:
@@ -110,39 +140,75 @@ def _reader(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     return {"decoder": decoder, "tie": "target" if tied else "none", "scaled": settings.flag("scale_embedding")}
 
 
+def _filler(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    settings.only("hidden_act", "gelu")
+    settings.only("tie_word_embeddings", True)
+    settings.only("is_decoder", True)
+    own = {**settings.content, "is_decoder": False}  # which is asked for here, and unknown to BERT alone
+    decoder = bert.ENCODERS[WRITERS[own["model_type"]]](Settings(own, settings.where))
+    return {"decoder": decoder, "tie": "target", "scaled": False, "output": "deep"}
+
+
+def _filling(kind: str) -> Written:
+    """Names as BERT and RoBERTa have them, inside a decoder."""
+    inside, (modules, bias, copies) = f"decoder.{kind.lower()}", bert.FILLERS[kind]
+    first = bert.BEFORE_FIRST if kind == "Roberta" else 0
+    return Written(
+        {
+            **{f"{inside}.{theirs}": ours for theirs, ours in BERT.items()},
+            **{f"decoder.{theirs}": DEEP[ours] for theirs, ours in modules.items()},
+        },
+        {
+            f"{inside}.{bert.WORDS}": Place(TOKENS),
+            f"{inside}.{bert.PLACES}": Place(("decoder.position.table.weight",), lambda table: [table[first:]]),
+            f"{inside}.embeddings.token_type_embeddings.weight": Place((bert.SEGMENTS,)),
+            f"decoder.{bias}": Place((TOKENS[1].replace("weight", "bias"),)),
+        },
+        {
+            f"decoder.{copy}": f"{inside}.{one}" if one == bert.WORDS else f"decoder.{one}"
+            for copy, one in copies.items()
+        },
+        (f"{inside}.embeddings.position_ids",),
+    )
+
+
+def _printed(decoder: Settings) -> Written:
+    tied, learned = (decoder.flag(one, True) for one in ("tie_word_embeddings", "use_learned_position_embeddings"))
+    words = {WORDS: Place(TOKENS)} if tied else {WORDS: Place(TOKENS[:1]), SPOKEN: Place(TOKENS[1:])}
+    return Written(TROCR, {**words, **(PLACES if learned else {})}, {SPOKEN: WORDS} if tied else {}, ())
+
+
 def family(settings: Settings, names: Collection[str]) -> Family:
     """By what its two sides are."""
     encoder, decoder = (_side(settings, name) for name in ("encoder", "decoder"))
-    kinds = encoder.content.get("model_type"), decoder.content.get("model_type")
-    if kinds[0] not in ("vit", "deit") or kinds[1] not in ("gpt2", "trocr"):
+    sees, writes = (str(one.content.get("model_type")) for one in (encoder, decoder))
+    if sees not in ("vit", "deit") or writes not in ("gpt2", "trocr", *WRITERS):
         raise InputError(
-            f"{kinds[0]} with {kinds[1]} cannot be imported", where=settings.where, remedy="vit or deit, gpt2 or trocr"
+            f"{sees} with {writes} cannot be imported",
+            where=settings.where,
+            remedy=f"vit or deit, with gpt2, trocr, {', '.join(WRITERS)}",
         )
+    if writes == "gpt2":
+        make, written = _captioner, CAPTION
+    elif writes == "trocr":
+        make, written = _reader, _printed(decoder)
+    else:
+        make, written = _filler, _filling(WRITERS[writes])
 
     def model(whole: Settings, names: Collection[str]) -> dict[str, Any]:
         read = {name.removeprefix("encoder.") for name in names if name.startswith("encoder.")}
-        sees = vit.model(_side(whole, "encoder"), read)["encoder"]
-        return {"encoder": sees, **(_captioner if kinds[1] == "gpt2" else _reader)(_side(whole, "decoder"), names)}
+        eye = vit.model(_side(whole, "encoder"), read)["encoder"]
+        return {"encoder": eye, **make(_side(whole, "decoder"), names)}
 
     def sources(folder: Path, whole: Settings) -> dict[str, Any]:
         return {"picture": vit.picture(folder, _side(whole, "encoder"))}
 
-    if kinds[1] == "gpt2":
-        table, special, aside = GPT2, GPT2_SPECIAL, GPT2_ASIDE
-        copies: Mapping[str, str] = {"decoder.lm_head.weight": "decoder.transformer.wte.weight"}
-    else:
-        tied = decoder.flag("tie_word_embeddings", True)
-        both = ("decoder.embedding.table.weight", "decoder.output.layer.weight")
-        words = {WORDS: Place(both)} if tied else {WORDS: Place(both[:1]), SPOKEN: Place(both[1:])}
-        learned = decoder.flag("use_learned_position_embeddings", True)
-        table, special, aside = TROCR, {**words, **(PLACES if learned else {})}, ()
-        copies = {SPOKEN: WORDS} if tied else {}
     return Family(
         model,
-        {**SEEN, **table},
-        {**ROWS, **JOINT, **special},
-        copies=copies,
-        aside=(*POOLER, *aside),
+        {**SEEN, **written.table},
+        {**ROWS, **JOINT, **written.special},
+        copies=written.copies,
+        aside=(*POOLER, *written.aside),
         joined=_joined,
         sources=sources,
     )

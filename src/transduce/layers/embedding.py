@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from transduce.contracts import Front
 from transduce.flow import PAD, Padded
+from transduce.layers.dense import dense
+
+EPSILON = 1e-5  # of a norm, where nothing else is said
 
 
 class Embedding(Front):
@@ -34,11 +38,20 @@ class Embedding(Front):
         return Padded(self(source.values), mask)
 
 
-class Output(nn.Module):
-    """Scores for every id: W x + b; W may be the table of an embedding (Press & Wolf 2017)."""
+def deepened(width: int, epsilon: float | None = None) -> list[nn.Module]:
+    """What stands before the scores of a masked language model: LayerNorm(gelu(W x + b)) (Devlin 2019)."""
+    return [dense(width, width), nn.GELU(), nn.LayerNorm(width, epsilon or EPSILON)]
 
-    def __init__(self, width: int, size: int, tied: Embedding | None = None) -> None:
+
+class Output(nn.Module):
+    """Scores for every id: W x + b; W may be the table of an embedding (Press & Wolf 2017).
+
+    `deep` comes first: see `deepened`.
+    """
+
+    def __init__(self, width: int, size: int, tied: Embedding | None = None, deep: Sequence[nn.Module] = ()) -> None:
         super().__init__()
+        self.before = nn.Sequential(*deep) if deep else None
         self.layer = nn.Linear(width, size)
         nn.init.normal_(self.layer.weight, std=width**-0.5)
         nn.init.zeros_(self.layer.bias)
@@ -46,5 +59,5 @@ class Output(nn.Module):
             self.layer.weight = tied.table.weight
 
     def forward(self, values: Tensor) -> Tensor:
-        logits: Tensor = self.layer(values)
+        logits: Tensor = self.layer(values if self.before is None else self.before(values))
         return logits  # ... V

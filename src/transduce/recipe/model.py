@@ -35,6 +35,9 @@ class ModelRecipe(Section):
         "none", description="one set of weights in encoder and decoder where they are alike; `all`: the embedding too"
     )
     scaled: bool = Field(True, description="embeddings are multiplied by the root of the width as they are read")
+    output: Literal["plain", "deep"] = Field(
+        "plain", description="deep: a layer and a norm of it come before the scores of the tokens (BERT)"
+    )
     closed: bool = Field(True, description="false: the </s> that closes every source is not read (OpenNMT-py)")
     stored: Literal["fp32", "int8"] = Field(
         "fp32", description="int8: the run holds its matrices in 8 bits, and learns no more; `transduce quantise`"
