@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,19 @@ class TestMeasures:
         assert {"loss", "per", "wer", "cer", "ter"} <= LOWER_IS_BETTER
         assert not {"exact", "bleu", "chrf"} & LOWER_IS_BETTER
         assert {*METRICS, "loss"} >= LOWER_IS_BETTER
+
+
+def test_a_recipe_is_checked_without_torchs_compiler() -> None:
+    """Arithmetic on tensors without numbers would import it, which takes longer than all the rest of a start."""
+    code = """
+import sys
+from transduce.attention.positions import POSITIONS
+from transduce.build import complete_recipe
+from transduce.recipe import parse
+for position in POSITIONS:
+    part = {"kind": "transformer", "position": position}
+    complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
+assert "torch._dynamo" not in sys.modules and "torch.fx.experimental.symbolic_shapes" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
