@@ -52,10 +52,8 @@ class Classifier(Head):
         return logits  # B V
 
 
-class Tagger(Head):
-    """one label for each word, from the row where it begins"""
-
-    per = "word"
+class Rows(Head):
+    """Scores of the labels for every row by itself."""
 
     def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
         super().__init__()
@@ -64,6 +62,12 @@ class Tagger(Head):
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
         logits: Tensor = self.layers(values)
         return logits  # B S V
+
+
+class Tagger(Rows):
+    """one label for each word, from the row where it begins"""
+
+    per = "word"
 
 
 class Filler(Head):
@@ -118,18 +122,10 @@ class Neighbours(Head):
         return logits  # B S V
 
 
-class Paths(Head):
+class Paths(Rows):
     """what each row says, or a blank: all paths that spell a text make it probable (CTC, Graves 2006)"""
 
     per = "path"
-
-    def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Dropout(dropout), dense(width, labels))
-
-    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        logits: Tensor = self.layers(values)
-        return logits  # B S V
 
 
 class Embedder(Head):
