@@ -13,7 +13,7 @@ from transduce.commands.attention import align, explain
 from transduce.commands.conversion import convert, export
 from transduce.commands.data import data
 from transduce.commands.evaluation import evaluate, score
-from transduce.commands.generation import generate
+from transduce.commands.generation import generate, shortlist
 from transduce.commands.parts import explain_shapes, models
 from transduce.commands.pictures import draw, pixels
 from transduce.commands.runs import merge, quantise
@@ -45,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "similarity": similarity,
     "merge": merge,
     "quantise": quantise,
+    "shortlist": shortlist,
     "convert": convert,
     "export": export,
     "data": data,

@@ -17,7 +17,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
-from transduce.flow import Batch, Memory, Padded, State, Step, Tree
+from transduce.flow import Batch, Memory, Padded, Proposal, State, Step, Tree
 
 Count = Annotated[int, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
@@ -105,6 +105,15 @@ class Encoder(nn.Module, ABC):
         return [self.embedding.leading]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a search asks of one step."""
+
+    count: int  # M: how many of the best next tokens
+    banned: tuple[int, ...]  # what may not be among them; it counts in the probabilities all the same
+    alive: Tensor  # R: the rows that go on; of the others nothing is told
+
+
 class Decoder(nn.Module, ABC):
     """Turns a memory into scores for target tokens, one call for all tokens or one call a token."""
 
@@ -128,6 +137,15 @@ class Decoder(nn.Module, ABC):
         `mask` (R T) marks the real tokens of right-padded rows: a padded token leaves no trace in the next state.
         Every row has at least one real token.
         """
+
+    @property
+    def proposes(self) -> bool:
+        """Whether it finds the best next tokens of a row without writing the scores of all down: see `propose`."""
+        return False
+
+    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+        """As `advance` over one token a row (R 1), after `reserve`; only the best next tokens come back."""
+        raise NotImplementedError("ask `proposes` first")
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         """The same state with room for so many more tokens and beams: what would grow is then filled in place.
@@ -202,6 +220,10 @@ class Normaliser(AttentionPart):
         """The same for one step of hypotheses that have a past each: scores (B N S), past (B N ...)."""
         return self.forward(scores, mask)
 
+    def entropy(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Of what rows are drawn from, which the weights do not tell: ... T, in nats; None: nothing is drawn."""
+        return None
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -247,6 +269,7 @@ class Read:
     output: Tensor  # R T O
     past: dict[str, Tree]  # one row a hypothesis: what the next step needs
     weights: Tensor | None = None  # R T S, when asked for
+    entropy: Tensor | None = None  # R T, with them: of what was drawn from, where they were drawn
 
 
 class Reader(nn.Module, ABC):
@@ -280,6 +303,7 @@ class Choice:
     parents: Tensor  # B N; or more than N: of those that do not end, the N best go on
     tokens: Tensor  # B N
     totals: Tensor  # B N: running rank scores, -inf for a row that is dead
+    places: Tensor | None = None  # B N: which of the N*M proposed ones, where it was chosen among the best of each row
 
 
 class Strategy(ABC):
@@ -288,6 +312,10 @@ class Strategy(ABC):
     width: int
     random: bool = False  # True: `choose` needs noise
     whole_first: bool = True  # False: a path cut at the greatest length counts like one that ended
+    wanted: int = 0  # M: the best next tokens of each row are enough to choose from; 0: all are needed
+    # True: `bound` is never too low, so a row that cannot come among the best that are asked for is given up at once.
+    # False: a source stops when none of its rows can come among N.
+    exact: bool = True
 
     @abstractmethod
     def begin(self, sources: int, device: torch.device) -> Tensor:
@@ -297,6 +325,10 @@ class Strategy(ABC):
     def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
         """totals (B N) of the rows so far, scores (B N V) of every next token (log-probabilities after the rules),
         noise (B N) uniform in [0, 1), drawn for each source apart so that a batch never changes a sample."""
+
+    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Choice:
+        """The same from the M best of each row alone: scores and tokens (B N M), where `wanted` says so."""
+        raise NotImplementedError("it wants the scores of all tokens")
 
     def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
         """What finished hypotheses are sorted by: totals (B N), lengths (B N) -> ranks (B N)."""
@@ -320,6 +352,10 @@ class Rule(ABC):
 
         What is forbidden may be written into `scores` as -inf; any other change must go into a copy.
         """
+
+    def forbids(self, said: int) -> Sequence[int] | None:
+        """The tokens forbidden to every row that has said so many; None: that is not all that it does."""
+        return None
 
 
 class Metric(ABC):

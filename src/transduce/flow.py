@@ -215,6 +215,7 @@ class Attention:
 
     cross: Tensor | None = None  # R L H T S: over the memory
     past: Tensor | None = None  # R L H T U: over the target so far
+    entropy: Tensor | None = None  # R L H T: of what `cross` was drawn from, where it was drawn
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,15 @@ class Step:
     state: State
     attention: Attention | None = None
     hidden: Tensor | None = None  # R T D: what the output layer read
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The best next tokens of each row, best first, with their log-probabilities, and the state that follows."""
+
+    logs: Tensor  # R M: -inf where there are no more, or nothing was asked
+    tokens: Tensor  # R M
+    state: State
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Decoder, Encoder, Head
+from transduce.contracts import Asked, Decoder, Encoder, Head
 from transduce.errors import InputError
-from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step
+from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, Proposal, State, Step
 from transduce.heads import pool
 from transduce.layers.paths import advance_paths, begin_paths, read_paths
 
@@ -37,6 +37,15 @@ class Transducer(nn.Module, ABC):
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
         """Reads `tokens` (R T) after `state`: see `contracts.Decoder.advance`."""
+
+    @property
+    def proposes(self) -> bool:
+        """Whether it can be asked to `propose`: see `contracts.Decoder`."""
+        return False
+
+    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+        """The best next tokens alone: see `contracts.Decoder.propose`."""
+        raise NotImplementedError("ask `proposes` first")
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         """Room for a search: see `contracts.Decoder.reserve`."""
@@ -67,6 +76,13 @@ class Speaker(Transducer):
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
         return self.decoder.advance(tokens, state, mask, with_attention=with_attention)
+
+    @property
+    def proposes(self) -> bool:
+        return self.decoder.proposes
+
+    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+        return self.decoder.propose(tokens, state, asked)
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.decoder.reserve(state, more, beams)

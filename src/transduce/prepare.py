@@ -15,6 +15,7 @@ from transduce.data.batching import Batches, gather, ordered
 from transduce.data.filters import Filters
 from transduce.data.noise import DamagedBatches, Noise, damage
 from transduce.data.passages import Passages, consecutive, hold_out, streams
+from transduce.data.rows import Rows
 from transduce.data.sources import TEXT, read, written
 from transduce.data.store import Store, build_store, split
 from transduce.data.text import Tokenizer
@@ -24,6 +25,8 @@ from transduce.flow import Batch, Example
 from transduce.recipe import DataRecipe, Recipe
 
 Tokenizers = tuple[Tokenizer, Tokenizer]  # source, target
+# Held-out lines are never thrown away for their length or shape, and of a running text nothing is.
+KEEP = Filters(min_length=0, max_length=2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Data:
     """The stored pairs of a run: what is trained on, and what is held out to watch it."""
 
     train: Store
-    rows: np.ndarray
+    rows: Rows | np.ndarray
     dev: Store
     dev_rows: np.ndarray
     noise: Noise | None = None  # what makes a source of a text
@@ -107,15 +110,19 @@ def cache_folder(data: DataRecipe) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce" / "stores"
 
 
+def train_store(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> Store:
+    """The training pairs of a recipe as ids on disk, found in the cache or built there."""
+    data = recipe.data
+    filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
+    sides = build_perceived(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
+    kept = filters if data.passage is None else KEEP
+    return build_store(data.train, *sides, kept, data.invalid, cache_folder(data), progress=progress)
+
+
 def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> Data:
     """The pairs of a recipe as ids on disk, found in the cache or built there."""
     data, noise = recipe.data, build_noise(recipe.data.noise, tokenizers[1])
-    # Held-out lines are never thrown away for their length or shape, and of a running text nothing is.
-    keep = Filters(min_length=0, max_length=2**31 - 1)
-    filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
-    filters = filters if data.passage is None else keep
-    sides = build_perceived(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
-    train = build_store(data.train, *sides, filters, data.invalid, cache_folder(data), progress=progress)
+    train = train_store(recipe, tokenizers, progress)
     if labels_per(recipe.model) == "word":
         _check_tags(train, tokenizers[0])
     if len(train) == 0:
@@ -123,8 +130,10 @@ def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], No
             "no pair is left to train on", where=", ".join(train.names), remedy="\n  ".join(train.describe())
         )
     if data.dev:
-        dev = build_store(data.dev, *sides, keep, data.invalid, cache_folder(data), progress=progress)
-        return Data(train, np.arange(len(train)), dev, np.arange(len(dev)), noise)
+        sides = build_perceived(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
+        dev = build_store(data.dev, *sides, KEEP, data.invalid, cache_folder(data), progress=progress)
+        return Data(train, Rows(len(train)), dev, np.arange(len(dev)), noise)
+    rows: Rows | np.ndarray
     if data.passage is not None:
         rows, dev_rows = hold_out(train, data.dev_size)
     else:

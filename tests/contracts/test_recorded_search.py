@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -21,12 +22,12 @@ class Replayed:
     def __init__(self) -> None:
         self.steps = 0
 
-    def run(self, begin: Any, step: Any, given: Any, *, key: Any, steady: bool) -> Any:
-        live = begin(given)
+    def run(self, begin: Any, step: Any, given: Any, *, key: Any, steady: bool, kind: Any) -> Any:
+        live, steps = begin(given), count(1)
         shapes = [tuple(tensor.shape) for tensor in tensors_of(live)]
         while bool(live.going.any()):
-            for _ in range(LOOK):
-                live = step(live)
+            for said in islice(steps, LOOK):
+                live = step(live, said)
                 assert [tuple(tensor.shape) for tensor in tensors_of(live)] == shapes
                 self.steps += 1
         return live

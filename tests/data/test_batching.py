@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data.batching import Batches, Position, collate, gather, ordered
+from transduce.data.draws import Draw
 from transduce.data.filters import Filters
-from transduce.data.plan import Draw, cut
+from transduce.data.plan import Plan, cut
+from transduce.data.rows import Rows
 from transduce.data.store import Store, build_store
 from transduce.data.text import Tokenizer
 from transduce.errors import InputError
@@ -36,6 +39,11 @@ def _natural(n: int, seed: int = 0) -> np.ndarray:
     draw = np.random.default_rng(seed)
     source = np.exp(draw.normal(np.log(25), 0.6, n)).round().clip(1)
     return np.stack([source, (source * np.exp(draw.normal(0, 0.25, n))).round().clip(1)], 1)
+
+
+def _rows(plan: Plan) -> np.ndarray:
+    """All rows of an epoch, in its order."""
+    return np.concatenate([plan.batch(index) for index in range(len(plan))])
 
 
 def _batches(lengths: np.ndarray, **changes: Any) -> Batches:
@@ -62,7 +70,8 @@ def test_every_pair_once_and_within_the_budget(
     assert all(slot <= budget or len(rows) == 1 for slot, rows in zip(slots, found, strict=True))
     assert plan.padding == pytest.approx(1 - (array + SPECIAL).sum() / sum(slots))
     again = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
-    assert np.array_equal(plan.rows, again.rows)
+    backwards = [again.batch(index) for index in reversed(range(len(again)))]
+    assert [rows.tolist() for rows in found] == [rows.tolist() for rows in reversed(backwards)]
     with pytest.raises(IndexError):
         plan.batch(len(plan))
 
@@ -84,7 +93,7 @@ def test_batches_are_full_and_shuffled() -> None:
 def test_epochs_and_seeds_differ() -> None:
     lengths = _natural(500)
     plans = [_batches(lengths, seed=seed).plan(epoch) for seed in (1, 2) for epoch in (0, 1)]
-    assert len({tuple(plan.rows.tolist()) for plan in plans}) == 4
+    assert len({tuple(_rows(plan).tolist()) for plan in plans}) == 4
     found = [{tuple(sorted(plan.batch(index).tolist())) for index in range(len(plan))} for plan in plans]
     assert len(found[0] & found[1]) < len(found[0]) / 2  # even though all fits into one pool
 
@@ -117,7 +126,7 @@ def test_weights_multiply_how_often_a_corpus_comes() -> None:
     store.corpus_of = np.repeat([0, 1, 2, 3], 1000).astype(np.uint8)
     options: dict[str, Any] = {"batch_tokens": 4096, "pool": 100, "seed": 1}
     batches = Batches(store, np.arange(4000), weights=(1.0, 2.0, 0.5, 1.25), **options)
-    counts = [Counter(batches.plan(epoch).rows.tolist()) for epoch in (0, 1)]
+    counts = [Counter(_rows(batches.plan(epoch)).tolist()) for epoch in (0, 1)]
     for count in counts:
         assert [sum(count[row] for row in range(c * 1000, c * 1000 + 1000)) for c in range(4)] == [
             1000,
@@ -254,3 +263,25 @@ def test_planning_a_million_pairs_takes_a_moment() -> None:
     begin = time.perf_counter()
     assert batches.batches_in(0) > 10_000
     assert time.perf_counter() - begin < 20
+
+
+class _Computed:
+    """Lengths that are kept nowhere."""
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        return np.stack((rows * 7 % 23, rows * 11 % 19), 1).astype(np.int32)
+
+
+@pytest.mark.parametrize("weights", [None, (1.5,)])
+def test_planning_takes_the_same_memory_for_any_number_of_pairs(weights: tuple[float, ...] | None) -> None:
+    peaks = []
+    for n in (100_000, 300_000):
+        facts = {"lengths": _Computed(), "corpus_of": np.broadcast_to(np.uint8(0), n)}
+        store: Any = SimpleNamespace(items=None, **facts, sourceless=False)
+        tracemalloc.start()
+        batches = Batches(store, Rows(n, [5, 9]), batch_tokens=1024, pool=20, seed=1, weights=weights)
+        assert batches.batches_in(0) > 2000
+        assert batches.plan(0).batch(batches.batches_in(0) - 1).max() < n
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]

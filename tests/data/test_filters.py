@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
+import tracemalloc
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,14 +60,36 @@ def test_the_report_adds_up(reasons: list[str]) -> None:
 
 
 def test_seen_pairs_stay_known_while_the_table_grows():
-    seen, rounds = Seen(), 5000  # several times as many as it has room for at first
+    seen, rounds = Seen(), 20_000  # several times as many as it has room for at first
     assert not any(seen.before(f"source {number}", "target") for number in range(rounds))
     assert all(seen.before(f"source {number}", "target") for number in range(rounds))
     assert not seen.before("source 1", "another target")
 
 
-def test_seen_takes_few_bytes_a_pair():
+def test_what_was_seen_lies_on_disk(tmp_path: Path):
+    """Of the memory of the process it takes a moment's part, however much was seen; and no file is left."""
+    seen = Seen(tmp_path)
+    tracemalloc.start()
+    try:
+        for number in range(40_000):
+            seen.before(str(number), "")
+        assert tracemalloc.get_traced_memory()[1] < 40_000 * 30  # while the table grows, 16 thousand of its numbers
+    finally:
+        tracemalloc.stop()
+    assert 24 * 40_000 <= seen._table.nbytes <= 48 * 40_000
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_a_hash_is_not_enough(monkeypatch: pytest.MonkeyPatch):
+    """Pairs that agree in the first half of the hash are told apart by the second."""
+
+    class Digest:
+        def __init__(self, content: bytes, digest_size: int) -> None:
+            self.content = content
+
+        def digest(self) -> bytes:
+            return bytes(8) + sum(self.content).to_bytes(8, "little")
+
+    monkeypatch.setattr("transduce.data.filters.hashlib.blake2b", Digest)
     seen = Seen()
-    for number in range(20_000):
-        seen.before(str(number), "")
-    assert sys.getsizeof(seen._table) <= 24 * 20_000 + 100
+    assert [seen.before("a", letter) for letter in "bcdbcd"] == [False] * 3 + [True] * 3

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import transduce
+from transduce.images.codes import Codes
 from transduce.images.files import fit, read_picture
 from transduce.images.palette import Palette
 from transduce.made.filed import write_set
@@ -15,19 +16,20 @@ from transduce.sets import FILED
 
 pytestmark = pytest.mark.slow
 
-SIZE = 8
 
-
-def pictures(folder: Path, count: int, held_out: bool) -> list[tuple[str, np.ndarray]]:
+def pictures(folder: Path, count: int, size: int) -> list[tuple[str, np.ndarray]]:
     """Texts and pictures of the invented set."""
-    pairs = write_set(FILED, "icons", folder, count, 1, held_out)
+    pairs = write_set(FILED, "icons", folder, count, 1, False)
     lines = [line.split("\t") for line in pairs.read_text().splitlines()]
-    return [(text, fit(read_picture(folder / name), SIZE, SIZE, "crop")) for name, text in lines]
+    return [(text, fit(read_picture(folder / name), size, size, "crop")) for name, text in lines]
 
 
-def test_a_text_is_drawn(tmp_path):
-    seen = pictures(tmp_path / "seen", 600, False)
-    palette = Palette.of([picture for _, picture in seen], 24)
+@pytest.mark.parametrize("kind", ["colours", "codes"])
+def test_a_text_is_drawn(tmp_path, kind):
+    """In 64 tokens, each a pixel; or in 16, each a square of 16 pixels."""
+    seen = pictures(tmp_path / "seen", 600, 8 if kind == "colours" else 16)
+    shown = [picture for _, picture in seen]
+    palette = Palette.of(shown, 24) if kind == "colours" else Codes.of(shown, 128, 4, updates=700)
     (tmp_path / "train.tsv").write_text("".join(f"{text}\t{palette.encode(picture)}\n" for text, picture in seen))
     part = {"kind": "transformer", "width": 48, "heads": 4, "hidden": 96, "dropout": 0.0}
     recipe = {

@@ -38,6 +38,7 @@ COMMANDS += (
     "convert",
     "export",
     "quantise",
+    "shortlist",
     "pixels",
     "draw",
 )

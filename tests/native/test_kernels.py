@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transduce.contracts import Strategy
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.loop import search
+from transduce.decoding.rules import RepetitionPenalty
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Hypothesis, Padded
@@ -25,6 +26,7 @@ from transduce.model import EncoderDecoder
 from transduce.native import choices
 from transduce.native import library as libraries
 from transduce.native.products import Product
+from transduce.native.proposals import best
 from transduce.precision import for_generation
 from transduce.precision.lean import LeanBlock
 from transduce.precision.matrices import Int8, Packed
@@ -121,6 +123,42 @@ def test_the_best_of_many(level: str, size: int, count: int, seed: int, coarse: 
     assert torch.equal(found[1], order.indices[..., :count])
 
 
+@given(**SIZES, whole=st.booleans(), count=st.integers(1, 9), seed=st.integers(0, 99), threads=st.integers(1, 3))
+def test_the_best_outputs(
+    level: str, rows: int, width: int, outputs: int, whole: bool, count: int, seed: int, threads: int
+) -> None:
+    """Against all scores written down: log-probabilities of the best that are not banned, the earlier of two equals."""
+    torch.manual_seed(seed)
+    layer, values = nn.Linear(width, 9 * outputs), torch.randn(rows, width)
+    with torch.no_grad():
+        layer.weight[::3], layer.bias[::3] = layer.weight[0], layer.bias[0]  # equals
+    product = Product(*(round_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
+    banned = torch.randint(0, 9 * outputs, (3,)).tolist()
+    logs = product.reading()(values).log_softmax(-1)
+    logs[:, banned] = -torch.inf
+    order = logs.sort(dim=-1, descending=True, stable=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    found = best(product, values, count, banned)
+    torch.set_num_threads(before)
+    assert torch.equal(found.tokens, order.indices[:, :count]) or torch.allclose(
+        logs.gather(1, found.tokens), order.values[:, :count], atol=1e-5
+    )
+    torch.testing.assert_close(found.logs, order.values[:, :count], rtol=1e-4, atol=1e-4)
+    for row in range(rows):  # its neighbours change nothing, to the bit
+        alone = best(product, values[row : row + 1], count, banned)
+        assert torch.equal(alone.logs[0], best(product, values, count, banned).logs[row])
+        assert torch.equal(alone.tokens[0], found.tokens[row])
+
+
+def test_fewer_outputs_than_are_asked_for(level: str) -> None:
+    layer = nn.Linear(4, 3)
+    found = best(Product(layer.weight, None, layer.bias), torch.randn(2, 4), 5, [1])
+    assert (found.logs[:, 2:] == -torch.inf).all()
+    assert found.logs[:, :2].isfinite().all()
+    assert ((found.tokens >= 0) & (found.tokens < 3)).all()
+
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"norm": "after"},
@@ -207,9 +245,10 @@ def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -
         run = block.whole
         assert run is not None
         monkeypatch.setattr(block, "whole", lambda values, *rest, run=run: steps.append(values) or run(values, *rest))
-    best = choices.top
+    top = choices.top
     asked: list[int] = []
-    monkeypatch.setattr(choices, "top", lambda scores, count: asked.append(count) or best(scores, count))
-    found = search(network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), longest=torch.tensor([9]))
+    monkeypatch.setattr(choices, "top", lambda scores, count: asked.append(count) or top(scores, count))
+    rules = [RepetitionPenalty(1.1)]  # which wants the scores of all tokens
+    found = search(network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), longest=torch.tensor([9]), rules=rules)
     assert len(steps) == 2 * (len(found[0][0].ids) - 1)  # <s> is read by the plain road
     assert len(asked) == len(found[0][0].ids)

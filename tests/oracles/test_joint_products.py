@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.layers import dense
-from transduce.layers.dense import narrowed, side_by_side
+from transduce.layers.dense import side_by_side
+from transduce.layers.traits import narrowed
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 

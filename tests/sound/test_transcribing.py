@@ -109,10 +109,15 @@ def test_kept_recipes_run_from_frames_to_a_score(path: Path, tones: Path, tmp_pa
 
 @pytest.mark.slow
 def test_it_learns_to_hear_and_looks_where_it_hears(tones: Path, tmp_path: Path) -> None:
-    """Pairs of words that never followed each other in training; each row of the memory sees 85 ms of sound."""
+    """Pairs of words that never followed each other in training; each row of the memory sees 85 ms of sound.
+
+    The state of a decoder that does not know where it looked last can but guess where the next word begins. Attention
+    that knows (Chorowski 2015) finds it: with five seeds the peak lay within the word for 93 to 99 of 100.
+    """
     files = {name: f"{tones}/{name}/pairs.tsv" for name in ("train", "dev", "test")} | {"cache": f"{tmp_path}/cache"}
     encoder = {"kind": "convolutional", "width": 64, "layers": 1, "kernel": 1, "position": "sinusoidal", "dropout": 0.0}
-    decoder = {"kind": "transformer", "width": 64, "layers": 1, "heads": 4, "hidden": 128, "dropout": 0.0}
+    reader = {"kind": "bahdanau", "score": "location"}
+    decoder = {"kind": "recurrent", "width": 64, "reader": reader, "dropout": 0.0}
     recipe = {
         "data": {**files, "sources": {"sound": {"kind": "sound", "rate": 8000, "mels": 24}}},
         "tokens": {"target": {"kind": "words"}},
@@ -122,11 +127,11 @@ def test_it_learns_to_hear_and_looks_where_it_hears(tones: Path, tmp_path: Path)
             "ctc": {},
         },
         "training": {
-            "steps": 650,
+            "steps": 450,
             "batch_tokens": 3200,
             "optimiser": {"learning_rate": 4e-3},
             "schedule": {"kind": "cosine", "warmup": 20},
-            "validate_every": 650,
+            "validate_every": 450,
             "validate_examples": 20,
             "objective": {"kind": "joint_ctc", "label_smoothing": 0.0},
         },
@@ -137,25 +142,21 @@ def test_it_learns_to_hear_and_looks_where_it_hears(tones: Path, tmp_path: Path)
     scores = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert scores["test"]["scores"]["wer"]["value"] < 12
     model = transduce.load(tmp_path / "run")
-    # One head of four looks at the word; which one is a matter of chance, so it is chosen on other clips.
-    head = int(np.argmax(words_in_sight(model, tones / "dev")[0]))
     looks, seen = words_in_sight(model, tones / "test")
     assert seen > 90
-    # From seed to seed the share of the best head went from 0.86 to 0.97.
-    assert looks[head] / seen >= 0.8
+    assert looks / seen >= 0.9
 
 
-def words_in_sight(model: transduce.Model, folder: Path) -> tuple[list[int], int]:
-    """Of the words of right texts, how many had the peak of each head within their time; and how many there are."""
+def words_in_sight(model: transduce.Model, folder: Path) -> tuple[int, int]:
+    """Of the words of right texts, how many had the middle of the row that they looked at most within their time."""
     truth = [json.loads(line)["spans"] for line in (folder / "truth.jsonl").read_text().splitlines()]
-    looks, seen = np.zeros(model.network.decoder.attends[1], int), 0
+    looks = seen = 0
     for (named, text), spans in zip(lines(folder / "pairs.tsv"), truth, strict=True):
         told = model.explain(str(folder / named))
         if told.output == text:
             (scene,) = told.scenes
             row = scene.extent / scene.grid[1]  # seconds
-            for weights, (begin, end) in zip(told.attention[-1].swapaxes(0, 1), spans, strict=False):  # H S
-                at = (weights.argmax(-1) + 0.5) * row
-                looks += (begin <= at) & (at <= end)
+            for weights, (begin, end) in zip(told.map().weights, spans, strict=False):  # S; without </s>
+                looks += begin <= (weights.argmax() + 0.5) * row <= end
                 seen += 1
-    return looks.tolist(), seen
+    return looks, seen

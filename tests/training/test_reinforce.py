@@ -1,4 +1,7 @@
-"""Drawn attention: its gradient, in the mean over all draws, is that of the expected loss; it learns; it resumes."""
+"""Drawn attention: its gradient, in the mean over all draws, is that of the expected loss; it learns; it resumes.
+
+The entropy of what is drawn from is that of the definition, and so is its gradient.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.attention.normalisers import Drawn
+from transduce.attention.normalisers import Drawn, Softmax
 from transduce.build import build_model, complete_recipe
 from transduce.decoding.loop import search
 from transduce.decoding.strategies import Greedy
@@ -98,11 +101,11 @@ def means(model, objective, monkeypatch) -> tuple[torch.Tensor, torch.Tensor, fl
 @pytest.mark.parametrize("reader", READERS)
 def test_the_mean_is_the_gradient_of_the_expected_loss(reader, monkeypatch):
     model = build(READERS[reader])
-    exact, mean, noise = means(model, Reinforce(), monkeypatch)
+    exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
     assert_close(mean, exact, rtol=1e-4, atol=1e-5)
     assert exact.norm() > 0.1
     # A baseline, whatever it says, changes nothing in the mean; one that has learned lowers the variance.
-    objective = Reinforce()
+    objective = Reinforce(entropy=0.0)
     baseline = objective.beside(6)
     torch.nn.init.normal_(baseline.weight)
     _, other, _ = means(model, objective, monkeypatch)
@@ -126,12 +129,12 @@ def fit(baseline: torch.nn.Module, objective: Reinforce, model) -> None:
 def test_step_is_exact_where_nothing_depends_on_a_draw_later(monkeypatch):
     """Without input feeding a step alone is rewarded: the same mean, less noise. With it, the mean is another."""
     model = build(UNFED)
-    exact, mean, noise = means(model, Reinforce(), monkeypatch)
-    _, alone, quieter = means(model, Reinforce(reward="step"), monkeypatch)
+    exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
+    _, alone, quieter = means(model, Reinforce(reward="step", entropy=0.0), monkeypatch)
     assert_close(alone, exact, rtol=1e-4, atol=1e-5)
     assert quieter < noise
     fed = build(FED)
-    exact, mean, _ = means(fed, Reinforce(reward="step"), monkeypatch)
+    exact, mean, _ = means(fed, Reinforce(reward="step", entropy=0.0), monkeypatch)
     assert not torch.allclose(mean, exact, rtol=1e-2, atol=1e-3)
 
 
@@ -153,6 +156,72 @@ def test_weights_carry_the_gradient_of_the_choice():
     assert_close(found, wanted)
 
 
+def test_entropy_is_that_of_the_definition():
+    mask = torch.tensor([True, True, False])
+    found = Drawn().entropy(torch.tensor([[0.0, math.log(3), 9.0]]), mask)
+    assert_close(found, torch.tensor([0.25 * math.log(4) + 0.75 * math.log(4 / 3)]))
+    assert_close(Drawn().entropy(torch.full((2, 5), 3.0), None), torch.full((2,), math.log(5)))
+    assert Drawn().entropy(torch.tensor([[7.0, 1.0, 9.0]]), torch.tensor([True, False, False])).tolist() == [0.0]
+    assert Softmax().entropy(torch.zeros(1, 3), None) is None
+
+
+def test_entropy_has_the_gradient_of_finite_differences():
+    scores = torch.randn(2, 3, 4, dtype=torch.double, requires_grad=True)
+    mask = torch.tensor([[[True, True, False, True]], [[True, False, True, True]]])
+    assert torch.autograd.gradcheck(lambda x: Drawn().entropy(x, mask), (scores,))
+    (found,) = torch.autograd.grad(Drawn().entropy(scores, mask).sum(), scores)
+    assert found.isfinite().all()
+    assert not found.masked_select(~mask).any()
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_objective_raises_the_entropy_of_every_step(reader, monkeypatch):
+    """With the draws of one path: what is told is the entropy of the scores that were drawn from, and the gradient of
+    the objective along some direction is changed by just its finite difference."""
+    model, seen = build(READERS[reader]).double(), []
+
+    def draw(logs: torch.Tensor) -> torch.Tensor:
+        seen.append(-(logs.exp() * logs).sum(-1).flatten())
+        return paths.draw(logs)
+
+    def entropy() -> torch.Tensor:
+        return model(BATCH, with_attention=True).attention.entropy
+
+    monkeypatch.setattr(Drawn, "draw", staticmethod(draw))
+    path, totals = (2, 0, 1), []
+    paths = Forced(path)
+    assert_close(entropy().flatten(), torch.cat(seen))
+    for weight in (0.0, 0.7):
+        paths = Forced(path)
+        loss = Reinforce(entropy=weight)(model, BATCH)
+        totals.append(gradient(loss.total, model))
+    torch.manual_seed(1)
+    direction, small, ends = [torch.randn_like(one) for one in model.parameters()], 1e-5, []
+    for sign in (1, -2):
+        paths = Forced(path)
+        with torch.no_grad():
+            for one, along in zip(model.parameters(), direction, strict=True):
+                one.add_(along, alpha=sign * small)
+            ends.append(entropy().sum())
+    slope = float(ends[0] - ends[1]) / (2 * small)
+    flat = torch.cat([along.flatten() for along in direction])
+    assert abs(slope) > 1e-3
+    assert float((totals[1] - totals[0]) @ flat) == pytest.approx(-0.7 * slope, rel=1e-3)
+
+
+def test_padding_has_no_entropy():
+    """A longer neighbour: the entropy of a batch is the sum of its rows'."""
+    model = build(UNFED).eval()
+    rows = [([5, 6, EOS], [BOS, 6, 5, EOS]), ([4, 5, 6, 7, EOS], [BOS, 7, 6, 5, 4, EOS])]
+    batches = [
+        Batch(Padded.from_rows([s for s, _ in part]), Padded.from_rows([t for _, t in part]))
+        for part in (rows, rows[:1], rows[1:])
+    ]
+    both, one, other = (float(Reinforce()(model, batch).parts["entropy"]) for batch in batches)
+    assert both == pytest.approx(one + other, rel=1e-5)
+    assert one > 0.1
+
+
 REFUSED = [
     ({"reader": FED}, {"kind": "cross_entropy"}, {}, "kind: reinforce"),
     ({"reader": "luong"}, {"kind": "reinforce"}, {}, "draws nothing"),
@@ -171,7 +240,7 @@ def test_what_cannot_work_is_refused(decoder, objective, more, words):
 
 
 def pairs(count: int, draw: random.Random) -> list[list[int]]:
-    return [[draw.randrange(4, SIZE) for _ in range(draw.randint(1, 3))] for _ in range(count)]
+    return [[draw.randrange(4, SIZE) for _ in range(draw.randint(2, 4))] for _ in range(count)]
 
 
 def reversed_batch(rows: list[list[int]]) -> Batch:
@@ -180,7 +249,7 @@ def reversed_batch(rows: list[list[int]]) -> Batch:
     )
 
 
-def learn(weight: float, steps: int = 400) -> float:
+def learn(weight: float, entropy: float, steps: int = 400) -> float:
     """How many of 300 short rows come out reversed (%). A row of the memory knows its own token and place alone, and
     there is no summary: what is not looked at cannot be said."""
     torch.manual_seed(1)
@@ -191,7 +260,7 @@ def learn(weight: float, steps: int = 400) -> float:
     recipe = parse({"model": model_recipe, "training": {"objective": {"kind": "reinforce"}}})
     model = build_model(complete_recipe(recipe).model, SIZE, SIZE)
     model.encoder.register_forward_hook(lambda *a: replace(a[-1], summary=torch.zeros_like(a[-1].summary)))
-    objective = Reinforce(weight=weight)
+    objective = Reinforce(weight=weight, entropy=entropy)
     model.beside = objective.beside(32)
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=steps, pct_start=0.1)
@@ -212,8 +281,8 @@ def learn(weight: float, steps: int = 400) -> float:
 
 @pytest.mark.slow
 def test_learns():
-    assert learn(weight=1.0) >= 90
-    assert learn(weight=0.0) <= 50  # without reward the draws learn nothing
+    assert learn(weight=1.0, entropy=0.3) >= 95
+    assert learn(weight=0.0, entropy=0.3) <= 50  # without reward the draws learn nothing
 
 
 def a_recipe(folder, steps: int) -> dict:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.attention.few import attend_few, suits
+from transduce.attention import few, tiles
 from transduce.contracts import Normaliser, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
@@ -65,6 +65,20 @@ class Attend(nn.Module):
         """Weights as they are used, whatever gradient they carry for others."""
         return weights.detach() if self.normaliser.detached else weights
 
+    def entropy(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        past: dict[str, Tree] | None = None,  # where parts remember
+    ) -> Tensor | None:
+        """Of what rows are drawn from, computed beside the draw; None where none are drawn."""
+        if not self.normaliser.detached:
+            return None
+        scores = self.score(query, keys) if past is None else self.score.recall(query, keys, past["score"])
+        return self.normaliser.entropy(scores if bias is None else scores + bias, mask)
+
     def recall(
         self,
         query: Tensor,  # B N Q: one step of each hypothesis
@@ -96,16 +110,18 @@ class Attend(nn.Module):
         bias: Tensor | None,
         causal: bool,
     ) -> Tensor:
-        if bias is None and not causal and mask is not None and suits(query, keys, mask):
-            assert self.score.scale is not None
-            return attend_few(query, keys, values, mask, self.score.scale)
+        scale, dropout = self.score.scale, self.dropout if self.training else 0.0
+        assert scale is not None
+        if bias is None and not causal and mask is not None and few.suits(query, keys, mask):
+            return few.attend_few(query, keys, values, mask, scale)
+        if bias is None and not dropout and tiles.suits(query, keys, mask):
+            return tiles.attend_tiles(query, keys, values, mask, scale, causal)
         if bias is not None and causal:
             size = query.size(-2)
             mask, causal = torch.ones(size, size, dtype=torch.bool, device=query.device).tril(), False
         if bias is not None:
             bias = bias.to(query.dtype)
             mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-        dropout = self.dropout if self.training else 0.0
         kind = query.dtype
         if kind == torch.bfloat16 and query.is_cpu and torch.is_grad_enabled():
             # Torch's backward pass over attention on a CPU takes five times as long in bf16 as in fp32.

@@ -24,7 +24,7 @@ from transduce.layers.dense import Activation, FeedForward
 from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Output
 from transduce.layers.norm import NORMALISATIONS, Normalisation
-from transduce.layers.residual import Place, Residual
+from transduce.layers.residual import Place, Residual, Sum, level
 
 KeysValues = tuple[Tensor, Tensor]  # each B G S K
 
@@ -98,7 +98,7 @@ class Blocks(nn.Module):
             free_of_heads(self.position, head_width)
         shape = Heads(heads, key_heads or heads, score, normaliser, projections, bias, attention_dropout, head_width)
 
-        def level() -> nn.Module:
+        def levelled() -> nn.Module:
             return NORMALISATIONS[normalisation](width, bias, **({} if epsilon is None else {"eps": epsilon}))
 
         def think() -> FeedForward:
@@ -114,17 +114,17 @@ class Blocks(nn.Module):
                 look(),
                 MultiHead(width, memory_width, shape) if memory_width else None,
                 think(),
-                [Residual(level(), norm, dropout) for _ in range(3 if memory_width else 2)],
+                [Residual(levelled(), norm, dropout) for _ in range(3 if memory_width else 2)],
             )
             for _ in range(layers)
         )
-        self.norm = level() if norm == "before" else None
-        self.entry = level() if embedding_norm else None  # over embedding and position together (Devlin 2019)
+        self.norm = levelled() if norm == "before" else None
+        self.entry = levelled() if embedding_norm else None  # over embedding and position together (Devlin 2019)
 
     def enter(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
         """What the first block reads of vectors (R T D) at these places."""
         values = self.position.add(embedded, places)
-        result: Tensor = self.dropout(values if self.entry is None else self.entry(values, real))
+        result: Tensor = self.dropout(values if self.entry is None else self.entry(values, real).to(values))
         return result
 
     def begin(self, rows: int) -> tuple[Tree, ...]:
@@ -136,7 +136,7 @@ class Blocks(nn.Module):
         """Any of its numbers: what is made anew has their kind and lies where they do."""
         return next(self.parameters())
 
-    def run(self, values: Tensor, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
+    def run(self, values: Tensor | Sum, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
         after: list[Tree] = []
         own: list[Tensor] = []
         cross: list[Tensor] = []
@@ -149,7 +149,9 @@ class Blocks(nn.Module):
             after.append(now)
             own += [seen] if seen is not None else []
             cross += [found] if found is not None else []
-        values = values if self.norm is None else self.norm(values, view.real)
+        if self.norm is not None:
+            values = level(self.norm, values, view.real)[1]
+        assert isinstance(values, Tensor)
         return Passed(
             values, tuple(after), torch.stack(own, 1) if own else None, torch.stack(cross, 1) if cross else None
         )
@@ -164,8 +166,8 @@ class Block(nn.Module):
         self.residuals: Sequence[Residual] = nn.ModuleList(residuals)  # type: ignore[assignment]
 
     def run(
-        self, values: Tensor, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
-    ) -> tuple[Tensor, Tree, Tensor | None, Tensor | None]:
+        self, values: Tensor | Sum, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[Tensor | Sum, Tree, Tensor | None, Tensor | None]:
         """Rows in; rows, the past after them, and what was looked at in it and in the memory, out."""
         found = None
         values, past, seen = self.look_back(values, past, view)
@@ -173,21 +175,25 @@ class Block(nn.Module):
             values, found = self.look_up(values, *source, view)
         return self.think(values, view), past, seen, found
 
-    def look_back(self, values: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+    def look_back(self, values: Tensor | Sum, past: Tree, view: View) -> tuple[Tensor | Sum, Tree, Tensor | None]:
         residual = self.residuals[0]
-        found, past, weights = self.own(residual.enter(values, view.real), past, view)
+        values, rows = residual.enter(values, view.real)
+        found, past, weights = self.own(rows, past, view)
         return residual.leave(values, found, view.real), past, weights
 
-    def look_up(self, values: Tensor, memory: KeysValues, mask: Tensor, view: View) -> tuple[Tensor, Tensor | None]:
+    def look_up(
+        self, values: Tensor | Sum, memory: KeysValues, mask: Tensor, view: View
+    ) -> tuple[Tensor | Sum, Tensor | None]:
         assert self.cross is not None
         residual = self.residuals[1]
-        rows = residual.enter(values, view.real)
+        values, rows = residual.enter(values, view.real)
         found, weights = self.cross.read(rows, *memory, mask, with_attention=view.with_attention)
         return residual.leave(values, found, view.real), weights
 
-    def think(self, values: Tensor, view: View) -> Tensor:
+    def think(self, values: Tensor | Sum, view: View) -> Tensor | Sum:
         residual = self.residuals[-1]
-        return residual.leave(values, self.feed_forward(residual.enter(values, view.real)), view.real)
+        values, rows = residual.enter(values, view.real)
+        return residual.leave(values, self.feed_forward(rows), view.real)
 
 
 def recompute(model: nn.Module) -> bool:

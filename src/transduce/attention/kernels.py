@@ -37,3 +37,44 @@ def few_queries(
     context = context / tl.maximum(total, 1e-30)[:, None]
     place = result + source * rb + head * rh + rows[:, None] * rt + columns[None]
     tl.store(place, context.to(result.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit
+def slot_queries(
+    query, keys, values, places, owners, result, scale, reach, heads, group, beams, room,
+    width: tl.constexpr, block: tl.constexpr, most: tl.constexpr,
+):  # fmt: skip
+    source, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    rows, columns, tile = tl.arange(0, most), tl.arange(0, width), tl.arange(0, block)
+    real = rows < beams
+    lane = source * beams + rows
+    whole, kept = heads * width, heads // group * width
+    q = tl.load(query + lane[:, None] * whole + head * width + columns[None], mask=real[:, None], other=0.0)
+    place = tl.load(places + lane, mask=real, other=-1).to(tl.int32)
+    end = tl.max(place, 0) + 1
+    greatest = tl.full((most,), -1e30, tl.float32)
+    total = tl.zeros((most,), tl.float32)
+    context = tl.zeros((most, width), tl.float32)
+    for beam in range(beams):
+        begins = ((source * beams + beam) * room).to(tl.int64) * kept + head // group * width
+        for begin in range(0, end, block):
+            slot = begin + tile
+            inside = slot < end
+            k = tl.load(keys + begins + slot[:, None] * kept + columns[None], mask=inside[:, None], other=0.0)
+            v = tl.load(values + begins + slot[:, None] * kept + columns[None], mask=inside[:, None], other=0.0)
+            looks = slot[None] <= place[:, None]
+            if reach is not None:
+                looks = looks & (place[:, None] - slot[None] <= reach)
+            if owners is not None:
+                known = real[:, None] & inside[None]
+                looks = looks & (tl.load(owners + lane[:, None] * room + slot[None], mask=known, other=-1) == beam)
+            scores = tl.where(looks, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1e30)
+            highest = tl.maximum(greatest, tl.max(scores, 1))
+            weights = tl.where(looks, tl.exp(scores - highest[:, None]), 0.0)
+            shrink = tl.exp(greatest - highest)
+            context = context * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            total = total * shrink + tl.sum(weights, 1)
+            greatest = highest
+    context = context / tl.maximum(total, 1e-30)[:, None]
+    spot = result + lane[:, None] * whole + head * width + columns[None]
+    tl.store(spot, context.to(result.dtype.element_ty), mask=real[:, None])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transduce.attention.attend import Attend
 from transduce.contracts import Normaliser, Score
 from transduce.errors import InputError
-from transduce.layers.dense import dense, side_by_side
+from transduce.layers.dense import dense, side_by_side, through
 
 START = 2**-0.5
 
@@ -59,7 +59,7 @@ class MultiHead(nn.Module):
 
     def ask(self, rows: Tensor) -> Tensor:
         """Queries of rows: R T D -> R H T K"""
-        return _heads(self.query(rows), self.heads)
+        return _heads(through(self.query, rows), self.heads)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory (B S D), computed once a source: B G S K, with G key heads."""
@@ -87,7 +87,7 @@ class MultiHead(nn.Module):
             group = self.heads // self.key_heads
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         context, weights = self.attend(query, keys, values, mask, bias, causal=causal, with_attention=with_attention)
-        return self.output(context.transpose(1, 2).flatten(-2)), weights  # R T D, R H T S
+        return through(self.output, context.transpose(1, 2).flatten(-2)), weights  # R T D, R H T S
 
     def read(
         self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, with_attention: bool = False

@@ -112,6 +112,13 @@ class Drawn(Normaliser):
         chosen = logs.gather(-1, row)
         return torch.zeros_like(logs).scatter(-1, row, (chosen - chosen.detach()).exp())
 
+    def entropy(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        logs = _hide(scores, mask).log_softmax(-1)
+        # A hidden row has the limit of -p log p, which is 0; its -inf must meet no product, not even in the gradient.
+        logs = logs if mask is None else logs.masked_fill(~mask, 0.0)
+        chances = logs.exp() if mask is None else logs.exp() * mask
+        return -(chances * logs).sum(-1)
+
     @staticmethod
     def draw(logs: Tensor) -> Tensor:
         """... T S -> ... T 1: the largest of log p + g is a draw, as for Gumbel."""

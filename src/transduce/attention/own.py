@@ -140,8 +140,8 @@ class SSRU(Own):
         return like.new_zeros(rows, self.width)
 
     def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
-        # In the precision of the rows even where matrices are multiplied in less: products over a past need it.
-        kept, content = torch.sigmoid(self.forget(rows)).to(rows), self.content(rows).to(rows)  # R T D
+        # In the precision of the past even where matrices are multiplied in less: products over a past need it.
+        kept, content = torch.sigmoid(self.forget(rows)).to(past), self.content(rows).to(past)  # R T D
         if view.padded and view.real is not None:
             kept = kept.masked_fill(~view.real[..., None], 1.0)  # padding forgets nothing and adds nothing
         kept, cells = scan(kept, (1 - kept) * content)
@@ -173,10 +173,10 @@ class Average(Own):
         return like.new_zeros(rows, self.width), like.new_zeros(rows, 1)
 
     def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
-        real = torch.ones_like(rows[..., :1])
+        real = torch.ones_like(rows[..., :1], dtype=past[1].dtype)
         if view.padded and view.real is not None:
-            real = view.real[..., None].to(rows)
-        totals = past[0][:, None] + (rows * real).cumsum(1)  # R T D
+            real = view.real[..., None].to(past[1])
+        totals = past[0][:, None] + (rows * real).cumsum(1)  # R T D, in the precision of the past
         counts = past[1][:, None] + real.cumsum(1)  # R T 1
         mean = self.feed_forward(totals / counts)
         keep, take = torch.sigmoid(self.gates(torch.cat((rows, mean), -1))).chunk(2, -1)

@@ -11,7 +11,7 @@ from transduce.attention.additive import additive_scores, meets
 from transduce.contracts import Count, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
-from transduce.layers.dense import attached
+from transduce.layers.traits import attached
 
 
 class Dot(Score):

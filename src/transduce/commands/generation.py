@@ -1,9 +1,11 @@
-"""A run and lines in, an output a line out: generate."""
+"""A run and lines in, an output a line out: generate; and shortlist, which makes that faster."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +26,7 @@ from transduce.commands.output import written_to
 from transduce.errors import InputError
 
 if TYPE_CHECKING:
-    from transduce.predict import Model
+    from transduce.predict import Model, Prediction
 
 
 def read_sources(model: Model, file: str) -> Iterator[str]:
@@ -58,6 +60,9 @@ def generate(
     draft: Annotated[
         Path | None, typer.Option(help="A quick run with the same tokens: it proposes, greedy search is as it was.")
     ] = None,
+    shortlist: Annotated[
+        Path | None, typer.Option(help="Only tokens that a source may need: a file of `transduce shortlist`.")
+    ] = None,
     device: Device = "auto",
     own_parts: OwnParts = False,
 ) -> None:
@@ -90,45 +95,102 @@ def generate(
 
         transduce generate runs/book --from-nothing 3
     """
-    from collections import Counter
-
-    from transduce.distil import pair_line
-    from transduce.explain.alignment import pharaoh
     from transduce.predict import in_chunks
-    from transduce.show import as_json, as_line
+    from transduce.shortlist import Shortlist
 
     model = open_run(run, device, own_parts, precision)
     chosen = read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
     model.settings(**chosen)  # a wrong name or value is told before anything is read
     quick = None if draft is None else open_run(draft, device, own_parts, precision)
-    counts: Counter[str] = Counter()
+    few = None if shortlist is None else Shortlist.load(shortlist)
     if pairs and (json or align or from_nothing or model.sourceless):
         raise InputError("--pairs writes sources and outputs, and nothing else", remedy="leave out one of the two")
-    inputs, number = max((corpus.inputs for corpus in model.recipe.data.train), default=1), 0
-    if from_nothing and not model.sourceless:
-        raise InputError("this model needs a source", where="--from-nothing", remedy="give lines to read")
-    named = model.reading.found(file)  # the file is a source itself, or a folder of them
-    lines = iter([""] * from_nothing) if from_nothing else iter(named) if named else read_sources(model, file)
+    inputs = max((corpus.inputs for corpus in model.recipe.data.train), default=1)
+    form = "json" if json else "links" if align else "pairs" if pairs else "whole" if from_nothing else "text"
+    lines = _lines(model, file, from_nothing)
+    outputs = Outputs(form, file, inputs)
     with written_to(output, "" if from_nothing else file) as stream:
         for chunk in in_chunks(lines):
             begun = None if prefix is None else [prefix] * len(chunk)
-            found = model.generate(chunk, prefixes=begun, workers=workers, draft=quick, **chosen)
+            found = model.generate(chunk, prefixes=begun, workers=workers, draft=quick, shortlist=few, **chosen)
             if json or align:
                 model.reread(found)  # all at once, where asking one by one would be slow
-            for one in found:
-                counts["empty lines"] += not one.tokens
-                counts["sources cut to `max_source`"] += one.source_cut
-                counts["outputs cut at the greatest length"] += not one.complete
-                counts["lines without attention, so without links"] += (
-                    align and bool(one.tokens) and one.attention is None
-                )
-                text = one.text if from_nothing else as_line(one.text)
-                written = as_json(one) if json else pharaoh(one.alignment) if align else text
-                number += 1
-                if pairs:
-                    written = pair_line(one.source, text, inputs, f"{file}:{number}")
-                stream.write(written + "\n")
+            stream.writelines(outputs.line(one) + "\n" for one in found)
             stream.flush()
-    for what, count in counts.items():
-        if count:
-            print(f"{what}: {count:,}", file=sys.stderr)
+    outputs.tell()
+
+
+def _lines(model: Model, file: str, from_nothing: int) -> Iterator[str]:
+    if from_nothing and not model.sourceless:
+        raise InputError("this model needs a source", where="--from-nothing", remedy="give lines to read")
+    if from_nothing:
+        return iter([""] * from_nothing)
+    named = model.reading.found(file)  # the file is a source itself, or a folder of them
+    return iter(named) if named else read_sources(model, file)
+
+
+@dataclass
+class Outputs:
+    """What is written of each prediction, and what of them is told at the end."""
+
+    form: str  # text, whole (line feeds and all), json, links or pairs
+    file: str
+    inputs: int  # columns of a source
+    number: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def line(self, one: Prediction) -> str:
+        from transduce.distil import pair_line
+        from transduce.explain.alignment import pharaoh
+        from transduce.show import as_json, as_line
+
+        self.number += 1
+        self.counts["empty lines"] += not one.tokens
+        self.counts["sources cut to `max_source`"] += one.source_cut
+        self.counts["outputs cut at the greatest length"] += not one.complete
+        if self.form == "json":
+            return as_json(one)
+        if self.form == "links":
+            self.counts["lines without attention, so without links"] += bool(one.tokens) and one.attention is None
+            return pharaoh(one.alignment)
+        if self.form == "pairs":
+            return pair_line(one.source, as_line(one.text), self.inputs, f"{self.file}:{self.number}")
+        return one.text if self.form == "whole" else as_line(one.text)
+
+    def tell(self) -> None:
+        for what, count in self.counts.items():
+            if count:
+                print(f"{what}: {count:,}", file=sys.stderr)
+
+
+def shortlist(
+    run: RunArgument,
+    file: Annotated[Path, typer.Argument(help="Where the list is written: a safetensors file.")],
+    likeliest: Annotated[int, typer.Option(min=1, help="Target tokens for each source token.")] = 100,
+    frequent: Annotated[int, typer.Option(min=0, help="Target tokens that every line may use.")] = 100,
+    lines: Annotated[int, typer.Option(min=1, help="Training pairs that are read at most.")] = 100_000,
+    own_parts: OwnParts = False,
+) -> None:
+    """Write which target tokens each source token may need, for a faster `generate --shortlist FILE`.
+
+    Word translation probabilities are learned from the training pairs of the run (IBM model 1).
+
+    Example:
+
+        transduce shortlist runs/large few.safetensors
+
+        transduce generate runs/large input.txt --shortlist few.safetensors
+    """
+    from transduce.prepare import train_store
+    from transduce.shortlist import OutputRows, make_shortlist
+
+    model = open_run(run, "cpu", own_parts)
+    OutputRows(model.network)  # one that cannot use a list is told so before it is made
+    if not model.recipe.data.train:
+        raise InputError("this run names no training pairs", where=str(run), remedy="give a run that was trained here")
+    tokenizers = (model.source, model.target)
+    made = make_shortlist(
+        train_store(model.recipe, tokenizers), tokenizers, likeliest=likeliest, frequent=frequent, lines=lines
+    )
+    made.save(file)
+    print(file)

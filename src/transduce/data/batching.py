@@ -16,8 +16,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from transduce.data.draws import Draw, Shuffle
 from transduce.data.items import Items
-from transduce.data.plan import Draw, Plan, cut, plan_epoch, repeats
+from transduce.data.plan import Numbers, Plan, cut
+from transduce.data.rows import Mixture, Rows, corpus_sizes
 from transduce.data.store import Store
 from transduce.data.text import Tokenizer
 from transduce.errors import InputError
@@ -47,7 +49,7 @@ class Batches:
     def __init__(
         self,
         store: Store,
-        indices: np.ndarray,
+        indices: Rows | np.ndarray,
         *,
         batch_tokens: int,
         pool: int,
@@ -60,7 +62,7 @@ class Batches:
             raise InputError("no pairs to make batches of")
         if any(dropout) and tokenizers is None:
             raise ValueError("dropout needs the tokenizers")
-        self.store, self.indices = store, np.asarray(indices)
+        self.store, self.indices = store, indices if isinstance(indices, Rows) else np.sort(np.asarray(indices))
         self._budget, self._pool, self._seed = batch_tokens, pool, seed
         self._weights = None if weights is None or set(weights) == {1.0} else tuple(weights)
         self._dropout, self._tokenizers = dropout, tokenizers
@@ -75,16 +77,16 @@ class Batches:
             return self._plans[epoch]
 
     def _make(self, epoch: int) -> Plan:
-        added = [0 if self.store.sourceless or self.store.items is not None else 1, 2]  # </s>; <s> and </s>
-        widths = self.store.lengths[self.indices]
-        widths += np.array(added, np.int32)
-        often = None
-        if self._weights is not None:
-            corpus_of = self.store.corpus_of[self.indices]
-            if int(corpus_of.max()) >= len(self._weights):
-                raise InputError(f"{len(self._weights)} mixing weights for {int(corpus_of.max()) + 1} corpora")
-            often = repeats(corpus_of, self._weights, Draw("mixture", self._seed, epoch))
-        return plan_epoch(widths, often, self._budget, self._pool, Draw("order", self._seed, epoch))
+        draw, widths = Draw("order", self._seed, epoch), _Widths(self.store, self.indices)
+        if self._weights is None:
+            return Plan(widths, Shuffle(len(widths), draw), self._budget, self._pool, draw)
+        last = int(self.store.corpus_of[self.indices[len(self.indices) - 1]])
+        if last >= len(self._weights):
+            raise InputError(f"{len(self._weights)} mixing weights for {last + 1} corpora")
+        sizes = corpus_sizes(self.indices, self.store.corpus_of, len(self._weights))
+        mixture = Mixture(sizes, self._weights, Draw("mixture", self._seed, epoch))
+        order = _After(Shuffle(len(mixture), draw), mixture)
+        return Plan(widths, order, self._budget, self._pool, draw)
 
     def at(self, position: Position) -> Batch:
         rows = self.indices[self.plan(position.epoch).batch(position.index)]
@@ -116,6 +118,36 @@ class Batches:
             text = self.store.text(SIDES[side], row)
             encoded.append(self._tokenizers[side].encode_dropout(text, rate, generator, parts=side == 0))
         return _Flat.of(encoded)
+
+
+class _Widths:
+    """Slots of both sides of chosen rows of a store, special tokens included."""
+
+    def __init__(self, store: Store, indices: Rows | np.ndarray) -> None:
+        self._store, self._indices = store, indices
+        added = [0 if store.sourceless or store.items is not None else 1, 2]  # </s>; <s> and </s>
+        self._added = np.array(added, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
+        widths: np.ndarray = self._store.lengths[self._indices[places]] + self._added
+        return widths
+
+
+@dataclass(frozen=True)
+class _After:
+    """Numbers by way of other numbers."""
+
+    first: Numbers
+    then: Numbers
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
+        return self.then[self.first[places]]
 
 
 @dataclass(frozen=True)

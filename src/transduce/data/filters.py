@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
+import mmap
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 Place = tuple[int, int]  # corpus number from 0, line from 1
+SMALLEST = 1 << 14  # numbers in a table of pairs met
 
 
 @dataclass(frozen=True)
@@ -37,37 +41,54 @@ class Filters:
 
 
 class Seen:
-    """Pairs met so far, by 64 bits of their hash: one false alarm is expected among some six thousand million.
+    """Pairs met so far, by 128 bits of their hash: two different pairs with the same are not to be expected, ever.
 
-    The numbers lie in one table, each at its place or in the next free one: 12 to 24 bytes a pair, where a set of
-    Python's own numbers takes four times as much.
+    The numbers lie in one table, each at its place or in the next free one: 24 to 48 bytes a pair, in a file without a
+    name. So they take no memory that the system could not have back, and are gone when nobody looks at them any more.
     """
 
-    def __init__(self) -> None:
-        self._table, self._count = array("Q", bytes(8 * 1024)), 0  # 0: free
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder, self._count = folder, 0
+        self._table = memoryview(b"").cast("Q")
 
     def before(self, source: str, target: str) -> bool:
         """Whether this very pair was met before; from now on it was."""
         content = f"{len(source)} {source} {target}".encode()
-        number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-        if self._known(number or 1):
-            return True
-        self._count += 1
-        if 3 * self._count > 2 * len(self._table):
-            held, self._table = self._table, array("Q", bytes(16 * len(self._table)))
-            for old in filter(None, held):
-                self._known(old)
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        first, second = int.from_bytes(digest[:8], "little") or 1, int.from_bytes(digest[8:], "little")  # 0: free
+        if 3 * self._count >= len(self._table):  # two numbers a place: two thirds of the places
+            self._grow()
+        known = self._known(first, second)
+        self._count += not known
+        return known
+
+    def _grow(self) -> None:
+        held = self._table
+        self._table = _room(max(2 * len(held), SMALLEST), self._folder)
+        for begin in range(0, len(held), SMALLEST):
+            part = held[begin : begin + SMALLEST].tolist()
+            for first, second in zip(part[::2], part[1::2], strict=True):
+                if first:
+                    self._known(first, second)
+
+    def _known(self, first: int, second: int) -> bool:
+        table, last = self._table, len(self._table) - 1
+        place = 2 * first & last
+        while held := table[place]:
+            if held == first and table[place + 1] == second:
+                return True
+            place = (place + 2) & last
+        table[place], table[place + 1] = first, second
         return False
 
-    def _known(self, number: int) -> bool:
-        table, last = self._table, len(self._table) - 1
-        place = number & last
-        while held := table[place]:
-            if held == number:
-                return True
-            place = (place + 1) & last
-        table[place] = number
-        return False
+
+def _room(numbers: int, folder: Path | None) -> memoryview:
+    """So many numbers, all 0, in a file that has its blocks from the start: a full disk is told here, and not later."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(8 * numbers)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, 8 * numbers)
+        return memoryview(mmap.mmap(file.fileno(), 8 * numbers)).cast("Q")
 
 
 @dataclass

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from transduce.data.batching import Position
-from transduce.data.plan import Draw, repeats
+from transduce.data.draws import Draw
+from transduce.data.plan import repeats
+from transduce.data.rows import Rows
 from transduce.data.store import Store
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
@@ -45,8 +47,9 @@ class Stream:
         return np.concatenate([np.array(part, np.int64) for part in (first, inner, last)])
 
 
-def streams(store: Store, rows: np.ndarray) -> list[Stream]:
+def streams(store: Store, rows: Rows | np.ndarray) -> list[Stream]:
     """These blocks of a store as streams, one a file; rows of one file follow one another."""
+    rows = np.asarray(rows)
     corpus_of = store.corpus_of[rows]
     edges = [0, *(np.flatnonzero(np.diff(corpus_of)) + 1).tolist(), len(rows)]
     result = []

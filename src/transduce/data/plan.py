@@ -1,5 +1,8 @@
 """Lengths enter, the batches of one epoch leave as row numbers: a pure function of the seed and the epoch.
 
+A pool is a stretch of a random order of the rows, which is computed, not kept (draws.py). Only the pools that are read
+from are in memory; of the others it is known where they begin and how many batches they have.
+
 Padding has two sides here: a batch is as wide as its longest source and its longest target. Sorting by one side leaves
 the other ragged. So a pool is sorted by the longer side and cut into strips of two or three batches; inside a strip the
 order is by the difference of the two sides, up and down in turn, which keeps both sides of a batch alike. On 20,000
@@ -9,109 +12,99 @@ pads 9 % where sorting by source, then target, pads 20 %. Larger batches, small 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
-CHUNK = 1 << 16  # rows of a corpus that are looked at together
+from transduce.data.draws import CHUNK, Draw, Shuffle
+
 STRIP = 0.25  # batches in a strip, for the square root of the batches in the pool
+KEPT = 4  # pools in memory: readers in several threads are never far apart
+
+
+class Numbers(Protocol):
+    """What gives a number for each number below its length; an array is one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The batches of an epoch, as stretches of its rows."""
+class _Pool:
+    """The batches of a pool, as stretches of its rows in a random order."""
 
     rows: np.ndarray
-    begins: np.ndarray  # where each batch begins in `rows`
+    begins: np.ndarray
     ends: np.ndarray
-    padding: float  # share of the slots that hold no token
+    slots: int
+    tokens: int
+
+    def batch(self, index: int) -> np.ndarray:
+        return self.rows[self.begins[index] : self.ends[index]]
+
+
+class Plan:
+    """The batches of an epoch. `widths` (n, 2) tells the slots of source and target of rows, special tokens included;
+    `order` tells which row comes at each place of the epoch, before pools are sorted."""
+
+    def __init__(self, widths: Numbers, order: Numbers, budget: int, pool: int, draw: Draw) -> None:
+        self._widths, self._order, self._budget = widths, order, budget
+        # A short first batch moves all others, or data smaller than a pool would meet in the same batches every epoch.
+        self._short, self._seed = draw.below(budget), draw.below(2**63)
+        self._edges = self._pools(pool * budget)
+        self.pool = lru_cache(KEPT)(self._make)
+        counts, slots, tokens = [], 0, 0
+        for number in range(len(self._edges) - 1):
+            made = self._make(number)
+            counts.append(len(made.begins))
+            slots, tokens = slots + made.slots, tokens + made.tokens
+        self._ends = np.cumsum(counts)
+        self.padding = 1 - tokens / slots  # share of the slots that hold no token
 
     def __len__(self) -> int:
-        return len(self.begins)
+        return int(self._ends[-1])
 
     def batch(self, index: int) -> np.ndarray:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of an epoch of {len(self)}")
-        return self.rows[self.begins[index] : self.ends[index]]
+        number = int(np.searchsorted(self._ends, index, "right"))
+        return self.pool(number).batch(index - (int(self._ends[number - 1]) if number else 0))
+
+    def _pools(self, most: int) -> list[int]:
+        """Where pools begin when the rows fill them in their order, and the end of the last."""
+        edges, before, last = [], 0, -1
+        for begin in range(0, len(self._order), CHUNK):
+            rows = self._order[np.arange(begin, min(begin + CHUNK, len(self._order)))]
+            sizes = self._widths[rows].sum(1, dtype=np.int64)
+            filled = before + np.cumsum(sizes)
+            pools = (filled - sizes) // most
+            edges += (begin + np.flatnonzero(np.diff(pools, prepend=last))).tolist()
+            before, last = int(filled[-1]), int(pools[-1])
+        return [*edges, len(self._order)]
+
+    def _make(self, number: int) -> _Pool:
+        rows = _sort(self._order[np.arange(*self._edges[number : number + 2])], self._widths, self._budget)
+        widths = self._widths[rows]
+        filled = np.cumsum(widths.sum(1, dtype=np.int64))
+        head = int(np.searchsorted(filled, self._short))
+        begins = np.concatenate((cut(widths[:head], self._budget), head + cut(widths[head:], self._budget)))
+        ends = np.append(begins[1:], len(rows))
+        widest = np.maximum.reduceat(widths, begins, axis=0).sum(1, dtype=np.int64)
+        order = Draw("batches", self._seed, number).permutation(len(begins))
+        return _Pool(rows, begins[order], ends[order], int((widest * (ends - begins)).sum()), int(filled[-1]))
 
 
-class Draw:
-    """Random numbers that are the same in every version of numpy: only the raw stream is promised to stay."""
-
-    def __init__(self, purpose: str, *numbers: int) -> None:
-        # Hashed, since SeedSequence takes no negative seeds and cannot tell (7,) from (7, 0).
-        digest = hashlib.sha256(repr((purpose, *numbers)).encode()).digest()
-        self._bits = np.random.PCG64(int.from_bytes(digest, "little"))
-
-    def generator(self) -> np.random.Generator:
-        """Any numbers from the same stream, for those who do not need them to outlive a version."""
-        return np.random.Generator(self._bits)
-
-    def below(self, n: int) -> int:
-        return int(self._bits.random_raw()) % n
-
-    def permutation(self, n: int) -> np.ndarray:
-        # The row number in the low bits makes every key unique, and sorting values is faster than sorting indices.
-        bits = np.uint64(max(n - 1, 1).bit_length())
-        # All in place: for a large corpus every array of this length counts.
-        keys: np.ndarray = self._bits.random_raw(n)
-        keys >>= bits
-        keys <<= bits
-        for begin in range(0, n, CHUNK):
-            part = keys[begin : begin + CHUNK]
-            part |= np.arange(begin, begin + len(part), dtype=np.uint64)
-        keys.sort()
-        keys &= (np.uint64(1) << bits) - np.uint64(1)
-        return keys.view(np.int64)
+def plan_epoch(widths: np.ndarray, budget: int, pool: int, draw: Draw) -> Plan:
+    """The batches of all these rows, once each."""
+    return Plan(widths, Shuffle(len(widths), draw), budget, pool, draw)
 
 
-def plan_epoch(widths: np.ndarray, repeats: np.ndarray | None, budget: int, pool: int, draw: Draw) -> Plan:
-    """widths (n, 2): slots of source and target, special tokens included; repeats (n,): how often each row comes.
-
-    Beside the widths one small number a row stays, its own; all else is as large as a pool.
-    """
-    whole = np.int32 if len(widths) < 2**31 else np.int64
-    if repeats is None:
-        rows = draw.permutation(len(widths)).astype(whole)
-    else:
-        rows = np.repeat(np.arange(len(widths), dtype=whole), repeats)
-        rows = rows[draw.permutation(len(rows))]
-    edges = _pools(rows, widths, pool * budget)
-    # A short first batch moves all others, or data smaller than a pool would meet in the same batches every epoch.
-    short = draw.below(budget)
-    parts, widest, real = [], [], 0
-    for begin, end in pairwise(edges):
-        own = rows[begin:end] = _sort(rows[begin:end], widths, budget)
-        filled = np.cumsum(widths[own].sum(1, dtype=np.int64))
-        head = begin + int(np.searchsorted(filled, short))
-        cuts = [part + cut(widths[rows[part:stop]], budget) for part, stop in ((begin, head), (head, end))]
-        parts.append(np.concatenate(cuts))
-        widest.append(np.maximum.reduceat(widths[own], parts[-1] - begin, axis=0).sum(1, dtype=np.int64))
-        real += int(filled[-1])
-    begins = np.concatenate(parts)
-    ends = np.append(begins[1:], len(rows))
-    slots = int((np.concatenate(widest) * (ends - begins)).sum())
-    order = draw.permutation(len(begins))
-    return Plan(rows, begins[order], ends[order], 1 - real / slots)
-
-
-def _pools(rows: np.ndarray, widths: np.ndarray, most: int) -> list[int]:
-    """Where pools begin when these rows fill them, and the end of the last."""
-    edges, before, last = [], 0, -1
-    for begin in range(0, len(rows), CHUNK):
-        sizes = widths[rows[begin : begin + CHUNK]].sum(1, dtype=np.int64)
-        filled = before + np.cumsum(sizes)
-        pools = (filled - sizes) // most
-        edges += (begin + np.flatnonzero(np.diff(pools, prepend=last))).tolist()
-        before, last = int(filled[-1]), int(pools[-1])
-    return [*edges, len(rows)]
-
-
-def _sort(rows: np.ndarray, widths: np.ndarray, budget: int) -> np.ndarray:
+def _sort(rows: np.ndarray, widths: Numbers, budget: int) -> np.ndarray:
     """The rows of a pool by strip of the longer side, then difference; equal ones stay in their random order."""
     source, target = widths[rows].T.astype(np.int64)
     by_length = np.lexsort((source + target, np.maximum(source, target)))

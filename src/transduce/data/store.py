@@ -4,6 +4,7 @@
                       source.text target.text extra.text   UTF-8; extra is a JSON object, or nothing
                       *.ends                            int64: where each pair ends in the file beside it
                       corpus.uint8 line.int64           where each pair came from
+                      group.uint64                      a hash of its source, or of a line of text
                       part.* source.rows                sources that are more than text: see items.py
                       meta.json                         counts, sizes, what was dropped; written last
 
@@ -28,10 +29,11 @@ from typing import Any
 
 import numpy as np
 
+from transduce.data.draws import Draw
 from transduce.data.filters import FilterReport, Filters
 from transduce.data.items import Items
 from transduce.data.perceived import Perceived
-from transduce.data.plan import Draw
+from transduce.data.rows import Lengths, Rows
 from transduce.data.sources import Invalid, fingerprint, named_files
 from transduce.data.text import Tokenizer
 from transduce.data.writer import TEXTS, StoreWriter
@@ -40,7 +42,7 @@ from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
-FORMAT = 3  # 3: sources may be more than text
+FORMAT = 4  # 3: sources may be more than text; 4: groups
 _STALE = 24 * 3600.0  # seconds after which an unfinished folder has no living builder
 
 
@@ -133,6 +135,7 @@ class Store:
         self._text_ends = {side: self._map(f"{side}.text.ends", whole) for side in TEXTS}
         self._line = self._map("line.int64", whole)
         self.corpus_of = self._map("corpus.uint8", np.dtype(np.uint8))
+        self._groups = self._map("group.uint64", np.dtype("<u8"))
 
     def _map(self, name: str, kind: np.dtype[Any]) -> np.ndarray:
         path = self.folder / name
@@ -147,16 +150,10 @@ class Store:
         return self.report.lines(self.names, self.what)
 
     @cached_property
-    def lengths(self) -> np.ndarray:
+    def lengths(self) -> Lengths:
         """(n, 2) int32: tokens of source and target, without special ones; of what is no text, rows in a batch."""
-        lengths = np.empty((len(self), 2), np.int32)
-        for column, side in enumerate(("source", "target")):
-            ends = self._id_ends[side]
-            lengths[:1, column] = ends[:1]
-            np.subtract(ends[1:], ends[:-1], out=lengths[1:, column], casting="same_kind")
-        if self.items is not None:
-            lengths[:, 0] = self.items.rows
-        return lengths
+        read = None if self.items is None else self.items.rows
+        return Lengths(self._id_ends["source"], self._id_ends["target"], read)
 
     def side(self, side: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids of one side of these pairs, end to end, and how many each has."""
@@ -188,37 +185,30 @@ class Store:
 
     def groups(self) -> np.ndarray:
         """(n,) uint64: equal for pairs with equal source text, or for equal lines of text."""
-        side = "target" if self.sourceless else "source"
-        hashes = (_hash(self.text(side, row)) for row in range(len(self)))
-        return np.fromiter(hashes, np.uint64, len(self))
+        return self._groups
 
 
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[Rows, np.ndarray]:
     """(train, development) rows in order; pairs of one group (an equal source) are never on both sides.
 
     Whole groups are drawn until `size` pairs are reached; a group too large for what is missing is passed over.
     """
     if len(groups) != n or not 0 <= size < n:
         raise InputError(f"cannot split {size:,} development pairs off {n:,}", remedy="lower `data.dev_size`")
-    whole = np.int32 if n < 2**31 else np.int64  # a number for every line of the corpus stays: a small one
     salt = Draw("split", seed).below(2**64)
     # Groups come in the order of their keys. A part of the keys, a few times what is wanted, is all that is looked at;
     # where groups were too large for it, twice as many. The keys are even, so the choice does not depend on the part.
     part = 4 * (size + 100) / n
-    development: np.ndarray = np.zeros(0, whole)
+    development = np.zeros(0, np.int64)
     while len(development) < size:
         below = min(int(part * 2**64), 2**64 - 1)
-        development = np.sort(_draw_groups(groups, salt, below, size)).astype(whole)
+        development = np.sort(_draw_groups(groups, salt, below, size))
         if below == 2**64 - 1:
             break
         part *= 2
     if size and not len(development):
         raise InputError(f"every source stands in more than {size:,} pairs: no development set can be split off")
-    return np.delete(np.arange(n, dtype=whole), development), development
+    return Rows(n, development), development
 
 
 def _draw_groups(groups: np.ndarray, salt: int, below: int, size: int, chunk: int = 1 << 16) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ class StoreWriter:
     """Appends chunk after chunk, so memory stays the same however long the corpora are."""
 
     def __init__(self, folder: Path, source: Tokenizer | Perceived, target: Tokenizer, filters: Filters) -> None:
-        self._folder, self._filters, self._seen = folder, filters, Seen()
+        self._folder, self._filters, self._seen = folder, filters, Seen(folder)
         parts = list(source.parts) if isinstance(source, Perceived) else []
         names = [*file_names(), *items.file_names(parts)]
         self._files = {name: open(folder / name, "wb") for name in names}  # noqa: SIM115 (see close)
@@ -104,6 +105,8 @@ class StoreWriter:
         self._add_text("target", [pairs[place][1] for place in kept])
         extras = [dict(chunk[place].extra) for place in kept]
         self._add_text("extra", [json.dumps(extra, ensure_ascii=False) if extra else "" for extra in extras])
+        groups = [pairs[place][0 if self._form == "pairs" else 1] for place in kept]
+        self._write("group.uint64", np.fromiter(map(_hash, groups), np.uint64, len(kept)))
         self._write("corpus.uint8", np.full(len(kept), corpus, np.uint8))
         self._write("line.int64", np.array([chunk[place].line for place in kept], np.int64))
 
@@ -150,4 +153,8 @@ class StoreWriter:
 def file_names() -> Iterator[str]:
     for name in ("source.ids", "target.ids", *(f"{side}.text" for side in TEXTS)):
         yield from (name, f"{name}.ends")
-    yield from ("corpus.uint8", "line.int64")
+    yield from ("corpus.uint8", "line.int64", "group.uint64")
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -92,15 +93,18 @@ class AttentionReader(Reader):
         return fixed, {"seen": seen} if self.remembers else {}
 
     def read(self, query: Tensor, state: State, with_attention: bool) -> Read:
-        """query (R T D) -> context (R T D), weights (R T S), and what was seen so far"""
+        """query (R T D) -> context (R T D), weights (R T S), their entropy (R T), and what was seen so far"""
         keys, values, mask = state.fixed["keys"], state.fixed["values"], state.fixed["mask"]
         rows, steps, width = query.shape
         query = query.reshape(keys.size(0), -1, width)  # B N*T D
         if not self.remembers:
             sight = self._look(query, mask, {})
             context, weights = self.attend(query, keys, values, sight.mask, sight.bias, with_attention=with_attention)
-            weights = None if weights is None else weights.reshape(rows, steps, -1)
-            return Read(context.reshape(rows, steps, -1), {}, weights)
+            if weights is None:
+                return Read(context.reshape(rows, steps, -1), {})
+            spread = self.attend.entropy(query, keys, sight.mask, sight.bias)
+            spread = None if spread is None else spread.reshape(rows, steps)
+            return Read(context.reshape(rows, steps, -1), {}, weights.reshape(rows, steps, -1), spread)
         assert steps == 1, "a reader that remembers goes one step at a time"
         past = state.past["reader"]["seen"]
         seen = map_tensors(lambda x: x.unflatten(0, (keys.size(0), -1)), past)  # B N ...
@@ -109,7 +113,11 @@ class AttentionReader(Reader):
         weights = weights.flatten(0, 1)  # R S
         used = self.attend.plain(weights)
         past = {name: part.remember(past[name], used) for name, part in self._parts().items()}
-        return Read(context.reshape(rows, 1, -1), {"seen": past}, weights[:, None] if with_attention else None)
+        read = Read(context.reshape(rows, 1, -1), {"seen": past})
+        if not with_attention:
+            return read
+        spread = self.attend.entropy(query, keys, sight.mask, sight.bias, seen)
+        return replace(read, weights=weights[:, None], entropy=None if spread is None else spread.reshape(rows, 1))
 
     def _look(self, query: Tensor, mask: Tensor, seen: dict[str, Tree]) -> Sight:
         if self.window is None:
@@ -141,7 +149,7 @@ class Bahdanau(AttentionReader):
 
     def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
         assert fed is not None
-        return Read(torch.cat((hidden, fed.output), -1), fed.past, fed.weights)
+        return replace(fed, output=torch.cat((hidden, fed.output), -1))
 
 
 class Luong(AttentionReader):
@@ -180,7 +188,7 @@ class Luong(AttentionReader):
         read = self.read(hidden, state, with_attention)
         combined = torch.tanh(self.combine(torch.cat((read.output, hidden), -1)))  # R T D
         past = {**read.past, "combined": combined[:, -1]} if self.input_feeding else read.past
-        return Read(combined, past, read.weights)
+        return replace(read, output=combined, past=past)
 
 
 READERS: dict[str, type[Reader]] = {"start": Start, "every": Every, "bahdanau": Bahdanau, "luong": Luong}

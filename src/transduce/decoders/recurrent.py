@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Count, Decoder, Rate, Reader
+from transduce.contracts import Count, Decoder, Rate, Read, Reader
 from transduce.decoders.readers import Bahdanau, Start
 from transduce.errors import InputError
 from transduce.flow import Attention, Memory, State, Step, Tree
@@ -91,34 +91,44 @@ class RecurrentDecoder(Decoder):
     ) -> Step:
         values = self.dropout(self.embedding(tokens))  # R T D
         if self.reader.stepwise:
-            outputs, weights = [], []
+            reads = []
             stepper = Stepper(self.stack, values) if Stepper.suits(self.stack, values) else None
             for step in range(tokens.size(1)):
                 now = slice(step, step + 1)
                 run = partial(self._run, values[:, now], None) if stepper is None else partial(stepper, step)
-                output, seen, new = self._read(1, run, state, with_attention)
+                read, new = self._read(1, run, state, with_attention)
                 state = new if mask is None else _where(mask[:, now], new, state)
-                outputs.append(output)
-                weights += [seen] if seen is not None else []
-            output = torch.cat(outputs, 1)
-            seen = torch.cat(weights, 1) if weights else None
+                reads.append(read)
         else:
-            output, seen, state = self._read(values.size(1), partial(self._run, values, mask), state, with_attention)
-        hidden = self.dropout(self.readout(output))  # R T D
-        # One layer, one head: R 1 1 T S.
-        attention = Attention(cross=None if seen is None else seen[:, None, None]) if with_attention else None
-        return Step(self.output(hidden), state, attention, hidden)
+            read, state = self._read(values.size(1), partial(self._run, values, mask), state, with_attention)
+            reads = [read]
+        hidden = self.dropout(self.readout(_joined([read.output for read in reads])))  # R T D
+        return Step(self.output(hidden), state, _told(reads) if with_attention else None, hidden)
 
     def _run(self, values: Tensor, mask: Tensor | None, fed: Tensor | None, cells: Cells) -> tuple[Tensor, Cells]:
         made: tuple[Tensor, Cells] = self.stack(values if fed is None else torch.cat((values, fed), -1), cells, mask)
         return made
 
-    def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[Tensor, Tensor | None, State]:
+    def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[Read, State]:
         cells: Cells = state.past["cells"]
         fed = self.reader.before(cells[-1][0], state, steps, with_attention)
         hidden, cells = run(None if fed is None else fed.output, cells)
         read = self.reader.after(hidden, fed, state, with_attention)
-        return read.output, read.weights, replace(state, past={"cells": cells, "reader": read.past})
+        return read, replace(state, past={"cells": cells, "reader": read.past})
+
+
+def _told(reads: list[Read]) -> Attention:
+    """What the steps looked at, in one layer and one head: R 1 1 T S."""
+    weights = [read.weights for read in reads if read.weights is not None]
+    spread = [read.entropy for read in reads if read.entropy is not None]
+    return Attention(
+        cross=_joined(weights)[:, None, None] if weights else None,
+        entropy=_joined(spread)[:, None, None] if spread else None,
+    )
+
+
+def _joined(steps: list[Tensor]) -> Tensor:
+    return steps[0] if len(steps) == 1 else torch.cat(steps, 1)
 
 
 def _where(mask: Tensor, new: State, old: State) -> State:

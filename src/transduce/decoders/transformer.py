@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,8 +14,8 @@ from transduce.attention.multihead import layers_and_heads
 from transduce.attention.own import Slots, View, shade
 from transduce.contracts import Decoder
 from transduce.flow import PAD, Attention, Memory, State, Step, Tree
-from transduce.layers.dense import narrowed
 from transduce.layers.embedding import Output
+from transduce.layers.traits import narrowed
 
 ALIGNED = 16  # fused kernels want masks whose rows begin at round addresses
 
@@ -71,7 +72,7 @@ class TransformerDecoder(Blocks, Decoder):
         def widen(cache: Tensor) -> Tensor:  # B G U K -> B N L G K
             if order is not None:
                 cache = cache.gather(2, order[:, None, :, None].expand_as(cache))
-            wide = cache.new_zeros(rows, beams, room, cache.size(1), cache.size(3))
+            wide = zeros((rows, beams, room, cache.size(1), cache.size(3)), cache)
             wide[:, 0, :before] = cache.transpose(1, 2)
             return wide
 
@@ -133,6 +134,13 @@ class TransformerDecoder(Blocks, Decoder):
         # Padded rows see themselves at least: a row without anything to see would be nan.
         itself = square.tril(total - steps) & square.triu(total - steps)
         return (visible | itself)[:, None]
+
+
+def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """On a CPU numpy's, which the system clears where and when they are first read: most of a room never is."""
+    if like.is_cpu and like.dtype == torch.float32:
+        return torch.from_numpy(np.zeros(shape, np.float32))
+    return like.new_zeros(shape)
 
 
 def _enlarged(state: State, more: int) -> State:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -33,9 +34,9 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 class Recording(Generic[G, T]):
-    """The beginning and one step of a search, with the buffers they read and write."""
+    """The beginning of a search and each kind of its steps, with the buffers they read and write."""
 
-    def __init__(self, begin: Callable[[G], T], step: Callable[[T], T], given: G, *, steady: bool) -> None:
+    def __init__(self, begin: Callable[[G], T], given: G, *, steady: bool) -> None:
         self.given = tensors_of(given)
         self.begin: torch.cuda.CUDAGraph | None = None
         self.values = warmed(lambda: begin(given))
@@ -44,12 +45,16 @@ class Recording(Generic[G, T]):
             with recorded(self.begin):
                 self.values = begin(given)  # what it gives lies from now on at the same place
         self.buffers = tensors_of(self.values)
-        warmed(lambda: step(self.values))
-        self.step = torch.cuda.CUDAGraph()
-        with recorded(self.step):
-            for buffer, new in zip(self.buffers, tensors_of(step(self.values)), strict=True):
-                if new is not buffer:
-                    buffer.copy_(new)
+        self.steps: dict[Hashable, torch.cuda.CUDAGraph] = {}
+
+    def learn(self, step: Callable[[T, int], T], said: int, kind: Hashable) -> None:
+        """A kind of step is met for the first time. Between two steps that changes nothing: what the first run of it
+        writes into a cache, the step itself writes there again."""
+        warmed(lambda: step(self.values, said))
+        graph = torch.cuda.CUDAGraph()
+        with recorded(graph):
+            copy_together(self.buffers, tensors_of(step(self.values, said)))
+        self.steps[kind] = graph
 
     def start(self, begin: Callable[[G], T], given: G) -> None:
         """The buffers as they are before the first step."""
@@ -86,6 +91,14 @@ def warmed(run: Callable[[], T]) -> T:
     return result
 
 
+def copy_together(buffers: list[Tensor], values: list[Tensor]) -> None:
+    """As `copy_into`, by one kernel for all of a kind where the library has it."""
+    pairs = [(buffer, value) for buffer, value in zip(buffers, values, strict=True) if buffer is not value]
+    for kind in {buffer.dtype for buffer, _ in pairs}:
+        alike = [pair for pair in pairs if pair[0].dtype == kind]
+        torch._foreach_copy_([buffer for buffer, _ in alike], [value for _, value in alike])
+
+
 def copy_into(buffers: list[Tensor], values: list[Tensor]) -> None:
     for buffer, value in zip(buffers, values, strict=True):
         if buffer is not value:
@@ -100,15 +113,28 @@ class Graphs:
         self.refused = False  # True: this model could not be recorded
         self.replayed = 0  # steps, so that a test can tell whether anything was replayed
 
-    def run(self, begin: Callable[[G], T], step: Callable[[T], T], given: G, *, key: Hashable, steady: bool) -> T:
-        """Begins, and steps until no source goes on. `steady`: the beginning can be recorded too."""
+    def run(
+        self,
+        begin: Callable[[G], T],
+        step: Callable[[T, int], T],
+        given: G,
+        *,
+        key: Hashable,
+        steady: bool,
+        kind: Callable[[int], Hashable],
+    ) -> T:
+        """Begins, and steps until no source goes on. `steady`: the beginning can be recorded too.
+
+        A step is told how many tokens there are; by `kind` of that number it is known which ones are the same.
+        """
         if self.refused:
             return _plain(begin, step, given)
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(given))
         recording = self.recordings.pop((key, shapes), None)
         if recording is None:
             try:
-                recording = Recording(begin, step, cloned(given), steady=steady)
+                recording = Recording(begin, cloned(given), steady=steady)
+                recording.learn(step, 1, kind(1))
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -121,17 +147,22 @@ class Graphs:
             self.recordings.pop(next(iter(self.recordings)))
         recording.start(begin, given)
         values: Any = recording.values
+        steps = count(1)
         while bool(values.going.any()):
-            for _ in range(LOOK):
-                recording.step.replay()
+            for said in islice(steps, LOOK):
+                if kind(said) not in recording.steps:
+                    recording.learn(step, said, kind(said))
+                recording.steps[kind(said)].replay()
             self.replayed += LOOK
         return values  # type: ignore[no-any-return]
 
 
-def _plain(begin: Callable[[G], T], step: Callable[[T], T], given: G) -> T:
+def _plain(begin: Callable[[G], T], step: Callable[[T, int], T], given: G) -> T:
     values: Any = begin(given)
-    while bool(values.going.any()):
-        values = step(values)
+    for said in count(1):
+        if not bool(values.going.any()):
+            break
+        values = step(values, said)
     return values  # type: ignore[no-any-return]
 
 

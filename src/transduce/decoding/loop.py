@@ -16,14 +16,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.attention.positions import places
-from transduce.contracts import Choice, Rule, Strategy
-from transduce.decoding.graphs import Graphs
+from transduce.contracts import Asked, Choice, Rule, Strategy
+from transduce.decoding import settling
+from transduce.decoding.graphs import Graphs, tensors_of
 from transduce.decoding.rules import Ban
-from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State
+from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, Proposal, State, map_tensors
 from transduce.model import Transducer
+from transduce.native.choices import MOST
 
 NEVER = Ban([PAD, BOS])  # no strategy may choose these
 LEAVE = 0.75  # on a GPU sources leave together, once no more than this share of them goes on: leaving copies the rest
+HALF = 0.5  # the same where a model leaves rows out that are done: they are only carried along
 ROOM = 32  # tokens that a search asks room for at first; it doubles
 COLUMNS = 16  # of a source in a recorded search: a multiple of so many
 COMPLETE = 1e9  # of a whole hypothesis over one that was cut, whatever their ranks
@@ -37,6 +40,8 @@ class Given:
     longest: Tensor  # B: most tokens
     prefix: Padded | None  # B P: tokens that every hypothesis begins with
     noise: Tensor | None  # B L N
+    most: int  # L: the greatest of `longest`
+    wide: int  # columns of the first histories: L where shapes must stay, else 0, and they grow
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,13 @@ class Paths:
         return Paths(*(pick(values) for values in vars(self).values()))
 
     def join(self, other: Paths) -> Paths:
-        return Paths(*(torch.cat(pair, 1) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
+        pairs = zip(vars(self.widened(other)).values(), vars(other).values(), strict=True)
+        return Paths(*(torch.cat(pair, 1) for pair in pairs))
+
+    def widened(self, other: Paths) -> Paths:
+        """With as many columns as those that are longer by now."""
+        more = other.ids.size(2) - self.ids.size(2)
+        return replace(self, ids=F.pad(self.ids, (more, 0)), scores=F.pad(self.scores, (more, 0))) if more else self
 
     def keep(self, rows: Tensor) -> Paths:
         return Paths(*(values[rows] for values in vars(self).values()))
@@ -81,13 +92,15 @@ class Live:
     drawn: Tensor  # B: steps so far
     finished: Paths
     noise: Tensor | None  # B L N
+    most: int  # L: columns that histories come to have
 
-    def keep(self, rows: Tensor, *, owned: bool = False) -> Live:
+    def keep(self, rows: Tensor) -> Live:
         names = ("history", "scores", "totals", "lengths", "longest", "begun", "drawn")
         return Live(
-            state=self.state.keep(rows, owned=owned),
+            state=self.state.keep(rows, owned=True),
             finished=self.finished.keep(rows),
             noise=None if self.noise is None else self.noise[rows],
+            most=self.most,
             **{name: getattr(self, name)[rows] for name in names},
         )
 
@@ -113,41 +126,61 @@ def search(
     """Best first, for each source (fewer than asked for where the space is smaller)."""
     most = int(longest.max())
     noise = _draw(seeds or range(batch.size), most, strategy.width).to(batch.device) if strategy.random else None
-    given = Given(batch, longest.to(batch.device), prefix, noise)
+    wide = 0 if graphs is None and batch.device.type == "cpu" else most
+    given = Given(batch, longest.to(batch.device), prefix, noise, most, wide)
     results: list[list[Hypothesis]] = [[] for _ in range(batch.size)]
     sources = torch.arange(batch.size)
     # A recorded step needs all its room at once; elsewhere room that may never be used would only be read in vain.
-    room = min(most, ROOM)
+    room = min(most, ROOM - 1)  # and <s>
+    proposing = model.proposes and 0 < strategy.wanted <= MOST
+    enough = min(best or strategy.width, strategy.width) if strategy.exact else strategy.width
     if graphs is not None:  # few different shapes, so that a recording is used again
         most = room = -(-most // ROOM) * ROOM
         given = _rounded(given, most, places(model))
 
     def begin(asked: Given) -> Live:
-        return _choose(strategy, rules, *_begin(model, strategy, asked, most, room))
+        if proposing and prefix is None and (banned := _banned(rules, 0)) is not None:
+            live = _bare(model, strategy, asked, room)
+            return propose(live, torch.full((live.totals.numel(), 1), BOS, device=batch.device), banned)
+        return _choose(strategy, rules, *_begin(model, strategy, asked, room), enough)
 
-    def step(now: Live) -> Live:
-        read = model.advance(now.history[..., -1].reshape(-1, 1), now.state)
-        return _choose(strategy, rules, replace(now, state=read.state), read.logits[:, -1])
+    def barred(said: int | None) -> tuple[int, ...] | None:
+        """What may not be said after so many tokens, all that tells one step from another; None: more than that does."""
+        return _banned(rules, said if prefix is None else None) if proposing else None
+
+    def step(now: Live, said: int | None = None) -> Live:
+        tokens = now.history[..., -1].reshape(-1, 1)
+        if (banned := barred(said)) is not None:
+            return propose(now, tokens, banned)
+        read = model.advance(tokens, now.state)
+        return _choose(strategy, rules, replace(now, state=read.state), read.logits[:, -1], enough)
+
+    def propose(now: Live, tokens: Tensor, banned: tuple[int, ...]) -> Live:
+        asked = Asked(strategy.wanted, banned, (now.totals > -torch.inf).flatten())
+        return _pick(strategy, now, model.propose(tokens, now.state, asked), enough)
 
     if graphs is not None:
-        last = graphs.run(begin, step, given, key=(strategy, tuple(rules), most), steady=model.steady)
+        asks = (strategy, tuple(rules), most, enough)
+        last = graphs.run(begin, step, given, key=asks, steady=model.steady, kind=barred)
         _collect(last.finished.keep(sources), sources, results, best)
         return results
-    live, owned = begin(given), False
+    live = begin(given)
+    live = replace(live, state=_owned(live.state, batch))
     for taken in count(1):
         going = live.going
         left, size = int(going.sum()), len(going)
-        # On a CPU a row that is done costs as much as one that goes on, and only what fills its place is copied.
-        if left < size if going.is_cpu else left <= LEAVE * size:
+        # On a CPU a row that is done costs as much as one that goes on, and only what fills its place is copied. But a
+        # model that proposes leaves such rows out by itself.
+        if left < size if going.is_cpu and not proposing else left <= (HALF if proposing else LEAVE) * size:
             done, rows = (~going).nonzero().flatten(), _closed_up(going)
             _collect(live.finished.keep(done), sources[done.cpu()], results, best)
-            live, sources, owned = live.keep(rows, owned=owned), sources[rows.cpu()], True
+            live, sources = live.keep(rows), sources[rows.cpu()]
             if not len(sources):
                 return results
         if taken == room:
-            live = replace(live, state=model.reserve(live.state, room, strategy.width))
-            room *= 2
-        live = step(live)
+            live = replace(live, state=model.reserve(live.state, 1 + room, strategy.width))
+            room += 1 + room
+        live = step(live, None if prefix is not None else taken)
     raise AssertionError("a search ends")
 
 
@@ -176,10 +209,37 @@ def _rounded(given: Given, most: int, end: int | None) -> Given:
     noise = given.noise
     if noise is not None:
         noise = F.pad(noise, (0, 0, 0, most - noise.size(1)))[rows]
-    return Given(batch, longest, prefix, noise)
+    return Given(batch, longest, prefix, noise, most, most)
 
 
-def _choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tensor) -> Live:
+def _owned(state: State, batch: Batch) -> State:
+    """The same state, of whose fixed part nothing lies where the batch does: sources that leave are written over."""
+    lent = {part.untyped_storage().data_ptr() for part in tensors_of(batch)}
+
+    def own(x: Tensor) -> Tensor:
+        return x.clone() if x.untyped_storage().data_ptr() in lent or not x.is_contiguous() else x
+
+    return replace(state, fixed={name: map_tensors(own, tree) for name, tree in state.fixed.items()})
+
+
+def _banned(rules: Sequence[Rule], said: int | None) -> tuple[int, ...] | None:
+    """What no row may say after so many tokens (None: not all have said as many), where rules do no more than that."""
+    if said is None and rules:
+        return None
+    banned = [rule.forbids(said or 0) for rule in (NEVER, *rules)]
+    return None if any(one is None for one in banned) else tuple(token for one in banned for token in one or ())
+
+
+def _pick(strategy: Strategy, live: Live, found: Proposal, enough: int) -> Live:
+    """Chooses among what was proposed for each row, and sets aside what ended."""
+    shape = (*live.totals.shape, -1)
+    choice = strategy.pick(live.totals, found.logs.view(shape), found.tokens.view(shape))
+    assert choice.places is not None
+    chosen = found.logs.view(len(live.totals), -1).gather(1, choice.places)  # B N
+    return _advance(strategy, replace(live, state=found.state), choice, chosen, enough)
+
+
+def _choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tensor, enough: int) -> Live:
     """Chooses a token for every row (logits R V), and sets aside what ended."""
     logs = logits.log_softmax(-1, dtype=torch.float)
     allowed = NEVER.apply(logs, live.history)  # forbidding may write into it: what is forbidden is never chosen
@@ -190,33 +250,46 @@ def _choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tenso
         index = live.drawn[:, None, None].expand(-1, 1, live.noise.size(2))
         noise = live.noise.gather(1, index).squeeze(1)  # B N
     choice = strategy.choose(live.totals, allowed.view(*live.totals.shape, -1), noise)
-    live, rows = _extend(live, choice, logs)
+    chosen = logs.view(*live.totals.shape, -1)
+    if choice.parents.size(1) == 1:
+        return _advance(strategy, live, choice, chosen.squeeze(1).gather(1, choice.tokens), enough)
+    sources = torch.arange(len(chosen), device=chosen.device)[:, None]
+    return _advance(strategy, live, choice, chosen[sources, choice.parents, choice.tokens], enough)
+
+
+def _advance(strategy: Strategy, live: Live, choice: Choice, chosen: Tensor, enough: int) -> Live:
+    """What was chosen, with the log-probabilities of its tokens (B N), as the search before its next step."""
+    if settling.suits(strategy, choice):
+        new = settling.settled(live, choice, chosen, strategy, enough)
+        state = live.state if new.history.size(1) == 1 else live.state.reorder(new.rows)
+        names = ("history", "scores", "totals", "lengths", "drawn")
+        finished = Paths(*new.finished)
+        return replace(live, state=state, finished=finished, **{name: getattr(new, name) for name in names})
+    live, rows = _extend(live, choice, chosen)
     live = _set_aside(live, strategy)
     if rows is not None and live.totals.size(1) > strategy.width:
         live, rows = _narrowed(live, rows, strategy.width)
-    live = _settle(live, strategy)
+    live = _settle(live, strategy, enough)
     return live if rows is None else replace(live, state=live.state.reorder(rows))
 
 
-def _extend(live: Live, choice: Choice, logs: Tensor) -> tuple[Live, Tensor | None]:
+def _extend(live: Live, choice: Choice, chosen: Tensor) -> tuple[Live, Tensor | None]:
     """Appends the chosen tokens; gives the rows to reorder the state by, None where the order stays."""
     sources, beams = choice.parents.shape
     history, scores, rows = live.history, live.scores, None
-    if beams == 1:
-        chosen = logs.gather(1, choice.tokens)[:, None]  # B 1 1
-    else:
+    if beams > 1:
         offsets = torch.arange(sources, device=choice.parents.device)[:, None] * live.totals.size(1)
         rows = (choice.parents + offsets).flatten()  # R
-        chosen = logs[rows, choice.tokens.flatten()].view(sources, beams, 1)
         index = choice.parents[..., None].expand(-1, -1, history.size(-1))
         history, scores = history.gather(1, index), scores.gather(1, index)
+    full = slice(1 if history.size(-1) == live.most else 0, None)
     extended = replace(
         live,
-        history=torch.cat((history[..., 1:], choice.tokens[..., None]), -1),
-        scores=torch.cat((scores[..., 1:], chosen), -1),
+        history=torch.cat((history[..., full], choice.tokens[..., None]), -1),
+        scores=torch.cat((scores[..., full], chosen[..., None]), -1),
         totals=choice.totals,
         lengths=live.lengths + 1,
-        drawn=(live.drawn + 1).clamp(max=history.size(-1) - 1),  # a recorded search steps on after its end
+        drawn=(live.drawn + 1).clamp(max=live.most - 1),  # a recorded search steps on after its end
     )
     return extended, rows
 
@@ -248,18 +321,33 @@ def _set_aside(live: Live, strategy: Strategy) -> Live:
     return replace(live, finished=found, totals=live.totals.masked_fill(over, -torch.inf))
 
 
-def _settle(live: Live, strategy: Strategy) -> Live:
-    """A source is done when no row lives, or none could still enter the best N."""
+def _settle(live: Live, strategy: Strategy, enough: int) -> Live:
+    """A row is given up when it could not come to be among the best `enough`; a source is done when no row lives.
+
+    With a bound that is never too low this changes nothing that is asked for: what takes the place of such a row has a
+    lower total still.
+    """
     finished = live.finished
-    if finished.complete.is_cpu and not finished.complete.all(1).any():
+    if finished.complete.is_cpu and not (finished.complete.sum(1) >= enough).any():
         return live
-    floor = finished.ranks.masked_fill(~finished.complete, -torch.inf).amin(1)  # B: the rank a newcomer must beat
+    ranks = finished.ranks.masked_fill(~finished.complete, -torch.inf)
+    floor = ranks.topk(enough, 1).values[:, -1:]  # B 1: the rank a newcomer must beat
     horizon = strategy.horizon(live.lengths - live.begun, live.longest - live.begun)
-    best = strategy.bound(live.totals, horizon).amax(1)
-    return replace(live, totals=live.totals.masked_fill((best <= floor)[:, None], -torch.inf))
+    hopeless = strategy.bound(live.totals, horizon) <= floor  # B N
+    if not strategy.exact:
+        hopeless = hopeless.all(1, keepdim=True)
+    return replace(live, totals=live.totals.masked_fill(hopeless, -torch.inf))
 
 
-def _begin(model: Transducer, strategy: Strategy, given: Given, most: int, room: int) -> tuple[Live, Tensor]:
+def _bare(model: Transducer, strategy: Strategy, given: Given, room: int) -> Live:
+    """The search before <s> was read, by as many rows as it will have."""
+    none = torch.zeros(given.batch.size, 0, dtype=torch.long, device=given.batch.device)
+    begin = Padded(none, none.bool())
+    state = model.reserve(model.start(given.batch), 1 + room, strategy.width)  # <s> takes a place
+    return _live(strategy, given, state, *_forced(none[..., None].float(), begin, given.wide), none.sum(1))
+
+
+def _begin(model: Transducer, strategy: Strategy, given: Given, room: int) -> tuple[Live, Tensor]:
     """The search before its first choice, and the scores (R V) to choose by."""
     size, device, width = given.batch.size, given.batch.device, strategy.width
     first = torch.full((size, 1), BOS, device=device)
@@ -270,28 +358,37 @@ def _begin(model: Transducer, strategy: Strategy, given: Given, most: int, room:
         mask = begin.mask
     step = model.advance(begin.values, model.start(given.batch), mask)
     last = begin.mask.sum(1) - 1  # B
-    history, scores = _forced(step.logits, begin, max(most, begin.values.size(1)))
-    none = torch.full((size, width, history.size(1)), PAD, device=device)
-    empty = torch.zeros(size, width, device=device)
-    live = Live(
-        state=model.reserve(step.state, room, width).repeat(width),
+    given_tokens = Padded(begin.values[:, 1:], begin.mask[:, 1:])
+    history, scores = _forced(step.logits[:, :-1], given_tokens, max(given.wide, given_tokens.values.size(1)))
+    state = model.reserve(step.state, room, width)
+    logits = step.logits[torch.arange(size, device=device), last].repeat_interleave(width, 0)
+    return _live(strategy, given, state, history, scores, last), logits
+
+
+def _live(strategy: Strategy, given: Given, state: State, history: Tensor, scores: Tensor, begun: Tensor) -> Live:
+    """A search whose rows all begin with the same tokens (B L), of which so many are real."""
+    width, device = strategy.width, history.device
+    none = torch.full((len(history), width, history.size(1)), PAD, device=device)
+    empty = torch.zeros(len(history), width, device=device)
+    return Live(
+        state=state.repeat(width),
         history=history[:, None].repeat(1, width, 1),
         scores=scores[:, None].repeat(1, width, 1),
-        totals=strategy.begin(size, device),
-        lengths=last,
+        totals=strategy.begin(len(history), device),
+        lengths=begun,
         longest=given.longest,
-        begun=last,
-        drawn=torch.zeros_like(last),
+        begun=begun,
+        drawn=torch.zeros_like(begun),
         finished=Paths(none, torch.zeros_like(none, dtype=torch.float), empty - torch.inf, empty.long(), empty.bool()),
         noise=given.noise,
+        most=max(given.most, history.size(1)),
     )
-    return live, step.logits[torch.arange(size, device=device), last].repeat_interleave(width, 0)
 
 
-def _forced(logits: Tensor, begin: Padded, room: int) -> tuple[Tensor, Tensor]:
-    """The prefix without <s> and the log-probabilities of its tokens, both padded on the left: B L."""
-    tokens, real = begin.values[:, 1:], begin.mask[:, 1:]
-    scores = logits[:, :-1].float().log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
+def _forced(logits: Tensor, begun: Padded, room: int) -> tuple[Tensor, Tensor]:
+    """The tokens of a prefix and their log-probabilities by these logits (B P V), both padded on the left: B L."""
+    tokens, real = begun.values, begun.mask
+    scores = logits.float().log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
     # Column j of the result is column j - (room - length) of the prefix, where that exists.
     index = torch.arange(room, device=tokens.device) - (room - real.sum(1, keepdim=True))  # B L
     empty = index < 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,10 @@ class MinLength(Rule):
         short = (history != PAD).sum(1) < self.length  # R
         scores[:, EOS] = scores[:, EOS].masked_fill(short, -torch.inf)
         return scores
+
+
+    def forbids(self, said: int) -> Sequence[int]:
+        return (EOS,) if said < self.length else ()
 
 
 class NoRepeat(Rule):
@@ -59,6 +65,9 @@ class First(Rule):
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
         return _only(scores, self.token, (history == PAD).all(1))
 
+    def forbids(self, said: int) -> Sequence[int] | None:
+        return () if said else None
+
 
 class Closed(Rule):
     """the last token that fits is </s>, which then costs nothing"""
@@ -68,6 +77,9 @@ class Closed(Rule):
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
         return _only(scores, EOS, (history != PAD).sum(1) == self.longest - 1)
+
+    def forbids(self, said: int) -> Sequence[int] | None:
+        return None if said == self.longest - 1 else ()
 
 
 def _only(scores: Tensor, token: int, where: Tensor) -> Tensor:
@@ -92,3 +104,6 @@ class Ban(Rule):
             return scores.index_fill_(1, tokens, -torch.inf)
         there = (history != PAD).sum(1, keepdim=True) == self.after  # R 1
         return torch.where(there, scores.index_fill(1, tokens, -torch.inf), scores)
+
+    def forbids(self, said: int) -> Sequence[int]:
+        return self.tokens if self.after in (None, said) else ()

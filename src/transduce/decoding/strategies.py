@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -39,14 +40,18 @@ class Greedy(Strategy):
     """the best token at every step"""
 
     width = 1
+    wanted = 1
 
     def begin(self, sources: int, device: torch.device) -> Tensor:
         return torch.zeros(sources, 1, device=device)
 
     def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
-        best, tokens = top(scores, 1)  # B 1 1
-        tokens = tokens.squeeze(-1)
-        return Choice(torch.zeros_like(tokens), tokens, totals + best.squeeze(-1))
+        return self.pick(totals, *top(scores, 1))
+
+    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Choice:
+        tokens = tokens.squeeze(-1)  # B 1
+        first = torch.zeros_like(tokens)
+        return Choice(first, tokens, totals + best.squeeze(-1), first)
 
 
 class Beam(Strategy):
@@ -54,6 +59,7 @@ class Beam(Strategy):
 
     def __init__(self, *, width: Count = 5, length_penalty: float = 1.0) -> None:
         self.width, self.length_penalty = width, length_penalty
+        self.wanted: int = width
 
     def begin(self, sources: int, device: torch.device) -> Tensor:
         totals = torch.full((sources, self.width), -torch.inf, device=device)
@@ -62,9 +68,11 @@ class Beam(Strategy):
 
     def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
         # The best of all rows are among the best of each: V is read once, by row.
-        best, tokens = top(scores, min(self.width, scores.size(-1)))  # B N M
-        best, index = (totals[..., None] + best).flatten(1).topk(self.width)  # B N
-        return Choice(index // tokens.size(-1), tokens.flatten(1).gather(1, index), best)
+        return self.pick(totals, *top(scores, min(self.wanted, scores.size(-1))))
+
+    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Choice:
+        best, index = (totals[..., None] + best).flatten(1).topk(self.wanted)  # B N
+        return Choice(index // tokens.size(-1), tokens.flatten(1).gather(1, index), best, index)
 
     def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
         return totals / lengths**self.length_penalty
@@ -87,14 +95,13 @@ class FullBeam(Beam):
     def __init__(self, *, width: Count = 5, length_penalty: float = 1.0, stop: Stop = "bound") -> None:
         super().__init__(width=width, length_penalty=length_penalty)
         self.stop: Stop = stop
+        self.exact = stop == "bound" and length_penalty > 0
+        self.wanted = 2 * width  # at most half of them end: each row has one </s>
 
-    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
-        several = 2 * self.width  # at most half of them end: each row has one </s>
-        best, tokens = top(scores, min(several, scores.size(-1)))  # B N M
-        best, index = (totals[..., None] + best).flatten(1).topk(several)  # B 2N
-        parents, tokens = index // tokens.size(-1), tokens.flatten(1).gather(1, index)
-        late = torch.arange(several, device=best.device) >= self.width
-        return Choice(parents, tokens, best.masked_fill((tokens == EOS) & late, -torch.inf))
+    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Choice:
+        chosen = super().pick(totals, best, tokens)  # B 2N
+        late = torch.arange(self.wanted, device=best.device) >= self.width
+        return replace(chosen, totals=chosen.totals.masked_fill((chosen.tokens == EOS) & late, -torch.inf))
 
     def horizon(self, lengths: Tensor, longest: Tensor) -> Tensor:
         return longest if self.stop == "bound" and self.length_penalty > 0 else lengths

@@ -67,6 +67,7 @@ class ConformerEncoder(Encoder):
         for block in self.conformers:
             values, weights = block(values, view)
             seen += [] if weights is None else [weights]
+        values = values.to(entered.values)
         summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
         return Memory(values, mask, summary, torch.stack(seen, 1) if seen else None, batch.source.ids)
 

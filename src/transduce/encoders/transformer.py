@@ -27,9 +27,10 @@ class TransformerEncoder(Blocks, Encoder):
         )
         values = self.enter(entered.values, places, mask)
         passed = self.run(values, self.begin(mask.size(0)), view)
+        read = passed.values.to(values)  # for all kinds of decoders
         shown = mask[..., None]
-        summary = (passed.values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(passed.values, mask, summary, passed.own, batch.source.ids)
+        summary = (read * shown).sum(1) / shown.sum(1)  # the mean of the real rows
+        return Memory(read, mask, summary, passed.own, batch.source.ids)
 
     def _visible(self, mask: Tensor) -> Tensor:
         visible = mask[:, None, None]  # B 1 1 S

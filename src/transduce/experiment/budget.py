@@ -12,6 +12,7 @@ from transduce import build
 from transduce.attention.blocks import recompute
 from transduce.data.batching import Position, gather, ordered
 from transduce.data.noise import damage
+from transduce.data.rows import stretches
 from transduce.flow import Batch
 from transduce.objectives import Objective
 from transduce.prepare import Data, Tokenizers
@@ -42,7 +43,7 @@ def with_budget(
     if device.type == "cpu":
         return _said(recipe, PLAIN)
     shares = processes * training.accumulate  # an update is computed in so many pieces
-    tokens = int(data.train.lengths[data.rows].sum(dtype=np.int64))
+    tokens = sum(int(data.train.lengths[rows].sum(dtype=np.int64)) for rows in stretches(data.rows))
     run = partial(_try, recipe, tokenizers, data, objective(), device)
     return _said(recipe, shares * largest(run, max(PLAIN, tokens // UPDATES // shares)))
 
@@ -110,8 +111,10 @@ def worst_batch(recipe: Recipe, tokenizers: Tokenizers, data: Data, budget: int)
     """A batch of so many tokens, made of the longest rows where rows differ."""
     if recipe.data.passage is not None or recipe.training.objective.get("kind") == "guided_alignment":
         return data.batches(_said(recipe, budget), tokenizers).at(Position())
-    lengths = data.train.lengths[data.rows]
-    rows = data.rows[np.argsort(-lengths.max(1), kind="stable")[:LONGEST]]
+    rows = np.zeros(0, np.int64)
+    for part in stretches(data.rows):  # the longest so far
+        rows = np.concatenate((rows, part))
+        rows = rows[np.argsort(-data.train.lengths[rows].max(1), kind="stable")[:LONGEST]]
     budget = budget if data.noise is None else -(-budget // 2)
     batch = gather(data.train, rows[ordered(data.train.lengths[rows] + SPECIAL, budget)[0]])
     return batch if data.noise is None else damage(batch, data.noise, recipe.training.seed)

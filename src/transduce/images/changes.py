@@ -1,8 +1,8 @@
 """A picture and a draw in, the picture changed at random out: mirrored, moved, cut out, turned, in other colours.
 
 All changes of a picture follow from the draw of its own row, which follows from the update: so a resumed run sees the
-pictures that the whole run would have seen, in whatever batches. (Libraries of augmentation such as kornia draw from
-one generator for a whole batch, which cannot promise that.)
+pictures that the whole run would have seen, in whatever batches. (The augmentations of kornia draw from one generator
+for a whole batch, which cannot promise that. Its functions, which draw nothing, do the same as those below.)
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def resampled(picture: np.ndarray, middle: np.ndarray, share: np.ndarray, turn: 
 
 
 def coloured(picture: np.ndarray, most: float, draw: np.random.Generator) -> np.ndarray:
-    """Brightness, then contrast around the mean, then saturation around grey, each times 1 - most to 1 + most."""
+    """Brightness, then contrast around the mean grey, then saturation around grey, each times 1 - most to 1 + most."""
     bright, contrast, saturation = draw.uniform(1 - most, 1 + most, 3)
     values = picture.astype(np.float32) * bright
-    values = values.mean() + (values - values.mean()) * contrast
+    mean = (values @ GREY if picture.shape[2] == 3 else values).mean()
+    values = mean + (values - mean) * contrast
     if picture.shape[2] == 3:
         grey = (values @ GREY)[..., None]
         values = grey + (values - grey) * saturation

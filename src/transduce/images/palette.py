@@ -43,6 +43,15 @@ class Palette:
         means = _means(found.astype(np.float64), weights.astype(np.float64), min(count, len(found)))
         return cls(np.rint(means).astype(np.uint8), height, width)
 
+    @property
+    def count(self) -> int:
+        return len(self.colours)
+
+    @property
+    def tokens(self) -> int:
+        """Of a picture."""
+        return self.height * self.width
+
     def encode(self, picture: np.ndarray) -> str:
         """A picture of the right size, Y X 3 -> its line."""
         if picture.shape != (self.height, self.width, 3):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from transduce.layers import levelling
 from transduce.native.training import MOST, drop, kernels_for
 
 
@@ -57,6 +58,8 @@ def add_dropped(values: Tensor, changes: Tensor, dropout: nn.Module) -> Tensor:
     if alike and isinstance(dropout, Dropout) and _suits(dropout, changes):
         result: Tensor = _Drop.apply(values, changes, dropout.p)
         return result
+    if isinstance(dropout, nn.Dropout) and levelling.suits(values, changes):
+        return levelling.add(values, changes, dropout.p if dropout.training else 0.0)
     total: Tensor = values + dropout(changes)
     return total
 

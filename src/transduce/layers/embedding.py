@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from transduce.contracts import Front
 from transduce.flow import PAD, Padded
-from transduce.layers.dense import dense
+from transduce.layers import scoring
+from transduce.layers.dense import dense, through
 
 EPSILON = 1e-5  # of a norm, where nothing else is said
 
@@ -59,5 +60,7 @@ class Output(nn.Module):
             self.layer.weight = tied.table.weight
 
     def forward(self, values: Tensor) -> Tensor:
-        logits: Tensor = self.layer(values if self.before is None else self.before(values))
-        return logits  # ... V
+        values = values if self.before is None else self.before(values)
+        if isinstance(self.layer, nn.Linear) and scoring.suits(self.layer, values):
+            return scoring.scores(self.layer, values)
+        return through(self.layer, values)  # ... V

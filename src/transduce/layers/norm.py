@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from transduce.layers import levelling
+
 Normalisation = Literal["layer", "rms", "batch"]
 
 
@@ -18,7 +20,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(width, eps=eps, bias=bias)
 
     def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
-        return super().forward(values)
+        return levelling.level(self, values) if levelling.suits(values) else super().forward(values)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -28,7 +30,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=eps)  # it never has a bias
 
     def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
-        return super().forward(values)
+        return levelling.level(self, values) if levelling.suits(values) else super().forward(values)
 
 
 class BatchNorm(nn.Module):

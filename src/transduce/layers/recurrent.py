@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transduce.errors import InputError
-from transduce.layers.dense import attached
 from transduce.layers.dropout import Dropout
+from transduce.layers.traits import attached
 
 Cell = Literal["rnn", "gru", "lstm"]
 CELLS: dict[str, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {

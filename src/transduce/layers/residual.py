@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from transduce.layers import levelling
 from transduce.layers.dropout import Dropout, add_dropped
 
 Place = Literal["before", "after"]
+
+
+class Sum(NamedTuple):
+    """values + dropout(change), not yet made: the norm that comes next makes it in the same pass over them."""
+
+    values: Tensor
+    change: Tensor
+    rate: float
+
+    def made(self) -> Tensor:
+        return levelling.add(*self)
 
 
 class Residual(nn.Module):
@@ -18,13 +30,30 @@ class Residual(nn.Module):
         super().__init__()
         self.norm, self.place, self.dropout = norm, place, Dropout(dropout)
 
-    def enter(self, values: Tensor, real: Tensor | None) -> Tensor:
-        """What the layer reads."""
-        result: Tensor = self.norm(values, real) if self.place == "before" else values
-        return result
+    def enter(self, values: Tensor | Sum, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The values themselves, and what the layer reads of them."""
+        if self.place == "after":
+            assert isinstance(values, Tensor)
+            return values, values
+        return level(self.norm, values, real)
 
-    def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> Tensor:
+    def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> Tensor | Sum:
         """What goes on, once the layer has spoken."""
+        if levelling.suits(values, change):
+            rate = self.dropout.p if self.dropout.training else 0.0
+            if self.place == "before":
+                return Sum(values, change, rate)
+            if levelling.levels(self.norm):
+                return levelling.level(self.norm, values, change, rate)
         total = add_dropped(values, change, self.dropout)
         result: Tensor = total if self.place == "before" else self.norm(total, real)
         return result
+
+
+def level(norm: nn.Module, values: Tensor | Sum, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The values, made where they were not, and their norm."""
+    if isinstance(values, Sum):
+        if levelling.levels(norm):
+            return levelling.level_both(norm, *values)
+        values = values.made()
+    return values, norm(values, real)

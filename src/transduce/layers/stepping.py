@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.layers.dense import attached
 from transduce.layers.recurrent import LayerState, RecurrentStack
+from transduce.layers.traits import attached
 
 
 def plain(ahead: Tensor, back: Tensor, state: LayerState) -> LayerState:

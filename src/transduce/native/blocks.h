@@ -16,9 +16,10 @@ typedef struct {
     double scale, memory_scale;  /* of scores */
 } Block;
 
-/* Where the rows of a step stand: R = sources * beams of them. */
+/* Where the rows of a step stand. A search has R = sources * beams; those that nobody asks about are left out. */
 typedef struct {
-    int64_t rows, beams, room, reach; /* reach < 0: all that came before */
+    int64_t rows, beams, room, reach; /* how many are read; reach < 0: all that came before */
+    const int64_t *which;             /* which of the R they are, in order; NULL: all of them */
     const int64_t *places;            /* R */
     const int16_t *owners;            /* R room: which beam's slot holds a row's token at each place */
     float *keys, *values;             /* B N room H*K: the room of this block */
@@ -27,6 +28,12 @@ typedef struct {
     const float *shade;                       /* B S: 0, or -inf where nothing may be seen */
     int64_t threads;
 } Step;
+
+typedef struct { /* room for what is between the matrices of a block */
+    float *normed, *wide, *gated, *context, *scores;
+    int64_t *offsets;
+    void *rounded;
+} Scratch;
 
 static void normalise(const float *x, int64_t rows, int64_t width, const Norm *norm, float *y) {
     for (int64_t row = 0; row < rows; row++, x += width, y += width) {
@@ -68,18 +75,36 @@ static void soften(float *scores, int64_t count) {
     for (int64_t i = 0; i < count; i++) scores[i] *= down;
 }
 
-/* softmax(scale q k + shade) v of one head of one row; key and value i begin at offsets[i]. */
+/* softmax(scale q k + shade) v of one head of one row; key and value i begin at offsets[i]. Room for `scores`: a whole
+   number of groups. */
 static void attend(const float *query, const float *keys, const float *values, const int64_t *offsets, int64_t count,
                    const float *shade, float scale, int64_t width, float *scores, float *context) {
-    for (int64_t i = 0; i < count; i++) scores[i] = dot(query, keys + offsets[i], width) * scale + (shade ? shade[i] : 0.0f);
-    soften(scores, count);
-    int64_t at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES) {
+    int64_t first = 0, wide = (count + LANES - 1) / LANES * LANES;
+    for (; width % LANES == 0 && first + 4 <= count; first += 4) {
         floats sums[4] = {every(0.0f), every(0.0f), every(0.0f), every(0.0f)};
-        for (int64_t i = 0; i < count; i++)
-            for (int v = 0; v < 4; v++)
+        for (int64_t at = 0; at < width; at += LANES) {
+            floats part = load(query + at);
+            for (int one = 0; one < 4; one++) sums[one] = fused(part, load(keys + offsets[first + one] + at), sums[one]);
+        }
+        totals(sums, scores + first);
+    }
+    for (; first < count; first++) scores[first] = dot(query, keys + offsets[first], width);
+    for (int64_t i = 0; i < count; i++) scores[i] = scores[i] * scale + (shade ? shade[i] : 0.0f);
+    for (int64_t i = count; i < wide; i++) scores[i] = -INFINITY; /* whole groups: single numbers take as long each */
+    soften(scores, wide);
+    int64_t at = 0;
+    for (; at + 2 * LANES <= width; at += 2 * LANES) { /* sums of even and odd ones, so that none waits for the last */
+        floats sums[4] = {every(0.0f), every(0.0f), every(0.0f), every(0.0f)};
+        int64_t i = 0;
+        for (; i + 2 <= count; i += 2)
+            for (int v = 0; v < 4; v++) {
+                const float *from = values + offsets[i + v / 2] + at + v % 2 * LANES;
+                sums[v] = fused(every(scores[i + v / 2]), load(from), sums[v]);
+            }
+        for (; i < count; i++)
+            for (int v = 0; v < 2; v++)
                 sums[v] = fused(every(scores[i]), load(values + offsets[i] + at + v * LANES), sums[v]);
-        for (int v = 0; v < 4; v++) store(context + at + v * LANES, sums[v]);
+        for (int v = 0; v < 2; v++) store(context + at + v * LANES, add(sums[v], sums[v + 2]));
     }
     for (; at + LANES <= width; at += LANES) {
         floats sum = every(0.0f);
@@ -93,40 +118,45 @@ static void attend(const float *query, const float *keys, const float *values, c
     }
 }
 
+INLINE int64_t row_of(const Step *step, int64_t one) { return step->which ? step->which[one] : one; }
+
 /* New keys and values go to the slot of their row and place; a row reads, place by place, the slot of its owner. */
-static void attend_back(const Block *block, const Step *step, const float *every_row, float *context, int64_t *offsets,
-                        float *scores) {
-    int64_t heads = block->heads, width = block->head, size = heads * width;
-    for (int64_t row = 0; row < step->rows; row++) {
-        int64_t slot = (row * step->room + step->places[row]) * size;
-        memcpy(step->keys + slot, every_row + (3 * row + 1) * size, size * sizeof(float));
-        memcpy(step->values + slot, every_row + (3 * row + 2) * size, size * sizeof(float));
-    }
-    for (int64_t row = 0; row < step->rows; row++) {
-        int64_t place = step->places[row], first = row / step->beams * step->beams, count = 0;
-        int64_t from = step->reach >= 0 && place > step->reach ? place - step->reach : 0;
-        for (int64_t at = from; at <= place; at++) {
-            int64_t owner = step->beams > 1 ? first + step->owners[row * step->room + at] : row;
+static void attend_back(const Block *block, const Step *step, int64_t first, int64_t rows, const Scratch *scratch) {
+    int64_t heads = block->heads, width = block->head, size = heads * width, *offsets = scratch->offsets;
+    for (int64_t one = 0; one < rows; one++) {
+        const float *every_row = scratch->wide + 3 * one * size;
+        int64_t row = row_of(step, first + one), place = step->places[row], begin = row / step->beams * step->beams;
+        int64_t from = step->reach >= 0 && place > step->reach ? place - step->reach : 0, count = 0;
+        int64_t slot = (row * step->room + place) * size;
+        memcpy(step->keys + slot, every_row + size, size * sizeof(float));
+        memcpy(step->values + slot, every_row + 2 * size, size * sizeof(float));
+        for (int64_t at = from; at < place; at++) {
+            int64_t owner = step->beams > 1 ? begin + step->owners[row * step->room + at] : row;
             offsets[count++] = (owner * step->room + at) * size;
         }
+        offsets[count++] = slot;
         for (int64_t head = 0; head < heads; head++)
-            attend(every_row + 3 * row * size + head * width, step->keys + head * width, step->values + head * width,
-                   offsets, count, NULL, (float)block->scale, width, scores, context + row * size + head * width);
+            attend(every_row + head * width, step->keys + head * width, step->values + head * width, offsets, count,
+                   NULL, (float)block->scale, width, scratch->scores, scratch->context + one * size + head * width);
     }
 }
 
-static void attend_up(const Block *block, const Step *step, const float *queries, float *context, int64_t *offsets,
-                      float *scores) {
+/* Rows of one source read its keys head by head, so that they stay in the cache for all of them. */
+static void attend_up(const Block *block, const Step *step, int64_t first, int64_t rows, const Scratch *scratch) {
     int64_t heads = block->heads, width = block->head, size = heads * width;
-    for (int64_t i = 0; i < step->columns; i++) offsets[i] = i * width;
-    for (int64_t source = 0; source < step->rows / step->beams; source++)
+    for (int64_t i = 0; i < step->columns; i++) scratch->offsets[i] = i * width;
+    for (int64_t one = 0, next; one < rows; one = next) {
+        int64_t source = row_of(step, first + one) / step->beams;
+        for (next = one + 1; next < rows && row_of(step, first + next) / step->beams == source;) next++;
         for (int64_t head = 0; head < heads; head++) {
             int64_t begin = (source * heads + head) * step->columns * width;
-            for (int64_t row = source * step->beams; row < (source + 1) * step->beams; row++)
-                attend(queries + row * size + head * width, step->memory_keys + begin, step->memory_values + begin,
-                       offsets, step->columns, step->shade + source * step->columns, (float)block->memory_scale, width,
-                       scores, context + row * size + head * width);
+            for (int64_t row = one; row < next; row++)
+                attend(scratch->wide + row * size + head * width, step->memory_keys + begin,
+                       step->memory_values + begin, scratch->offsets, step->columns,
+                       step->shade + source * step->columns, (float)block->memory_scale, width, scratch->scores,
+                       scratch->context + row * size + head * width);
         }
+    }
 }
 
 enum { RELU, GELU, GELU_TANH, SILU };

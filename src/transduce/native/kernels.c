@@ -56,12 +56,6 @@ int64_t transduce_product(const Matrix *m, const float *x, int64_t rows, float *
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-typedef struct { /* scratch of a step */
-    float *normed, *wide, *gated, *context, *scores;
-    int64_t *offsets;
-    void *rounded;
-} Scratch;
-
 /* y = x + f(x), normalised where the block does so: `last` is the matrix that f ends with, and reads `from`. */
 static void leave(const Block *block, int part, const Matrix *last, const float *from, int64_t rows, float *x,
                   int64_t threads, const Scratch *scratch) {
@@ -90,34 +84,75 @@ static void think(const Block *block, int64_t rows, float *x, int64_t threads, c
     leave(block, 2, &block->shrink, scratch->wide, rows, x, threads, scratch);
 }
 
+#define ABREAST 192 /* rows of a step that go through a block together: what is between its matrices stays in the cache */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Room for the rows of a step through any block of these sizes; NULL: no memory. Freed by its offsets. */
+static int64_t *spread(const Block *block, const Step *step, Scratch *to) {
+    int64_t rows = least(step->rows, ABREAST), width = block->every.inputs, hidden = block->grow.outputs;
+    int64_t size = block->heads * block->head, reads = most(most(width, hidden), size);
+    int64_t wide = most(3 * size, hidden), count = most(step->room, step->columns) + LANES;
+    int64_t numbers = rows * (width + wide + (block->gate.weights ? hidden : 0) + size) + count + 64;
+    to->offsets = malloc(numbers * 4 + count * 8 + rows * (reads + 8) + 256);
+    if (!to->offsets) return NULL;
+    to->normed = (float *)(to->offsets + count);
+    to->wide = to->normed + rows * width;
+    to->context = to->wide + rows * wide;
+    to->scores = to->context + rows * size;
+    to->gated = to->scores + count;
+    to->rounded = (char *)to->offsets + count * 8 + numbers * 4;
+    return to->offsets;
+}
+
+static void pass(const Block *block, const Step *step, float *x, const Scratch *scratch) {
+    After after = {0, NULL, step->threads};
+    int64_t width = block->every.inputs;
+    for (int64_t first = 0, rows; first < step->rows; first += rows, x += rows * width) {
+        rows = least(step->rows - first, ABREAST);
+        multiply(&block->every, enter(block, 0, x, rows, scratch), rows, scratch->wide, &after, scratch->rounded);
+        attend_back(block, step, first, rows, scratch);
+        leave(block, 0, &block->result, scratch->context, rows, x, step->threads, scratch);
+        if (block->asks.weights) {
+            multiply(&block->asks, enter(block, 1, x, rows, scratch), rows, scratch->wide, &after, scratch->rounded);
+            attend_up(block, step, first, rows, scratch);
+            leave(block, 1, &block->answers, scratch->context, rows, x, step->threads, scratch);
+        }
+        think(block, rows, x, step->threads, scratch);
+    }
+}
+
 /* x: R D, written over. Nonzero: no memory. */
 int64_t transduce_step(const Block *block, const Step *step, float *x) {
-    int64_t rows = step->rows, width = block->every.inputs, hidden = block->grow.outputs;
-    int64_t size = block->heads * block->head, reads = most(most(width, hidden), size);
-    int64_t wide = most(3 * size, hidden), count = most(step->room, step->columns);
-    int64_t numbers = rows * (width + wide + (block->gate.weights ? hidden : 0) + size) + count + 64;
-    char *memory = malloc(numbers * 4 + count * 8 + rows * (reads + 8) + 256);
-    if (!memory) return 1;
     Scratch scratch;
-    scratch.offsets = (int64_t *)memory;
-    scratch.normed = (float *)(scratch.offsets + count);
-    scratch.wide = scratch.normed + rows * width;
-    scratch.context = scratch.wide + rows * wide;
-    scratch.scores = scratch.context + rows * size;
-    scratch.gated = scratch.scores + count;
-    scratch.rounded = (char *)memory + count * 8 + numbers * 4;
-    After after = {0, NULL, step->threads};
-    multiply(&block->every, enter(block, 0, x, rows, &scratch), rows, scratch.wide, &after, scratch.rounded);
-    attend_back(block, step, scratch.wide, scratch.context, scratch.offsets, scratch.scores);
-    leave(block, 0, &block->result, scratch.context, rows, x, step->threads, &scratch);
-    if (block->asks.weights) {
-        multiply(&block->asks, enter(block, 1, x, rows, &scratch), rows, scratch.wide, &after, scratch.rounded);
-        attend_up(block, step, scratch.wide, scratch.context, scratch.offsets, scratch.scores);
-        leave(block, 1, &block->answers, scratch.context, rows, x, step->threads, &scratch);
-    }
-    think(block, rows, x, step->threads, &scratch);
-    free(memory);
+    if (!spread(block, step, &scratch)) return 1;
+    pass(block, step, x, &scratch);
+    free(scratch.offsets);
     return 0;
+}
+
+typedef struct {
+    const Block *blocks; /* all of the same sizes */
+    int64_t layers;
+    const Norm *last; /* of what the last block gives; NULL: none */
+    const Matrix *output;
+} Stack;
+
+/* One step of a search from rows (R D, written over) to the best next tokens of each; `rooms` and `memories` are keys and
+   values of each block, by turns. Nonzero: no memory. */
+int64_t transduce_propose(const Stack *stack, const Step *given, float *const *rooms, const float *const *memories,
+                          float *x, const Wanted *wanted) {
+    Step step = *given;
+    Scratch scratch;
+    if (!spread(stack->blocks, &step, &scratch)) return 1;
+    for (int64_t layer = 0; layer < stack->layers; layer++) {
+        step.keys = rooms[2 * layer], step.values = rooms[2 * layer + 1];
+        if (memories) step.memory_keys = memories[2 * layer], step.memory_values = memories[2 * layer + 1];
+        pass(stack->blocks + layer, &step, x, &scratch);
+    }
+    free(scratch.offsets);
+    if (stack->last) normalise(x, step.rows, stack->blocks->every.inputs, stack->last, x);
+    return find_best(stack->output, x, step.rows, wanted, step.threads);
 }
 
 #include "sources.h" /* last: it reads what is above */

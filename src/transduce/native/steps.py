@@ -41,7 +41,7 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "beams", "room", "reach")),
-        *((name, ctypes.c_void_p) for name in ("places", "owners", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("which", "places", "owners", "keys", "values")),
         ("columns", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("memory_keys", "memory_values", "shade")),
         ("threads", ctypes.c_int64),
@@ -120,7 +120,7 @@ class BlockStep:
             seen = (memory[0].data_ptr(), memory[1].data_ptr(), memory[2].data_ptr())
         step = Step(
             len(made), beams, owners.size(1), -1 if reach is None else reach,
-            places.data_ptr(), owners.data_ptr(), keys.data_ptr(), kept.data_ptr(),
+            None, places.data_ptr(), owners.data_ptr(), keys.data_ptr(), kept.data_ptr(),
             columns, *seen, torch.get_num_threads(),
         )  # fmt: skip
         if self.run(self.address, ctypes.addressof(step), made.data_ptr()):

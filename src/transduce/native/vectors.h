@@ -11,7 +11,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#if !defined(PORTABLE) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#if !defined(PORTABLE) && defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && \
+    defined(__AVX512VNNI__)
 
 #define LEVEL 3
 #define LANES 16
@@ -28,6 +29,13 @@ INLINE floats times(floats a, floats b) { return _mm512_mul_ps(a, b); }
 INLINE floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
 INLINE floats fused(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE float total(floats x) { return _mm512_reduce_add_ps(x); }
+INLINE void totals(const floats x[4], float *to) { /* of four at once, which takes a third of the instructions */
+    __m512 low = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    __m512 high = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xEE));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
 INLINE float largest(floats x) { return _mm512_reduce_max_ps(x); }
 INLINE floats size_of(floats x) { return _mm512_abs_ps(x); }
 INLINE wholes load_sums(const int32_t *from) { return _mm512_loadu_si512(from); }
@@ -132,6 +140,12 @@ INLINE wholes dot4(wholes sums, wholes inputs, wholes weights) {
 }
 INLINE void round_group(floats x, uint8_t *to) { EACH to[lane] = (uint8_t)(int8_t)lrintf(x.at[lane]); }
 
+#endif
+
+#if LEVEL < 3
+INLINE void totals(const floats x[4], float *to) {
+    for (int one = 0; one < 4; one++) to[one] = total(x[one]);
+}
 #endif
 
 /* e^x for x <= 0 in plain C that vectorises: 2^n (1 + ...) with n = round(x / ln 2), to some 1e-7 of the result. */

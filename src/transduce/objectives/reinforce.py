@@ -18,23 +18,25 @@ from transduce.objectives.objective import Loss, Model, Objective, Weight, likel
 class Reinforce(Objective):
     """cross-entropy, and draws of attention that learn by reward less a learned baseline (Williams 1992, Xu 2015)
 
-    CE - weight * sum_t (r_t - b_t) log p(row_t) + sum_t (b_t - r_t)^2, no gradient through r - b in the middle term:
-    with weight 1 its mean over draws is the gradient of the expected cross-entropy. r_t is the log-probability of the
+    CE - weight * sum_t (r_t - b_t) log p(row_t) + sum_t (b_t - r_t)^2 - entropy * sum_t H(p_t), no gradient through
+    r - b in the middle term: with weight 1 its mean over draws is the gradient of the expected cross-entropy, less
+    `entropy` times how undecided the draws are, so that none is given up early. r_t is the log-probability of the
     gold from step t on (`rest`), for each token that is left; `step` takes step t alone: less noise, and exact where a
     draw changes nothing later (luong without input feeding). b_t is a linear map of what the output layer read one
     step before: what it reads at t has seen the draw, and a baseline that knows the draw would pull the mean away.
     """
 
-    parts = ("nll", "baseline")
+    parts = ("nll", "baseline", "entropy")
 
     def __init__(
         self,
         *,
         weight: Weight = 1.0,
         reward: Literal["rest", "step"] = "rest",
+        entropy: Weight = 0.002,  # for each draw, in nats; of the code of Xu 2015
         label_smoothing: Rate = 0.0,  # the reward is the plain log-probability, and so is what it rewards
     ) -> None:
-        self.weight, self.reward, self.label_smoothing = weight, reward, label_smoothing
+        self.weight, self.reward, self.entropy, self.label_smoothing = weight, reward, entropy, label_smoothing
         self.baseline: nn.Module | None = None
 
     def beside(self, width: int) -> nn.Module:
@@ -65,8 +67,10 @@ class Reinforce(Objective):
         # Row sums are exactly 1 and have the gradient of log p(row); without their value the loss stays readable.
         draws = step.attention.cross.float().sum(-1)  # B L H T
         taught = (advantage[:, None, None] * (draws - draws.detach())).sum()
-        parts = {"nll": found.nll.detach(), "baseline": missed.detach()}
-        return Loss(found.smoothed - self.weight * taught + missed, parts)
+        told = step.attention.entropy  # B L H T
+        spread = missed.new_zeros(()) if told is None else (told.float() * mask[:, None, None]).sum()
+        parts = {"nll": found.nll.detach(), "baseline": missed.detach(), "entropy": spread.detach()}
+        return Loss(found.smoothed - self.weight * taught + missed - self.entropy * spread, parts)
 
     def _guess(self, step: Step, reward: Tensor) -> Tensor:
         """B T: what the baseline expects before each draw; 0 where there is no baseline."""

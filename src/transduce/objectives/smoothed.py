@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.layers.scoring import spaced
 from transduce.native import training as native_training
 
 IGNORED = -100  # where the target is padding
@@ -50,14 +51,15 @@ class Smoothed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         scores, gold, sums = ctx.saved_tensors
         size, eps = scores.size(1), ctx.smoothing
-        result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if scores.is_cuda:
             from transduce.objectives.kernels import write_rows
 
+            result = spaced(len(gold), size, scores) if scores.stride(0) > size else torch.empty_like(scores)
             write_rows[(len(gold),)](
                 scores, gold, sums, grads[0], result, scores.stride(0), result.stride(0), size, eps, block=4096
             )
             return result, None, None
+        result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if (kernels := native_training.kernels_for(scores)) is not None and scores.stride(1) == 1:
             slope = grads[0].float()
             native_training.write_rows(kernels, scores, gold, sums, slope, eps, result)

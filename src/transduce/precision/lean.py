@@ -18,8 +18,9 @@ from transduce.attention.blocks import Block, Blocks, KeysValues
 from transduce.attention.own import SelfAttention, View, shade
 from transduce.contracts import Position, Score
 from transduce.flow import Tree
-from transduce.layers.dense import ACTIVATIONS, FeedForward
+from transduce.layers.dense import FeedForward
 from transduce.layers.norm import LayerNorm
+from transduce.layers.products import ACTIVATIONS
 from transduce.layers.residual import Residual
 from transduce.native.library import library
 from transduce.native.steps import ACTIVATIONS as CODES
@@ -127,7 +128,7 @@ def _attend_sources(query: Tensor, keys: Tensor, values: Tensor, shade: Tensor, 
 def _whole(plain: Block, own: JointSelf) -> BlockStep | None:
     """All of a block as one call, where our own kernels read its matrices and know its activation."""
     think, cross = plain.feed_forward, plain.cross
-    activation = _named(think.activation)
+    activation = think.activation
     matrices = [own.all, own.output, think.grow, think.shrink, *([] if think.gate is None else [think.gate])]
     matrices += [cross.query, cross.output] if cross is not None else []
     norms: list[Any] = [(one.norm.weight, one.norm.bias, one.norm.eps) for one in plain.residuals]
@@ -151,15 +152,6 @@ def _whole(plain: Block, own: JointSelf) -> BlockStep | None:
     )
 
 
-def _named(activation: Reading) -> str | None:
-    """Its name on the shelf. A function with an option fixed was copied with the network: it is known by its parts."""
-
-    def parts(function: Any) -> tuple[Any, Any]:
-        return getattr(function, "func", function), getattr(function, "keywords", {})
-
-    return next((name for name, function in ACTIVATIONS.items() if parts(function) == parts(activation)), None)
-
-
 def _product(part: nn.Module | None) -> Any:
     return getattr(part, "product", None)
 
@@ -180,10 +172,10 @@ def _around(residual: Residual) -> tuple[Reading, Join]:
 
 def _thinking(part: FeedForward) -> Reading:
     shrink = _direct(part.shrink)
-    if part.gate is None and part.activation is F.relu:
+    if part.gate is None and part.activation == "relu":
         rectified = _direct(part.grow, rectified=True)
         return lambda values: shrink(rectified(values))
-    grow, activate = _direct(part.grow), part.activation
+    grow, activate = _direct(part.grow), ACTIVATIONS[part.activation]
     if part.gate is None:
         return lambda values: shrink(activate(grow(values)))
     gate = _direct(part.gate)

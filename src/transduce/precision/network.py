@@ -11,14 +11,17 @@ from torch import nn
 
 from transduce.attention.multihead import MultiHead
 from transduce.attention.own import SelfAttention
+from transduce.contracts import Position
 from transduce.errors import InputError
 from transduce.layers.stepping import STEPS
 from transduce.model import Transducer
 from transduce.native.library import library
 from transduce.precision.cells import PackedCells
+from transduce.precision.fused import fuse
 from transduce.precision.joint import JointMemory, JointSelf, projects
 from transduce.precision.lean import lean
 from transduce.precision.matrices import BFloat16, Float32, Int8, Packed
+from transduce.precision.proposing import proposing
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 KINDS: dict[str, type[Packed]] = {"fp32": Float32, "bf16": BFloat16, "int8": Int8}
@@ -36,9 +39,7 @@ def for_generation(network: Transducer, precision: Precision = "auto") -> Transd
     if device != "cpu":
         if precision == "int8":
             raise InputError(f"int8 is for the CPU, not for {device}", remedy="use precision bf16 or auto")
-        made = copy.deepcopy(network).eval().requires_grad_(False)
-        _replace(made, _prepared)
-        return made.bfloat16() if precision == "bf16" else made
+        return for_gpu(network, precision)
     kind = KINDS["fp32" if precision == "auto" else precision]
     if not _can_pack(kind):
         if precision == "bf16":
@@ -48,6 +49,21 @@ def for_generation(network: Transducer, precision: Precision = "auto") -> Transd
     _replace(made, _prepared)
     _replace(made, lambda parent, part: _packed(part, kind))
     lean(made)
+    _replace(made, lambda parent, part: proposing(part))
+    return made
+
+
+def for_gpu(network: Transducer, precision: Precision) -> Transducer:
+    """The same with joint projections and, in half precision, the steps of a search in few kernels."""
+    made = copy.deepcopy(network).eval().requires_grad_(False)
+    _replace(made, _prepared)
+    if precision == "bf16":
+        exact = [(part, dict(part._buffers)) for part in made.modules() if isinstance(part, Position)]
+        made = made.bfloat16()
+        for part, buffers in exact:  # in bf16 a place and the next one would be the same number from 256 on
+            part._buffers.update(buffers)
+    if next(made.parameters()).dtype in (torch.bfloat16, torch.float16):
+        fuse(made)
     return made
 
 

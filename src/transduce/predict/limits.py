@@ -11,6 +11,7 @@ from torch import nn
 from transduce.data.text import Tokenizer
 from transduce.errors import InputError
 from transduce.recipe import GenerationRecipe, Recipe, explain_error
+from transduce.shortlist import Shortlist
 
 
 def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> GenerationRecipe:
@@ -40,6 +41,15 @@ def check_draft(
         raise InputError("a draft serves greedy search", remedy="add --set strategy=greedy")
     if prefixes is not None:
         raise InputError("a draft begins where the output begins", remedy="leave out the draft, or the prefix")
+
+
+def check_shortlist(shortlist: Shortlist, own: tuple[Tokenizer, Tokenizer], *, drafted: bool, alone: bool) -> None:
+    """A list is of the model's own tokens, by those of a source; a draft would propose any."""
+    if drafted:
+        raise InputError("a draft proposes any token", remedy="leave out the draft, or the shortlist")
+    if alone:
+        raise InputError("a language model has no source to make a list from", remedy="leave the shortlist out")
+    shortlist.check(own)
 
 
 def reach(network: nn.Module, *, alone: bool, sourceless: bool) -> tuple[int, int]:

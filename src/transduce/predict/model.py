@@ -28,12 +28,13 @@ from transduce.explain.reread import Path, Rereader
 from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.language import go_on, score_running
 from transduce.model import Embedder, EncoderOnly, Transducer, speechless
-from transduce.predict.limits import change_settings, check_draft, reach
+from transduce.predict.limits import change_settings, check_draft, check_shortlist, reach
 from transduce.predict.results import PairScore, Prediction
 from transduce.predict.searching import Searcher
 from transduce.predict.texts import check_texts
 from transduce.predict.workers import spread
 from transduce.recipe import GenerationRecipe, Recipe
+from transduce.shortlist import Shortlist
 
 
 class Model:
@@ -84,17 +85,21 @@ class Model:
         prefixes: Sequence[str] | None = None,
         workers: int = 1,
         draft: Model | None = None,
+        shortlist: Shortlist | None = None,
         **settings: Any,
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
 
         With several workers so many batches are read at a time, on one core each: for many lines on a CPU. A draft is a
         quick model with the same tokens: it proposes, this one decides, and greedy search gives what it gives without.
+        With a shortlist each line is answered with the few tokens that its source may need.
 
         To a language model a line is the beginning of the text that it writes; an empty one is none.
         """
         chosen = self.settings(**settings)
         check_texts("generate", texts)
+        if shortlist is not None:
+            check_shortlist(shortlist, (self.source, self.target), drafted=draft is not None, alone=self.sourceless)
         if self.sourceless:
             if workers > 1:
                 raise InputError("a language model writes with one worker", remedy="leave workers out")
@@ -106,6 +111,7 @@ class Model:
         if draft is not None:
             given = prefixes or chosen.begun or None
             check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, given)
+        searcher = self.searcher if shortlist is None else self.searcher.listed(shortlist)
         most = min(chosen.max_source, self._reach[0])
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
@@ -122,7 +128,7 @@ class Model:
             asked = [sources[number] for number in numbers]
             if draft is not None:
                 return self.searcher.ahead(draft.network, asked, chosen)
-            return self.searcher.sources(asked, begun, chosen, numbers)
+            return searcher.sources(asked, begun, chosen, numbers)
 
         planned = ordered([len(sources[number]) for number in busy], chosen.batch_tokens)
         batches = [[busy[row] for row in rows] for rows in planned]

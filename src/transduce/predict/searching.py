@@ -13,9 +13,11 @@ from transduce.data.reading import Reading, Source
 from transduce.decoding.drafting import speculate
 from transduce.decoding.graphs import Graphs
 from transduce.decoding.loop import search
+from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis, Padded
 from transduce.model import Transducer
 from transduce.recipe import GenerationRecipe
+from transduce.shortlist import OutputRows, Shortlist, narrow
 
 Chooser = tuple[Strategy, tuple[Rule, ...]]
 
@@ -26,6 +28,7 @@ class Searcher:
     def __init__(self, network: Transducer, reading: Reading, reach: int, graphs: Graphs | None) -> None:
         self.network, self.reading, self.reach, self.graphs = network, reading, reach, graphs
         self._choosers: dict[GenerationRecipe, Chooser] = {}
+        self._listed: ListedSearcher | None = None
 
     @property
     def device(self) -> torch.device:
@@ -70,6 +73,12 @@ class Searcher:
             graphs=self.graphs,
         )
 
+    def listed(self, shortlist: Shortlist) -> ListedSearcher:
+        """The same over a shortlist; the last one is kept, as taking an output layer apart takes a moment."""
+        if self._listed is None or self._listed.shortlist is not shortlist:
+            self._listed = ListedSearcher(self, shortlist)
+        return self._listed
+
     def _longest(self, sources: Sequence[Source], settings: GenerationRecipe) -> Tensor:
         """B: most tokens of what is said of each."""
         lengths = torch.tensor([len(source) for source in sources])
@@ -80,3 +89,36 @@ class Searcher:
         if settings not in self._choosers:
             self._choosers[settings] = build.build_strategy(settings), tuple(build.build_rules(settings))
         return self._choosers[settings]
+
+
+class ListedSearcher(Searcher):
+    """The same over the few tokens that a shortlist gives each line. Its steps are not recorded: layers change."""
+
+    def __init__(self, whole: Searcher, shortlist: Shortlist) -> None:
+        super().__init__(whole.network, whole.reading, whole.reach, None)
+        self.shortlist, self._rows = shortlist, OutputRows(whole.network)
+
+    def batch(
+        self,
+        settings: GenerationRecipe,
+        batch: Batch,
+        longest: Tensor,  # B
+        prefixes: list[list[int]] | None,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        if batch.source is None or batch.source.ids is None or batch.extra:
+            raise InputError("a shortlist is for sources that are one text", remedy="leave it out")
+        if prefixes is None and settings.begun:
+            prefixes = [list(settings.begun)] * batch.size
+        allowed = self.shortlist.allowed(batch.source)
+        for row, prefix in enumerate(prefixes or []):  # what a line is given to say, it may say
+            allowed[row, prefix] = True
+        if settings.first is not None:
+            allowed[:, settings.first] = True
+        network = narrow(self._rows, allowed)
+        changes = {name: tuple(network.places(getattr(settings, name))) for name in ("begun", "never", "never_first")}
+        first = None if settings.first is None else network.places([settings.first])[0]
+        small = settings.model_copy(update={**changes, "first": first})
+        begun = None if prefixes is None else [network.places(prefix) for prefix in prefixes]
+        found = Searcher(network, self.reading, self.reach, None).batch(small, batch, longest, begun, numbers)
+        return [[network.named(one) for one in line] for line in found]

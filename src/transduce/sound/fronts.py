@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from transduce.contracts import Count, Front
 from transduce.errors import InputError
 from transduce.flow import Padded
-from transduce.layers.dense import ACTIVATIONS, dense
+from transduce.layers.dense import dense
+from transduce.layers.products import ACTIVATIONS
 
 KERNEL = 3
 

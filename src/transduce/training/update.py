@@ -136,6 +136,7 @@ class Update:
         numbers = torch.cat([gradients.sums, norm.to(gradients.sums)[None]])
         if ahead := self.ahead and count > 0:
             self._move(norm, rate, numbers)
+            self._forget()
         *sums, gradient_norm = numbers.tolist()  # the one wait for the device in an update
         total, *parts = self.processes.sum(sums)
         bad = "" if count else "no token was left to learn from"
@@ -143,7 +144,8 @@ class Update:
             bad = self._blame(work, step)
         if not bad and not ahead:
             self._move(norm, rate)
-        self._forget()
+        if bad or not ahead:
+            self._forget()
         named = dict(zip(self.objective.parts, parts, strict=True))
         lost = self._all_lost(gradients.lost) if lost_count else ()
         return Result(
@@ -202,7 +204,7 @@ class Update:
         """Adds one piece's gradient; None: out of memory."""
         try:
             seed_everything(self.settings.seed, step, piece.first)
-            factor = torch.tensor(1 / max(count, 1), device=self.device)
+            factor = torch.full((), 1 / max(count, 1), device=self.device)  # written there: nothing is waited for
             if self.recorder is not None:
                 return self.recorder(piece.batch, factor)
             return self._pass(piece.batch, factor, self.objective.at(step, self.settings.steps))
@@ -251,6 +253,8 @@ class Update:
         pieces = [small for piece in work.pieces for small in self._fitting(piece)]
         own = next((name for piece in pieces if (name := first_bad(self.model, run(piece)))), "")
         found = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]
+        if self.ahead:
+            self._gradients(work, step)  # which were forgotten already
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None and not parameter.grad.isfinite().all():
                 found.append(f"the gradient of {name}")

@@ -1,0 +1,168 @@
+"""Values and what a layer made of them in, their sum with dropout, its norm, or both out: one GPU kernel each way.
+
+By torch's own kernels such a sum in training is four passes over fp32 numbers, and its gradient six. Here what is read
+is read once, sums are made in fp32, and what a matrix will read leaves in its precision. What dropout left out follows
+from a seed, and is found again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from transduce.layers.products import column_sums
+from transduce.layers.traits import attached, narrow_kind
+
+MOST = 2**31  # numbers in a tensor: their places have 32 bits
+WIDEST = 8192  # a row is one tile
+
+
+def suits(values: Tensor, changes: Tensor | None = None) -> bool:
+    """Whether the kernels can be used: in training on a GPU, where no compiler does the same."""
+    alike = changes is None or (changes.shape == values.shape and changes.is_contiguous())
+    ready = values.is_cuda and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return ready and alike and values.is_contiguous() and 0 < values.numel() < MOST and values.size(-1) <= WIDEST
+
+
+def levels(norm: nn.Module) -> bool:
+    """Whether it is a norm of rows by their own numbers, and nothing hangs on it."""
+    return isinstance(norm, nn.LayerNorm | nn.RMSNorm) and not attached(norm)
+
+
+def level(norm: nn.Module, values: Tensor, changes: Tensor | None = None, rate: float = 0.0) -> Tensor:
+    """norm(values + dropout(changes)): ... D -> ... D"""
+    given: Any = norm
+    bias = getattr(given, "bias", None)
+    centred = isinstance(norm, nn.LayerNorm)
+    result: Tensor = _Level.apply(values, changes, given.weight, bias, rate, given.eps, centred, False)[1]
+    return result
+
+
+def level_both(norm: nn.Module, values: Tensor, changes: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """values + dropout(changes), and the norm of it"""
+    given: Any = norm
+    bias = getattr(given, "bias", None)
+    centred = isinstance(norm, nn.LayerNorm)
+    total, result = _Level.apply(values, changes, given.weight, bias, rate, given.eps, centred, True)
+    return total, result
+
+
+def add(values: Tensor, changes: Tensor, rate: float) -> Tensor:
+    """values + dropout(changes)"""
+    result: Tensor = _Add.apply(values, changes, rate)
+    return result
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, changes: Tensor, rate: float) -> Tensor:
+        from transduce.layers.kernels import add_rows
+
+        seed, limit, factor = _draw(values, rate)
+        result = torch.empty_like(values)
+        add_rows[(_tiles(values),)](values, changes, seed, result, values.numel(), limit, factor, rate > 0, block=TILE)
+        ctx.save_for_backward(seed)
+        ctx.rate, ctx.kind = rate, changes.dtype
+        return result
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        from transduce.layers.kernels import drop_rows
+
+        slopes = grads[0].contiguous()
+        if not ctx.rate:
+            return slopes, slopes.to(ctx.kind), None
+        limit, factor = _scale(ctx.rate)
+        result = torch.empty_like(slopes, dtype=ctx.kind)
+        seed = ctx.saved_tensors[0]
+        drop_rows[(_tiles(slopes),)](slopes, seed, result, slopes.numel(), limit, factor, block=TILE)
+        return slopes, result, None
+
+
+class _Level(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        changes: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        rate: float,
+        epsilon: float | None,
+        centred: bool,
+        both: bool,
+    ) -> tuple[Tensor | None, Tensor]:
+        from transduce.layers.kernels import level_rows
+
+        width = values.size(-1)
+        count = values.numel() // width
+        seed, limit, factor = _draw(values, rate if changes is not None else 0.0)
+        drops = changes is not None and rate > 0
+        means, scales = values.new_empty(2, count, dtype=torch.float32)
+        result = torch.empty_like(values, dtype=narrow_kind(values))
+        total = torch.empty_like(values) if both else None
+        block, rows, warps = _shape(width)
+        small = torch.finfo(values.dtype).eps if epsilon is None else epsilon
+        level_rows[(-(-count // rows),)](
+            values, changes, seed, weight, bias, total, result, means, scales, count, limit, factor, small,
+            width=width, drops=drops, centred=centred, block=block, rows=rows, num_warps=warps,
+        )  # fmt: skip
+        ctx.save_for_backward(values, changes, weight, seed, means, scales)
+        ctx.rate, ctx.drops, ctx.centred, ctx.bias = rate, drops, centred, None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
+        return total, result
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, beside: Tensor | None, slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        from transduce.layers.kernels import level_slopes
+
+        values, changes, weight, seed, means, scales = ctx.saved_tensors
+        width = values.size(-1)
+        slopes = torch.zeros_like(values) if slopes is None else slopes.contiguous()
+        beside = None if beside is None else beside.contiguous()
+        count = values.numel() // width
+        limit, factor = _scale(ctx.rate)
+        block, rows, warps = _shape(width)
+        programs = min(-(-count // rows), 8 * _units(values.device))
+        to_values, to_changes = torch.empty_like(values), None if changes is None else torch.empty_like(changes)
+        sums = values.new_empty(programs, 2 * width, dtype=torch.float32)  # for the weight, and for the bias
+        level_slopes[(programs,)](
+            slopes, beside, values, changes, seed, weight, means, scales, to_values, to_changes, sums,
+            count, limit, factor,
+            width=width, drops=ctx.drops, centred=ctx.centred, block=block, rows=rows, num_warps=warps,
+        )  # fmt: skip
+        to_weight, to_bias = column_sums(sums)[1].chunk(2)
+        for_bias = None if ctx.bias is None else to_bias.to(ctx.bias)
+        return to_values, to_changes, to_weight.to(weight.dtype), for_bias, None, None, None, None
+
+
+TILE = 1024
+
+
+def _tiles(values: Tensor) -> int:
+    return -(-values.numel() // TILE)
+
+
+def _shape(width: int) -> tuple[int, int, int]:
+    """Numbers of a tile's row, its rows, and the warps that work on it."""
+    block = max(16, 1 << (width - 1).bit_length())
+    return block, max(1, 1024 // block), 2 if block <= 1024 else 4 if block <= 2048 else 8
+
+
+def _scale(rate: float) -> tuple[int, float]:
+    """Below which of 2 ** 32 draws a number is left out, and by what the others grow."""
+    return min(int(rate * 2**32), 2**32 - 1), 1 / (1 - rate) if rate < 1 else 0.0
+
+
+def _draw(values: Tensor, rate: float) -> tuple[Tensor, int, float]:
+    seed = torch.empty(1, dtype=torch.long, device=values.device)
+    return (seed.random_() if rate else seed), *_scale(rate)
+
+
+def _units(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

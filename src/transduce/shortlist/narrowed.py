@@ -1,0 +1,129 @@
+"""A network and the tokens a batch may need in, the same network out with an output layer of those rows alone.
+
+Ids inside such a network are places in the list; the special tokens come first in both, so they keep their numbers.
+What a line may not use has no chance: its scores are those of its own list, whatever lines stand beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transduce.contracts import Asked
+from transduce.errors import InputError
+from transduce.flow import Batch, Hypothesis, Proposal, State, Step
+from transduce.layers.embedding import Output
+from transduce.layers.traits import attached
+from transduce.model import Transducer
+from transduce.precision.matrices import Packed
+
+LARGE = 2.0**60  # beside which a bias vanishes: LARGE w + b = LARGE w
+FORBIDDEN = "forbidden"
+
+
+class OutputRows:
+    """The output layer of a network as plain rows, taken apart once: any choice of them is a layer again."""
+
+    def __init__(self, network: Transducer) -> None:
+        output = getattr(getattr(network, "decoder", None), "output", None)
+        if not isinstance(output, Output):
+            raise InputError(
+                "a shortlist needs scores that are those of one output layer",
+                remedy="leave it out: this model copies, listens to paths, or has no decoder",
+            )
+        self.network: Any = network  # of any kind that has a decoder with an output
+        self.layer: nn.Module = output.layer
+        self.weight, self.bias = _taken_apart(output.layer)
+
+    def chosen(self, ids: Tensor) -> nn.Module:
+        """The layer with these rows alone, packed as it was."""
+        chosen = nn.Linear(self.weight.size(1), len(ids), device="meta")  # which draws no weights
+        chosen.weight = nn.Parameter(self.weight[ids], requires_grad=False)
+        chosen.bias = nn.Parameter(self.bias[ids], requires_grad=False)
+        return type(self.layer)(chosen) if isinstance(self.layer, Packed) else chosen
+
+    def network_of(self, ids: Tensor) -> Transducer:
+        """The network with such a layer in place of its own; all other parts are shared."""
+        made: nn.Module = self.chosen(ids)
+        decoder = self.network.decoder
+        for part, name in ((decoder.output, "layer"), (decoder, "output"), (self.network, "decoder")):
+            twin = copy.copy(part)
+            twin._modules = {**part._modules, name: made}
+            made = twin
+        assert isinstance(made, Transducer)
+        return made
+
+
+def _taken_apart(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """W (V D) and b (V) of what computes W x + b, whatever order it keeps them in: W is what it makes of unit vectors.
+
+    Whole numbers of 8 bits come out as their scales times them, and are rounded to the same ones again.
+    """
+    if type(layer) is nn.Linear and not attached(layer):
+        assert layer.bias is not None
+        return layer.weight.detach(), layer.bias.detach()
+    first = next(layer.parameters(), None)
+    like = torch.zeros(0) if first is None else first
+    width = int(layer.in_features)  # type: ignore[arg-type]
+    with torch.inference_mode(False), torch.no_grad():
+        units = torch.eye(width, dtype=like.dtype, device=like.device) * LARGE
+        bias = layer(torch.zeros_like(units[:1]))[0]
+        return (layer(units).t() / LARGE).contiguous(), bias
+
+
+class Narrowed(Transducer):
+    """A network that speaks the tokens of a list, by their places in it."""
+
+    def __init__(self, inner: Transducer, ids: Tensor, forbidden: Tensor | None) -> None:
+        super().__init__()
+        self.inner, self.ids = inner, ids
+        self.forbidden = forbidden  # B V: where the lines of a batch have different lists
+
+    def start(self, batch: Batch) -> State:
+        state = self.inner.start(batch)
+        if self.forbidden is None:
+            return state
+        # It leaves with its line; a search may write over what a state has.
+        return replace(state, fixed={**state.fixed, FORBIDDEN: self.forbidden.clone()})
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        step = self.inner.advance(self.ids[tokens], state, mask, with_attention=with_attention)
+        if self.forbidden is None:
+            return step
+        forbidden = state.fixed[FORBIDDEN].repeat_interleave(state.beams, 0)[:, None]  # R 1 V
+        return replace(step, logits=step.logits.masked_fill(forbidden, -torch.inf))
+
+    @property
+    def proposes(self) -> bool:
+        """Where all lines have one list: the best of it are the best of each line."""
+        return self.forbidden is None and self.inner.proposes
+
+    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+        return self.inner.propose(self.ids[tokens], state, asked)
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return self.inner.reserve(state, more, beams)
+
+    def places(self, tokens: Sequence[int]) -> list[int]:
+        """Where those of the tokens stand that are in the list."""
+        return [int(place) for token in tokens for place in (self.ids == token).nonzero().flatten()]
+
+    def named(self, found: Hypothesis) -> Hypothesis:
+        """The hypothesis in the ids of the whole vocabulary."""
+        return replace(found, ids=tuple(self.ids[list(found.ids)].tolist()))
+
+
+def narrow(rows: OutputRows, allowed: Tensor) -> Narrowed:
+    """allowed (B V) -> a network over all that any line may use, in which each line has its own."""
+    ids = allowed.any(0).nonzero().flatten()
+    device = rows.weight.device
+    several = bool((allowed != allowed[:1]).any())
+    forbidden = ~allowed[:, ids].to(device) if several else None
+    return Narrowed(rows.network_of(ids.to(device)), ids.to(device), forbidden)

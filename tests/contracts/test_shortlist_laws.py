@@ -1,0 +1,113 @@
+"""A list of tokens changes nothing but what may be said: every model whose scores are those of one output layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contract_standins import SIZE, example_batch
+from torch import Tensor, nn
+
+from transduce.build import build_model, complete_recipe
+from transduce.decoders import DECODERS
+from transduce.decoding.loop import search
+from transduce.decoding.strategies import Beam, Greedy
+from transduce.errors import InputError
+from transduce.flow import Batch, Hypothesis
+from transduce.layers.embedding import Output
+from transduce.model import Transducer
+from transduce.native.library import library
+from transduce.precision import for_generation
+from transduce.recipe import parse
+from transduce.shortlist import OutputRows, narrow
+from transduce.shortlist.narrowed import Narrowed
+
+LENGTHS = [(5, 4), (2, 3), (7, 1), (1, 2)]
+
+
+def lists(rows: int, seed: int = 0) -> Tensor:
+    """B V: the special tokens and about half of the others."""
+    allowed = torch.rand(rows, SIZE, generator=torch.Generator().manual_seed(seed)) < 0.5
+    allowed[:, :4] = True
+    return allowed
+
+
+def speaks(model: nn.Module) -> bool:
+    return isinstance(getattr(getattr(model, "decoder", None), "output", None), Output)
+
+
+def test_scores_are_the_models_own_over_the_list(case: str, model: Transducer, batch: Batch) -> None:
+    model = model.eval()
+    if not speaks(model):
+        with pytest.raises(InputError, match="output layer"):
+            OutputRows(model)
+        return
+    allowed = lists(batch.size)
+    small = narrow(OutputRows(model), allowed)
+    given = batch.inputs.values % 4  # special tokens are known to both
+    with torch.inference_mode():
+        whole = model.advance(given, model.start(batch)).logits
+        few = small.advance(given, small.start(batch)).logits
+    wanted = whole.masked_fill(~allowed[:, None], -torch.inf).log_softmax(-1)[..., small.ids]
+    torch.testing.assert_close(few.log_softmax(-1), wanted, rtol=1e-4, atol=1e-4)
+
+
+def found(rows: OutputRows, batch: Batch, allowed: Tensor, width: int) -> list[Hypothesis]:
+    small = narrow(rows, allowed)
+    strategy = Greedy() if width == 1 else Beam(width=width, length_penalty=1.0)
+    lines = search(small, batch, strategy, longest=torch.full((batch.size,), 12), best=1)
+    return [small.named(line[0]) for line in lines]
+
+
+def make(decoder: str) -> Transducer:
+    torch.manual_seed(1)
+    part = {"kind": decoder, "width": 16, "layers": 2}
+    recipe = complete_recipe(parse({"model": {"encoder": {"kind": "transformer", "width": 16}, "decoder": part}}))
+    model = build_model(recipe.model, SIZE, SIZE).eval()
+    for parameter in model.parameters():  # an untrained model hardly chooses; this one does
+        parameter.data *= 2
+    return model
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("precision", [None, "fp32", "int8"])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_line_says_the_same_alone_and_beside_others(decoder: str, precision: str | None, width: int) -> None:
+    if precision == "int8" and library() is None:
+        pytest.skip("torch's kernels round all rows of a call by one scale")
+    model, batch = make(decoder), example_batch(LENGTHS)
+    model = model if precision is None else for_generation(model, precision)  # type: ignore[arg-type]
+    rows, allowed = OutputRows(model), lists(len(LENGTHS))
+    together = found(rows, batch, allowed, width)
+    for number, one in enumerate(together):
+        row = torch.tensor([number])
+        alone = found(rows, batch.select(row), allowed[row], width)[0]
+        assert alone.ids == one.ids
+        assert alone.token_scores == pytest.approx(one.token_scores, abs=1e-4)
+        assert set(one.ids) <= set(allowed[number].nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("precision", [None, "fp32", "bf16", "int8"])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_with_every_token_nothing_changes(decoder: str, precision: str | None) -> None:
+    model, batch = make(decoder), example_batch(LENGTHS)
+    model = model if precision is None else for_generation(model, precision)  # type: ignore[arg-type]
+    every = torch.ones(len(LENGTHS), SIZE, dtype=torch.bool)
+    plain = search(model, batch, Beam(width=3, length_penalty=1.0), longest=torch.full((4,), 12), best=1)
+    few = found(OutputRows(model), batch, every, 3)
+    for one, wanted in zip(few, plain, strict=True):
+        assert one.ids == wanted[0].ids
+        assert one.token_scores == pytest.approx(wanted[0].token_scores, abs=1e-5)
+
+
+def test_a_packed_layer_is_smaller_and_packed() -> None:
+    """What makes it faster: were the whole layer read and cut afterwards, outputs would be the same."""
+    model = for_generation(make("transformer"), "int8")
+    rows = OutputRows(model)
+    small = narrow(rows, lists(1))
+    assert isinstance(small, Narrowed)
+    layer = small.inner.decoder.output.layer  # type: ignore[union-attr]
+    assert type(layer) is type(rows.layer)
+    assert layer.out_features == len(small.ids) < SIZE
+    assert model.decoder.output.layer.out_features == SIZE  # type: ignore[union-attr]
+    assert small.proposes == model.proposes  # no slower way is taken for a line alone
+    assert small.inner.decoder.blocks is model.decoder.blocks  # type: ignore[union-attr]

@@ -1,0 +1,205 @@
+"""A decoder whose steps are fused says what the plain one says; no decoder that fits falls back in silence."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from transduce.attention.positions import Learned, NoPosition, Rotary, Sinusoidal
+from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoding.graphs import Graphs, copy_into, copy_together, tensors_of
+from transduce.decoding.loop import search
+from transduce.decoding.rules import MinLength
+from transduce.decoding.strategies import Beam, Greedy
+from transduce.encoders.transformer import TransformerEncoder
+from transduce.flow import EOS, Batch, Padded
+from transduce.layers.embedding import Embedding, Output
+from transduce.model import DecoderOnly, EncoderDecoder, Transducer
+from transduce.precision import fused, network
+from transduce.precision.fused import FusedDecoder, fuse
+from transduce.precision.rows import Plain
+
+VOCABULARY, WIDTH = 40, 64
+COMMON: dict[str, Any] = {"layers": 2, "width": WIDTH, "heads": 2, "hidden": 96, "dropout": 0.0}
+SHAPES: dict[str, dict[str, Any]] = {
+    "before": {},
+    "after": {"norm": "after"},
+    "gelu": {"norm": "after", "activation": "gelu", "position": partial(Learned, longest=24)},
+    "gated": {"activation": "silu", "gated": True, "bias": False},
+    "gated after": {"norm": "after", "activation": "gelu_tanh", "gated": True},
+    "few keys": {"key_heads": 1, "position": NoPosition},
+    "reach": {"reach": 2, "norm": "after"},
+    "entry before": {"embedding_norm": True},
+    "entry after": {"embedding_norm": True, "norm": "after", "epsilon": 1e-3},
+    "narrow heads": {"head_width": 32, "heads": 4},
+}
+
+
+def build(options: dict[str, Any], *, alone: bool = False) -> Transducer:
+    """Random numbers everywhere, norms and biases too: a part that is left out must show."""
+    options = {**COMMON, **options}
+    table = Embedding(VOCABULARY, WIDTH)
+    decoder = TransformerDecoder(table, Output(WIDTH, VOCABULARY, table), 0 if alone else WIDTH, **options)
+    made: Transducer = DecoderOnly(decoder)
+    if not alone:
+        plain = {name: value for name, value in options.items() if name not in ("reach", "key_heads", "head_width")}
+        made = EncoderDecoder(TransformerEncoder(table, **{**plain, "heads": 2}), decoder)
+    for name, parameter in made.named_parameters():
+        if "table" not in name:
+            nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.2)
+    return made.eval()
+
+
+class Counting(Plain):
+    """Tells what it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def product(self, *given: Any) -> Any:
+        self.calls["product"] += 1
+        return super().product(*given)
+
+    def look(self, *given: Any) -> Any:
+        self.calls["look"] += 1
+        return super().look(*given)
+
+    def best(self, *given: Any) -> Any:
+        self.calls["best"] += 1
+        return super().best(*given)
+
+
+def pair(model: Transducer) -> tuple[Transducer, Transducer, Counting]:
+    """The plain network and the fused one, and a count of what the latter does."""
+    network._replace(model, network._prepared)
+    made, counting = copy.deepcopy(model), Counting()
+    assert fuse(made) == COMMON["layers"]
+    made.decoder.pieces = counting  # type: ignore[union-attr]
+    return model, made, counting
+
+
+def sources(alone: bool = False) -> Batch:
+    ids = torch.randint(4, VOCABULARY, (3, 7))
+    mask = torch.arange(7) < torch.tensor([[7], [5], [2]])
+    return Batch(Padded(ids * mask, mask))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["with memory", "alone"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_steps_are_those_of_the_plain_blocks_and_beams_read_each_other(shape: str, alone: bool) -> None:
+    plain, quick, counting = pair(build(SHAPES[shape], alone=alone))
+    beams, batch = 3, sources()
+    with torch.inference_mode():
+        states = []
+        for model in (plain, quick):
+            first = model.advance(torch.ones(3, 1, dtype=torch.long), model.start(batch))
+            states.append(model.reserve(first.state, 8, beams).repeat(beams))
+        for number in range(6):
+            tokens = torch.randint(4, VOCABULARY, (9, 1))
+            one, two = (model.advance(tokens, state) for model, state in zip((plain, quick), states, strict=True))
+            torch.testing.assert_close(two.logits, one.logits, atol=2e-4, rtol=1e-4)
+            torch.testing.assert_close(two.hidden, one.hidden, atol=2e-4, rtol=1e-4)
+            for name, value in one.state.past.items():
+                assert torch.equal(two.state.past[name], value)
+            order = (torch.randint(0, beams, (3, beams)) + torch.arange(3)[:, None] * beams).flatten()
+            states = [one.state.reorder(order), two.state.reorder(order)]
+            assert counting.calls["look"] == COMMON["layers"] * (number + 1)
+        for before, after in zip(states[0].fixed["room"], states[1].fixed["room"], strict=True):
+            torch.testing.assert_close(after, before, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+@pytest.mark.parametrize("shape", ["before", "after"])
+def test_a_search_finds_the_same(shape: str, strategy: Any) -> None:
+    plain, quick, counting = pair(build(SHAPES[shape]))
+    batch, longest = sources(), torch.tensor([9, 12, 40])
+    found = [search(model, batch, strategy, longest=longest) for model in (plain, quick)]
+    assert [[one.ids for one in row] for row in found[0]] == [[one.ids for one in row] for row in found[1]]
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-3)
+    assert counting.calls["look"] > 0
+
+
+class Written:
+    """A recording without a GPU: each kind of step is kept as it was first met, and writes into the same buffers."""
+
+    def __init__(self, begin: Any, given: Any, *, steady: bool) -> None:
+        self.values = begin(given)
+        self.buffers, self.steps = tensors_of(self.values), {}
+
+    def learn(self, step: Any, said: int, kind: Any) -> None:
+        run = partial(step, self.values, said)
+        self.steps[kind] = SimpleNamespace(replay=lambda: copy_together(self.buffers, tensors_of(run())))
+
+    def start(self, begin: Any, given: Any) -> None:
+        copy_into(self.buffers, tensors_of(begin(given)))
+
+
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+    plain, quick, counting = pair(build(SHAPES["after"]))
+    plain.decoder.output.layer.bias.data[EOS] = quick.decoder.output.layer.bias.data[EOS] = 9.0  # type: ignore[union-attr]
+    asked: dict[str, Any] = {"longest": torch.tensor([9, 12, 20]), "rules": (MinLength(4),)}
+    graphs, wanted = Graphs(), search(plain, batch := sources(), strategy, **asked)
+    for _ in range(2):
+        found = search(quick, batch, strategy, **asked, graphs=graphs)
+        assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
+    (recording,) = graphs.recordings.values()
+    assert list(recording.steps) == [(0, 1, EOS), (0, 1)]  # before the least length, and after
+    assert all(len(row[0].ids) >= 5 for row in found)
+    assert counting.calls["best"] > graphs.replayed > 0
+
+
+def test_what_is_asked_beside_a_step_goes_the_plain_way() -> None:
+    plain, quick, counting = pair(build(SHAPES["after"]))
+    batch, tokens = sources(), torch.randint(4, VOCABULARY, (3, 5))
+    with torch.inference_mode():
+        states = [model.reserve(model.start(batch), 8, 1) for model in (plain, quick)]
+        whole = [model.advance(tokens, model.start(batch), with_attention=True) for model in (plain, quick)]
+        looked = quick.advance(tokens[:, :1], states[1])
+        torch.testing.assert_close(looked.logits, plain.advance(tokens[:, :1], states[0]).logits, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(whole[1].logits, whole[0].logits)
+    assert whole[1].attention is not None
+    assert counting.calls["look"] == COMMON["layers"]
+
+
+def test_more_rows_than_pay_go_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, quick, counting = pair(build(SHAPES["before"]))
+    monkeypatch.setattr(fused, "ROWS", 2)
+    search(quick, sources(), Greedy(), longest=torch.tensor([3, 3, 3]))
+    assert not counting.calls["look"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"position": Rotary}, {"normalisation": "rms"}, {"own": "ssru"}, {"heads": 4}, {"projections": "none"}]
+)
+def test_other_kinds_stay_as_they_are(options: dict[str, Any]) -> None:
+    model = build({**options, "position": options.get("position", Sinusoidal)})
+    network._replace(model, network._prepared)
+    assert fuse(model) == 0
+    assert type(model.decoder) is TransformerDecoder  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("shape", ["before", "after"])
+def test_a_network_made_ready_for_a_gpu_is_fused_and_places_keep_their_digits(shape: str) -> None:
+    model = build(SHAPES[shape])
+    made = network.for_gpu(model, "bf16")
+    assert isinstance(made.decoder, FusedDecoder)  # type: ignore[union-attr]
+    assert len(made.decoder.fused) == COMMON["layers"]  # type: ignore[union-attr]
+    assert {one.dtype for one in made.parameters()} == {torch.bfloat16}
+    place: Any = made.decoder.position  # type: ignore[union-attr]
+    assert place.frequencies.dtype == torch.float32  # in bf16 the places from 256 on would fall together
+    asked = torch.arange(200, 203)[None]
+    exact = model.decoder.position.add(torch.zeros(1, 3, WIDTH), asked)  # type: ignore[union-attr]
+    torch.testing.assert_close(made.decoder.waves[200:203].float(), exact[0], atol=5e-3, rtol=0)  # type: ignore[union-attr]
+    found = search(made, sources(), Greedy(), longest=torch.tensor([6, 6, 6]))
+    assert all(len(row[0].ids) == 6 or row[0].ids[-1] == EOS for row in found)
+    assert type(network.for_gpu(model, "fp32").decoder) is TransformerDecoder  # type: ignore[union-attr]

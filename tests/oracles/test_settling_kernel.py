@@ -1,0 +1,121 @@
+"""One kernel after a choice leaves a search as the loop's own operations do: on a GPU, or by Triton's interpreter.
+
+TRITON_INTERPRET=1 python -m pytest tests/oracles/test_settling_kernel.py
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from test_fused_steps import SHAPES, build, sources
+
+from transduce.contracts import Choice, Strategy
+from transduce.decoding import loop, settling
+from transduce.decoding.loop import Live, Paths, search
+from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
+from transduce.flow import EOS, State
+from transduce.precision.fused import fuse
+from transduce.precision.network import for_gpu
+from transduce.precision.rows import Kernels
+
+
+@pytest.mark.parametrize(
+    ("strategy", "wanted"),
+    [(Greedy(), 0.0), (Beam(width=3, length_penalty=0.6), 0.6), (Sample(width=2), 0.0), (FullBeam(width=3), None)],
+    ids=lambda given: type(given).__name__,
+)
+def test_only_ranks_by_length_are_the_kernels(strategy: Strategy, wanted: float | None) -> None:
+    assert settling.power(strategy) == wanted
+
+    class Other(Beam):
+        def rank(self, totals: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return totals
+
+    assert settling.power(Other(width=2)) is None
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HERE = find_spec("triton") is not None and (INTERPRETED or torch.cuda.is_available())
+needs_kernels = pytest.mark.skipif(not HERE, reason="there is neither a GPU nor the interpreter")
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+def searching(sources: int, beams: int, room: int) -> Live:
+    empty = torch.zeros(sources, beams)
+    none = torch.zeros(sources, beams, room, dtype=torch.long)
+    made = Live(
+        state=State({}, {"x": torch.arange(sources * beams)}, beams),
+        history=none,
+        scores=none.float(),
+        totals=empty,
+        lengths=torch.zeros(sources, dtype=torch.long),
+        longest=torch.randint(2, room, (sources,)),
+        begun=torch.zeros(sources, dtype=torch.long),
+        drawn=torch.zeros(sources, dtype=torch.long),
+        finished=Paths(none, none.float(), empty - torch.inf, empty.long(), empty.bool()),
+        noise=None,
+    )
+    return moved(made)
+
+
+def moved(value: Any) -> Any:
+    """The same on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(DEVICE)
+    if isinstance(value, State):
+        return State({}, {"x": value.past["x"].to(DEVICE)}, value.beams)
+    return replace(value, **{name: moved(one) for name, one in vars(value).items() if one is not None})
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "strategy",
+    [Greedy(), Beam(width=2, length_penalty=1.0), Beam(width=5, length_penalty=0.6), Beam(width=3, length_penalty=0.0)],
+    ids=["greedy", "beam 2", "beam 5", "no penalty"],
+)
+@pytest.mark.parametrize("enough", [1, None])
+def test_a_search_goes_on_the_same(strategy: Strategy, enough: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, beams, room = 4, strategy.width, 70
+    monkeypatch.setattr(settling, "suits", lambda *_: False)
+    live, asked, ends = searching(sources, beams, room), enough or strategy.width, 0
+    for _ in range(9):
+        totals = (live.totals - torch.rand(sources, beams, device=DEVICE)).sort(1, descending=True).values
+        tokens = torch.randint(EOS, EOS + 4, (sources, beams), device=DEVICE)
+        parents = torch.randint(0, beams, (sources, beams), device=DEVICE)
+        choice, chosen = Choice(parents, tokens, totals), torch.randn(sources, beams, device=DEVICE)
+        wanted = loop._advance(strategy, live, choice, chosen, asked)
+        found = settling.settled(live, choice, chosen, strategy, asked)
+        for name in ("history", "scores", "totals", "lengths", "drawn"):
+            torch.testing.assert_close(getattr(found, name), getattr(wanted, name), msg=name)
+        paths = Paths(*found.finished)
+        for name in ("ranks", "complete"):
+            torch.testing.assert_close(getattr(paths, name), getattr(wanted.finished, name), msg=name)
+        there = paths.ranks > -torch.inf
+        for name in ("ids", "scores", "lengths"):
+            torch.testing.assert_close(getattr(paths, name)[there], getattr(wanted.finished, name)[there], msg=name)
+        offsets = torch.arange(sources, device=DEVICE)[:, None] * beams
+        assert torch.equal(found.rows, (parents + offsets).flatten())
+        live, ends = wanted, ends + int(there.sum())
+    assert ends > 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=3)], ids=["greedy", "beam"])
+def test_a_whole_search_by_kernels_finds_the_same(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Any = build(SHAPES["after"]).to(DEVICE, torch.float32 if INTERPRETED else torch.float16)
+    made = for_gpu(made, "auto")
+    fuse(made)
+    made.decoder.pieces = Kernels()
+    batch, longest = sources().to(DEVICE), torch.tensor([5, 6, 7])
+    found = []
+    for on in (True, False):
+        monkeypatch.setattr(settling, "suits", lambda *_, on=on: on)
+        found.append(search(made, batch, strategy, longest=longest))
+    assert [[one.ids for one in row] for row in found[0]] == [[one.ids for one in row] for row in found[1]]
+    for ours, theirs in zip(*found, strict=True):
+        assert [one.rank for one in ours] == pytest.approx([one.rank for one in theirs], abs=1e-4)
