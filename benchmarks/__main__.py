@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import generate, gpt2, harness, picture, recurrent, scale, train
+from transduce.native.memory import keep_freed_memory
 
 
 def run_train(asked: argparse.Namespace, device: torch.device) -> list[harness.Measured]:
@@ -23,7 +24,7 @@ def run_train(asked: argparse.Namespace, device: torch.device) -> list[harness.M
     if asked.mixed:
         batches = train.mixed_batches(shape, asked.tokens, device)
     else:
-        batches = [train.batch_of(shape, asked.tokens, device)]
+        batches = train.in_turn(train.batch_of(shape, asked.tokens, device))
     race = train.Race(batches, device, bf16, asked.compile)
     return train.run(asked.size, asked.tokens, race, asked.repeats, asked.only, asked.clock)
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--model", choices=["marian", "gpt2"], default="marian", help="train: of which shape")
     parser.add_argument("--compile", action="store_true", help="train: all contestants also compiled")
     parser.add_argument("--mixed", action="store_true", help="train: rows of different lengths, as in text")
+    parser.add_argument("--keep-memory", action="store_true", help="all contestants keep memory that they free")
     parser.add_argument("--only", nargs="*", default=[], help="train: these contestants, by their names in the table")
     parser.add_argument("--lines", type=int, nargs="*", default=[250_000, 500_000, 1_000_000], help="scale")
     parser.add_argument("--corpus", action="store_true", help="scale: only preparation, by lines")
@@ -51,6 +53,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
     device = torch.device(asked.device)
+    if asked.keep_memory and not keep_freed_memory():
+        parser.error("--keep-memory: this needs glibc")
     if asked.tiny:
         asked.size, asked.batches, asked.length, asked.repeats, asked.tokens = "test", [1, 3], 8, 2, 512
     if asked.what == "picture":
@@ -79,7 +83,8 @@ def main() -> None:
     else:
         rows = run_train(asked, device)
     kind = "-gpt2" if asked.model == "gpt2" else "-mixed" if asked.mixed else ""
-    title = f"{asked.what}{kind}-{asked.size}-{device.type}-{asked.precision}"
+    variant = "-memory-kept" if asked.keep_memory else ""
+    title = f"{asked.what}{kind}-{asked.size}-{device.type}-{asked.precision}{variant}"
     harness.show(title, rows, Console(width=140))
     harness.write(asked.output / f"{title}.json", title, rows, device, asked.clock)
 

@@ -19,7 +19,7 @@ from benchmarks.marian import SIZES, ours, theirs
 from transduce.data.batching import ordered
 from transduce.decoding.loop import search
 from transduce.decoding.rules import MinLength
-from transduce.decoding.strategies import Beam, Greedy
+from transduce.decoding.strategies import FullBeam, Greedy
 from transduce.flow import EOS, Batch, Padded
 from transduce.precision import for_generation
 from transduce.predict.workers import spread
@@ -68,7 +68,8 @@ def run(
 
 def translate(own: Any, sources: list[list[int]], beam: int, workers: int, tokens: int) -> list[list[int]]:
     """As `Model.generate` does it: sorted by length, in batches by tokens, so many at a time, in order again."""
-    strategy = Greedy() if beam == 1 else Beam(width=beam, length_penalty=1.0)
+    # A beam that goes on and stops as the peer's does: our own looks longer for better answers.
+    strategy = Greedy() if beam == 1 else FullBeam(width=beam, length_penalty=1.0, stop="full")
     batches = ordered([len(source) for source in sources], tokens)
 
     def find(rows: list[int]) -> list[list[int]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Measured, measure
 from benchmarks.marian import Size
-from benchmarks.train import Race, own_contestants, peer_contestants, report, smoothed
+from benchmarks.train import Race, in_turn, own_contestants, peer_contestants, report, smoothed
 from transduce.attention.positions import Learned
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.flow import BOS, Batch, Padded
@@ -111,9 +111,9 @@ def run(size: str, tokens: int, race: Race, repeats: int, only: Sequence[str] = 
     print(f"losses differ by {difference:.1e}", flush=True)
     if difference > CLOSE:
         raise AssertionError(f"the two models compute something else: {difference}")
-    race = Race([batch], race.device, race.bf16, race.compiles, smoothing=0.0)
+    race = Race(in_turn(batch), race.device, race.bf16, race.compiles, smoothing=0.0)
     found = own_contestants(lambda: ours(shape, places, theirs(shape, places)), race)
     found += peer_contestants("transformers", lambda: theirs(shape, places), loss, race)
     found = [one for one in found if not only or one.name in only]
     rows = measure(f"GPT-2 {size}, {batch.size} rows of {places}", found, race.device, repeats)
-    return report(rows, flops(shape, batch.size, places), race.tokens)
+    return report(rows, flops(shape, batch.size, places) * len(race.batches), race.tokens)

@@ -27,7 +27,8 @@ from transduce.recipe import parse
 from transduce.training.devices import Processes
 from transduce.training.optimisers import build_optimiser
 from transduce.training.recorded import rounded
-from transduce.training.update import Piece, Update, Work
+from transduce.training.update import Update
+from transduce.training.work import Piece, Work
 
 SMOOTHING = 0.1
 PEAK = 989e12  # bf16 FLOP/s of an H100 or H200, by its data sheet
@@ -54,6 +55,11 @@ def batch_of(size: Size, tokens: int, device: torch.device) -> Batch:
     """`tokens` source + target tokens in rows of 32 each."""
     torch.manual_seed(3)
     return _random(size, [(32, 32)] * max(1, tokens // 64)).to(device)
+
+
+def in_turn(batch: Batch) -> list[Batch]:
+    """The batches of one run: on a GPU the same one several times, since updates begin while the last one goes on."""
+    return [batch] * (4 if batch.inputs.values.is_cuda else 1)
 
 
 def mixed_batches(size: Size, tokens: int, device: torch.device) -> list[Batch]:
@@ -143,8 +149,13 @@ def own(model: nn.Module, race: Race, **options: Any) -> Step:
     tokens = race.tokens
 
     def step() -> int:
+        before = None
         for one in work:
-            update(one, 1, 1e-4)
+            launched = update.launch(one, 1, 1e-4)
+            if before is not None:
+                before.result()  # one update later, as in training
+            before = launched
+        launched.result()
         return tokens
 
     for _ in range(3 if update.records else 0):  # a shape is recorded when it comes again
@@ -252,7 +263,7 @@ def run(
     size: str, tokens: int, race: Race, repeats: int, only: Sequence[str] = (), clock: str = "wall"
 ) -> list[Measured]:
     shape = SIZES[size]
-    mixed = len(race.batches) > 1
+    mixed = len({id(batch) for batch in race.batches}) > 1
     found = own_contestants(lambda: ours(shape, theirs(shape)), race)
     found += peer_contestants("transformers", lambda: theirs(shape), marian_loss, race)
     found += peer_contestants("nn.Transformer", lambda: Plain(shape, 0.1), plain_loss, race)

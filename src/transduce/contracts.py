@@ -205,6 +205,10 @@ class Score(AttentionPart):
         """The same for one step of hypotheses that have a past each: query (B N Q), keys (B S K), past (B N ...)."""
         return self.forward(query, keys)
 
+    def contexts(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
+        """softmax(scores) @ values (... T D) where that can be had at once; None: not of these."""
+        return None
+
 
 class Normaliser(AttentionPart):
     """Scores to weights that sum to 1 over the visible rows. Built as `Normaliser()`."""

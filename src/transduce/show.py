@@ -78,13 +78,15 @@ def show_trained(trained: Trained, console: Console) -> None:
     show_scores(trained.scores, console)
     if trained.examples:
         console.print()
-        show_examples(trained.examples, console)
+        show_examples([(_near(source), output, wanted) for source, output, wanted in trained.examples], console)
     console.print(f"\neverything is in {folder}:", highlight=False, markup=False, soft_wrap=True)
     console.print("recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:", highlight=False)
     # Quoted for the shell: what stands in the data must not run when a line is pasted.
-    place, line = quote(str(folder)), quote(trained.examples[0][0] if trained.examples else "...")
+    first = _near(trained.examples[0][0]) if trained.examples else "..."
+    place, line = quote(str(folder)), _quoted(first)
+    itself = bool(trained.model.reading.found(first))  # a file that is a source, not one that holds lines
     commands = [
-        f"echo {line} | transduce generate {place}",
+        f"transduce generate {place} {line}" if itself else f"echo {line} | transduce generate {place}",
         f"transduce explain {place} {line} --html attention.html",
         f"transduce evaluate {place}",
     ]
@@ -96,6 +98,20 @@ def show_trained(trained: Trained, console: Console) -> None:
         ]
     for command in commands:
         console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _near(source: str) -> str:
+    """What names a file below this folder, named from here: the end of a long path is what tells it apart."""
+    here = f"{Path.cwd()}/"
+    return "\t".join(part.removeprefix(here) for part in source.split("\t"))
+
+
+def _quoted(line: str) -> str:
+    """For the shell; a tab is written out, for consoles show it as blanks."""
+    if "\t" not in line:
+        return quote(line)
+    told = line.replace("\\", "\\\\").replace("'", "\\'").replace("\t", "\\t")
+    return f"$'{told}'"
 
 
 def at_level(explained: Explained, level: str, layer: Any, head: Any) -> AttentionMap:
@@ -116,6 +132,8 @@ def show_explained(
         console.print("a language model has no source, and this decoder does not attend to its own past")
     elif attention is None:
         console.print("this decoder does not attend to the source: all it knows came through one vector")
+    elif explained.scenes and 3 * len(attention.source_tokens) > console.width:
+        terminal.draw_peaks(attention, console)  # many cells of a scene make no table
     else:
         terminal.draw(attention, console)
 

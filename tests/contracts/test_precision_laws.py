@@ -75,8 +75,9 @@ def test_a_packed_search_finds_the_same(model: Transducer, batch: Batch, strateg
     before = search(model.eval(), batch, strategy, longest=longest)
     after = search(for_generation(model, "fp32"), batch, strategy, longest=longest)
     for plain, packed in zip(before, after, strict=True):
-        assert packed[0].ids == plain[0].ids
-        assert packed[0].token_scores == pytest.approx(plain[0].token_scores, abs=1e-3)
+        twin = next(one for one in plain if one.ids == packed[0].ids)  # two paths may be as good as each other
+        assert twin.rank == pytest.approx(plain[0].rank, abs=1e-5)
+        assert packed[0].token_scores == pytest.approx(twin.token_scores, abs=1e-3)
 
 
 @pytest.mark.parametrize("norm", ["before", "after"])

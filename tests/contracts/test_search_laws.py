@@ -110,6 +110,16 @@ def some(request: pytest.FixtureRequest) -> torch.nn.Module:
     return make(request.param)
 
 
+@pytest.mark.parametrize("best", [1, 2])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+def test_fewer_answers_are_the_first_of_all(some, batch, strategy, best):
+    """Rows that could not come among them are given up on the way."""
+    every = search(some, batch, strategy, longest=longest(batch))
+    few = search(some, batch, strategy, longest=longest(batch), best=best)
+    for line, first in zip(every, few, strict=True):
+        assert [one.ids for one in first] == [one.ids for one in line[:best]]
+
+
 def test_a_prefix_is_kept_and_scored(some, batch):
     prefixes = [[4, 5], [6], [5, 5, 7], []]
     found = search(some, batch, Beam(width=3), longest=longest(batch), prefix=Padded.from_rows(prefixes))

@@ -20,11 +20,13 @@ def attention(source: list[str], target: list[str], weights: np.ndarray | None =
     return AttentionMap(weights, source, target, list(range(len(source))), list(range(len(target))))
 
 
-def drawn(map_: AttentionMap, width: int = 80, colour: str | None = None, encoding: str = "utf-8") -> list[str]:
+def drawn(
+    map_: AttentionMap, width: int = 80, colour: str | None = None, encoding: str = "utf-8", how=terminal.draw
+) -> list[str]:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
     console = Console(file=file, width=width, color_system=colour, force_terminal=colour is not None)  # type: ignore[arg-type]
-    terminal.draw(map_, console)
+    how(map_, console)
     file.flush()
     return raw.getvalue().decode(encoding).split("\n")
 
@@ -100,3 +102,9 @@ def test_plain_ascii_terminals() -> None:
 
 def test_nothing_to_draw() -> None:
     assert "empty" in drawn(attention([], ["a"], np.zeros((1, 0))))[0]
+
+
+def test_of_many_places_those_looked_at_most_are_named() -> None:
+    map_ = attention(["1,1", "1,2", "2,1"], ["x", "yyy"], np.array([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4]]))
+    lines = drawn(map_, how=lambda map_, console: terminal.draw_peaks(map_, console, most=2))
+    assert lines[:2] == ["x   1,2 70%  2,1 20%", "yyy 1,1 50%  2,1 40%"]

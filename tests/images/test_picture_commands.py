@@ -1,6 +1,7 @@
 """Pictures on the command line: chosen recipes, one picture, a folder of them, pages and panels."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transduce.cli import app
 from transduce.experiment import train
 from transduce.made.filed import write_set
 from transduce.sets import FILED
+from transduce.show import _near, _quoted
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,9 @@ def test_one_picture_and_a_folder_of_them(run, folder):
 
 def test_a_picture_is_explained_with_panels_and_a_page(run, folder, tmp_path):
     picture = next((folder / "shapes" / "files").iterdir())
-    call("explain", run, picture, "--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
+    told = call("explain", run, picture, "--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
+    assert "x.html" in told
+    assert "x.png" in told
     assert Pillow.open(tmp_path / "x.png").width > 300
     page = (tmp_path / "x.html").read_text()
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])["items"][0]
@@ -100,6 +104,23 @@ def test_a_folder_is_explained_on_one_page(run, folder, tmp_path):
     assert (tmp_path / "x.html").read_text().count('"scenes":[{') == 2
     refused = CliRunner().invoke(app, ["explain", str(run), str(some), "--png", str(tmp_path / "x.png")])
     assert refused.exit_code != 0
+
+
+def test_a_folder_without_pictures_is_told(run, tmp_path):
+    (tmp_path / "notes.txt").write_text("no")
+    done = CliRunner().invoke(app, ["generate", str(run), str(tmp_path)])
+    assert done.exit_code != 0
+    assert "nothing in this folder" in str(done.exception)
+
+
+def test_commands_to_paste_name_files_from_here_and_write_tabs_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    near = _near(f"{tmp_path}/a/x.png\twhat's it ?\t/other/y.png")
+    assert near == "a/x.png\twhat's it ?\t/other/y.png"
+    for line in (near, "plain 'text'", "a\\b\tc $HOME `d`\t!"):
+        said = subprocess.run(["bash", "-c", f"printf %s {_quoted(line)}"], capture_output=True, text=True, check=True)
+        assert said.stdout == line
+        assert "\t" not in _quoted(line)
 
 
 def test_what_is_no_picture_is_an_error_in_words(run, tmp_path):

@@ -79,6 +79,10 @@ def test_a_line_with_too_few_sources_is_named(command: Command, asked: Path, ben
     called = command("generate", asked, stdin=f"{picture}\n".encode())
     assert called.code == 2
     assert "1 of 2 sources (picture, question)" in called.err
+    for verb in ("generate", "explain"):
+        called = command(verb, asked, picture)
+        assert called.code == 2
+        assert "one file, where this model reads picture and question" in called.err
 
 
 def test_pairs_are_judged(command: Command, asked: Path, bench: Path) -> None:

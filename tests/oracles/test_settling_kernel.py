@@ -6,16 +6,17 @@ TRITON_INTERPRET=1 python -m pytest tests/oracles/test_settling_kernel.py
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
-from test_fused_steps import SHAPES, build, sources
+from test_fused_steps import SHAPES, Written, build, sources
 
 from transduce.contracts import Choice, Strategy
 from transduce.decoding import loop, settling
+from transduce.decoding.graphs import Graphs
 from transduce.decoding.loop import Live, Paths, search
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.flow import EOS, State
@@ -59,6 +60,7 @@ def searching(sources: int, beams: int, room: int) -> Live:
         drawn=torch.zeros(sources, dtype=torch.long),
         finished=Paths(none, none.float(), empty - torch.inf, empty.long(), empty.bool()),
         noise=None,
+        most=room,
     )
     return moved(made)
 
@@ -69,7 +71,9 @@ def moved(value: Any) -> Any:
         return value.to(DEVICE)
     if isinstance(value, State):
         return State({}, {"x": value.past["x"].to(DEVICE)}, value.beams)
-    return replace(value, **{name: moved(one) for name, one in vars(value).items() if one is not None})
+    if not is_dataclass(value):
+        return value
+    return replace(value, **{name: moved(one) for name, one in vars(value).items()})
 
 
 @needs_kernels
@@ -113,9 +117,11 @@ def test_a_whole_search_by_kernels_finds_the_same(strategy: Strategy, monkeypatc
     made.decoder.pieces = Kernels()
     batch, longest = sources().to(DEVICE), torch.tensor([5, 6, 7])
     found = []
+    if INTERPRETED:
+        monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
     for on in (True, False):
         monkeypatch.setattr(settling, "suits", lambda *_, on=on: on)
-        found.append(search(made, batch, strategy, longest=longest))
+        found.append(search(made, batch, strategy, longest=longest, graphs=Graphs()))
     assert [[one.ids for one in row] for row in found[0]] == [[one.ids for one in row] for row in found[1]]
     for ours, theirs in zip(*found, strict=True):
         assert [one.rank for one in ours] == pytest.approx([one.rank for one in theirs], abs=1e-4)

@@ -12,18 +12,17 @@ from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.recipe import parse
 from transduce.training.devices import Processes
 from transduce.training.optimisers import build_optimiser, flatten
-from transduce.training.update import Piece, Update, Work
+from transduce.training.update import Update
+from transduce.training.work import Piece, Work
 
 
 class Poisoned(CrossEntropy):
-    """Not a number at the third look."""
-
-    looks = 0
+    """Not a number for the third batch, however often one looks."""
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         loss = super().__call__(model, batch)
-        self.looks += 1
-        return Loss(loss.total * float("nan"), loss.parts) if self.looks == 3 else loss
+        bad = torch.equal(batch.gold.values, TinyBatches().at(Position(0, 3)).gold.values)
+        return Loss(loss.total * float("nan"), loss.parts) if bad else loss
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])

@@ -30,7 +30,8 @@ from transduce.training.loop import Outcome, train
 from transduce.training.optimisers import build_optimiser
 from transduce.training.prefetch import Prefetch
 from transduce.training.report import Line, Silent, read_log
-from transduce.training.update import Result, Update, Work, pieces_of
+from transduce.training.update import Update
+from transduce.training.work import Result, Work, pieces_of
 
 CPU = torch.device("cpu")
 

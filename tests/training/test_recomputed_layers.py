@@ -13,7 +13,8 @@ from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.training.devices import Processes
 from transduce.training.optimisers import build_optimiser
-from transduce.training.update import Piece, Update, Work
+from transduce.training.update import Update
+from transduce.training.work import Piece, Work
 
 SIZE = 20
 

@@ -88,8 +88,8 @@ class Pretended:
         return self.run(batch, factor)
 
 
-def gradients(batches: list[Batch]) -> tuple[list[torch.Tensor], Recorder]:
-    """Of a small model after all of these batches."""
+def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor], Recorder]:
+    """Of a small model after all of these batches, so many times; only the last time counts."""
     torch.manual_seed(1)
     part = {"kind": "transformer", "width": 8, "dropout": 0.0, "heads": 2, "hidden": 8}
     model = build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, 40, 40)
@@ -100,8 +100,11 @@ def gradients(batches: list[Batch]) -> tuple[list[torch.Tensor], Recorder]:
         return loss.detach()[None]
 
     recorder = Recorder(run, list(model.parameters()))
-    for batch in batches:
-        recorder(batch, torch.tensor(0.5))
+    for _ in range(updates):
+        recorder.fresh = True
+        for batch in batches:
+            recorder(batch, torch.tensor(0.5))
+        recorder.settle()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], recorder
 
 
@@ -112,6 +115,19 @@ def test_a_shape_that_comes_again_is_recorded_and_adds_the_same(monkeypatch: pyt
     monkeypatch.setattr(Pretended, "made", 0)
     found, recorder = gradients(batches)
     assert Pretended.made == len(recorder.recordings) == 1
+    monkeypatch.setattr("transduce.training.recorded.MET", 99)
+    plain, _ = gradients(batches)
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_every_update_begins_with_no_gradient(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The first pass writes over what is there, the others add to it; an update without any has none."""
+    monkeypatch.setattr("transduce.training.recorded.Recording", Pretended)
+    batches = [batch_of([(3, 5), (9, 2)])] * count
+    found, recorder = gradients(batches, updates=5)
+    assert {key[0] for key in recorder.recordings} == {1: {True}, 3: {True, False}}.get(count, set())
     monkeypatch.setattr("transduce.training.recorded.MET", 99)
     plain, _ = gradients(batches)
     for one, other in zip(found, plain, strict=True):

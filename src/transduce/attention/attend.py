@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.attention import few, tiles
+from transduce.attention import few, short, tiles
 from transduce.contracts import Normaliser, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
@@ -55,6 +55,9 @@ class Attend(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         if self.fused and not with_attention:
             return self._fused(query, keys, values, mask, bias, causal), None
+        plain = self.normaliser.fusible and bias is None and not (causal or with_attention or self.dropout)
+        if plain and (contexts := self.score.contexts(query, keys, values, mask)) is not None:
+            return contexts, None
         weights = self._weights(query, keys, mask, bias, causal)
         if self.fused:
             return self._fused(query, keys, values, mask, bias, causal), weights
@@ -116,6 +119,8 @@ class Attend(nn.Module):
             return few.attend_few(query, keys, values, mask, scale)
         if bias is None and not dropout and tiles.suits(query, keys, mask):
             return tiles.attend_tiles(query, keys, values, mask, scale, causal)
+        if bias is None and not dropout and short.suits(query, keys, values, mask):
+            return short.attend_short(query, keys, values, mask, scale, causal)
         if bias is not None and causal:
             size = query.size(-2)
             mask, causal = torch.ones(size, size, dtype=torch.bool, device=query.device).tril(), False

@@ -24,7 +24,7 @@ from transduce.layers.dense import Activation, FeedForward
 from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Output
 from transduce.layers.norm import NORMALISATIONS, Normalisation
-from transduce.layers.residual import Place, Residual, Sum, level
+from transduce.layers.residual import Flow, Place, Residual, Twice, level
 
 KeysValues = tuple[Tensor, Tensor]  # each B G S K
 
@@ -136,7 +136,7 @@ class Blocks(nn.Module):
         """Any of its numbers: what is made anew has their kind and lies where they do."""
         return next(self.parameters())
 
-    def run(self, values: Tensor | Sum, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
+    def run(self, values: Flow, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
         after: list[Tree] = []
         own: list[Tensor] = []
         cross: list[Tensor] = []
@@ -151,6 +151,7 @@ class Blocks(nn.Module):
             cross += [found] if found is not None else []
         if self.norm is not None:
             values = level(self.norm, values, view.real)[1]
+        values = values.rows if isinstance(values, Twice) else values
         assert isinstance(values, Tensor)
         return Passed(
             values, tuple(after), torch.stack(own, 1) if own else None, torch.stack(cross, 1) if cross else None
@@ -166,8 +167,8 @@ class Block(nn.Module):
         self.residuals: Sequence[Residual] = nn.ModuleList(residuals)  # type: ignore[assignment]
 
     def run(
-        self, values: Tensor | Sum, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
-    ) -> tuple[Tensor | Sum, Tree, Tensor | None, Tensor | None]:
+        self, values: Flow, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[Flow, Tree, Tensor | None, Tensor | None]:
         """Rows in; rows, the past after them, and what was looked at in it and in the memory, out."""
         found = None
         values, past, seen = self.look_back(values, past, view)
@@ -175,22 +176,20 @@ class Block(nn.Module):
             values, found = self.look_up(values, *source, view)
         return self.think(values, view), past, seen, found
 
-    def look_back(self, values: Tensor | Sum, past: Tree, view: View) -> tuple[Tensor | Sum, Tree, Tensor | None]:
+    def look_back(self, values: Flow, past: Tree, view: View) -> tuple[Flow, Tree, Tensor | None]:
         residual = self.residuals[0]
         values, rows = residual.enter(values, view.real)
         found, past, weights = self.own(rows, past, view)
         return residual.leave(values, found, view.real), past, weights
 
-    def look_up(
-        self, values: Tensor | Sum, memory: KeysValues, mask: Tensor, view: View
-    ) -> tuple[Tensor | Sum, Tensor | None]:
+    def look_up(self, values: Flow, memory: KeysValues, mask: Tensor, view: View) -> tuple[Flow, Tensor | None]:
         assert self.cross is not None
         residual = self.residuals[1]
         values, rows = residual.enter(values, view.real)
         found, weights = self.cross.read(rows, *memory, mask, with_attention=view.with_attention)
         return residual.leave(values, found, view.real), weights
 
-    def think(self, values: Tensor | Sum, view: View) -> Tensor | Sum:
+    def think(self, values: Flow, view: View) -> Flow:
         residual = self.residuals[-1]
         values, rows = residual.enter(values, view.real)
         return residual.leave(values, self.feed_forward(rows), view.real)

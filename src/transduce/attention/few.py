@@ -6,16 +6,26 @@ source and head is one program, which reads every key and value once, for all qu
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
 MOST = 16  # queries: one tile of the matrix unit
 
 
+@cache
+def compiles() -> bool:
+    """Whether kernels can be made: some builds of torch for GPUs come without the compiler."""
+    return find_spec("triton") is not None
+
+
 def suits(query: Tensor, keys: Tensor, mask: Tensor | None) -> bool:
     """Whether the kernel can be used: on a GPU, outside training, for B H T K with few T and a mask."""
     return (
         query.is_cuda
+        and compiles()
         and not torch.is_grad_enabled()
         and mask is not None
         and mask.dtype == torch.bool

@@ -55,26 +55,28 @@ def slot_queries(
     greatest = tl.full((most,), -1e30, tl.float32)
     total = tl.zeros((most,), tl.float32)
     context = tl.zeros((most, width), tl.float32)
-    for beam in range(beams):
-        begins = ((source * beams + beam) * room).to(tl.int64) * kept + head // group * width
-        for begin in range(0, end, block):
-            slot = begin + tile
-            inside = slot < end
-            k = tl.load(keys + begins + slot[:, None] * kept + columns[None], mask=inside[:, None], other=0.0)
-            v = tl.load(values + begins + slot[:, None] * kept + columns[None], mask=inside[:, None], other=0.0)
-            looks = slot[None] <= place[:, None]
-            if reach is not None:
-                looks = looks & (place[:, None] - slot[None] <= reach)
-            if owners is not None:
-                known = real[:, None] & inside[None]
-                looks = looks & (tl.load(owners + lane[:, None] * room + slot[None], mask=known, other=-1) == beam)
-            scores = tl.where(looks, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1e30)
-            highest = tl.maximum(greatest, tl.max(scores, 1))
-            weights = tl.where(looks, tl.exp(scores - highest[:, None]), 0.0)
-            shrink = tl.exp(greatest - highest)
-            context = context * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-            total = total * shrink + tl.sum(weights, 1)
-            greatest = highest
+    keys += (source * beams * room).to(tl.int64) * kept + head // group * width
+    values += (source * beams * room).to(tl.int64) * kept + head // group * width
+    for begin in range(0, beams * end, block):  # the filled slots of one beam after the other's
+        inside = begin + tile < beams * end
+        beam, slot = (begin + tile) // end, (begin + tile) % end
+        there = (beam * room + slot)[:, None] * kept + columns[None]
+        k = tl.load(keys + there, mask=inside[:, None], other=0.0)
+        v = tl.load(values + there, mask=inside[:, None], other=0.0)
+        looks = inside[None] & (slot[None] <= place[:, None])
+        if reach is not None:
+            looks = looks & (place[:, None] - slot[None] <= reach)
+        if owners is not None:
+            known = real[:, None] & inside[None]
+            whose = tl.load(owners + lane[:, None] * room + slot[None], mask=known, other=-1)
+            looks = looks & (whose == beam[None])
+        scores = tl.where(looks, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1e30)
+        highest = tl.maximum(greatest, tl.max(scores, 1))
+        weights = tl.where(looks, tl.exp(scores - highest[:, None]), 0.0)
+        shrink = tl.exp(greatest - highest)
+        context = context * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weights, 1)
+        greatest = highest
     context = context / tl.maximum(total, 1e-30)[:, None]
     spot = result + lane[:, None] * whole + head * width + columns[None]
     tl.store(spot, context.to(result.dtype.element_ty), mask=real[:, None])

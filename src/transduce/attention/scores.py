@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.additive import additive_scores, meets
+from transduce.attention.additive import additive_contexts, additive_scores, meets, reads
 from transduce.contracts import Count, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
@@ -67,10 +67,20 @@ class MLP(Score):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         asked = self.query(query)
-        plain = type(self.vector) is nn.Linear and not attached(self.vector)
-        if plain and meets(asked, keys, self.vector.weight):
+        if self._plain and meets(asked, keys, self.vector.weight):
             return additive_scores(asked, keys, self.vector.weight)
         return self._score(asked.unsqueeze(-2) + keys.unsqueeze(-3))
+
+    def contexts(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
+        if not self._plain or not reads(keys, values, mask):
+            return None
+        asked, vector = self.query(query), self.vector.weight
+        return additive_contexts(asked, keys, values, vector, mask) if meets(asked, keys, vector) else None
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the vector is what it was built as: other kinds, and what hangs on it, must be called."""
+        return type(self.vector) is nn.Linear and not attached(self.vector)
 
     def _meet(self, query: Tensor, keys: Tensor) -> Tensor:
         both: Tensor = self.query(query).unsqueeze(-2) + keys.unsqueeze(-3)  # ... T S Q

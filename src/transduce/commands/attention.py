@@ -55,6 +55,9 @@ def explain(
     for explained, attention in zip(found, maps, strict=True):
         show_explained(explained, attention, open_console(), sourceless=model.sourceless)
     save_pictures(found, [attention for attention in maps if attention is not None], html, png)
+    for path in (html, png if maps[0] is not None else None):
+        if path is not None:
+            open_console().print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
     if png is not None and maps[0] is None:
         raise InputError("there is no attention to draw", where=str(png), remedy="--html shows the scores all the same")
 

@@ -121,11 +121,19 @@ def generate(
 
 
 def _lines(model: Model, file: str, from_nothing: int) -> Iterator[str]:
+    from transduce.data.reading import TextReading
+
     if from_nothing and not model.sourceless:
         raise InputError("this model needs a source", where="--from-nothing", remedy="give lines to read")
     if from_nothing:
         return iter([""] * from_nothing)
     named = model.reading.found(file)  # the file is a source itself, or a folder of them
+    if not named and not isinstance(model.reading, TextReading) and Path(file).is_dir():
+        raise InputError(
+            "nothing in this folder is a source of this model",
+            where=file,
+            remedy="give a folder of files like those that it was trained on, or a file of lines",
+        )
     return iter(named) if named else read_sources(model, file)
 
 

@@ -66,7 +66,7 @@ def pixels(
     lines = (f"{text}\t{chosen.encode(picture)}\n" for text, picture in zip(said, pictures, strict=True))
     (output / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
     told = f"{len(said):,} pictures of {height} x {width} pixels, {chosen.tokens} tokens each, in {chosen.count} "
-    told += f"{'codes' if isinstance(chosen, Codes) else 'colours'}: {output / 'pairs.tsv'}"
+    told += f"{chosen.what}: {output / 'pairs.tsv'}"
     open_console().print(told, highlight=False, soft_wrap=True)
 
 
@@ -130,5 +130,5 @@ def draw(
         write_png(tiled([picture], times, 0), output / f"{number:05}.png")
     write_png(tiled([picture for picture, _ in drawn], times), output / "all.png")
     if wrong := sum(not fits for _, fits in drawn):
-        print(f"lines with too few, too many or unknown colours or codes: {wrong:,}", file=sys.stderr)
+        print(f"lines with too few, too many or unknown {chosen.what}: {wrong:,}", file=sys.stderr)
     open_console().print(f"{len(drawn):,} pictures: {output}", highlight=False, soft_wrap=True)

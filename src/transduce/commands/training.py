@@ -63,8 +63,10 @@ def train(
     """
     from transduce.choose import recipe_for
     from transduce.experiment import train as run_training
+    from transduce.native.memory import keep_freed_memory
     from transduce.show import show_recipe, show_trained
 
+    keep_freed_memory()
     console = open_console(quiet)
     name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
     recipe = recipe_for(source, settings or [], task)

@@ -13,6 +13,7 @@ from transduce.data.batching import collate
 from transduce.data.perceived import Item, Perceived
 from transduce.data.text import Tokenizer
 from transduce.data.unknowns import encode_sources, unknown_words
+from transduce.errors import InputError
 from transduce.flow import Batch
 
 END = -1  # the word of a token that belongs to no word, such as </s>
@@ -108,9 +109,16 @@ class PerceivedReading(Reading):
 
     def found(self, place: str) -> list[str]:
         first, *others = self.perceived.parts.values()
+        path = Path(place)
+        endings = {ending for part in (first, *others) for ending in part.endings}
+        if others and path.suffix.lower() in endings and path.is_file():
+            raise InputError(
+                f"one file, where this model reads {' and '.join(self.perceived.parts)}",
+                where=place,
+                remedy="give all in one line with a tab between them, as in $'FILE\\tTEXT'",
+            )
         if others or not first.names_files:
             return []
-        path = Path(place)
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         return [str(one) for one in files if one.suffix.lower() in first.endings and one.is_file()]
 

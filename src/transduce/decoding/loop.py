@@ -1,24 +1,26 @@
 """A model and a batch of sources in, the best hypotheses of each source out: the only token loop.
 
-Every tensor of the search keeps its shape from step to step and nothing in a step waits for the host, so a step is one
-function of fixed buffers: it runs as it is, or replayed as a recorded graph (see graphs.py). Histories are padded on
-the left: the newest token is always the last column.
+Where a step is recorded, every tensor of the search keeps its shape and nothing waits for the host, so a step is one
+function of fixed buffers: it runs as it is, or replayed as a graph (see graphs.py). On a CPU histories grow. They are
+padded on the left: the newest token is always the last column. A model that proposes (contracts.py) is asked for the
+best next tokens of each row that goes on; any other gives the scores of all tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from transduce.attention.positions import places
 from transduce.contracts import Asked, Choice, Rule, Strategy
 from transduce.decoding import settling
+from transduce.decoding.beginning import bare_search, draw, first_scores, rounded
 from transduce.decoding.graphs import Graphs, tensors_of
+from transduce.decoding.paths import Given, Live, Paths
 from transduce.decoding.rules import Ban
 from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, Proposal, State, map_tensors
 from transduce.model import Transducer
@@ -28,86 +30,6 @@ NEVER = Ban([PAD, BOS])  # no strategy may choose these
 LEAVE = 0.75  # on a GPU sources leave together, once no more than this share of them goes on: leaving copies the rest
 HALF = 0.5  # the same where a model leaves rows out that are done: they are only carried along
 ROOM = 32  # tokens that a search asks room for at first; it doubles
-COLUMNS = 16  # of a source in a recorded search: a multiple of so many
-COMPLETE = 1e9  # of a whole hypothesis over one that was cut, whatever their ranks
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a search begins with."""
-
-    batch: Batch
-    longest: Tensor  # B: most tokens
-    prefix: Padded | None  # B P: tokens that every hypothesis begins with
-    noise: Tensor | None  # B L N
-    most: int  # L: the greatest of `longest`
-    wide: int  # columns of the first histories: L where shapes must stay, else 0, and they grow
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Rows of tokens with what the search knows of each: B N of them."""
-
-    ids: Tensor  # B N L, padded on the left
-    scores: Tensor  # B N L: the model's own log-probabilities, untouched by rules
-    ranks: Tensor  # B N: -inf where there is no path
-    lengths: Tensor  # B N
-    complete: Tensor  # B N: ended with </s>, not cut
-
-    def best(self, most: int, whole_first: bool) -> Paths:
-        """The `most` best by their rank; whole ones before those that were cut where that is asked for."""
-        ranks = self.ranks.double() + COMPLETE * self.complete if whole_first else self.ranks
-        order = ranks.topk(most, 1).indices  # B N
-
-        def pick(values: Tensor) -> Tensor:
-            index = order if values.dim() == 2 else order[..., None].expand(-1, -1, values.size(2))
-            return values.gather(1, index)
-
-        return Paths(*(pick(values) for values in vars(self).values()))
-
-    def join(self, other: Paths) -> Paths:
-        pairs = zip(vars(self.widened(other)).values(), vars(other).values(), strict=True)
-        return Paths(*(torch.cat(pair, 1) for pair in pairs))
-
-    def widened(self, other: Paths) -> Paths:
-        """With as many columns as those that are longer by now."""
-        more = other.ids.size(2) - self.ids.size(2)
-        return replace(self, ids=F.pad(self.ids, (more, 0)), scores=F.pad(self.scores, (more, 0))) if more else self
-
-    def keep(self, rows: Tensor) -> Paths:
-        return Paths(*(values[rows] for values in vars(self).values()))
-
-
-@dataclass(frozen=True)
-class Live:
-    """A search between two steps. Axis 0 is the sources that are left, axis 1 their beams."""
-
-    state: State  # all but the newest token read
-    history: Tensor  # B N L
-    scores: Tensor  # B N L
-    totals: Tensor  # B N: what the search adds up, -inf for a dead row
-    lengths: Tensor  # B: tokens so far, a forced prefix included
-    longest: Tensor  # B: most tokens
-    begun: Tensor  # B: tokens that were given, which no rank counts
-    drawn: Tensor  # B: steps so far
-    finished: Paths
-    noise: Tensor | None  # B L N
-    most: int  # L: columns that histories come to have
-
-    def keep(self, rows: Tensor) -> Live:
-        names = ("history", "scores", "totals", "lengths", "longest", "begun", "drawn")
-        return Live(
-            state=self.state.keep(rows, owned=True),
-            finished=self.finished.keep(rows),
-            noise=None if self.noise is None else self.noise[rows],
-            most=self.most,
-            **{name: getattr(self, name)[rows] for name in names},
-        )
-
-    @property
-    def going(self) -> Tensor:
-        """B: which sources have a row that goes on."""
-        return (self.totals > -torch.inf).any(1)
 
 
 @torch.inference_mode()
@@ -125,7 +47,7 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Best first, for each source (fewer than asked for where the space is smaller)."""
     most = int(longest.max())
-    noise = _draw(seeds or range(batch.size), most, strategy.width).to(batch.device) if strategy.random else None
+    noise = draw(seeds or range(batch.size), most, strategy.width).to(batch.device) if strategy.random else None
     wide = 0 if graphs is None and batch.device.type == "cpu" else most
     given = Given(batch, longest.to(batch.device), prefix, noise, most, wide)
     results: list[list[Hypothesis]] = [[] for _ in range(batch.size)]
@@ -136,16 +58,16 @@ def search(
     enough = min(best or strategy.width, strategy.width) if strategy.exact else strategy.width
     if graphs is not None:  # few different shapes, so that a recording is used again
         most = room = -(-most // ROOM) * ROOM
-        given = _rounded(given, most, places(model))
+        given = rounded(given, most, places(model))
 
     def begin(asked: Given) -> Live:
         if proposing and prefix is None and (banned := _banned(rules, 0)) is not None:
-            live = _bare(model, strategy, asked, room)
+            live = bare_search(model, strategy, asked, room)
             return propose(live, torch.full((live.totals.numel(), 1), BOS, device=batch.device), banned)
-        return _choose(strategy, rules, *_begin(model, strategy, asked, room), enough)
+        return _choose(strategy, rules, *first_scores(model, strategy, asked, room), enough)
 
     def barred(said: int | None) -> tuple[int, ...] | None:
-        """What may not be said after so many tokens, all that tells one step from another; None: more than that does."""
+        """What may not be said after so many tokens: all that tells one step from another; None: more does."""
         return _banned(rules, said if prefix is None else None) if proposing else None
 
     def step(now: Live, said: int | None = None) -> Live:
@@ -190,26 +112,6 @@ def _closed_up(going: Tensor) -> Tensor:
     rows = torch.arange(left, device=going.device)
     rows[(~going[:left]).nonzero().flatten()] = left + going[left:].nonzero().flatten()
     return rows
-
-
-def _rounded(given: Given, most: int, end: int | None) -> Given:
-    """The same with a round number of sources, the last ones idle, and of source columns, the last ones padding."""
-    size, batch = given.batch.size, given.batch
-    grain = max(1, 2 ** (size.bit_length() - 3))  # an eighth to a quarter of them
-    extra = -size % grain
-    rows = torch.cat((torch.arange(size), torch.zeros(extra, dtype=torch.long)))
-    batch = replace(batch.select(rows), rows=())
-    if batch.source is not None:
-        batch = replace(batch, source=batch.source.rounded(COLUMNS, end))
-    longest = F.pad(given.longest, (0, extra), value=1)
-    rows = rows.to(batch.device)
-    prefix = given.prefix
-    if prefix is not None:
-        prefix = Padded(prefix.values[rows], prefix.mask[rows]).rounded(COLUMNS, end)
-    noise = given.noise
-    if noise is not None:
-        noise = F.pad(noise, (0, 0, 0, most - noise.size(1)))[rows]
-    return Given(batch, longest, prefix, noise, most, most)
 
 
 def _owned(state: State, batch: Batch) -> State:
@@ -259,7 +161,7 @@ def _choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tenso
 
 def _advance(strategy: Strategy, live: Live, choice: Choice, chosen: Tensor, enough: int) -> Live:
     """What was chosen, with the log-probabilities of its tokens (B N), as the search before its next step."""
-    if settling.suits(strategy, choice):
+    if settling.suits(live, strategy, choice):
         new = settling.settled(live, choice, chosen, strategy, enough)
         state = live.state if new.history.size(1) == 1 else live.state.reorder(new.rows)
         names = ("history", "scores", "totals", "lengths", "drawn")
@@ -282,14 +184,15 @@ def _extend(live: Live, choice: Choice, chosen: Tensor) -> tuple[Live, Tensor | 
         rows = (choice.parents + offsets).flatten()  # R
         index = choice.parents[..., None].expand(-1, -1, history.size(-1))
         history, scores = history.gather(1, index), scores.gather(1, index)
-    full = slice(1 if history.size(-1) == live.most else 0, None)
+    room = max(live.most, history.size(-1))
+    full = slice(1 if history.size(-1) == room else 0, None)
     extended = replace(
         live,
         history=torch.cat((history[..., full], choice.tokens[..., None]), -1),
         scores=torch.cat((scores[..., full], chosen[..., None]), -1),
         totals=choice.totals,
         lengths=live.lengths + 1,
-        drawn=(live.drawn + 1).clamp(max=live.most - 1),  # a recorded search steps on after its end
+        drawn=(live.drawn + 1).clamp(max=room - 1),  # a recorded search steps on after its end
     )
     return extended, rows
 
@@ -337,72 +240,6 @@ def _settle(live: Live, strategy: Strategy, enough: int) -> Live:
     if not strategy.exact:
         hopeless = hopeless.all(1, keepdim=True)
     return replace(live, totals=live.totals.masked_fill(hopeless, -torch.inf))
-
-
-def _bare(model: Transducer, strategy: Strategy, given: Given, room: int) -> Live:
-    """The search before <s> was read, by as many rows as it will have."""
-    none = torch.zeros(given.batch.size, 0, dtype=torch.long, device=given.batch.device)
-    begin = Padded(none, none.bool())
-    state = model.reserve(model.start(given.batch), 1 + room, strategy.width)  # <s> takes a place
-    return _live(strategy, given, state, *_forced(none[..., None].float(), begin, given.wide), none.sum(1))
-
-
-def _begin(model: Transducer, strategy: Strategy, given: Given, room: int) -> tuple[Live, Tensor]:
-    """The search before its first choice, and the scores (R V) to choose by."""
-    size, device, width = given.batch.size, given.batch.device, strategy.width
-    first = torch.full((size, 1), BOS, device=device)
-    begin, mask = Padded(first, torch.ones_like(first, dtype=torch.bool)), None
-    if given.prefix is not None:
-        values = torch.cat((first, given.prefix.values), 1)
-        begin = Padded(values, torch.cat((begin.mask, given.prefix.mask), 1))
-        mask = begin.mask
-    step = model.advance(begin.values, model.start(given.batch), mask)
-    last = begin.mask.sum(1) - 1  # B
-    given_tokens = Padded(begin.values[:, 1:], begin.mask[:, 1:])
-    history, scores = _forced(step.logits[:, :-1], given_tokens, max(given.wide, given_tokens.values.size(1)))
-    state = model.reserve(step.state, room, width)
-    logits = step.logits[torch.arange(size, device=device), last].repeat_interleave(width, 0)
-    return _live(strategy, given, state, history, scores, last), logits
-
-
-def _live(strategy: Strategy, given: Given, state: State, history: Tensor, scores: Tensor, begun: Tensor) -> Live:
-    """A search whose rows all begin with the same tokens (B L), of which so many are real."""
-    width, device = strategy.width, history.device
-    none = torch.full((len(history), width, history.size(1)), PAD, device=device)
-    empty = torch.zeros(len(history), width, device=device)
-    return Live(
-        state=state.repeat(width),
-        history=history[:, None].repeat(1, width, 1),
-        scores=scores[:, None].repeat(1, width, 1),
-        totals=strategy.begin(len(history), device),
-        lengths=begun,
-        longest=given.longest,
-        begun=begun,
-        drawn=torch.zeros_like(begun),
-        finished=Paths(none, torch.zeros_like(none, dtype=torch.float), empty - torch.inf, empty.long(), empty.bool()),
-        noise=given.noise,
-        most=max(given.most, history.size(1)),
-    )
-
-
-def _forced(logits: Tensor, begun: Padded, room: int) -> tuple[Tensor, Tensor]:
-    """The tokens of a prefix and their log-probabilities by these logits (B P V), both padded on the left: B L."""
-    tokens, real = begun.values, begun.mask
-    scores = logits.float().log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
-    # Column j of the result is column j - (room - length) of the prefix, where that exists.
-    index = torch.arange(room, device=tokens.device) - (room - real.sum(1, keepdim=True))  # B L
-    empty = index < 0
-    if not tokens.size(1):
-        return torch.full_like(index, PAD), torch.zeros_like(index, dtype=torch.float)
-    index = index.clamp(min=0)
-    return tokens.gather(1, index).masked_fill(empty, PAD), scores.gather(1, index).masked_fill(empty, 0.0)
-
-
-def _draw(seeds: Sequence[int], steps: int, width: int) -> Tensor:
-    """Each source has a generator of its own, so that its neighbours in the batch cannot change its samples."""
-    return torch.stack(
-        [torch.rand(steps, width, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    )  # B L N
 
 
 def _collect(paths: Paths, sources: Tensor, results: list[list[Hypothesis]], best: int | None) -> None:

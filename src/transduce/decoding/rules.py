@@ -22,7 +22,6 @@ class MinLength(Rule):
         scores[:, EOS] = scores[:, EOS].masked_fill(short, -torch.inf)
         return scores
 
-
     def forbids(self, said: int) -> Sequence[int]:
         return (EOS,) if said < self.length else ()
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.attention.few import compiles
 from transduce.contracts import Choice, Strategy
 from transduce.decoding.strategies import Beam
 from transduce.flow import EOS
@@ -44,9 +45,10 @@ def power(strategy: Strategy) -> float | None:
     return None
 
 
-def suits(strategy: Strategy, choice: Choice) -> bool:
-    chosen = choice.parents.size(1)
-    return choice.totals.is_cuda and chosen == strategy.width <= MOST and power(strategy) is not None
+def suits(live: Any, strategy: Strategy, choice: Choice) -> bool:
+    """Whether the kernel can be used: on a GPU, where histories have all their columns, for N of a known rank."""
+    steady = live.history.size(-1) == live.most and choice.parents.size(1) == strategy.width <= MOST
+    return choice.totals.is_cuda and compiles() and steady and power(strategy) is not None
 
 
 def settled(live: Any, choice: Choice, chosen: Tensor, strategy: Strategy, enough: int) -> Settled:

@@ -41,6 +41,18 @@ def draw(attention: AttentionMap, console: Console, width: int | None = None) ->
     _print(console, _legend(console))
 
 
+def draw_peaks(attention: AttentionMap, console: Console, most: int = 4) -> None:
+    """For each target position the source positions that it looked at most, with their share."""
+    ascii_only = console.options.ascii_only
+    rows = [_label(token, ascii_only) for token in attention.target_tokens]
+    margin = min(_LABEL, max(map(cell_len, rows), default=0)) + 1
+    for label, weights in zip(rows, attention.weights, strict=True):
+        best = sorted(range(len(weights)), key=lambda place: -float(weights[place]))[:most]
+        parts = [f"{_label(attention.source_tokens[place], ascii_only)} {100 * weights[place]:.0f}%" for place in best]
+        _print(console, Text.assemble((_fit(label, margin - 1) + " ", "bold"), "  ".join(parts)))
+    _print(console, Text("the places that each word looked at most; --html and --png show them all", style="dim"))
+
+
 def _print(console: Console, line: Text) -> None:
     if console.options.ascii_only:
         line = Text(line.plain.translate(_ASCII))

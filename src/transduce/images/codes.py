@@ -151,6 +151,11 @@ class Codes:
         return cls(network.eval(), height, width, cell)
 
     @property
+    def what(self) -> str:
+        """What its tokens are."""
+        return "codes"
+
+    @property
     def count(self) -> int:
         return len(self.network.codebook.codes)
 

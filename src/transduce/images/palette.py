@@ -44,6 +44,11 @@ class Palette:
         return cls(np.rint(means).astype(np.uint8), height, width)
 
     @property
+    def what(self) -> str:
+        """What its tokens are."""
+        return "colours"
+
+    @property
     def count(self) -> int:
         return len(self.colours)
 

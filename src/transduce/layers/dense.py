@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from transduce.layers import products
 from transduce.layers.dropout import Dropout
+from transduce.layers.parting import part
 from transduce.layers.products import ACTIVATIONS
 from transduce.layers.traits import attached
 
@@ -51,7 +52,7 @@ def side_by_side(rows: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
     biases = [layer.bias for layer in given if layer.bias is not None]
     multiply = products.product if products.suits(tuple(layers), rows) else F.linear
     made = multiply(rows, torch.cat([layer.weight for layer in given]), torch.cat(biases) if biases else None)
-    return list(made.split([layer.out_features for layer in given], -1))
+    return list(part(made, [layer.out_features for layer in given]))
 
 
 class FeedForward(nn.Module):

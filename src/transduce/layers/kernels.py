@@ -78,8 +78,10 @@ def level_rows(
 def level_slopes(
     slopes, beside, values, changes, seed, weight, means, scales, to_values, to_changes, sums,
     count, limit, factor,
-    width: tl.constexpr, drops: tl.constexpr, centred: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
+    width: tl.constexpr, drops: tl.constexpr, centred: tl.constexpr, sums_up: tl.constexpr,
+    block: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
+    """`beside` is the slope of the sum before the norm (sums_up), or a second one of what leaves the norm."""
     column = tl.arange(0, block)
     real = column < width
     gain = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None]
@@ -95,6 +97,10 @@ def level_slopes(
             total -= tl.load(means + row, mask=row < count, other=0.0)[:, None]
         level = tl.where(inside, total * scale, 0.0)
         slope = tl.load(slopes + place, mask=inside, other=0.0).to(tl.float32)
+        if beside is not None:
+            other = tl.load(beside + place, mask=inside, other=0.0).to(tl.float32)
+            if not sums_up:
+                slope += other
         for_weight += tl.sum(slope * level, 0)
         for_bias += tl.sum(slope, 0)
         slope *= gain
@@ -102,8 +108,8 @@ def level_slopes(
         if centred:
             back -= (tl.sum(slope, 1) / width)[:, None]
         back *= scale
-        if beside is not None:
-            back += tl.load(beside + place, mask=inside, other=0.0).to(tl.float32)
+        if beside is not None and sums_up:
+            back += other
         tl.store(to_values + place, back.to(to_values.dtype.element_ty), mask=inside)
         if changes is not None:
             if drops:

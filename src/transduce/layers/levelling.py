@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transduce.layers.products import column_sums
-from transduce.layers.traits import attached, narrow_kind
+from transduce.layers.traits import attached, narrow_kind, own_kernels
 
 MOST = 2**31  # numbers in a tensor: their places have 32 bits
 WIDEST = 8192  # a row is one tile
 
 
 def suits(values: Tensor, changes: Tensor | None = None) -> bool:
-    """Whether the kernels can be used: in training on a GPU, where no compiler does the same."""
+    """Whether the kernels are to be used."""
     alike = changes is None or (changes.shape == values.shape and changes.is_contiguous())
-    ready = values.is_cuda and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return ready and alike and values.is_contiguous() and 0 < values.numel() < MOST and values.size(-1) <= WIDEST
+    fits = values.is_contiguous() and 0 < values.numel() < MOST and values.size(-1) <= WIDEST
+    return own_kernels(values) and alike and fits
 
 
 def levels(norm: nn.Module) -> bool:
@@ -34,20 +34,26 @@ def levels(norm: nn.Module) -> bool:
 
 def level(norm: nn.Module, values: Tensor, changes: Tensor | None = None, rate: float = 0.0) -> Tensor:
     """norm(values + dropout(changes)): ... D -> ... D"""
-    given: Any = norm
-    bias = getattr(given, "bias", None)
-    centred = isinstance(norm, nn.LayerNorm)
-    result: Tensor = _Level.apply(values, changes, given.weight, bias, rate, given.eps, centred, False)[1]
-    return result
+    return _level(norm, values, changes, rate, False)[1]
 
 
-def level_both(norm: nn.Module, values: Tensor, changes: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+def level_sum(norm: nn.Module, values: Tensor, changes: Tensor, rate: float) -> tuple[Tensor, Tensor]:
     """values + dropout(changes), and the norm of it"""
+    return _level(norm, values, changes, rate, True)
+
+
+def level_twice(norm: nn.Module, values: Tensor, changes: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """The same norm for two readers: their gradients are added up where they are used."""
+    return _level(norm, values, changes, rate, False)
+
+
+def _level(
+    norm: nn.Module, values: Tensor, changes: Tensor | None, rate: float, sums_up: bool
+) -> tuple[Tensor, Tensor]:
     given: Any = norm
-    bias = getattr(given, "bias", None)
-    centred = isinstance(norm, nn.LayerNorm)
-    total, result = _Level.apply(values, changes, given.weight, bias, rate, given.eps, centred, True)
-    return total, result
+    centred, bias = isinstance(norm, nn.LayerNorm), getattr(given, "bias", None)
+    beside, result = _Level.apply(values, changes, given.weight, bias, rate, given.eps, centred, sums_up)
+    return beside, result
 
 
 def add(values: Tensor, changes: Tensor, rate: float) -> Tensor:
@@ -94,8 +100,8 @@ class _Level(torch.autograd.Function):
         rate: float,
         epsilon: float | None,
         centred: bool,
-        both: bool,
-    ) -> tuple[Tensor | None, Tensor]:
+        sums_up: bool,
+    ) -> tuple[Tensor, Tensor]:
         from transduce.layers.kernels import level_rows
 
         width = values.size(-1)
@@ -104,7 +110,7 @@ class _Level(torch.autograd.Function):
         drops = changes is not None and rate > 0
         means, scales = values.new_empty(2, count, dtype=torch.float32)
         result = torch.empty_like(values, dtype=narrow_kind(values))
-        total = torch.empty_like(values) if both else None
+        total = torch.empty_like(values) if sums_up else None
         block, rows, warps = _shape(width)
         small = torch.finfo(values.dtype).eps if epsilon is None else epsilon
         level_rows[(-(-count // rows),)](
@@ -113,8 +119,9 @@ class _Level(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(values, changes, weight, seed, means, scales)
         ctx.rate, ctx.drops, ctx.centred, ctx.bias = rate, drops, centred, None if bias is None else bias.dtype
+        ctx.sums_up = sums_up
         ctx.set_materialize_grads(False)
-        return total, result
+        return result.view_as(result) if total is None else total, result
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -123,6 +130,8 @@ class _Level(torch.autograd.Function):
 
         values, changes, weight, seed, means, scales = ctx.saved_tensors
         width = values.size(-1)
+        if slopes is None and not ctx.sums_up:
+            slopes, beside = beside, None
         slopes = torch.zeros_like(values) if slopes is None else slopes.contiguous()
         beside = None if beside is None else beside.contiguous()
         count = values.numel() // width
@@ -134,7 +143,8 @@ class _Level(torch.autograd.Function):
         level_slopes[(programs,)](
             slopes, beside, values, changes, seed, weight, means, scales, to_values, to_changes, sums,
             count, limit, factor,
-            width=width, drops=ctx.drops, centred=ctx.centred, block=block, rows=rows, num_warps=warps,
+            width=width, drops=ctx.drops, centred=ctx.centred, sums_up=ctx.sums_up,
+            block=block, rows=rows, num_warps=warps,
         )  # fmt: skip
         to_weight, to_bias = column_sums(sums)[1].chunk(2)
         for_bias = None if ctx.bias is None else to_bias.to(ctx.bias)

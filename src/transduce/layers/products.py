@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transduce.layers.traits import attached, narrow_kind
+from transduce.layers.traits import attached, narrow_kind, own_kernels
 
 WIDE, TALL = 64, 64  # a tile of the sums
 PROGRAMS = 1024
@@ -28,10 +28,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def suits(layers: tuple[nn.Module, ...], rows: Tensor) -> bool:
-    """Whether it can be used: for plain layers in training on a GPU, where no compiler does the same."""
-    ready = rows.is_cuda and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    """Whether it is to be used: for plain layers, in a precision of the matrix unit."""
     plain = all(type(layer) is nn.Linear and not attached(layer) for layer in layers)
-    return ready and plain and rows.numel() > 0 and narrow_kind(rows) in (torch.bfloat16, torch.float16)
+    return own_kernels(rows) and plain and rows.numel() > 0 and narrow_kind(rows) in (torch.bfloat16, torch.float16)
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "") -> Tensor:

@@ -23,6 +23,16 @@ class Sum(NamedTuple):
         return levelling.add(*self)
 
 
+class Twice(NamedTuple):
+    """The same values for the sum and for the layer, so that their gradients meet in the kernel that made them."""
+
+    values: Tensor
+    rows: Tensor
+
+
+Flow = Tensor | Sum | Twice  # what goes from one layer to the next
+
+
 class Residual(nn.Module):
     """before: x + f(norm(x)) (Xiong 2020); after: norm(x + f(x)) (Vaswani 2017)"""
 
@@ -30,30 +40,33 @@ class Residual(nn.Module):
         super().__init__()
         self.norm, self.place, self.dropout = norm, place, Dropout(dropout)
 
-    def enter(self, values: Tensor | Sum, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def enter(self, values: Flow, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """The values themselves, and what the layer reads of them."""
-        if self.place == "after":
-            assert isinstance(values, Tensor)
-            return values, values
-        return level(self.norm, values, real)
+        if isinstance(values, Twice):
+            return values
+        if self.place == "before":
+            return level(self.norm, values, real)
+        assert isinstance(values, Tensor)
+        return values, values
 
-    def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> Tensor | Sum:
+    def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> Flow:
         """What goes on, once the layer has spoken."""
         if levelling.suits(values, change):
             rate = self.dropout.p if self.dropout.training else 0.0
             if self.place == "before":
                 return Sum(values, change, rate)
             if levelling.levels(self.norm):
-                return levelling.level(self.norm, values, change, rate)
+                return Twice(*levelling.level_twice(self.norm, values, change, rate))
         total = add_dropped(values, change, self.dropout)
         result: Tensor = total if self.place == "before" else self.norm(total, real)
         return result
 
 
-def level(norm: nn.Module, values: Tensor | Sum, real: Tensor | None) -> tuple[Tensor, Tensor]:
+def level(norm: nn.Module, values: Flow, real: Tensor | None) -> tuple[Tensor, Tensor]:
     """The values, made where they were not, and their norm."""
     if isinstance(values, Sum):
         if levelling.levels(norm):
-            return levelling.level_both(norm, *values)
+            return levelling.level_sum(norm, *values)
         values = values.made()
+    assert isinstance(values, Tensor)
     return values, norm(values, real)

@@ -10,6 +10,8 @@
 #include "blocks.h"
 #include "choices.h"
 #include "training.h"
+#include "heads.h"
+#include "readings.h"
 
 int64_t transduce_level(void) { return LEVEL; }
 int64_t transduce_panel(void) { return PANEL; }

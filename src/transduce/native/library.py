@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SWITCH = "TRANSDUCE_NATIVE"  # 0: go without
-SOURCES = ("kernels.c", "vectors.h", "products.h", "blocks.h", "choices.h", "training.h", "sources.h")
+HEADERS = ("vectors", "products", "blocks", "choices", "training", "heads", "readings", "sources")
+SOURCES = ("kernels.c", *(f"{name}.h" for name in HEADERS))
 PLAIN = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 # The first that the compiler takes: not every processor and system has all of them.
 FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
@@ -38,6 +39,10 @@ SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
     "write_rows": (None, (address, *(number,) * 4, *(address,) * 3, real, address, number)),
     "meet": (None, (*(address,) * 3, *(number,) * 5, address, number)),
     "part": (None, (*(address,) * 3, *(number,) * 5, *(address,) * 4, number)),
+    "look": (number, (address,)),
+    "look_slopes": (number, (address,)),
+    "read_memory": (number, (address,)),
+    "read_memory_slopes": (number, (address,)),
     "drop": (None, (address, address, number, number, address, real, address, number, number)),
 }
 

@@ -57,7 +57,7 @@ INLINE void write_row(const void *x, int64_t size, int narrow, float sum, float 
     for (int64_t i = 0; i < size; i++) put(y, i, (exponential(at(x, i, narrow) - sum) - even) * slope, narrow);
 }
 
-/* d loss / d x_j = (p_j - (1 - eps) [j = gold] - eps / V) slope, in rows that lie side by side. */
+/* d loss / d x_j = (p_j - (1 - eps) [j = gold] - eps / V) slope, in rows that lie side by side, perhaps over the scores. */
 void transduce_write_rows(const void *scores, int64_t narrow, int64_t rows, int64_t size, int64_t stride,
                           const int64_t *gold, const float *sums, const float *slope, double eps, void *result,
                           int64_t threads) {
@@ -71,9 +71,9 @@ void transduce_write_rows(const void *scores, int64_t narrow, int64_t rows, int6
             memset(y, 0, size * bytes);
             continue;
         }
+        float score = exponential(at(x, one, narrow != 0) - sums[row]); /* first: the result may lie where the scores do */
         if (narrow) write_row(x, size, 1, sums[row], even, *slope, y);
         else write_row(x, size, 0, sums[row], even, *slope, y);
-        float score = exponential(at(x, one, narrow != 0) - sums[row]);
         put(y, one, (score - even - right) * *slope, narrow != 0);
     }
 }

@@ -62,10 +62,13 @@ class Objective(ABC):
         return int(batch.gold.mask.sum())
 
 
-def cross_entropy(logits: Tensor, gold: Padded, label_smoothing: float) -> Likelihood:
-    """`likelihood` straight from the scores of tokens (R T V), which are read once and need no copy."""
+def cross_entropy(logits: Tensor, gold: Padded, label_smoothing: float, *, spare: bool = False) -> Likelihood:
+    """`likelihood` straight from the scores of tokens (R T V), which are read once and need no copy.
+
+    `spare`: nobody reads them after this, so their gradient may take their place.
+    """
     truth = gold.values.where(gold.mask, IGNORED).flatten()  # R*T
-    return Likelihood(*Smoothed.apply(logits.flatten(0, 1), truth, label_smoothing))
+    return Likelihood(*Smoothed.apply(logits.flatten(0, 1), truth, label_smoothing, spare))
 
 
 @dataclass(frozen=True)

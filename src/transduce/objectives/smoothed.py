@@ -17,14 +17,19 @@ from transduce.layers.scoring import spaced
 from transduce.native import training as native_training
 
 IGNORED = -100  # where the target is padding
+PRODUCTS = ("AddmmBackward0", "MmBackward0")
+VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 CHUNK = 2**18  # scores that are worked on at a time: what a processor keeps near
 
 
 class Smoothed(torch.autograd.Function):
-    """apply(scores (M V), gold (M), label smoothing) -> the smoothed loss and the plain one, sums over the gold."""
+    """apply(scores (M V), gold (M), label smoothing) -> the smoothed loss and the plain one, sums over the gold.
+
+    `spare`: the caller needs the scores no more, so on a CPU their gradient may be written over them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, scores: Tensor, gold: Tensor, smoothing: float, spare: bool = False) -> tuple[Tensor, Tensor]:
         sums, plain, smooth = (_wide(scores.new_empty(len(gold))) for _ in range(3))
         if scores.is_cuda:
             from transduce.objectives.kernels import read_rows
@@ -42,13 +47,13 @@ class Smoothed(torch.autograd.Function):
         real = gold != IGNORED
         nll = plain.where(real, 0.0).sum()
         ctx.save_for_backward(scores, gold, sums)
-        ctx.smoothing = smoothing
+        ctx.smoothing, ctx.spare = smoothing, spare and scores.is_contiguous() and _made_by_product(scores)
         total = torch.lerp(nll, smooth.where(real, 0.0).sum(), smoothing) if smoothing else nll.clone()
         ctx.mark_non_differentiable(nll)
         return total, nll
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         scores, gold, sums = ctx.saved_tensors
         size, eps = scores.size(1), ctx.smoothing
         if scores.is_cuda:
@@ -58,12 +63,14 @@ class Smoothed(torch.autograd.Function):
             write_rows[(len(gold),)](
                 scores, gold, sums, grads[0], result, scores.stride(0), result.stride(0), size, eps, block=4096
             )
-            return result, None, None
-        result = torch.empty_like(scores, memory_format=torch.contiguous_format)
+            return result, None, None, None
         if (kernels := native_training.kernels_for(scores)) is not None and scores.stride(1) == 1:
-            slope = grads[0].float()
-            native_training.write_rows(kernels, scores, gold, sums, slope, eps, result)
-            return result, None, None
+            result = scores.detach() if ctx.spare else torch.empty(scores.shape, dtype=scores.dtype)
+            native_training.write_rows(kernels, scores, gold, sums, grads[0].float(), eps, result)
+            if ctx.spare:
+                torch.autograd.graph.increment_version(scores)  # whoever asks again is told
+            return result, None, None, None
+        result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         padded, right = gold == IGNORED, torch.full_like(sums[:, None], eps - 1)
         for rows in _chunks(scores):
             # In place: where scores are wide already, in what leaves.
@@ -75,7 +82,15 @@ class Smoothed(torch.autograd.Function):
             part.masked_fill_(padded[rows, None], 0.0)
             if part.dtype != result.dtype:
                 result[rows] = part
-        return result, None, None
+        return result, None, None, None
+
+
+def _made_by_product(scores: Tensor) -> bool:
+    """Whether they are as a matrix product gave them, whose own gradient does not need them."""
+    node = scores.grad_fn
+    while node is not None and node.name() in VIEWS:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() in PRODUCTS
 
 
 def _wide(values: Tensor) -> Tensor:

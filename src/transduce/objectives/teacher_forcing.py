@@ -37,7 +37,7 @@ class CrossEntropy(Objective):
         self.label_smoothing = label_smoothing
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        found = cross_entropy(model(batch).logits, batch.gold, self.label_smoothing)
+        found = cross_entropy(model(batch).logits, batch.gold, self.label_smoothing, spare=True)
         return Loss(found.smoothed, {"nll": found.nll})
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.attention.blocks import Block
-from transduce.attention.few import MOST
+from transduce.attention.few import MOST, compiles
 from transduce.attention.own import SelfAttention, Slots
 from transduce.attention.positions import Learned, NoPosition, Sinusoidal
 from transduce.contracts import Asked, Score
@@ -125,7 +125,7 @@ def fuse(network: nn.Module) -> int:
     for parent in list(network.modules()):
         for name, part in list(parent._modules.items()):
             if type(part) is TransformerDecoder and _fits(part):
-                on_gpu = part.output.layer.weight.is_cuda
+                on_gpu = part.output.layer.weight.is_cuda and compiles()
                 parent._modules[name] = FusedDecoder(part, Kernels() if on_gpu else Plain())
                 found += len(part.blocks)
     return found

@@ -21,7 +21,7 @@ from transduce.flow import Tree
 from transduce.layers.dense import FeedForward
 from transduce.layers.norm import LayerNorm
 from transduce.layers.products import ACTIVATIONS
-from transduce.layers.residual import Residual
+from transduce.layers.residual import Flow, Residual
 from transduce.native.library import library
 from transduce.native.steps import ACTIVATIONS as CODES
 from transduce.native.steps import BlockStep, Parts
@@ -54,21 +54,23 @@ class LeanBlock(Block):
         self.whole = _whole(plain, attention)
 
     def run(
-        self, values: Tensor, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
-    ) -> tuple[Tensor, Tree, Tensor | None, Tensor | None]:
+        self, values: Flow, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[Flow, Tree, Tensor | None, Tensor | None]:
         slots = view.slots
-        if self.whole is None or slots is None or view.with_attention or past[0].dtype != torch.float32:
+        plain = view.with_attention or not isinstance(values, Tensor)
+        if self.whole is None or slots is None or plain or past[0].dtype != torch.float32:
             return super().run(values, past, view, source)
         memory = None
         if source is not None:
             if view.source is None or not source[0][0].is_contiguous() or not source[0][1].is_contiguous():
                 return super().run(values, past, view, source)
             memory = (*source[0], view.source)
+        assert isinstance(values, Tensor)
         made = self.whole(values, past, slots.places, slots.owners, slots.beams, slots.reach, memory)
         return made, past, None, None
 
-    def look_back(self, values: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
-        if view.slots is None or view.with_attention:
+    def look_back(self, values: Flow, past: Tree, view: View) -> tuple[Flow, Tree, Tensor | None]:
+        if view.slots is None or view.with_attention or not isinstance(values, Tensor):
             return super().look_back(values, past, view)
         rows, beams = len(values), view.slots.beams
         query, keys, added = self.every(self.enters[0](values)).view(rows, -1).split(self.parts, 1)  # R H*K, R G*K
@@ -85,8 +87,8 @@ class LeanBlock(Block):
         )
         return self.leaves[0](values, self.result(context.transpose(1, 2).reshape(rows, 1, -1))), past, None
 
-    def look_up(self, values: Tensor, memory: KeysValues, mask: Tensor, view: View) -> tuple[Tensor, Tensor | None]:
-        if view.slots is None or view.source is None or view.with_attention:
+    def look_up(self, values: Flow, memory: KeysValues, mask: Tensor, view: View) -> tuple[Flow, Tensor | None]:
+        if view.slots is None or view.source is None or view.with_attention or not isinstance(values, Tensor):
             return super().look_up(values, memory, mask, view)
         keys, kept = memory  # B H S K
         query = self.asks(self.enters[1](values)).view(len(keys), -1, *self.shape).transpose(1, 2)  # B H N K
@@ -97,7 +99,9 @@ class LeanBlock(Block):
             context = F.scaled_dot_product_attention(query, keys, kept, attn_mask=view.source, scale=self.scale)
         return self.leaves[1](values, self.answers(context.transpose(1, 2).reshape(len(values), 1, -1))), None
 
-    def think(self, values: Tensor, view: View) -> Tensor:
+    def think(self, values: Flow, view: View) -> Flow:
+        if not isinstance(values, Tensor):
+            return super().think(values, view)
         return self.leaves[-1](values, self.thinks(self.enters[-1](values)))
 
 
@@ -105,11 +109,14 @@ class LeanReading(LeanBlock):
     """look at all of the own source and think, all rows of a block by one call of our kernels"""
 
     def run(
-        self, values: Tensor, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
-    ) -> tuple[Tensor, Tree, Tensor | None, Tensor | None]:
+        self, values: Flow, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[Flow, Tree, Tensor | None, Tensor | None]:
         mask = view.mask  # B 1 1 S
-        if self.whole is None or mask is None or view.with_attention or values.dtype != torch.float32:
+        plain = self.whole is None or mask is None or view.with_attention
+        if plain or not isinstance(values, Tensor) or values.dtype != torch.float32:
             return super().run(values, past, view, source)
+        assert self.whole is not None
+        assert mask is not None
         return self.whole.read(values, shade(mask[:, 0, 0])), past, None, None
 
 

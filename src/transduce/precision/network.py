@@ -11,7 +11,7 @@ from torch import nn
 
 from transduce.attention.multihead import MultiHead
 from transduce.attention.own import SelfAttention
-from transduce.contracts import Position
+from transduce.attention.positions import Rotary, Sinusoidal
 from transduce.errors import InputError
 from transduce.layers.stepping import STEPS
 from transduce.model import Transducer
@@ -58,10 +58,10 @@ def for_gpu(network: Transducer, precision: Precision) -> Transducer:
     made = copy.deepcopy(network).eval().requires_grad_(False)
     _replace(made, _prepared)
     if precision == "bf16":
-        exact = [(part, dict(part._buffers)) for part in made.modules() if isinstance(part, Position)]
+        exact = [(part, part.frequencies) for part in made.modules() if isinstance(part, Rotary | Sinusoidal)]
         made = made.bfloat16()
-        for part, buffers in exact:  # in bf16 a place and the next one would be the same number from 256 on
-            part._buffers.update(buffers)
+        for part, frequencies in exact:  # in bf16 a place and the next one would be the same number from 256 on
+            part.frequencies = frequencies
     if next(made.parameters()).dtype in (torch.bfloat16, torch.float16):
         fuse(made)
     return made

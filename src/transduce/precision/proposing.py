@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,6 @@ from transduce.contracts import Asked
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.flow import Proposal, State
 from transduce.layers.norm import LayerNorm
-from transduce.native.products import Product
 from transduce.native.proposals import Best, Pair, Steps
 from transduce.native.steps import BlockStep, Step
 from transduce.precision.lean import LeanBlock
@@ -54,8 +54,8 @@ class LeanDecoder(TransformerDecoder):
             shade.data_ptr() if memories and shade is not None else None, torch.get_num_threads(),
         )  # fmt: skip
         found = Best(len(values), asked.count, asked.banned)
-        output: Product = self.output.layer.product  # asked for now: a search may have one of its own
-        self.steps(values, where, fixed["room"], memories, output, found)
+        layer: Any = self.output.layer  # asked for now: a search may have one of its own
+        self.steps(values, where, fixed["room"], memories, layer.product, found)
         logs, chosen = found.logs, found.tokens
         if which is not None:
             logs = logs.new_full((len(places), asked.count), -torch.inf).index_copy_(0, which, logs)

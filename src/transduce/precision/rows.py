@@ -152,7 +152,7 @@ class Kernels(Plain):
         heads, result = query.size(1) // width, torch.empty_like(query)
         slot_queries[(len(keys) * heads,)](
             query, keys, values, slots.places, slots.owners if slots.beams > 1 else None, result, scale, slots.reach,
-            heads, heads // groups, slots.beams, room, width=width, block=_tile(room, 16, 64), most=MOST, num_warps=4,
+            heads, heads // groups, slots.beams, room, width=width, block=_tile(slots.beams * room, 16, 128), most=MOST,
         )  # fmt: skip
         return result
 

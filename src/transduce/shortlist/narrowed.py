@@ -39,12 +39,14 @@ class OutputRows:
         self.network: Any = network  # of any kind that has a decoder with an output
         self.layer: nn.Module = output.layer
         self.weight, self.bias = _taken_apart(output.layer)
+        self._blank = nn.Linear(self.weight.size(1), 1, device="meta")
 
     def chosen(self, ids: Tensor) -> nn.Module:
         """The layer with these rows alone, packed as it was."""
-        chosen = nn.Linear(self.weight.size(1), len(ids), device="meta")  # which draws no weights
-        chosen.weight = nn.Parameter(self.weight[ids], requires_grad=False)
-        chosen.bias = nn.Parameter(self.bias[ids], requires_grad=False)
+        chosen = copy.copy(self._blank)  # a new one would draw weights first
+        chosen.out_features = len(ids)
+        numbers = {"weight": self.weight[ids], "bias": self.bias[ids]}
+        chosen._parameters = {name: nn.Parameter(one, requires_grad=False) for name, one in numbers.items()}
         return type(self.layer)(chosen) if isinstance(self.layer, Packed) else chosen
 
     def network_of(self, ids: Tensor) -> Transducer:

@@ -26,7 +26,8 @@ from transduce.training.prefetch import Prefetch
 from transduce.training.progress import Progress, Window
 from transduce.training.recorded import rounded
 from transduce.training.report import Line, Report, Silent
-from transduce.training.update import Piece, Result, Update, Work, pieces_of
+from transduce.training.update import Update
+from transduce.training.work import Launched, Piece, Result, Work, pieces_of
 
 Reason = Literal["steps", "minutes", "patience", "interrupted"]
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -71,6 +72,17 @@ class Fetched:
     slots: int
 
 
+@dataclass(frozen=True)
+class Untold:
+    """An update that was begun and not told of yet."""
+
+    launched: Launched
+    step: int
+    rate: float
+    batch: Fetched
+    started: float
+
+
 @dataclass
 class Trainer:
     """One training run. It continues from the newest whole checkpoint, where there is one.
@@ -98,6 +110,8 @@ class Trainer:
         data = fingerprint(self.batches.at(Position()))
         self.keeper = Keeper(self.model, optimiser, self.settings, self.checkpoints, self.processes, data)
         self.progress = Progress()
+        self.untold: Untold | None = None
+        self.told = 0.0  # when the last update was
         self.stop, self.late = False, False  # interrupted, out of time: agreed on by all processes
 
     def run(self) -> Outcome:
@@ -142,29 +156,43 @@ class Trainer:
         return rounded(batch, budget, places(self.model))
 
     def _step(self, fetched: Iterator[Fetched], interruption: Interruption) -> None:
-        """One update, counted and told."""
+        """One update begun, and the one before told: the device need not wait for us between them."""
         progress, settings = self.progress, self.settings
         started = time.monotonic()
         batch = next(fetched)
         step = progress.step + 1
         share = rate_at(step, settings.steps, settings.schedule, progress.plateau)
         rate = share * settings.optimiser.learning_rate
-        result = self.update(batch.work, step, rate, (interruption.signal is not None, self._late(self._seconds())))
-        self.stop, self.late = result.flags
+        flags = (interruption.signal is not None, self._late(self._seconds()))
+        launched = self.update.launch(batch.work, step, rate, flags)
+        self.stop, self.late = launched.flags
         progress.step, progress.position = step, batch.following
         progress.tokens += batch.tokens
-        progress.window.add(result, batch.tokens, batch.slots, time.monotonic() - started)
-        self._mind(result)
+        self._tell()
+        self.untold = Untold(launched, step, rate, batch, started)
+        if self.keeper.average is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Counts and tells the update that was begun last, if there is one."""
+        if self.untold is None:
+            return
+        progress, one, self.untold = self.progress, self.untold, None
+        result = one.launched.result()
+        now = time.monotonic()
+        progress.window.add(result, one.batch.tokens, one.batch.slots, now - max(one.started, self.told))
+        self.told = now
+        self._mind(result, one.step)
         if self.keeper.average is not None and not result.bad:
-            self.keeper.average.update(self.model, step)
-        self.report.advance(step)
-        if step % settings.log_every == 0:
-            self.report.line(self._line(batch.epoch, rate, result))
+            self.keeper.average.update(self.model, one.step)
+        self.report.advance(one.step)
+        if one.step % self.settings.log_every == 0:
+            self.report.line(self._line(one, result))
             progress.window = Window()
 
-    def _mind(self, result: Result) -> None:
+    def _mind(self, result: Result, step: int) -> None:
         """Tells what went wrong in an update; too much of it ends training."""
-        progress, step = self.progress, self.progress.step
+        progress = self.progress
         if result.splits:
             self.report.event("split", step, f"out of memory: the batch was split {result.splits} times and redone")
         if result.lost:
@@ -186,18 +214,18 @@ class Trainer:
                 "set training.clip, or use precision fp32",
             )
 
-    def _line(self, epoch: int, rate: float, result: Result) -> Line:
-        progress, window, settings = self.progress, self.progress.window, self.settings
+    def _line(self, one: Untold, result: Result) -> Line:
+        window, settings = self.progress.window, self.settings
         count, seconds = max(window.count, 1), self._seconds()
-        left = (settings.steps - progress.step) * seconds / progress.step
+        left = (settings.steps - one.step) * seconds / one.step
         if settings.minutes is not None:
             left = min(left, max(0.0, 60 * settings.minutes - seconds))
         return Line(
-            step=progress.step,
-            epoch=epoch,
+            step=one.step,
+            epoch=one.batch.epoch,
             loss=window.loss / count if window.count else None,
             parts={name: value / count for name, value in window.parts.items()},
-            learning_rate=rate,
+            learning_rate=one.rate,
             gradient_norm=result.gradient_norm,
             tokens_per_second=window.tokens / max(window.seconds, 1e-9),
             padding=1 - window.tokens / max(window.slots, 1),
@@ -210,6 +238,9 @@ class Trainer:
         """Between two updates: validates and saves what is due, and says whether training is over and why."""
         progress, settings = self.progress, self.settings
         reason: Reason | None = "steps" if progress.step >= settings.steps else "minutes" if self.late else None
+        every = (settings.validate_every, settings.checkpoint_every)
+        if self.stop or reason is not None or any(progress.step % number == 0 for number in every):
+            self._tell()
         if self.stop and reason is None:
             # A validation that is due now is made after the resume, which comes to this same place.
             self.keeper.save(progress, self._seconds())

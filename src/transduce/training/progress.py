@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from transduce.data.batching import Position
 from transduce.training.optimisers import Plateau
-from transduce.training.update import Result
+from transduce.training.work import Result
 
 
 @dataclass

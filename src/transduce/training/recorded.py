@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from transduce.decoding.graphs import cloned, copy_into, recorded, tensors_of, warmed
 from transduce.flow import Batch, Padded
+from transduce.layers.traits import free_launches
 
 COLUMNS = 8  # a source or target has a multiple of so many
 MET = 3  # a shape is recorded when it comes for this time: rare ones are not worth it
@@ -28,27 +29,44 @@ Pass = Callable[[Batch, Tensor], Tensor]  # adds the gradient of a batch, its lo
 
 
 class Recorder:
-    """Runs passes over batches, recorded where that pays. Gradients then stay where they are: zero them in place."""
+    """Runs passes over batches, recorded where that pays. From then on gradients stay where they are.
+
+    The first pass of an update writes its gradient over what is there, the others add theirs: two recordings of a
+    shape, where updates have several passes.
+    """
 
     def __init__(self, run: Pass, parameters: Sequence[nn.Parameter]) -> None:
         self.run, self.parameters = run, parameters
         self.met: Counter[Shapes] = Counter()
         self.recordings: dict[Shapes, Recording] = {}
         self.refused = False  # True: a pass could not be recorded
+        self.fresh = True  # what is in the gradients counts no more: nothing of this update is there yet
+        self.reached: set[nn.Parameter] = set()  # by any gradient so far; the others have none
+
+    def settle(self) -> None:
+        """Gradients that nobody wrote to since are zero."""
+        there = [p.grad for p in self.parameters if p.grad is not None]
+        if self.fresh and there:
+            torch._foreach_zero_(there)
+        self.fresh = False
 
     def __call__(self, batch: Batch, factor: Tensor) -> Tensor:
-        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(batch))
+        key = (self.fresh, *((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(batch)))
         self.met[key] += 1
         waits = self.refused or self.met[key] < MET or len(self.recordings) >= MOST
         if key not in self.recordings and (waits or not self._record(key, batch, factor)):
+            self.settle()
             return self.run(batch, factor)
+        self.fresh = False
         return self.recordings[key].replay(batch, factor)
 
     def _record(self, key: Shapes, batch: Batch, factor: Tensor) -> bool:
-        """Whether that went well; the gradients are then as they were before."""
-        before = [None if p.grad is None else p.grad.clone() for p in self.parameters]
+        """Whether that went well; the gradients are then as they were before, where they count."""
+        places = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.reached |= {p for p in self.parameters if p.grad is not None}
+        kept = [] if self.fresh else [place.clone() for place in places]
         try:
-            self.recordings[key] = Recording(self.run, batch, factor)
+            self.recordings[key] = Recording(partial(self._write, places, self.fresh), batch, factor)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -57,10 +75,27 @@ class Recorder:
             self.refused = True
             self.recordings.clear()
             _pool.cache_clear()  # its memory is that of a recording which never ended
-        for parameter, grad in zip(self.parameters, before, strict=True):
-            if parameter.grad is not None:
-                parameter.grad.zero_() if grad is None else parameter.grad.copy_(grad)
+        if kept:
+            torch._foreach_copy_(places, kept)
         return not self.refused
+
+    def _write(self, places: list[Tensor], over: bool, batch: Batch, factor: Tensor) -> Tensor:
+        """A pass whose gradient goes to these places, all of it at the end; over: to nothing but it."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        try:
+            sums = self.run(batch, factor)
+            found = {place: p.grad for p, place in zip(self.parameters, places, strict=True) if p.grad is not None}
+            self.reached |= {p for p in self.parameters if p.grad is not None}
+            if found:
+                (torch._foreach_copy_ if over else torch._foreach_add_)(list(found), list(found.values()))
+            missed = [place for place in places if place not in found]
+            if missed and over:
+                torch._foreach_zero_(missed)
+        finally:
+            for parameter, place in zip(self.parameters, places, strict=True):
+                parameter.grad = place if parameter in self.reached else None
+        return sums
 
 
 @cache
@@ -74,10 +109,11 @@ class Recording:
 
     def __init__(self, run: Pass, batch: Batch, factor: Tensor) -> None:
         self.batch, self.factor = cloned(batch), factor.clone()
-        warmed(lambda: run(self.batch, self.factor))
         self.graph = torch.cuda.CUDAGraph()
-        with recorded(self.graph, _pool()):
-            self.sums = run(self.batch, self.factor)
+        with free_launches():
+            warmed(lambda: run(self.batch, self.factor))
+            with recorded(self.graph, _pool()):
+                self.sums = run(self.batch, self.factor)
 
     def replay(self, batch: Batch, factor: Tensor) -> Tensor:
         copy_into([*tensors_of(self.batch), self.factor], [*tensors_of(batch), factor])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,53 +21,9 @@ from transduce.training.blame import first_bad
 from transduce.training.devices import Processes, autocast, seed_everything
 from transduce.training.optimisers import hold_still, set_rate
 from transduce.training.recorded import Recorder
+from transduce.training.work import Launched, Piece, Result, Work
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows of a batch that are computed in one go."""
-
-    first: int  # where they begin in the whole batch
-    batch: Batch
-
-    def halves(self) -> list[Piece]:
-        """Two smaller ones; none for a single row."""
-        if self.batch.size == 1:
-            return []
-        low, high = torch.arange(self.batch.size).tensor_split(2)
-        return [
-            Piece(self.first, self.batch.select(low)),
-            Piece(self.first + len(low), self.batch.select(high)),
-        ]
-
-
-def pieces_of(batch: Batch, processes: Processes, pieces: int) -> list[Piece]:
-    """This process's contiguous share of the batch, in `pieces` slices; empty ones are left out."""
-    shares = torch.arange(batch.size).tensor_split(processes.size * pieces)
-    own = shares[processes.rank * pieces : (processes.rank + 1) * pieces]
-    return [Piece(int(rows[0]), batch.select(rows)) for rows in own if len(rows)]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one update is made from, as one process sees it."""
-
-    pieces: list[Piece]
-    count: int  # what the loss of the whole update, over all processes, is a sum over
-
-
-@dataclass(frozen=True)
-class Result:
-    loss: float  # sums over `count`, over all processes
-    parts: dict[str, float]
-    count: int
-    gradient_norm: float  # before clipping
-    bad: str = ""  # not finite, so the weights did not move: the first module that was bad
-    splits: int = 0  # pieces halved after running out of memory
-    lost: tuple[int, ...] = ()  # examples that do not fit into memory even alone
-    flags: tuple[bool, ...] = ()  # raised by any process
 
 
 @dataclass
@@ -124,7 +80,13 @@ class Update:
         return wanted and steady and self.device.type == "cuda"
 
     def __call__(self, work: Work, step: int, rate: float, flags: tuple[bool, ...] = ()) -> Result:
+        return self.launch(work, step, rate, flags).result()
+
+    def launch(self, work: Work, step: int, rate: float, flags: tuple[bool, ...] = ()) -> Launched:
+        """Begins an update. Where it can go on without us (`ahead`), nothing is waited for before its result is."""
         gradients = self._gradients(work, step)
+        if self.recorder is not None:
+            self.recorder.settle()
         lost_count, splits, *raised = self.processes.sum([gradients.lost_count, gradients.splits, *flags])
         self.processes.sum_gradients(self.parameters)
         hold_still(self.optimiser, step)
@@ -134,23 +96,27 @@ class Update:
             torch._foreach_mul_(own, work.count / count)  # the pieces were divided by the count they should have had
         norm = get_total_norm(own)
         numbers = torch.cat([gradients.sums, norm.to(gradients.sums)[None]])
-        if ahead := self.ahead and count > 0:
+        ahead = self.ahead and count > 0
+        if ahead:
             self._move(norm, rate, numbers)
             self._forget()
-        *sums, gradient_norm = numbers.tolist()  # the one wait for the device in an update
-        total, *parts = self.processes.sum(sums)
-        bad = "" if count else "no token was left to learn from"
-        if not bad and not (math.isfinite(total) and math.isfinite(gradient_norm)):
-            bad = self._blame(work, step)
-        if not bad and not ahead:
-            self._move(norm, rate)
-        if bad or not ahead:
-            self._forget()
-        named = dict(zip(self.objective.parts, parts, strict=True))
         lost = self._all_lost(gradients.lost) if lost_count else ()
-        return Result(
-            total, named, count, gradient_norm, bad, int(splits), lost, tuple(number > 0 for number in raised)
-        )
+        known = Result(math.nan, {}, count, math.nan, "", int(splits), lost)
+
+        def finish(found: list[float]) -> Result:
+            *sums, gradient_norm = found
+            total, *parts = self.processes.sum(sums)
+            bad = "" if count else "no token was left to learn from"
+            if not bad and not (math.isfinite(total) and math.isfinite(gradient_norm)):
+                bad = self._blame(work, step)
+            if not bad and not ahead:
+                self._move(norm, rate)
+            if bad or not ahead:
+                self._forget()
+            named = dict(zip(self.objective.parts, parts, strict=True))
+            return replace(known, loss=total, parts=named, gradient_norm=gradient_norm, bad=bad)
+
+        return Launched(numbers, finish, tuple(number > 0 for number in raised), waits=not ahead)
 
     @property
     def ahead(self) -> bool:
@@ -233,7 +199,10 @@ class Update:
 
     def _forget(self) -> None:
         """No gradient is left. Recorded passes write theirs to a fixed place, which must stay."""
-        self.optimiser.zero_grad(set_to_none=self.recorder is None or not self.recorder.recordings)
+        if self.recorder is not None:
+            self.recorder.fresh = True
+        if self.recorder is None or not self.recorder.recordings:
+            self.optimiser.zero_grad()
 
     def _all_lost(self, own: list[int]) -> tuple[int, ...]:
         lists = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]
