@@ -100,4 +100,5 @@ def test_steps_are_lean(norm: str, precision: Precision, native: str, monkeypatc
             assert part is not None
             part.register_forward_pre_hook(lambda module, _: called.append(module))
     search(network, Batch(source), Greedy(), longest=torch.tensor([6]))
-    assert len(called) == 4  # both attentions of each block, where <s> is read: from there on no module is called
+    # By our own kernels the blocks are one call; else both attentions of each are asked where <s> is read, and no more.
+    assert len(called) == (0 if native == "1" else 4)

@@ -13,6 +13,7 @@ from contract_standins import CASES, SIZE, example_batch, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transduce.attention import positions
+from transduce.decoders import transformer
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.layers import recurrent
@@ -67,6 +68,7 @@ OBJECTIVES_KEPT = [name for name, kind in OBJECTIVES.items() if kind.steady]
 def as_recorded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "packs", lambda layer, values: False)
     monkeypatch.setattr(positions, "may_look", lambda values: False)
+    monkeypatch.setattr(transformer, "zeros", lambda shape, like: like.new_zeros(shape))
 
 
 @pytest.mark.parametrize("name", STEADY)
