@@ -46,7 +46,7 @@ def gold(bench: Path) -> Path:
 
 
 def trained(linked: Path, folder: Path, objective: dict[str, Any]) -> Path:
-    content = settings(linked, {"encoder": BLOCKS, "decoder": BLOCKS}, "words", steps=150, objective=objective)
+    content = settings(linked, {"encoder": BLOCKS, "decoder": BLOCKS}, "words", steps=220, objective=objective)
     content["data"]["train"] = {"path": str(linked), "alignment": "column3"}
     train(content, folder)
     return folder

@@ -12,7 +12,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
-from transduce.training.recorded import COLUMNS, Pass, Recorder, rounded
+from transduce.training.recorded import COLUMNS, ROWS, Pass, Recorder, rounded
 
 
 def batch_of(lengths: list[tuple[int, int]]) -> Batch:
@@ -29,8 +29,8 @@ def test_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
     assert made.target is not None
     assert made.source.values.size(1) % COLUMNS == made.inputs.values.size(1) % COLUMNS == 0
     columns = made.source.values.size(1) + made.target.values.size(1)
-    assert made.size % max(1, budget // columns // 4) == 0
-    assert made.size < len(lengths) + max(1, budget // columns // 4)
+    assert made.size % max(1, budget // columns // ROWS) == 0
+    assert made.size < len(lengths) + max(1, budget // columns // ROWS)
     assert CrossEntropy().count(made) == CrossEntropy().count(batch)
     assert made.rows[: batch.size] == batch.rows
 
@@ -63,12 +63,12 @@ def test_the_same_gradient(kind: str) -> None:
     model, objective = build_model(recipe.model, 40, 40).double(), CrossEntropy(label_smoothing=0.1)
     batch = batch_of([(3, 5), (9, 2), (1, 11)])
     found = []
-    for one in (batch, rounded(batch, 640)):
+    for one in (batch, rounded(batch, 1280)):
         model.zero_grad()
         loss = objective(model, one).total
         loss.backward()
         found.append((loss.item(), [parameter.grad.clone() for parameter in model.parameters()]))  # type: ignore[union-attr]
-    assert rounded(batch, 640).size > batch.size
+    assert rounded(batch, 1280).size > batch.size
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
     for one, other in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(one, other)

@@ -21,10 +21,11 @@ MOST = 128  # queries or keys
 
 def suits(query: Tensor, keys: Tensor, mask: Tensor | None) -> bool:
     """Whether the kernels are to be used: for short rows and a mask that all steps share."""
-    kind = query.dtype in (torch.bfloat16, torch.float16)
-    short = query.dim() == 4 and max(query.size(2), keys.size(2)) <= MOST and query.size(3) in (16, 32, 64, 128)
+    if not own_kernels(query) or query.dim() != 4 or query.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    short = max(query.size(2), keys.size(2)) <= MOST and query.size(3) in (16, 32, 64, 128)
     plain = mask is None or (mask.dtype == torch.bool and mask.shape[1:3] == (1, 1) and mask.stride(3) == 1)
-    return own_kernels(query) and kind and short and plain and query.shape[:2] == keys.shape[:2]
+    return short and plain and query.shape[:2] == keys.shape[:2]
 
 
 def attend_tiles(

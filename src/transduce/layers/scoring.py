@@ -17,6 +17,7 @@ from transduce.layers.products import column_sums, summed_product
 from transduce.layers.traits import attached, narrow_kind
 
 ALIGNED = 64  # numbers: 128 bytes in 16 bits
+OURS = "room_at_the_end"  # marks where rows end with room that nobody else reads
 
 
 def suits(layer: nn.Linear, values: Tensor) -> bool:
@@ -35,7 +36,9 @@ def scores(layer: nn.Linear, values: Tensor) -> Tensor:
 
 def spaced(rows: int, size: int, like: Tensor) -> Tensor:
     """Room for so many rows of this size, which begin at round addresses."""
-    return like.new_empty(rows, _round(size))[:, :size]
+    made = like.new_empty(rows, _round(size))
+    setattr(made.untyped_storage(), OURS, True)  # it stays with what lies there, whoever hands it on
+    return made[:, :size]
 
 
 class _Scores(torch.autograd.Function):
@@ -69,10 +72,14 @@ def _round(size: int) -> int:
 
 
 def _whole(slopes: Tensor, size: int) -> Tensor:
-    """The same with zeros in the room at the end of each row: in place, where there is any."""
+    """The same with zeros in the room at the end of each row: in place, where it is ours.
+
+    Parts of a gradient lie in such rows too, where scores were joined with others: that room is theirs.
+    """
     rows, before = slopes.shape
-    last = slopes.storage_offset() + rows * size
-    if slopes.stride() != (size, 1) or last > slopes.untyped_storage().nbytes() // slopes.element_size():
+    room, last = slopes.untyped_storage(), slopes.storage_offset() + rows * size
+    inside = slopes.stride() == (size, 1) and last * slopes.element_size() <= room.nbytes()
+    if not inside or not getattr(room, OURS, False):
         return nn.functional.pad(slopes, (0, size - before))
     whole = slopes.as_strided((rows, size), (size, 1))
     whole[:, before:].zero_()

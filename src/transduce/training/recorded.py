@@ -20,9 +20,10 @@ from transduce.decoding.graphs import cloned, copy_into, recorded, tensors_of, w
 from transduce.flow import Batch, Padded
 from transduce.layers.traits import free_launches
 
-COLUMNS = 8  # a source or target has a multiple of so many
+COLUMNS = 4  # a source or target has a multiple of so many
+ROWS = 8  # a batch has a multiple of this part of the rows that fit into it
 MET = 3  # a shape is recorded when it comes for this time: rare ones are not worth it
-MOST = 64  # recordings
+MOST = 96  # recordings
 
 Shapes = tuple[Any, ...]
 Pass = Callable[[Batch, Tensor], Tensor]  # adds the gradient of a batch, its loss times the factor; gives sums
@@ -124,12 +125,13 @@ class Recording:
 def rounded(batch: Batch, budget: int, most: int | None = None) -> Batch:
     """The same pairs with round numbers of columns, and of rows, the last of which count nowhere.
 
-    `budget` is the slots that a full batch has: a quarter of the rows that fit into it is the unit. `most`: where the
-    places of the model end.
+    `budget` is the slots that a full batch has. `most`: where the places of the model end. Of 723 batches of 32,768
+    tokens with lengths as in text 6 % were padding before and 17 % after, in 96 shapes; with 8 columns and a quarter of
+    the rows it was 26 %, in 49.
     """
     made = _filled(batch, most)
     columns = sum(part.values.size(1) for part in (made.source, made.target) if part is not None)
-    extra = -batch.size % max(1, budget // columns // 4)
+    extra = -batch.size % max(1, budget // columns // ROWS)
     made = batch.select(torch.cat((torch.arange(batch.size), torch.zeros(extra, dtype=torch.long))))
     made = _filled(made, most)
     if made.target is not None and extra:
