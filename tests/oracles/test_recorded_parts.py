@@ -476,6 +476,25 @@ def test_sums_of_columns_by_several_programs(rows: int, size: int, most: int) ->
 THERE: Any = SimpleNamespace(is_cuda=True)
 
 
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traits, "compiles", lambda: True)
+
+
+def test_without_their_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traits, "compiles", lambda: False)
+    with free_launches():
+        assert not traits.own_kernels(THERE)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_torchs_own_compiler_meets_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with free_launches():
+        assert not traits.own_kernels(THERE)
+
+
+@pytest.mark.usefixtures("compiler")
 def test_launches_are_free_only_inside() -> None:
     assert not traits.own_kernels(THERE)
     with free_launches():
@@ -486,12 +505,14 @@ def test_launches_are_free_only_inside() -> None:
     assert not traits.own_kernels(THERE)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_launches_cost_again_after_an_exception() -> None:
     with pytest.raises(KeyError), free_launches():
         raise KeyError
     assert not traits.own_kernels(THERE)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_launches_are_free_in_their_own_thread() -> None:
     found: list[bool] = []
     with free_launches():

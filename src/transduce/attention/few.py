@@ -6,19 +6,12 @@ source and head is one program, which reads every key and value once, for all qu
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
+from transduce.layers.traits import compiles
+
 MOST = 16  # queries: one tile of the matrix unit
-
-
-@cache
-def compiles() -> bool:
-    """Whether kernels can be made: some builds of torch for GPUs come without the compiler."""
-    return find_spec("triton") is not None
 
 
 def suits(query: Tensor, keys: Tensor, mask: Tensor | None) -> bool:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transduce.attention.tiles import MOST, keys_alone
 from transduce.native.heads import look, look_slopes
 from transduce.native.training import kernels_for
-
-MOST = 128  # queries or keys
 
 
 class _Look(torch.autograd.Function):
@@ -44,11 +43,10 @@ def suits(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> b
     """Whether the kernel takes them: in training on a CPU, short rows, one mask for all steps and heads of a row."""
     if query.dim() != 4 or not query.is_cpu or not torch.is_grad_enabled() or max(query.size(2), keys.size(2)) > MOST:
         return False
-    plain = mask is None or (mask.dtype == torch.bool and mask.shape[1:3] == (1, 1) and mask.stride(3) == 1)
     alike = query.shape[:2] == keys.shape[:2] and query.dtype == keys.dtype == values.dtype
     whole = all(part.stride(3) == 1 and part.numel() for part in (query, keys, values))
     same = query.size(3) == keys.size(3) == values.size(3)
-    return plain and alike and whole and same and kernels_for(query, keys, values) is not None
+    return keys_alone(mask) and alike and whole and same and kernels_for(query, keys, values) is not None
 
 
 def attend_short(

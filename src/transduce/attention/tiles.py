@@ -24,8 +24,12 @@ def suits(query: Tensor, keys: Tensor, mask: Tensor | None) -> bool:
     if not own_kernels(query) or query.dim() != 4 or query.dtype not in (torch.bfloat16, torch.float16):
         return False
     short = max(query.size(2), keys.size(2)) <= MOST and query.size(3) in (16, 32, 64, 128)
-    plain = mask is None or (mask.dtype == torch.bool and mask.shape[1:3] == (1, 1) and mask.stride(3) == 1)
-    return short and plain and query.shape[:2] == keys.shape[:2]
+    return short and keys_alone(mask) and query.shape[:2] == keys.shape[:2]
+
+
+def keys_alone(mask: Tensor | None) -> bool:
+    """Whether a mask (R H T S) says which keys are real, and the same to all heads and steps of a row."""
+    return mask is None or (mask.dtype == torch.bool and mask.shape[1:3] == (1, 1) and mask.stride(3) == 1)
 
 
 def attend_tiles(

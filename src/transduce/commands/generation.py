@@ -82,6 +82,8 @@ def generate(
 
         transduce generate runs/large input.txt --set strategy=greedy --draft runs/small
 
+        transduce generate runs/large input.txt --precision int8 --shortlist few.safetensors
+
     Where sources are files, a line names one; a file of that kind, or a folder of them, may stand in place of lines.
 
         transduce generate runs/captions photo.jpg

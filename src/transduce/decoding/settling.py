@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.attention.few import compiles
 from transduce.contracts import Choice, Strategy
 from transduce.decoding.strategies import Beam
 from transduce.flow import EOS
+from transduce.layers.traits import compiles
 
 MOST = 32  # beams
 

@@ -18,6 +18,7 @@ from transduce.layers.traits import attached, narrow_kind, own_kernels
 
 MOST = 2**31  # numbers in a tensor: their places have 32 bits
 WIDEST = 8192  # a row is one tile
+TILE = 1024  # numbers that a program adds, where rows do not matter
 
 
 def suits(values: Tensor, changes: Tensor | None = None) -> bool:
@@ -28,8 +29,8 @@ def suits(values: Tensor, changes: Tensor | None = None) -> bool:
 
 
 def levels(norm: nn.Module) -> bool:
-    """Whether it is a norm of rows by their own numbers, and nothing hangs on it."""
-    return isinstance(norm, nn.LayerNorm | nn.RMSNorm) and not attached(norm)
+    """Whether it is a norm of rows by their own numbers, with weights, and nothing hangs on it."""
+    return isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.elementwise_affine and not attached(norm)
 
 
 def level(norm: nn.Module, values: Tensor, changes: Tensor | None = None, rate: float = 0.0) -> Tensor:
@@ -149,9 +150,6 @@ class _Level(torch.autograd.Function):
         to_weight, to_bias = column_sums(sums)[1].chunk(2)
         for_bias = None if ctx.bias is None else to_bias.to(ctx.bias)
         return to_values, to_changes, to_weight.to(weight.dtype), for_bias, None, None, None, None
-
-
-TILE = 1024
 
 
 def _tiles(values: Tensor) -> int:

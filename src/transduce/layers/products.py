@@ -1,4 +1,4 @@
-"""Rows and a matrix in, their product out, rectified where asked: a linear layer in training on a GPU.
+"""Rows and a matrix in, their product out, through an activation where asked: a linear layer in recorded training.
 
 The same three products as torch's own layer. What differs is around them: a rectifier is part of the first, the
 gradient of an activation and that of the bias are one pass over the rows, and the gradient of the weights is fp32.
@@ -44,18 +44,16 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str =
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        narrow = weight.to(rows.dtype)
+        narrow, rectified = weight.to(rows.dtype), activation == "relu"  # whose slope is known from what leaves it
         if bias is None:
             made = rows @ narrow.t()
-        elif activation == "relu":
-            made = torch._addmm_activation(bias.to(rows.dtype), rows, narrow.t())
+            made = made.relu_() if rectified else made
         else:
-            made = torch.addmm(bias.to(rows.dtype), rows, narrow.t())
-        if activation == "relu":  # whose slope is known from what leaves it
-            made = made if bias is not None else made.relu_()
+            multiply = torch._addmm_activation if rectified else torch.addmm
+            made = multiply(bias.to(rows.dtype), rows, narrow.t())
         ctx.save_for_backward(rows, narrow, made if activation else None)
         ctx.kind, ctx.biased, ctx.activation = weight.dtype, bias is not None, activation
-        return ACTIVATIONS[activation](made) if activation not in ("", "relu") else made
+        return made if rectified or not activation else ACTIVATIONS[activation](made)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transduce.layers.products import column_sums, summed_product
-from transduce.layers.traits import attached, narrow_kind
+from transduce.layers.traits import attached, compiles, narrow_kind
 
 ALIGNED = 64  # numbers: 128 bytes in 16 bits
 OURS = "room_at_the_end"  # marks where rows end with room that nobody else reads
@@ -22,7 +22,7 @@ OURS = "room_at_the_end"  # marks where rows end with room that nobody else read
 
 def suits(layer: nn.Linear, values: Tensor) -> bool:
     """Whether there is anything to mend: in training on a GPU, where no compiler does the same."""
-    ready = values.is_cuda and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    ready = values.is_cuda and torch.is_grad_enabled() and not torch.compiler.is_compiling() and compiles()
     return ready and layer.out_features % 8 > 0 and type(layer) is nn.Linear and not attached(layer)
 
 

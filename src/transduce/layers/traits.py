@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +29,17 @@ def free_launches() -> Iterator[None]:
         _launching.free = False
 
 
+@cache
+def compiles() -> bool:
+    """Whether kernels for a GPU can be made: some builds of torch come without their compiler."""
+    return find_spec("triton") is not None
+
+
 def own_kernels(values: Tensor) -> bool:
     """Whether our own kernels are to be taken for what is made of these: in a recorded pass on a GPU, in training."""
-    return bool(values.is_cuda and torch.is_grad_enabled() and getattr(_launching, "free", False))
+    if torch.compiler.is_compiling():  # torch joins kernels by itself there; asked first, as it cannot read the rest
+        return False
+    return bool(values.is_cuda and torch.is_grad_enabled() and getattr(_launching, "free", False) and compiles())
 
 
 def attached(layer: nn.Module) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.layers.scoring import spaced
+from transduce.layers.traits import compiles
 from transduce.native import training as native_training
 
 IGNORED = -100  # where the target is padding
@@ -31,7 +32,7 @@ class Smoothed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, gold: Tensor, smoothing: float, spare: bool = False) -> tuple[Tensor, Tensor]:
         sums, plain, smooth = (_wide(scores.new_empty(len(gold))) for _ in range(3))
-        if scores.is_cuda:
+        if scores.is_cuda and compiles():
             from transduce.objectives.kernels import read_rows
 
             read_rows[(len(gold),)](scores, gold, sums, plain, smooth, scores.stride(0), scores.size(1), block=4096)
@@ -56,7 +57,7 @@ class Smoothed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         scores, gold, sums = ctx.saved_tensors
         size, eps = scores.size(1), ctx.smoothing
-        if scores.is_cuda:
+        if scores.is_cuda and compiles():
             from transduce.objectives.kernels import write_rows
 
             result = spaced(len(gold), size, scores) if scores.stride(0) > size else torch.empty_like(scores)

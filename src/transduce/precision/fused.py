@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.attention.blocks import Block
-from transduce.attention.few import MOST, compiles
+from transduce.attention.few import MOST
 from transduce.attention.own import SelfAttention, Slots
 from transduce.attention.positions import Learned, NoPosition, Sinusoidal
 from transduce.contracts import Asked, Score
@@ -22,7 +22,7 @@ from transduce.decoders.transformer import TransformerDecoder
 from transduce.flow import Proposal, State, Step
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.norm import LayerNorm
-from transduce.layers.traits import attached
+from transduce.layers.traits import attached, compiles
 from transduce.precision.joint import JointMemory, JointSelf
 from transduce.precision.rows import Entry, Kernels, Plain, Product
 
