@@ -25,7 +25,9 @@ def run_train(asked: argparse.Namespace, device: torch.device) -> list[harness.M
         batches = train.mixed_batches(shape, asked.tokens, device)
     else:
         batches = train.in_turn(train.batch_of(shape, asked.tokens, device))
-    race = train.Race(batches, device, bf16, asked.compile)
+    packs = asked.mixed and (asked.packed or device.type == "cuda")  # where passes are recorded, training does
+    packed = train.packed_batches(batches, asked.tokens) if packs else []
+    race = train.Race(batches, device, bf16, asked.compile, packed=packed)
     return train.run(asked.size, asked.tokens, race, asked.repeats, asked.only, asked.clock)
 
 
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--model", choices=["marian", "gpt2"], default="marian", help="train: of which shape")
     parser.add_argument("--compile", action="store_true", help="train: all contestants also compiled")
     parser.add_argument("--mixed", action="store_true", help="train: rows of different lengths, as in text")
+    parser.add_argument("--packed", action="store_true", help="train: with --mixed also packed, not on a GPU alone")
     parser.add_argument("--keep-memory", action="store_true", help="all contestants keep memory that they free")
     parser.add_argument("--only", nargs="*", default=[], help="train: these contestants, by their names in the table")
     parser.add_argument("--lines", type=int, nargs="*", default=[250_000, 500_000, 1_000_000], help="scale")

@@ -1,7 +1,7 @@
 """A trained run and its test lines: ours in fp32 and int8 against its CTranslate2 export, from text to text.
 
 `python -m benchmarks.natural RUN SOURCE REFERENCE`: a table with BLEU and exact matches, and JSON under
-benchmarks/results. Lines end where the model ends them. Both sides share our tokenizer.
+benchmarks/results. Lines end where the model ends them. Both sides share our tokenizer. On a GPU: see refilled.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from benchmarks import refilled
 from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
 from transduce.evaluation import METRICS
 from transduce.export.ctranslate2 import piece_names
@@ -101,14 +102,26 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clock", default="wall", choices=list(CLOCKS))
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--device", default="cpu", help="cuda: places filled again, batches, and transformers")
+    parser.add_argument("--places", type=int, default=256, help="of a search, or lines of a batch, on a GPU")
+    parser.add_argument("--tiny", action="store_true", help="the contest of a GPU on the first 40 lines, on any device")
     asked = parser.parse_args()
     sources, references = (file.read_text(encoding="utf-8").splitlines() for file in (asked.source, asked.reference))
     rows: list[Measured] = []
+    device = torch.device(asked.device)
+    if asked.tiny:
+        sources, references, asked.places, asked.repeats = sources[:40], references[:40], 8, 1
     for beam in asked.beams:
-        rows += run(asked.run, sources, references, beam, asked.workers, asked.repeats, asked.clock)
-    title = "natural-cpu"
+        if device.type == "cpu" and not asked.tiny:
+            rows += run(asked.run, sources, references, beam, asked.workers, asked.repeats, asked.clock)
+            continue
+        found, written = refilled.run(asked.run, sources, beam, asked.places, asked.repeats, device, asked.clock)
+        rows += found
+        for name, lines in written.items():
+            print(f"beam {beam} {name}: {judged(lines, references)}", flush=True)
+    title = f"natural-{asked.device}" + ("-tiny" if asked.tiny else "")
     show(title, rows, Console(width=140))
-    write(asked.output / f"{title}.json", title, rows, torch.device("cpu"), asked.clock)
+    write(asked.output / f"{title}.json", title, rows, device, asked.clock)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ WHOLE = "whole vocabulary"
 
 
 def random_weights(size: str, lists: list[int], beams: list[int], length: int, repeats: int, clock: str) -> list[Any]:
-    """One line of forced length. Making the small layer counts: it is made anew for every batch."""
+    """One line of forced length. Making the lists counts: they are made anew for every batch."""
     network = for_generation(ours(SIZES[size], theirs(SIZES[size])), "int8")
     vocabulary, layers = SIZES[size].vocabulary, OutputRows(network)
     torch.manual_seed(2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,10 @@ from torch.nn import functional as F
 from benchmarks.harness import OURS, Contestant, Measured, measure
 from benchmarks.marian import PLACES, SIZES, Size, ours, theirs
 from transduce.attention.positions import places
-from transduce.data.draws import Draw
-from transduce.data.plan import plan_epoch
+from transduce.data.batching import collate
+from transduce.data.draws import Draw, Shuffle
+from transduce.data.packing import Packing, needs
+from transduce.data.plan import Plan, plan_epoch
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
@@ -45,6 +47,7 @@ class Race:
     bf16: bool
     compiles: bool  # also compiled
     smoothing: float = SMOOTHING
+    packed: list[Batch] = field(default_factory=list)  # the same pairs, several in a row
 
     @property
     def tokens(self) -> int:
@@ -62,6 +65,31 @@ def in_turn(batch: Batch) -> list[Batch]:
     return [batch] * (4 if batch.inputs.values.is_cuda else 1)
 
 
+def packed_batches(batches: list[Batch], tokens: int) -> list[Batch]:
+    """The pairs of padded batches in packed ones, planned as for training."""
+    parts = [[batch.source for batch in batches], [batch.gold for batch in batches]]
+    sides = [
+        [row[mask].cpu().numpy() for part in side if part for row, mask in zip(part.values, part.mask, strict=True)]
+        for side in parts
+    ]
+    widths = np.array([[len(source), len(said) + 1] for source, said in zip(*sides, strict=True)])
+    packing = Packing.within(tokens, needs(widths))
+    assert packing is not None, "there are too few tokens for a row"
+    draw = Draw("order", 1, 0)
+    plan = Plan(widths, Shuffle(len(widths), draw), tokens, 100, draw, packing)
+    made = []
+    for index in range(len(plan)):
+        planned = plan.batch(index)
+        chosen = [[side[row] for row in planned.rows] for side in sides]
+        if planned.lines is None:  # too long for its rows
+            pairs = [(source[:-1].tolist(), said[:-1].tolist()) for source, said in zip(*chosen, strict=True)]
+            made.append(collate(pairs, range(len(pairs))))
+        else:
+            source, said = ((np.concatenate(rows), np.array(list(map(len, rows)))) for rows in chosen)
+            made.append(packing.packed((source, said), planned.lines))
+    return [batch.to(batches[0].device) for batch in made]
+
+
 def mixed_batches(size: Size, tokens: int, device: torch.device) -> list[Batch]:
     """Lengths as in text, log-normal around 25, targets within a quarter of their sources; planned as for training."""
     draw = np.random.default_rng(3)
@@ -70,7 +98,7 @@ def mixed_batches(size: Size, tokens: int, device: torch.device) -> list[Batch]:
     widths = np.stack((source, target), 1).astype(np.int64)
     plan = plan_epoch(widths, tokens, 100, Draw("order", 1, 0))
     torch.manual_seed(3)
-    return [_random(size, widths[plan.batch(index)].tolist()).to(device) for index in range(MIXED)]
+    return [_random(size, widths[plan.batch(index).rows].tolist()).to(device) for index in range(MIXED)]
 
 
 def _random(size: Size, lengths: list[tuple[int, int]]) -> Batch:
@@ -137,15 +165,17 @@ def peer(losses: list[Callable[[], Tensor]], model: nn.Module, device: torch.dev
 
 def own(model: nn.Module, race: Race, **options: Any) -> Step:
     """Our updates, with these settings of a recipe."""
+    batches = race.packed if options.get("packed") else race.batches
     settings = parse({"training": {"precision": "bf16" if race.bf16 else "fp32", **options}}).training
     model = model.to(race.device).train()
     objective = CrossEntropy(label_smoothing=race.smoothing)
     update = Update(model, build_optimiser(settings.optimiser, model), objective, settings, Processes(), race.device)
-    budget = max(batch.slots for batch in race.batches)
-    work = [
-        Work([Piece(0, rounded(batch, budget, places(model)) if update.records else batch)], objective.count(batch))
-        for batch in race.batches
-    ]
+    budget = max(batch.slots for batch in batches)
+
+    def shaped(batch: Batch) -> Batch:  # as training/loop.py does
+        return rounded(batch, budget, places(model)) if update.records and batch.said is None else batch
+
+    work = [Work([Piece(0, shaped(batch))], objective.count(batch)) for batch in batches]
     tokens = race.tokens
 
     def step() -> int:
@@ -182,6 +212,8 @@ def own_contestants(make: Callable[[], nn.Module], race: Race) -> list[Contestan
     kinds: dict[str, dict[str, Any]] = {OURS: {}}
     if race.device.type == "cuda":
         kinds[f"{OURS} eager"] = {"record": False}
+    if race.packed:
+        kinds = {OURS: {"packed": True}, f"{OURS} padded": {}, **{name: kinds[name] for name in kinds if name != OURS}}
     if race.compiles:
         kinds[f"{OURS} compiled"] = {"compile": True}
 
@@ -272,5 +304,8 @@ def run(
     if mixed:
         padding = 1 - race.tokens / sum(batch.slots for batch in race.batches)
         print(f"{len(race.batches)} batches of mixed lengths, {padding:.1%} padding", flush=True)
+    if race.packed:
+        padding = 1 - sum(batch.tokens for batch in race.packed) / sum(batch.slots for batch in race.packed)
+        print(f"{len(race.packed)} packed batches of the same pairs, {padding:.1%} padding", flush=True)
     rows = measure(f"{size} {tokens} tokens {'mixed' if mixed else 'even'}", found, race.device, repeats, clock)
     return report(rows, sum(flops(shape, batch) for batch in race.batches), race.tokens)

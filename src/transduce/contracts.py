@@ -17,7 +17,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
-from transduce.flow import Batch, Memory, Padded, Proposal, State, Step, Tree
+from transduce.flow import Batch, Memory, Padded, Proposal, Shared, State, Step, Tree
 
 Count = Annotated[int, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
@@ -96,6 +96,11 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory: ...
 
+    @property
+    def packs(self) -> bool:
+        """Whether several sequences may share a row of a batch, and none knows of the others."""
+        return False
+
     def grids(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
         """How the rows of the memory lie, for each part of a source whose parts have so many rows."""
         return [self.embedding.grid(length) for length in lengths]
@@ -106,18 +111,29 @@ class Encoder(nn.Module, ABC):
 
 
 @dataclass(frozen=True)
+class Lists:
+    """What each source may be answered with: nothing else has a chance, nor counts in the probabilities."""
+
+    tokens: Tensor  # int32: the lists one after the other, each in order
+    begins: Tensor  # of each list, and where the last one ends
+    which: Tensor  # B: the list of each source
+
+
+@dataclass(frozen=True)
 class Asked:
     """What a search asks of one step."""
 
     count: int  # M: how many of the best next tokens
     banned: tuple[int, ...]  # what may not be among them; it counts in the probabilities all the same
     alive: Tensor  # R: the rows that go on; of the others nothing is told
+    lists: Lists | None = None  # None: every token may be said
 
 
 class Decoder(nn.Module, ABC):
     """Turns a memory into scores for target tokens, one call for all tokens or one call a token."""
 
     carries: bool = False  # True: its state neither grows nor counts places, so it can go on over any length of text
+    lists: bool = False  # True: where it proposes, it can be asked for the best of each source's own list
 
     @property
     def attends(self) -> tuple[int, int]:
@@ -137,6 +153,18 @@ class Decoder(nn.Module, ABC):
         `mask` (R T) marks the real tokens of right-padded rows: a padded token leaves no trace in the next state.
         Every row has at least one real token.
         """
+
+    @property
+    def packs(self) -> bool:
+        """Whether it can be asked to `share`."""
+        return False
+
+    def share(self, state: State, rows: Shared) -> State:
+        """The state from `start`, before rows that several sequences share: each reads its own part of the memory.
+
+        Asked in training, where all tokens come in one call.
+        """
+        raise NotImplementedError("ask `packs` first")
 
     @property
     def proposes(self) -> bool:

@@ -37,11 +37,24 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """How several sequences lie end to end in each row of a packed batch."""
+
+    owners: Tensor  # B S: which of a row's sequences, from 1, each token is of; sequences of a pair have one number
+    places: Tensor  # B S: where it stands in it, from 0
+
+    def sees(self, others: Tensor) -> Tensor:
+        """B 1 T S: which places, whose owners are these (B S), are of the same sequence or pair."""
+        return (self.owners[:, :, None] == others[:, None])[:, None]
+
+
+@dataclass(frozen=True)
 class Padded:
     """Sequences of different lengths in one tensor, padded on the right."""
 
     values: Tensor  # B S (ids) or B S D (frames) ...
     mask: Tensor  # B S
+    shared: Shared | None = None  # None: every row is one sequence
 
     @classmethod
     def from_rows(cls, rows: list[list[int]], pad: int = PAD) -> Padded:
@@ -56,11 +69,14 @@ class Padded:
         return self.values if self.values.dim() == 2 else None
 
     def to(self, device: torch.device | str) -> Padded:
-        return Padded(self.values.to(device), self.mask.to(device))
+        shared = None if self.shared is None else Shared(*(part.to(device) for part in vars(self.shared).values()))
+        return Padded(self.values.to(device), self.mask.to(device), shared)
 
     def select(self, rows: Tensor) -> Padded:
-        """These rows, without the columns that only the others needed."""
+        """These rows, without the columns that only the others needed; shared rows keep theirs."""
         mask = self.mask[rows]
+        if self.shared is not None:
+            return Padded(self.values[rows], mask, Shared(*(part[rows] for part in vars(self.shared).values())))
         longest = int(mask.sum(1).max()) if len(rows) else 0
         return Padded(self.values[rows, :longest], mask[:, :longest])
 
@@ -80,13 +96,17 @@ class Padded:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors of several examples. A target row is `<s> y1 .. yn </s>`, a source row `x1 .. xm </s>`."""
+    """Tensors of several examples. A target row is `<s> y1 .. yn </s>`, a source row `x1 .. xm </s>`.
+
+    Packed, a row holds several pairs: then the target is `<s> y1 .. yn` of each, and `said` is `y1 .. yn </s>`.
+    """
 
     source: Padded | None = None
     target: Padded | None = None
     extra: Mapping[str, Padded] = field(default_factory=dict)  # further named sources
     rows: tuple[int, ...] = ()  # which examples of the data set these are
     asked: Padded | None = None  # B T bool, beside `target`: which of its tokens count in the loss; None: all real ones
+    said: Padded | None = None  # B T, beside a packed `target`: what follows each of its tokens
 
     def _parts(self) -> list[Padded]:
         return [part for part in (self.source, self.target, *self.extra.values()) if part is not None]
@@ -99,6 +119,7 @@ class Batch:
             target=change(self.target) if self.target else None,
             extra={name: change(part) for name, part in self.extra.items()},
             asked=change(self.asked) if self.asked else None,
+            said=change(self.said) if self.said else None,
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -131,12 +152,16 @@ class Batch:
     def inputs(self) -> Padded:
         """What the decoder reads: the target without its last column."""
         assert self.target is not None, "this batch has no target"
+        if self.said is not None:
+            return self.target
         return Padded(self.target.values[:, :-1], self.target.mask[:, 1:])
 
     @property
     def gold(self) -> Padded:
         """What the decoder must say: the target without its first column; where not all is asked, only that."""
         assert self.target is not None, "this batch has no target"
+        if self.said is not None:
+            return self.said
         wanted = self.target.mask if self.asked is None else self.target.mask & self.asked.values
         return Padded(self.target.values[:, 1:], wanted[:, 1:])
 
@@ -150,6 +175,7 @@ class Memory:
     summary: Tensor  # B D: the one vector of the bottleneck
     attention: Tensor | None = None  # B L H S S: the encoder's own attention, when asked for
     tokens: Tensor | None = None  # B S: the source id that each row stands for, where rows stand for tokens
+    owners: Tensor | None = None  # B S: of which sequence each row is, where several share a row of the batch: `Shared`
 
     @classmethod
     def empty(cls, size: int, device: torch.device | str = "cpu") -> Memory:
@@ -161,12 +187,13 @@ class Memory:
 Tree = Any  # a tensor, or tuples and dicts of trees: what a decoder keeps is its own affair
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+def map_tensors(change: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    """The same tree of changed tensors; `change` is given what other trees of that form have at the same place too."""
     if isinstance(tree, Tensor):
-        return change(tree)
+        return change(tree, *others)
     if isinstance(tree, dict):
-        return {name: map_tensors(change, branch) for name, branch in tree.items()}
-    return tuple(map_tensors(change, branch) for branch in tree)
+        return {name: map_tensors(change, tree[name], *(other[name] for other in others)) for name in tree}
+    return tuple(map_tensors(change, *branches) for branches in zip(tree, *others, strict=True))
 
 
 @dataclass(frozen=True)
@@ -197,7 +224,6 @@ class State:
         `owned`: nobody else reads `fixed`, as after an earlier `keep`. Then only sources that change places are copied,
         so each must stay where it is or come from behind those that stay.
         """
-        rows = (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
         moved = (sources != torch.arange(len(sources), device=sources.device)).nonzero().flatten() if owned else None
 
         def choose(x: Tensor) -> Tensor:
@@ -206,7 +232,28 @@ class State:
             return x.index_copy_(0, moved, x[sources[moved]])[: len(sources)]
 
         fixed = {name: map_tensors(choose, tree) for name, tree in self.fixed.items()}
-        return State(fixed, self.reorder(rows).past, self.beams)
+        return State(fixed, self.reorder(self._rows(sources)).past, self.beams)
+
+    def put(self, sources: Tensor, other: State, *, owned: bool = False) -> State:
+        """The sources at these places replaced, with all their beams, by the first ones of another state.
+
+        The other has the same form: names, and shapes but for the number of sources. `owned`: nobody else reads this
+        state, so it is written over.
+        """
+
+        def replaced(x: Tensor, new: Tensor, places: Tensor) -> Tensor:
+            new = new[: len(places)].to(x.dtype)
+            # Not where several places of a tensor lie at one address, as after `expand`.
+            return x.index_copy_(0, places, new) if owned and x.is_contiguous() else x.index_copy(0, places, new)
+
+        fixed = map_tensors(lambda x, new: replaced(x, new, sources), self.fixed, other.fixed)
+        rows = self._rows(sources)
+        past = map_tensors(lambda x, new: replaced(x, new, rows), self.past, other.past)
+        return State(fixed, past, self.beams)
+
+    def _rows(self, sources: Tensor) -> Tensor:
+        """The hypotheses of these sources."""
+        return (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
 
 
 @dataclass(frozen=True)

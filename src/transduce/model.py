@@ -24,6 +24,11 @@ class Transducer(nn.Module, ABC):
     steady: bool = False  # True: `start` follows from the shapes of a batch alone, so it can be recorded
 
     @property
+    def packs(self) -> bool:
+        """Whether it learns from packed batches."""
+        return False
+
+    @property
     def carries(self) -> bool:
         """Whether its state can go on over any length of text: see `contracts.Decoder`."""
         return False
@@ -96,8 +101,19 @@ class EncoderDecoder(Speaker):
         self.encoder, self.decoder = encoder, decoder
         self.steady = encoder.steady
 
+    @property
+    def packs(self) -> bool:
+        return self.encoder.packs and self.decoder.packs
+
     def start(self, batch: Batch) -> State:
         return self.decoder.start(self.encoder(batch))
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Step:
+        if batch.said is None:
+            return super().forward(batch, with_attention=with_attention)
+        read = batch.inputs
+        assert read.shared is not None, "a packed batch tells whose each token is"
+        return self.advance(read.values, self.decoder.share(self.start(batch), read.shared))
 
 
 class DecoderOnly(Speaker):
@@ -140,8 +156,8 @@ class EncoderOnly(Transducer):
         else:  # the rows where words begin, moved to the front
             begins = self.starts[batch.source.values] & batch.source.mask
             count = begins.sum(1)
-            order = begins.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, : int(count.max())]
-            logits = logits.gather(1, order[..., None].expand(-1, -1, logits.size(-1)))  # B W V
+            order = begins.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices  # as wide as the source
+            logits = logits.gather(1, order[..., None].expand(-1, -1, logits.size(-1)))  # B S V
         silent = logits.new_zeros(logits.size(-1), dtype=torch.bool)
         silent[: len(SPECIALS)] = True
         logits = logits.masked_fill(silent, NEVER)

@@ -14,8 +14,9 @@ from transduce.data.aligned import LinkedBatches
 from transduce.data.batching import Batches, gather, ordered
 from transduce.data.filters import Filters
 from transduce.data.noise import DamagedBatches, Noise, damage
+from transduce.data.packing import Packing
 from transduce.data.passages import Passages, consecutive, hold_out, streams
-from transduce.data.rows import Rows
+from transduce.data.rows import Rows, stretches
 from transduce.data.sources import TEXT, read, written
 from transduce.data.store import Store, build_store, split
 from transduce.data.text import Tokenizer
@@ -59,10 +60,16 @@ class Data:
             weights=[corpus.weight for corpus in recipe.data.train],
             dropout=(tokens.source.dropout, tokens.target.dropout),
             tokenizers=tokenizers,
+            packing=self.packing(recipe) if training.packed is True else None,
         )
         if training.objective.get("kind") == "guided_alignment":
             return LinkedBatches(clean, tokenizers)
         return clean if self.noise is None else DamagedBatches(clean, self.noise, training.seed)
+
+    def packing(self, recipe: Recipe) -> Packing | None:
+        """How packed batches of these pairs look, by the lengths of some of them; None: their budget is too small."""
+        rows = next(stretches(self.rows))
+        return Packing.within(recipe.training.budget, self.train.lengths[rows] + 1)
 
     def dev_batches(self, recipe: Recipe) -> Iterator[Batch]:
         """All that is held out, once."""

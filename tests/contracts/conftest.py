@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract_standins import CASES, example_batch, make
+from contract_standins import CASES, Written, example_batch, make
 
+from transduce.decoding.graphs import Graphs
 from transduce.flow import Batch
 
 
@@ -22,3 +23,10 @@ def model(case: str) -> torch.nn.Module:
 @pytest.fixture
 def batch() -> Batch:
     return example_batch([(5, 4), (2, 6), (7, 1), (1, 3)])
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    """What Graphs does on a GPU, without one: fixed shapes, several steps between two looks, also after the end."""
+    monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+    return Graphs()

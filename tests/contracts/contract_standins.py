@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
 from transduce.attention.normalisers import NORMALISERS
@@ -11,6 +15,7 @@ from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
 from transduce.decoders.readers import READERS
+from transduce.decoding.graphs import copy_into, tensors_of
 from transduce.encoders import ENCODERS
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.layers.recurrent import CELLS
@@ -200,3 +205,24 @@ def example_batch(lengths: list[tuple[int, int]], seed: int = 3) -> Batch:
     sources = [[*row(source), EOS] for source, _ in lengths]
     targets = [[BOS, *row(target), EOS] for _, target in lengths]
     return Batch(Padded.from_rows(sources), Padded.from_rows(targets))
+
+
+class Written:
+    """A recording without a GPU: a beginning and its steps read and write the same buffers, in the same shapes."""
+
+    def __init__(self, begin: Any, given: Any, *, steady: bool) -> None:
+        self.given, self.begin = tensors_of(given), partial(begin, given)
+        self.values = self.begin()
+        self.buffers, self.steps = tensors_of(self.values), {}
+
+    def learn(self, step: Any, said: Any, kind: Any) -> None:
+        step(self.values, said)  # the first run, which is not recorded
+        self.steps[kind] = SimpleNamespace(replay=lambda: self._write(step(self.values, said)))
+
+    def start(self, begin: Any, given: Any) -> None:
+        copy_into(self.given, tensors_of(given))
+        self._write(self.begin())
+
+    def _write(self, made: Any) -> None:
+        assert [one.shape for one in tensors_of(made)] == [one.shape for one in self.buffers]
+        copy_into(self.buffers, tensors_of(made))

@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
-from itertools import count, islice
 from typing import Any
 
 import pytest
 import torch
 from contract_standins import example_batch, make
 
-from transduce.decoding.graphs import LOOK, Graphs, tensors_of
+from transduce.decoding.graphs import Graphs
 from transduce.decoding.loop import search
 from transduce.decoding.rules import MinLength, NoRepeat
 from transduce.decoding.strategies import Beam, Greedy, Sample, top
 from transduce.flow import Padded
 
-
-class Replayed:
-    """What Graphs does on a GPU, without one: fixed shapes, several steps between two looks, also after the end."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def run(self, begin: Any, step: Any, given: Any, *, key: Any, steady: bool, kind: Any) -> Any:
-        live, steps = begin(given), count(1)
-        shapes = [tuple(tensor.shape) for tensor in tensors_of(live)]
-        while bool(live.going.any()):
-            for said in islice(steps, LOOK):
-                live = step(live, said)
-                assert [tuple(tensor.shape) for tensor in tensors_of(live)] == shapes
-                self.steps += 1
-        return live
-
-
 STRATEGIES = [Greedy(), Beam(width=3, length_penalty=1.0), Sample(width=2, temperature=0.8)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
-def test_replayed_in_groups_is_the_same_search(model, strategy):
+def test_replayed_in_groups_is_the_same_search(model, strategy, replayed):
     batch = example_batch([(1, 2), (3, 2), (2, 2), (5, 2), (1, 2)])
     asked: dict[str, Any] = {
         "longest": torch.tensor([7, 3, 5, 7, 6]),
         "seeds": [3, 4, 5, 6, 7],
         "rules": (MinLength(2),),
     }
-    plain, replayed = search(model, batch, strategy, **asked), Replayed()
-    found = search(model, batch, strategy, **asked, graphs=replayed)  # type: ignore[arg-type]
-    assert replayed.steps
+    plain = search(model, batch, strategy, **asked)
+    found = search(model, batch, strategy, **asked, graphs=replayed)
+    assert replayed.replayed
     assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in plain]
     for one, other in zip(found, plain, strict=True):
         assert [a.token_scores for a in one] == [pytest.approx(b.token_scores, abs=2e-4) for b in other]
 
 
-def test_rules_and_prefixes_too(model):
+def test_rules_and_prefixes_too(model, replayed):
     batch = example_batch([(1, 2), (3, 2), (2, 2)])
     asked: dict[str, Any] = {
         "longest": torch.tensor([9, 9, 9]),
@@ -60,7 +41,7 @@ def test_rules_and_prefixes_too(model):
         "prefix": Padded.from_rows([[4, 5], [6], []]),
     }
     plain = search(model, batch, Beam(width=2), **asked)
-    found = search(model, batch, Beam(width=2), **asked, graphs=Replayed())  # type: ignore[arg-type]
+    found = search(model, batch, Beam(width=2), **asked, graphs=replayed)
     assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in plain]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from contract_standins import SIZE, example_batch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
 from transduce.decoding.loop import search
+from transduce.decoding.rules import Ban, MinLength
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis
@@ -19,7 +22,7 @@ from transduce.native.library import library
 from transduce.precision import for_generation
 from transduce.recipe import parse
 from transduce.shortlist import OutputRows, narrow
-from transduce.shortlist.narrowed import Narrowed
+from transduce.shortlist.narrowed import Listed, Narrowed
 
 LENGTHS = [(5, 4), (2, 3), (7, 1), (1, 2)]
 
@@ -99,12 +102,37 @@ def test_with_every_token_nothing_changes(decoder: str, precision: str | None) -
         assert one.token_scores == pytest.approx(wanted[0].token_scores, abs=1e-5)
 
 
+@pytest.mark.skipif(library() is None, reason="no compiler here")
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_best_of_each_list_come_without_a_layer(
+    precision: Any, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes it fast: the plain way gives the same outputs from a layer of all that any line may use."""
+    listed = narrow(OutputRows(for_generation(make("transformer"), precision)), lists(len(LENGTHS)))
+    assert isinstance(listed, Listed)
+    assert listed.proposes
+    strategy = Greedy() if width == 1 else Beam(width=width, length_penalty=1.0)
+
+    def found() -> list[list[Hypothesis]]:
+        rules = [MinLength(2), Ban([5, 6])]
+        return search(listed, example_batch(LENGTHS), strategy, longest=torch.full((len(LENGTHS),), 12), rules=rules)
+
+    best = found()
+    assert "narrowed" not in vars(listed)
+    monkeypatch.setattr(Listed, "proposes", False)
+    for line, wanted in zip(best, found(), strict=True):
+        assert [one.ids for one in line] == [one.ids for one in wanted]
+        for one, other in zip(line, wanted, strict=True):
+            assert one.token_scores == pytest.approx(other.token_scores, abs=1e-4)
+    assert "narrowed" in vars(listed)
+
+
 def test_a_packed_layer_is_smaller_and_packed() -> None:
-    """What makes it faster: were the whole layer read and cut afterwards, outputs would be the same."""
+    """What makes other ways faster: were the whole layer read and cut afterwards, outputs would be the same."""
     model = for_generation(make("transformer"), "int8")
     rows = OutputRows(model)
-    small = narrow(rows, lists(1))
-    assert isinstance(small, Narrowed)
+    small = Narrowed(rows, lists(1))
     layer = small.inner.decoder.output.layer  # type: ignore[union-attr]
     assert type(layer) is type(rows.layer)
     assert layer.out_features == len(small.ids) < SIZE

@@ -43,7 +43,7 @@ def _natural(n: int, seed: int = 0) -> np.ndarray:
 
 def _rows(plan: Plan) -> np.ndarray:
     """All rows of an epoch, in its order."""
-    return np.concatenate([plan.batch(index) for index in range(len(plan))])
+    return np.concatenate([plan.batch(index).rows for index in range(len(plan))])
 
 
 def _batches(lengths: np.ndarray, **changes: Any) -> Batches:
@@ -64,13 +64,13 @@ def test_every_pair_once_and_within_the_budget(
 ) -> None:
     array = np.array(lengths)
     plan = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
-    found = [plan.batch(index) for index in range(len(plan))]
+    found = [plan.batch(index).rows for index in range(len(plan))]
     assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
     slots = [len(rows) * int((array[rows].max(0) + SPECIAL).sum()) for rows in found]
     assert all(slot <= budget or len(rows) == 1 for slot, rows in zip(slots, found, strict=True))
     assert plan.padding == pytest.approx(1 - (array + SPECIAL).sum() / sum(slots))
     again = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
-    backwards = [again.batch(index) for index in reversed(range(len(again)))]
+    backwards = [again.batch(index).rows for index in reversed(range(len(again)))]
     assert [rows.tolist() for rows in found] == [rows.tolist() for rows in reversed(backwards)]
     with pytest.raises(IndexError):
         plan.batch(len(plan))
@@ -85,7 +85,7 @@ def test_batches_are_full_and_shuffled() -> None:
     lengths = _natural(20_000)
     plan = _batches(lengths).plan(0)
     assert len(plan) < 1.15 * (lengths + SPECIAL).sum() / 4096
-    longest = [lengths[plan.batch(index)].max() for index in range(len(plan))]
+    longest = [lengths[plan.batch(index).rows].max() for index in range(len(plan))]
     neighbours = np.corrcoef(longest[:-1], longest[1:])[0, 1]
     assert abs(neighbours) < 0.2
 
@@ -94,7 +94,7 @@ def test_epochs_and_seeds_differ() -> None:
     lengths = _natural(500)
     plans = [_batches(lengths, seed=seed).plan(epoch) for seed in (1, 2) for epoch in (0, 1)]
     assert len({tuple(_rows(plan).tolist()) for plan in plans}) == 4
-    found = [{tuple(sorted(plan.batch(index).tolist())) for index in range(len(plan))} for plan in plans]
+    found = [{tuple(sorted(plan.batch(index).rows.tolist())) for index in range(len(plan))} for plan in plans]
     assert len(found[0] & found[1]) < len(found[0]) / 2  # even though all fits into one pool
 
 
@@ -219,7 +219,9 @@ def test_dropout_is_exact_at_every_visit(built: tuple[Store, Tokenizer]) -> None
             assert tokenizer.decode(batch.source.values[place].tolist()) == store.example(row).source
     for epoch in range(4):
         rows = {
-            row: index for index in range(noisy.batches_in(epoch)) for row in noisy.plan(epoch).batch(index).tolist()
+            row: index
+            for index in range(noisy.batches_in(epoch))
+            for row in noisy.plan(epoch).batch(index).rows.tolist()
         }
         batch = noisy.at(Position(epoch, rows[11]))
         assert batch.source is not None
@@ -281,7 +283,7 @@ def test_planning_takes_the_same_memory_for_any_number_of_pairs(weights: tuple[f
         tracemalloc.start()
         batches = Batches(store, Rows(n, [5, 9]), batch_tokens=8192, pool=3, seed=1, weights=weights)
         assert batches.batches_in(0) > 300
-        assert batches.plan(0).batch(batches.batches_in(0) - 1).max() < n
+        assert batches.plan(0).batch(batches.batches_in(0) - 1).rows.max() < n
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from transduce.contracts import Strategy
+from transduce.contracts import Lists, Strategy
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.loop import search
 from transduce.decoding.rules import RepetitionPenalty
@@ -151,12 +151,61 @@ def test_the_best_outputs(
         assert torch.equal(alone.tokens[0], found.tokens[row])
 
 
+@given(st.integers(1, 70), st.sampled_from([0.01, 3.0, 100.0]), st.integers(0, 99))
+def test_log_probabilities_are_exact_to_a_rounding(level: str, size: int, spread: float, seed: int) -> None:
+    """Scores that a matrix hands on as they are, against arithmetic in double precision."""
+    values = torch.randn(3, size, generator=torch.Generator().manual_seed(seed)) * spread
+    product = Product(torch.eye(size), None, None)
+    wanted = values.double().log_softmax(-1).sort(dim=-1, descending=True).values[:, :5]
+    every = Lists(torch.arange(size, dtype=torch.int32), torch.tensor([0, size]), torch.zeros(3, dtype=torch.long))
+    for lists in (None, every):
+        logs = best(product, values, min(size, 5), lists=lists).logs
+        torch.testing.assert_close(logs.double(), wanted, rtol=3e-7, atol=3e-7)
+
+
 def test_fewer_outputs_than_are_asked_for(level: str) -> None:
     layer = nn.Linear(4, 3)
     found = best(Product(layer.weight, None, layer.bias), torch.randn(2, 4), 5, [1])
     assert (found.logs[:, 2:] == -torch.inf).all()
     assert found.logs[:, :2].isfinite().all()
     assert ((found.tokens >= 0) & (found.tokens < 3)).all()
+
+
+@given(
+    **SIZES,
+    whole=st.booleans(),
+    bias=st.booleans(),
+    count=st.integers(1, 9),
+    share=st.sampled_from([0.02, 0.3, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_the_best_of_a_list(
+    level: str, rows: int, width: int, outputs: int, whole: bool, bias: bool, count: int, share: float, seed: int
+) -> None:
+    """Against all scores written down and cut to each row's own list; in whole numbers the scores are the same ones."""
+    torch.manual_seed(seed)
+    layer, values = nn.Linear(width, 9 * outputs, bias=bias), torch.randn(rows, width)
+    product = Product(*(round_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
+    allowed = torch.rand(5, 9 * outputs) < share
+    allowed[torch.arange(5), torch.randint(0, 9 * outputs, (5,))] = True  # a list has one token at least
+    lines, tokens = allowed.nonzero(as_tuple=True)
+    begins, which = torch.searchsorted(lines, torch.arange(6)), torch.randint(0, 5, (rows,))
+    banned = torch.randint(0, 9 * outputs, (3,)).tolist()
+    logs = product.reading()(values).masked_fill(~allowed[which], -torch.inf).log_softmax(-1)
+    logs[:, banned] = -torch.inf
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 + seed % 3)
+    found = best(product, values, count, banned, Lists(tokens.int(), begins, which))
+    torch.set_num_threads(before)
+    wanted = logs.sort(dim=-1, descending=True, stable=True).values[:, :count]
+    wanted = torch.nn.functional.pad(wanted, (0, count - wanted.size(1)), value=-torch.inf)
+    torch.testing.assert_close(found.logs, wanted, rtol=1e-4, atol=1e-4)
+    real = found.logs > -torch.inf
+    assert torch.allclose(logs.gather(1, found.tokens)[real], found.logs[real], atol=1e-4)
+    for row in range(rows):  # its neighbours change nothing, to the bit
+        alone = best(product, values[row : row + 1], count, banned, Lists(tokens.int(), begins, which[row : row + 1]))
+        assert torch.equal(alone.logs[0], found.logs[row])
+        assert torch.equal(alone.tokens[0], found.tokens[row])
 
 
 OPTIONS: list[dict[str, Any]] = [

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transduce.contracts import Asked, Rule, Strategy
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.loop import search
+from transduce.decoding.refilling import Wanted, refill
 from transduce.decoding.rules import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.encoders.transformer import TransformerEncoder
@@ -187,3 +188,26 @@ def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
     assert torch.equal(source.values, kept.values)
     assert torch.equal(source.mask, kept.mask)
     assert BOS not in source.values
+
+
+@native
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("rules", [*RULES[:2], [Ban([7, 8])]], ids=["free", "by length", "always"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+def test_rows_that_stand_at_different_places_are_proposed_for(
+    strategy: Strategy, rules: list[Rule], precision: Any
+) -> None:
+    """Sources come into places that are free: kernels read each row's own place, and leave out those that are done."""
+    model = for_generation(network(), precision)
+    assert model.proposes
+    rows = [*SOURCES, *SOURCES[::-1], *SOURCES[1:]]
+    longest = torch.tensor([LONGEST, 3, 9, 5, LONGEST, 1, 7, LONGEST, 4, 12, 2])
+    asked = [
+        Wanted(Batch(Padded.from_rows(rows[first : first + 2])), longest[first : first + 2])
+        for first in range(0, len(rows), 2)
+    ]
+    found = refill(model, asked, strategy, places=4, rules=rules)
+    wanted = search(model, Batch(Padded.from_rows(rows)), strategy, longest=longest, rules=rules)
+    for one, other in zip(found, wanted, strict=True):
+        assert [line.ids for line in one] == [line.ids for line in other]
+        assert [line.score for line in one] == pytest.approx([line.score for line in other], abs=1e-3)

@@ -16,6 +16,7 @@ from transduce.attention.positions import Learned, NoPosition, Rotary, Sinusoida
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.graphs import Graphs, copy_into, copy_together, tensors_of
 from transduce.decoding.loop import search
+from transduce.decoding.refilling import Wanted, refill
 from transduce.decoding.rules import MinLength
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
@@ -156,6 +157,19 @@ def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatc
     assert list(recording.steps) == [(0, 1, EOS), (0, 1)]  # before the least length, and after
     assert all(len(row[0].ids) >= 5 for row in found)
     assert counting.calls["best"] > graphs.replayed > 0
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+def test_places_that_are_filled_again(strategy: Any, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+    plain, quick, counting = pair(build(SHAPES["after"]))
+    longest = torch.tensor([9, 12, 40, 3, 20, 6, 14, 2, 5])
+    asked = [Wanted(sources(), longest[first : first + 3]) for first in (0, 3, 6)]
+    found = refill(quick, asked, strategy, places=4, graphs=Graphs() if recorded else None)
+    wanted = [row for one in asked for row in search(plain, one.batch, strategy, longest=one.longest)]
+    assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
+    assert counting.calls["best"] > 0
 
 
 def test_what_is_asked_beside_a_step_goes_the_plain_way() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,8 +19,9 @@ from torch.testing import assert_close
 
 from transduce.attention import tiles
 from transduce.build import build_model, complete_recipe
+from transduce.data.packing import Packing
 from transduce.flow import BOS, EOS, Batch, Padded
-from transduce.layers import levelling, parting, products, scoring, traits
+from transduce.layers import levelling, narrowing, parting, products, scoring, traits
 from transduce.layers.traits import free_launches
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
@@ -85,11 +87,11 @@ def level_rows(grid: Any, *given: Any, width: int, drops: bool, centred: bool, b
 
 
 def level_slopes(
-    grid: Any, *given: Any, width: int, drops: bool, centred: bool, sums_up: bool, block: int, rows: int
+    grid: Any, *given: Any, width: int, drops: bool, centred: bool, sums_up: bool, asked: bool, block: int, rows: int
 ) -> None:
     slopes, beside, values, changes, seed, weight, means, scales, to_values, to_changes, sums = given[:11]
     count, limit, factor = given[11:]
-    assert sums.shape == (grid[0], 2 * width)
+    assert sums.shape == (grid[0], (3 if asked else 2) * width)
     assert grid[0] <= -(-count // rows)
     total = joined(values, changes, seed, limit, factor, drops).view(count, width)
     level = (total - means[:, None] if centred else total) * scales[:, None]
@@ -97,7 +99,7 @@ def level_slopes(
     if beside is not None and not sums_up:
         slope = slope + beside.float().view(count, width)
     sums.zero_()
-    sums[0] = torch.cat(((slope * level).sum(0), slope.sum(0)))
+    sums[0, : 2 * width] = torch.cat(((slope * level).sum(0), slope.sum(0)))
     slope = slope * weight.float()
     back = slope - level * (slope * level).mean(1, keepdim=True)
     back = (back - slope.mean(1, keepdim=True) if centred else back) * scales[:, None]
@@ -106,7 +108,10 @@ def level_slopes(
         back = back + beside.float()
     to_values.copy_(back)
     if changes is not None:
-        to_changes.copy_(back * factor * kept(back.shape, seed, limit) if drops else back)
+        back = back * factor * kept(back.shape, seed, limit) if drops else back
+        to_changes.copy_(back)
+        if asked:
+            sums[0, 2 * width :] = back.view(count, width).sum(0)
 
 
 def sum_columns(grid: Any, *given: Any, activation: str, tall: int, wide: int) -> None:
@@ -137,22 +142,25 @@ def weights_of(query: Tensor, keys: Tensor, real: Tensor | None, scale: float, c
 
 def check_places(parts: list[Tensor], numbers: tuple[int, ...], real: Tensor | None) -> None:
     query, keys = parts[0], parts[1]
-    jump = 0 if real is None or len(real) == 1 else real.stride(0)
-    wanted = (query.size(1), query.size(2), keys.size(2), jump, *(step for part in parts for step in part.stride()[:3]))
+    jumps = [0 if real is None or real.size(axis) == 1 else real.stride(axis) for axis in (0, 2)]
+    steps = (step for part in parts for step in part.stride()[:3])
+    wanted = (query.size(1), query.size(2), keys.size(2), *jumps, *steps)
     assert numbers == wanted
     assert all(part.stride(3) == 1 for part in parts)
 
 
-def tile_contexts(grid: Any, *given: Any, causal: bool, width: int, tall: int, wide: int) -> None:
+def tile_contexts(grid: Any, *given: Any, causal: bool, by_step: bool, width: int, tall: int, wide: int) -> None:
     query, keys, values, real, result, scale, *numbers = given
+    assert by_step == (real is not None and real.size(2) > 1)
     assert grid == (query.size(0) * query.size(1),)
     assert (width, tall >= query.size(2), wide >= keys.size(2)) == (query.size(3), True, True)
     check_places([query, keys, values, result], tuple(numbers), real)
     result.copy_(weights_of(query, keys, real, scale, causal).to(values.dtype).float() @ values.float())
 
 
-def tile_slopes(grid: Any, *given: Any, causal: bool, width: int, tall: int, wide: int) -> None:
-    query, keys, values, real, slopes, to_query, to_keys, to_values, scale, *numbers = given
+def tile_slopes(grid: Any, *given: Any, causal: bool, by_step: bool, width: int, tall: int, wide: int) -> None:
+    query, keys, values, real, slopes, to_query, to_keys, to_values, sums, scale, *numbers = given
+    assert by_step == (real is not None and real.size(2) > 1)
     check_places([query, keys, values, slopes, to_query, to_keys, to_values], tuple(numbers), real)
     weights, slope = weights_of(query, keys, real, scale, causal), slopes.float()
     to_values.copy_(weights.to(slopes.dtype).float().mT @ slope)
@@ -160,6 +168,9 @@ def tile_slopes(grid: Any, *given: Any, causal: bool, width: int, tall: int, wid
     back = (weights * (back - (weights * back).sum(-1, keepdim=True)) * scale).to(keys.dtype).float()
     to_query.copy_(back @ keys.float())
     to_keys.copy_(back.mT @ query.float())
+    if sums is not None:
+        parts = [part.float().sum(2).flatten(1) for part in (to_query, to_keys, to_values)]  # each B (H K)
+        sums.copy_(torch.cat(parts, 1))
 
 
 KERNELS = {
@@ -174,7 +185,7 @@ def free(*_: Any) -> bool:
 
 
 def takes_any_device(patch: pytest.MonkeyPatch) -> None:
-    for user in (levelling, products, parting, tiles):
+    for user in (levelling, narrowing, products, parting, tiles):
         patch.setattr(user, "own_kernels", free)
     patch.setattr(scoring, "suits", lambda layer, values: free() and layer.out_features % 8 > 0)
 
@@ -277,11 +288,13 @@ def test_the_same_within_bf16(options: dict[str, Any], launches: Counter[str]) -
 
 
 def expected(norm: str, biased: bool, drops: bool) -> dict[str, int]:
-    """Of 2 + 2 layers: 4 + 6 residuals, 2 + 4 attentions; each norm, and each matrix with a bias, sums up columns."""
+    """Of 2 + 2 layers: 4 + 6 residuals, 2 + 4 attentions; each norm, and each matrix with a bias, sums up columns.
+
+    The bias of a product that goes into a residual is summed up with the norm.
+    """
     norms = 12 if norm == "before" else 10  # and one at the end of each stack
-    # A layer's queries, keys and values are one product; so are the keys and values of a memory. Then come its contexts
-    # and the two of its thought; in the decoder also a query and a context; at the end the scores, which have a bias.
-    matrices = (2 * 4 + 2 * 7 if biased else 2 + 2) + 1  # without biases only rectifiers ask
+    matrices = 2 + 2 + 1  # only rectifiers and scores: the biases of attention are summed up in it, source by source
+    matrices += 6 if biased else 0
     others = {"tile_contexts": 6, "tile_slopes": 6, "with dropout": 2 * 10 if drops else 0}
     return {"level_rows": norms, "level_slopes": norms, "sum_columns": norms + matrices, **others}
 
@@ -300,6 +313,40 @@ def test_no_common_transformer_falls_back(
     with free_launches(), torch.autocast("cpu", torch.bfloat16):
         gradients(model)
     assert launches == expected(norm, biased, dropout > 0)
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_that_are_made_together_are_the_same_and_are_taken(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = model_of(bias=bias), []
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear) and part.out_features % 8 == 0]
+    joined: list[int] = []
+
+    def taken(weights: Any, kind: torch.dtype) -> Tensor:
+        made = narrowing.narrow(weights, kind)
+        joined.append(len(weights) if made.untyped_storage().nbytes() > made.nbytes else 0)
+        return made
+
+    monkeypatch.setattr(products, "narrow", taken)
+    for some_layers in ([], layers):
+        joined.clear()
+        with free_launches(), torch.autocast("cpu", torch.bfloat16), narrowing.made_together(some_layers):
+            found.append(gradients(model))
+    assert_close(found[0], found[1], atol=0, rtol=0)
+    # 2 + 2 layers: queries, keys and values; keys and values of the memory; outputs, queries and thoughts.
+    once = {3: 4, 2: 2, 1: 4 + 2 + 2 + 8}
+    assert Counter(joined) == {number: times * (2 if bias else 1) for number, times in once.items()}
+    assert not hasattr(narrowing._made, "weights")
+
+
+def test_a_packed_batch_falls_back_nowhere(launches: Counter[str]) -> None:
+    packing, lines = Packing(2, 16, 16), np.array([0, 0, 1])
+    source, said = ([part.values[row][part.mask[row]] for row in range(3)] for part in (BATCH.source, BATCH.gold))
+    sides = ((torch.cat(side).numpy(), np.array(list(map(len, side)))) for side in (source, said))
+    model = model_of(dropout=0.2)
+    with free_launches(), torch.autocast("cpu", torch.bfloat16):
+        gradients(model, packing.packed((next(sides), next(sides)), lines))
+    assert launches == expected("before", True, True)
 
 
 @pytest.mark.usefixtures("launches")

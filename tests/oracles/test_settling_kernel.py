@@ -15,7 +15,7 @@ import torch
 from test_fused_steps import SHAPES, Written, build, sources
 
 from transduce.contracts import Choice, Strategy
-from transduce.decoding import loop, settling
+from transduce.decoding import choosing, settling
 from transduce.decoding.graphs import Graphs
 from transduce.decoding.loop import Live, Paths, search
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
@@ -92,7 +92,7 @@ def test_a_search_goes_on_the_same(strategy: Strategy, enough: int | None, monke
         tokens = torch.randint(EOS, EOS + 4, (sources, beams), device=DEVICE)
         parents = torch.randint(0, beams, (sources, beams), device=DEVICE)
         choice, chosen = Choice(parents, tokens, totals), torch.randn(sources, beams, device=DEVICE)
-        wanted = loop._advance(strategy, live, choice, chosen, asked)
+        wanted = choosing.advance(strategy, live, choice, chosen, asked)
         found = settling.settled(live, choice, chosen, strategy, asked)
         for name in ("history", "scores", "totals", "lengths", "drawn"):
             torch.testing.assert_close(getattr(found, name), getattr(wanted, name), msg=name)

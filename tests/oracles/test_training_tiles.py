@@ -6,6 +6,7 @@ TRITON_INTERPRET=1 python -m pytest tests/oracles/test_training_tiles.py
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from transduce.attention.tiles import attend_tiles
-from transduce.layers import levelling
-from transduce.layers.products import ACTIVATIONS, column_sums, product
+from transduce.layers import levelling, products
+from transduce.layers.parting import part
+from transduce.layers.products import ACTIVATIONS, column_sums, left_sums, product
 from transduce.layers.scoring import scores, spaced
 from transduce.layers.traits import free_launches
+from transduce.objectives import smoothed
 from transduce.objectives.smoothed import IGNORED, Smoothed
 
 pytest.importorskip("triton")
@@ -174,9 +177,36 @@ def test_products(activation: str, bias: bool, kind: torch.dtype) -> None:
     slope, inputs = torch.randn(2, 35, 72, device=DEVICE), [rows, *layer.parameters()]
     made = F.linear(rows, layer.weight.to(kind), layer.bias.to(kind) if bias else None)
     wanted = slopes_of(ACTIVATIONS[activation](made) if activation else made, inputs, slope)
-    found = slopes_of(product(rows, layer.weight, layer.bias, activation), inputs, slope)
+    found = slopes_of(
+        product(rows, [layer.weight], [layer.bias] if layer.bias is not None else [], activation), inputs, slope
+    )
     assert [one.dtype for one in found] == [one.dtype for one in wanted]
     near(found, wanted, kind)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("width", [40, 1100])
+@pytest.mark.parametrize("made_by", [levelling.level_sum, levelling.level_twice])
+def test_a_bias_is_summed_up_with_the_norm(
+    made_by: Any, width: int, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gradient is the sum of the gradient of what it was added to, and nobody goes over that once more."""
+    monkeypatch.setattr(levelling, "_units", lambda device: 1)
+    layer, norm, rows, values = (
+        nn.Linear(24, width).to(DEVICE),
+        norm_of("layer", width),
+        numbers(2, 7, 24),
+        numbers(2, 7, width),
+    )
+    changes = product(rows, [layer.weight], [layer.bias])
+    kept = levelling.column_sums
+    summed: list[int] = []
+    monkeypatch.setattr(products, "column_sums", lambda *given: summed.append(1) or kept(*given))
+    slopes = torch.randn(2, 2, 7, width, device=DEVICE)
+    inputs = [changes, layer.bias, layer.weight, rows]
+    found = torch.autograd.grad(made_by(norm, values, changes, rate), inputs, [*slopes])
+    assert not summed
+    near(found[1:], [found[0].sum((0, 1)), *torch.autograd.grad(layer(rows), [layer.weight, rows], found[0])])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -240,6 +270,44 @@ def test_attention(given: Any, joint: bool, kind: torch.dtype) -> None:
     near(found, slopes_of(asked, wide, slope), kind)
 
 
+@pytest.mark.parametrize("kind", [KINDS[0] if INTERPRETED else torch.float16, NARROW], ids=str)
+def test_attention_with_a_mask_for_every_step(kind: torch.dtype) -> None:
+    """As in packed batches: each step sees its own keys, and some see none."""
+    parts = heads_of(3, 19, 2, 16, kind) + heads_of(3, 35, 2, 16, kind, parts=2)
+    mask = (torch.rand(3, 1, 19, 35) < 0.4).to(DEVICE)
+    mask[..., 0] = True
+    mask[1, :, 4] = False
+    slope = heads_of(3, 19, 2, 16, kind)[0].detach()
+    found = slopes_of(attend_tiles(parts[0], parts[1], parts[2], mask, 0.3, False), parts, slope)
+    wide = [part.detach().float().requires_grad_() for part in parts]
+    scores = (wide[0] @ wide[1].mT * 0.3).masked_fill(~mask, -1e30)
+    weights = torch.where(mask, scores.softmax(-1), 0.0)
+    near(found, slopes_of(weights @ wide[2], wide, slope), kind)
+
+
+@pytest.mark.parametrize("given", ATTENTIONS.values(), ids=ATTENTIONS.keys())
+def test_biases_are_summed_up_with_attention(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of queries, keys and values, made together or apart: as torch sums them up."""
+    sources, heads, steps, slots, width, causal, lengths = given
+    wide, alike = heads * width, steps == slots
+    rows, memory = numbers(sources, steps, 24), numbers(sources, slots, 24)
+    sizes = [3 * wide] if alike else [wide, 2 * wide]
+    layers = [nn.Linear(24, size).to(DEVICE) for size in sizes]
+    mask = None if lengths is None else torch.arange(slots) < torch.tensor(lengths)[:, None]
+    mask = None if mask is None else mask[:, None, None].to(DEVICE)
+    takes_any_device(monkeypatch)
+    kept, summed = products.column_sums, Counter[int]()
+    monkeypatch.setattr(products, "column_sums", lambda *given: summed.update([1]) or kept(*given))
+    with free_launches():
+        made = [product(x, [layer.weight], [layer.bias]) for x, layer in zip((rows, memory), layers, strict=False)]
+        parts = [one for whole in made for one in part(whole, [wide] * (whole.size(-1) // wide))]
+        split = [one.unflatten(-1, (heads, width)).transpose(1, 2) for one in parts]
+        context = attend_tiles(split[0], split[1], split[2], mask, 0.3, causal)
+        found = torch.autograd.grad(context, [*made, *(layer.bias for layer in layers)], torch.randn_like(context))
+    assert not summed or slots == 1  # whose strides say nothing
+    near(found[len(made) :], [one.sum((0, 1)) for one in found[: len(made)]])
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_source_without_anything_to_see(causal: bool) -> None:
     """Its contexts and gradients are zero, and the other source does not notice."""
@@ -274,7 +342,7 @@ def test_cross_entropy(size: int, smoothing: float, apart: bool, kind: torch.dty
     table = spaced(rows, size, given).copy_(given) if apart else given
     gold = torch.tensor([0, size - 1, IGNORED, size // 2, IGNORED, min(size - 1, 64)], device=DEVICE)
     sums, plain, smooth = torch.empty(3, rows, device=DEVICE)
-    read_rows[(rows,)](table, gold, sums, plain, smooth, table.stride(0), size, block=64)
+    read_rows[(rows,)](table, gold, sums, plain, smooth, table.stride(0), size, tall=4, wide=16)
     result, factor = torch.full_like(given, torch.nan), torch.tensor(0.7, device=DEVICE)
     write_rows[(rows,)](table, gold, sums, factor, result, table.stride(0), result.stride(0), size, smoothing, block=64)
     wide, real = given.float().requires_grad_(), gold != IGNORED
@@ -284,6 +352,38 @@ def test_cross_entropy(size: int, smoothing: float, apart: bool, kind: torch.dty
     total = F.cross_entropy(wide, gold, reduction="sum", label_smoothing=smoothing)
     near([result], torch.autograd.grad(total, wide, factor), kind)
     assert (result[~real] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("rows", "size"), [(6, 48), (150, 80)], ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_bias_of_scores_is_summed_up_with_their_gradient(
+    rows: int, size: int, smoothing: float, kind: torch.dtype
+) -> None:
+    given, factor = (5 * numbers(rows, size, kind=kind)).detach(), torch.tensor(0.7, device=DEVICE)
+    gold = torch.randint(size, (rows,), device=DEVICE)
+    gold[::3] = IGNORED
+    wide = given.float().requires_grad_()
+    result = smoothed._write(given, gold, wide.logsumexp(1).detach(), factor, smoothing, True)
+    total = F.cross_entropy(wide, gold, reduction="sum", label_smoothing=smoothing)
+    wanted = torch.autograd.grad(total, wide, factor)[0]
+    near([result, left_sums(result)], [wanted, wanted.sum(0)], kind)
+    near([left_sums(result)], [wanted.sum(0)])  # before anything was rounded
+    assert (result[gold == IGNORED] == 0).all()
+    assert left_sums(smoothed._write(given, gold, wide.logsumexp(1).detach(), factor, smoothing, False)) is None
+
+
+@pytest.mark.skipif(INTERPRETED, reason="there the kernels are not asked")
+@pytest.mark.parametrize("size", [80, 4096])
+def test_the_bias_of_scores_on_a_gpu(size: int) -> None:
+    layer, rows = nn.Linear(48, size).to(DEVICE), numbers(7, 48, kind=NARROW)
+    gold, inputs = torch.randint(size, (7,), device=DEVICE), list(layer.parameters())
+    with free_launches():
+        found = product(rows, [layer.weight], [layer.bias])
+        losses = Smoothed.apply(found, gold, 0.1)[0], F.cross_entropy(found.float(), gold, label_smoothing=0.1) * 7
+        ours, theirs = (torch.autograd.grad(loss, [found, *inputs], retain_graph=True) for loss in losses)
+    assert left_sums(ours[0]) is not None
+    near(ours, theirs, NARROW)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="there the kernels are not asked")

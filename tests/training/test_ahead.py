@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 from training_standins import TinyBatches, TinyModel
 
 from transduce.data.batching import Position
@@ -27,11 +28,12 @@ class Poisoned(CrossEntropy):
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
 @pytest.mark.parametrize("poisoned", [False, True])
-def test_the_same_weights(kind: str, poisoned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clip", [0.5, 1e3, None])  # always, never, not at all
+def test_the_same_weights(kind: str, poisoned: bool, clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for ahead in (False, True):
         monkeypatch.setattr(Update, "ahead", property(lambda self, ahead=ahead: ahead))
-        settings = parse({"training": {"optimiser": {"kind": kind}, "clip": 0.5}}).training
+        settings = parse({"training": {"optimiser": {"kind": kind}, "clip": clip}}).training
         model, batches = TinyModel(), TinyBatches()
         optimiser = build_optimiser(settings.optimiser, model)
         objective = Poisoned() if poisoned else CrossEntropy()
@@ -44,5 +46,6 @@ def test_the_same_weights(kind: str, poisoned: bool, monkeypatch: pytest.MonkeyP
     (weights, memory, bad), (others, remembered, told) = found
     assert bad == told
     assert [number for number, one in enumerate(bad, 1) if one] == ([3] if poisoned else [])
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert all(torch.equal(memory[name], remembered[name]) for name in memory)
+    room = {"rtol": 1e-5, "atol": 1e-7} if clip == 0.5 else {"rtol": 0, "atol": 0}  # a product here, a quotient there
+    assert_close(others, weights, **room)
+    assert_close(remembered, memory, **room)

@@ -39,6 +39,7 @@ def test_told_later_and_nothing_else(average: float, tmp_path: Path, monkeypatch
             "checkpoint_every": 3,
             "monitor": "loss",
             "ema": average,
+            "clip": None,  # which is rounded otherwise ahead
         }
         settings = parse({"training": options}).training
         model, heard = TinyModel(), Heard()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -79,13 +82,21 @@ class Pretended:
 
     made = 0
 
-    def __init__(self, run: Pass, batch: Batch, factor: torch.Tensor) -> None:
+    def __init__(self, run: Pass, batch: Batch, factor: torch.Tensor, other: Any) -> None:
+        assert other is None or isinstance(other, Pretended)
         Pretended.made += 1
         self.run = run
         run(batch, factor)  # recording adds to the gradients: they must be put back
 
     def replay(self, batch: Batch, factor: torch.Tensor) -> torch.Tensor:
-        return self.run(batch, factor)
+        recorder: Recorder = getattr(self.run, "func", self.run).__self__  # type: ignore[attr-defined]
+        places = [parameter.grad for parameter in recorder.parameters]
+        sums = self.run(batch, factor)
+        for parameter, place in zip(recorder.parameters, places, strict=True):
+            if place is not None and parameter.grad is not place:  # a graph writes to the same memory every time
+                assert parameter.grad is not None
+                parameter.grad = place.copy_(parameter.grad)
+        return sums
 
 
 def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor], Recorder]:
@@ -134,8 +145,31 @@ def test_every_update_begins_with_no_gradient(monkeypatch: pytest.MonkeyPatch, c
         torch.testing.assert_close(one, other)
 
 
+def test_the_first_recording_leaves_its_gradients_where_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all others write theirs to the same places, so that whoever moves the weights finds them there."""
+    monkeypatch.setattr("transduce.training.recorded.Recording", Pretended)
+    copies = Counter[str]()
+    for name in ("_foreach_copy_", "_foreach_add_"):
+        monkeypatch.setattr(torch, name, counted(getattr(torch, name), copies, name))
+    batches = [batch_of([(3, 5), (9, 2)])]
+    for _ in range(2):
+        _, recorder = gradients(batches, updates=6)
+        assert len(recorder.recordings) == 1
+    assert not copies
+    gradients(batches * 2, updates=4)
+    assert copies["_foreach_add_"]
+
+
+def counted(work: Any, calls: Counter[str], name: str) -> Any:
+    def run(*given: Any) -> Any:
+        calls[name] += 1
+        return work(*given)
+
+    return run
+
+
 def test_what_cannot_be_recorded_is_told_and_still_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(run: Pass, batch: Batch, factor: torch.Tensor) -> None:
+    def refuse(run: Pass, batch: Batch, factor: torch.Tensor, other: Any) -> None:
         run(batch, factor)  # half of it was added already
         raise RuntimeError("operation not permitted when stream is capturing")
 

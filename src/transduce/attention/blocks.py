@@ -22,7 +22,7 @@ from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.layers.dense import Activation, FeedForward
 from transduce.layers.dropout import Dropout
-from transduce.layers.embedding import Output
+from transduce.layers.embedding import Embedding, Output
 from transduce.layers.norm import NORMALISATIONS, Normalisation
 from transduce.layers.residual import Flow, Place, Residual, Twice, level
 
@@ -34,7 +34,7 @@ class Source:
     """A memory as every block reads it: keys and values for each, and which rows are real."""
 
     projected: tuple[KeysValues, ...]
-    mask: Tensor  # B S
+    mask: Tensor  # B S, or B T S: to each of the rows that read it
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,11 @@ class Blocks(nn.Module):
         )
         self.norm = levelled() if norm == "before" else None
         self.entry = levelled() if embedding_norm else None  # over embedding and position together (Devlin 2019)
+
+    @property
+    def packs(self) -> bool:
+        """Whether several sequences may share a row: each sees its own tokens alone."""
+        return self.caches and isinstance(self.embedding, Embedding) and self.embedding.closed
 
     def enter(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
         """What the first block reads of vectors (R T D) at these places."""

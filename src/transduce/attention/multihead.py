@@ -92,14 +92,15 @@ class MultiHead(nn.Module):
     def read(
         self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, with_attention: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Cross-attention of rows (R T D) to a memory with one row a source (B G S K).
+        """Cross-attention of rows (R T D) to a memory with one row a source (B G S K); mask: B S, or B T S.
 
         The beams of a source become further query rows, so that its keys and values are never copied.
         """
         shape = rows.shape
         sources = keys.size(0)
         query = self.ask(rows.reshape(sources, -1, shape[-1]))  # B H N*T K
-        context, weights = self(query, keys, values, mask[:, None, None], with_attention=with_attention)
+        mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]  # B 1 . S
+        context, weights = self(query, keys, values, mask, with_attention=with_attention)
         if weights is not None:
             beams = shape[0] // sources
             weights = weights.unflatten(2, (beams, shape[1])).transpose(1, 2).flatten(0, 1)  # R H T S

@@ -18,6 +18,7 @@ import torch
 
 from transduce.data.draws import Draw, Shuffle
 from transduce.data.items import Items
+from transduce.data.packing import Packing
 from transduce.data.plan import Numbers, Plan, cut
 from transduce.data.rows import Mixture, Rows, corpus_sizes
 from transduce.data.store import Store
@@ -57,15 +58,18 @@ class Batches:
         weights: Sequence[float] | None = None,
         dropout: tuple[float, float] = (0.0, 0.0),
         tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+        packing: Packing | None = None,  # how several pairs share a row; None: they do not
     ) -> None:
         if len(indices) == 0:
             raise InputError("no pairs to make batches of")
         if any(dropout) and tokenizers is None:
             raise ValueError("dropout needs the tokenizers")
+        if packing is not None and (any(dropout) or store.sourceless or store.items is not None):
+            raise ValueError("packed are pairs of texts whose lengths are known")
         self.store, self.indices = store, indices if isinstance(indices, Rows) else np.sort(np.asarray(indices))
         self._budget, self._pool, self._seed = batch_tokens, pool, seed
         self._weights = None if weights is None or set(weights) == {1.0} else tuple(weights)
-        self._dropout, self._tokenizers = dropout, tokenizers
+        self._dropout, self._tokenizers, self._packing = dropout, tokenizers, packing
         self._plans: dict[int, Plan] = {}
         self._lock = threading.Lock()  # batches are fetched ahead from another thread
 
@@ -79,18 +83,22 @@ class Batches:
     def _make(self, epoch: int) -> Plan:
         draw, widths = Draw("order", self._seed, epoch), _Widths(self.store, self.indices)
         if self._weights is None:
-            return Plan(widths, Shuffle(len(widths), draw), self._budget, self._pool, draw)
+            return Plan(widths, Shuffle(len(widths), draw), self._budget, self._pool, draw, self._packing)
         last = int(self.store.corpus_of[self.indices[len(self.indices) - 1]])
         if last >= len(self._weights):
             raise InputError(f"{len(self._weights)} mixing weights for {last + 1} corpora")
         sizes = corpus_sizes(self.indices, self.store.corpus_of, len(self._weights))
         mixture = Mixture(sizes, self._weights, Draw("mixture", self._seed, epoch))
         order = _After(Shuffle(len(mixture), draw), mixture)
-        return Plan(widths, order, self._budget, self._pool, draw)
+        return Plan(widths, order, self._budget, self._pool, draw, self._packing)
 
     def at(self, position: Position) -> Batch:
-        rows = self.indices[self.plan(position.epoch).batch(position.index)]
+        planned = self.plan(position.epoch).batch(position.index)
+        rows = self.indices[planned.rows]
         target = self._side(1, rows, position.epoch)
+        if planned.lines is not None and self._packing is not None:
+            source = self._side(0, rows, position.epoch)
+            return self._packing.packed((source.closed(), target.closed()), planned.lines)
         if self.store.items is not None:
             draws = [Draw("change", self._seed, position.epoch, int(row)).generator() for row in rows]
             return _perceived(self.store.items, target, rows.tolist(), draws)
@@ -161,6 +169,10 @@ class _Flat:
     def of(cls, rows: Sequence[Sequence[int]]) -> Self:
         lengths = np.array([len(row) for row in rows], np.int64)
         return cls(np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum())), lengths)
+
+    def closed(self) -> tuple[np.ndarray, np.ndarray]:
+        """With one </s> behind each."""
+        return np.insert(self.ids.astype(np.int64), np.cumsum(self.lengths), EOS), self.lengths + 1
 
     def padded(self, before: int) -> Padded:
         """With `before` (0 or 1) <s> in front and one </s> behind each."""

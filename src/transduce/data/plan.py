@@ -8,6 +8,9 @@ the other ragged. So a pool is sorted by the longer side and cut into strips of 
 order is by the difference of the two sides, up and down in turn, which keeps both sides of a batch alike. On 20,000
 pairs of log-normal lengths (about 25 tokens, target within a quarter of the source) in batches of 4,096 tokens this
 pads 9 % where sorting by source, then target, pads 20 %. Larger batches, small pools and little data pad more.
+
+Packed batches (packing.py) are not sorted: rows that several pairs share are dealt out over a pool, and a batch is so
+many of those rows. Pairs that are too long for them are padded as ever.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from transduce.data.draws import CHUNK, Draw, Shuffle
+from transduce.data.packing import Packing, deal, needs
 
 STRIP = 0.25  # batches in a strip, for the square root of the batches in the pool
 KEPT = 4  # pools in memory: readers in several threads are never far apart
@@ -35,25 +39,37 @@ class Numbers(Protocol):
 
 
 @dataclass(frozen=True)
+class Planned:
+    """The pairs of a batch."""
+
+    rows: np.ndarray
+    lines: np.ndarray | None = None  # which of them share a line of it, in order; None: each has its own
+
+
+@dataclass(frozen=True)
 class _Pool:
     """The batches of a pool, as stretches of its rows in a random order."""
 
     rows: np.ndarray
+    lines: np.ndarray  # of each: in which line of a packed batch it stands; -1: its batch is not packed
     begins: np.ndarray
     ends: np.ndarray
     slots: int
     tokens: int
 
-    def batch(self, index: int) -> np.ndarray:
-        return self.rows[self.begins[index] : self.ends[index]]
+    def batch(self, index: int) -> Planned:
+        here = slice(self.begins[index], self.ends[index])
+        return Planned(self.rows[here], self.lines[here] if self.lines[here.start] >= 0 else None)
 
 
 class Plan:
     """The batches of an epoch. `widths` (n, 2) tells the slots of source and target of rows, special tokens included;
     `order` tells which row comes at each place of the epoch, before pools are sorted."""
 
-    def __init__(self, widths: Numbers, order: Numbers, budget: int, pool: int, draw: Draw) -> None:
-        self._widths, self._order, self._budget = widths, order, budget
+    def __init__(
+        self, widths: Numbers, order: Numbers, budget: int, pool: int, draw: Draw, packing: Packing | None = None
+    ) -> None:
+        self._widths, self._order, self._budget, self._packing = widths, order, budget, packing
         # A short first batch moves all others, or data smaller than a pool would meet in the same batches every epoch.
         self._short, self._seed = draw.below(budget), draw.below(2**63)
         self._edges = self._pools(pool * budget)
@@ -69,7 +85,7 @@ class Plan:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def batch(self, index: int) -> np.ndarray:
+    def batch(self, index: int) -> Planned:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of an epoch of {len(self)}")
         number = int(np.searchsorted(self._ends, index, "right"))
@@ -88,15 +104,55 @@ class Plan:
         return [*edges, len(self._order)]
 
     def _make(self, number: int) -> _Pool:
-        rows = _sort(self._order[np.arange(*self._edges[number : number + 2])], self._widths, self._budget)
+        rows = self._order[np.arange(*self._edges[number : number + 2])]
+        widths = self._widths[rows]
+        short = np.zeros(len(rows), bool) if self._packing is None else self._packing.takes(widths)
+        draw = Draw("batches", self._seed, number)
+        packed = _no_pool() if self._packing is None else _packed(rows[short], widths[short], self._packing, draw)
+        padded = self._padded(rows[~short])
+        begins = np.concatenate((packed.begins, len(packed.rows) + padded.begins))
+        ends = np.concatenate((packed.ends, len(packed.rows) + padded.ends))
+        order = draw.permutation(len(begins))
+        return _Pool(
+            np.concatenate((packed.rows, padded.rows)),
+            np.concatenate((packed.lines, padded.lines)),
+            begins[order],
+            ends[order],
+            packed.slots + padded.slots,
+            packed.tokens + padded.tokens,
+        )
+
+    def _padded(self, rows: np.ndarray) -> _Pool:
+        """Batches of rows of like lengths."""
+        if not len(rows):
+            return _no_pool()
+        rows = _sort(rows, self._widths, self._budget)
         widths = self._widths[rows]
         filled = np.cumsum(widths.sum(1, dtype=np.int64))
         head = int(np.searchsorted(filled, self._short))
         begins = np.concatenate((cut(widths[:head], self._budget), head + cut(widths[head:], self._budget)))
         ends = np.append(begins[1:], len(rows))
         widest = np.maximum.reduceat(widths, begins, axis=0).sum(1, dtype=np.int64)
-        order = Draw("batches", self._seed, number).permutation(len(begins))
-        return _Pool(rows, begins[order], ends[order], int((widest * (ends - begins)).sum()), int(filled[-1]))
+        slots = int((widest * (ends - begins)).sum())
+        return _Pool(rows, np.full(len(rows), -1), begins, ends, slots, int(filled[-1]))
+
+
+def _no_pool() -> _Pool:
+    none = np.zeros(0, np.int64)
+    return _Pool(none, none, none, none, 0, 0)
+
+
+def _packed(rows: np.ndarray, widths: np.ndarray, packing: Packing, draw: Draw) -> _Pool:
+    """Lines that several rows share, in a random order, so many to a batch."""
+    if not len(rows):
+        return _no_pool()
+    lines = deal(widths, packing.room)
+    lines = draw.permutation(int(lines.max()) + 1)[lines]
+    order = np.argsort(lines, kind="stable")
+    batches, lines = np.divmod(lines[order], packing.rows)
+    begins = np.flatnonzero(np.diff(batches, prepend=-1))
+    ends = np.append(begins[1:], len(rows))
+    return _Pool(rows[order], lines, begins, ends, len(begins) * packing.slots, int(needs(widths).sum()))
 
 
 def plan_epoch(widths: np.ndarray, budget: int, pool: int, draw: Draw) -> Plan:

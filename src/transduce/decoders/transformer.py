@@ -13,7 +13,7 @@ from transduce.attention.blocks import Blocks, Source
 from transduce.attention.multihead import layers_and_heads
 from transduce.attention.own import Slots, View, shade
 from transduce.contracts import Decoder
-from transduce.flow import PAD, Attention, Memory, State, Step, Tree
+from transduce.flow import PAD, Attention, Memory, Shared, State, Step, Tree
 from transduce.layers.embedding import Output
 from transduce.layers.traits import narrowed
 
@@ -37,7 +37,14 @@ class TransformerDecoder(Blocks, Decoder):
         past: dict[str, Tree] = {"layers": self.begin(rows)}
         if not self.caches:  # nothing whose length tells the place
             past["next"] = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
-        return State({"memory": projected, "mask": memory.mask}, past)
+        fixed: dict[str, Tree] = {"memory": projected, "mask": memory.mask}
+        return State(fixed if memory.owners is None else {**fixed, "owners": memory.owners}, past)
+
+    def share(self, state: State, rows: Shared) -> State:
+        own = rows.sees(rows.owners)
+        own = own.tril() if self.reach is None else own.tril().triu(-self.reach)
+        shared = {"places": rows.places, "own": own}
+        return replace(state, fixed={**state.fixed, "mask": rows.sees(state.fixed["owners"])[:, 0], "shared": shared})
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
@@ -99,9 +106,13 @@ class TransformerDecoder(Blocks, Decoder):
     def _look(self, tokens: Tensor, state: State, mask: Tensor | None) -> tuple[View, dict[str, Tensor]]:
         """What the new tokens see, and what the next state remembers of places.
 
+        Several sequences in a row see what `share` says, and nothing follows them.
         Without padding, places are plain counts and nothing is remembered of them. Once a mask was given, the state
         remembers which cached rows are real and where each stands.
         """
+        if "shared" in state.fixed:
+            shared = state.fixed["shared"]
+            return View(self.position, shared["places"], shared["places"], shared["own"]), {}
         rows, steps = tokens.shape
         new = torch.arange(steps, device=tokens.device)
         if not self.caches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,24 +17,52 @@ from transduce.model import Transducer
 COLUMNS = 16  # of a source in a recorded search: a multiple of so many
 
 
-def rounded(given: Given, most: int, end: int | None) -> Given:
-    """The same with a round number of sources, the last ones idle, and of source columns, the last ones padding."""
-    size, batch = given.batch.size, given.batch
-    grain = max(1, 2 ** (size.bit_length() - 3))  # an eighth to a quarter of them
-    extra = -size % grain
+@dataclass(frozen=True)
+class Shape:
+    """How large what a search begins with is: nothing depends on what fills it up."""
+
+    sources: int
+    columns: int  # of the source
+    prefix: int  # columns of the prefix
+
+
+def round_shape(given: Given, end: int | None) -> Shape:
+    """A round number of sources and columns, so that a recording is used again; `end`: where a model's places end."""
+    source, prefix = given.batch.source, given.prefix
+    return Shape(
+        round_up(given.batch.size),
+        0 if source is None else source.rounded(COLUMNS, end).values.size(1),
+        0 if prefix is None else prefix.rounded(COLUMNS, end).values.size(1),
+    )
+
+
+def round_up(sources: int) -> int:
+    grain = max(1, 2 ** (sources.bit_length() - 3))  # an eighth to a quarter of them
+    return -(-sources // grain) * grain
+
+
+def filled(given: Given, shape: Shape) -> Given:
+    """The same in this shape: the last sources are the first one again, the last columns padding."""
+    size, batch, noise = given.batch.size, given.batch, given.noise
+    extra = shape.sources - size
     rows = torch.cat((torch.arange(size), torch.zeros(extra, dtype=torch.long)))
-    batch = replace(batch.select(rows), rows=())
+    batch = replace(batch.select(rows), rows=()) if extra else replace(batch, rows=())
     if batch.source is not None:
-        batch = replace(batch, source=batch.source.rounded(COLUMNS, end))
-    longest = F.pad(given.longest, (0, extra), value=1)
+        batch = replace(batch, source=_widened(batch.source, shape.columns))
     rows = rows.to(batch.device)
     prefix = given.prefix
     if prefix is not None:
-        prefix = Padded(prefix.values[rows], prefix.mask[rows]).rounded(COLUMNS, end)
-    noise = given.noise
-    if noise is not None:
-        noise = F.pad(noise, (0, 0, 0, most - noise.size(1)))[rows]
-    return Given(batch, longest, prefix, noise, most, most)
+        prefix = _widened(Padded(prefix.values[rows], prefix.mask[rows]), shape.prefix)
+    noise = None if noise is None else noise[rows]
+    return replace(given, batch=batch, longest=given.longest[rows], prefix=prefix, noise=noise)
+
+
+def _widened(rows: Padded, columns: int) -> Padded:
+    """Padding up to so many columns; only of ids."""
+    more = columns - rows.values.size(1)
+    if more <= 0 or rows.ids is None:
+        return rows
+    return Padded(F.pad(rows.values, (0, more), value=PAD), F.pad(rows.mask, (0, more)))
 
 
 def bare_search(model: Transducer, strategy: Strategy, given: Given, room: int) -> Live:

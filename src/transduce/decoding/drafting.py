@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from transduce.contracts import Rule
-from transduce.decoding.loop import NEVER, search
+from transduce.decoding.choosing import NEVER
+from transduce.decoding.loop import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, Batch, Hypothesis, Padded, State
 from transduce.model import Transducer

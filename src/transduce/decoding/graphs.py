@@ -1,4 +1,4 @@
-"""A step of search and the values it starts from in, the values after the last step out, replayed as a recorded graph.
+"""The beginning of a search and a step of it in, the same out as recorded graphs, which are replayed.
 
 On a GPU a step is some two hundred small kernels, which take longer to launch from Python than to run. Recorded once
 for a set of shapes, they are launched as one. The same step runs everywhere; only how it is launched differs.
@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor
 
 G = TypeVar("G")  # what a search begins with
 T = TypeVar("T")  # a search between two steps
-LOOK = 8  # steps between two looks at whether anything goes on: a look waits for the device
 KEPT = 16  # recordings, the newest
 
 
@@ -47,7 +45,7 @@ class Recording(Generic[G, T]):
         self.buffers = tensors_of(self.values)
         self.steps: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
-    def learn(self, step: Callable[[T, int], T], said: int, kind: Hashable) -> None:
+    def learn(self, step: Callable[[T, int | None], T], said: int | None, kind: Hashable) -> None:
         """A kind of step is met for the first time. Between two steps that changes nothing: what the first run of it
         writes into a cache, the step itself writes there again."""
         warmed(lambda: step(self.values, said))
@@ -113,57 +111,46 @@ class Graphs:
         self.refused = False  # True: this model could not be recorded
         self.replayed = 0  # steps, so that a test can tell whether anything was replayed
 
-    def run(
-        self,
-        begin: Callable[[G], T],
-        step: Callable[[T, int], T],
-        given: G,
-        *,
-        key: Hashable,
-        steady: bool,
-        kind: Callable[[int], Hashable],
-    ) -> T:
-        """Begins, and steps until no source goes on. `steady`: the beginning can be recorded too.
+    def recording(self, begin: Callable[[G], T], given: G, *, key: Hashable, steady: bool) -> Recording[G, T] | None:
+        """That of a search which begins so, with other numbers or these; None: this model cannot be recorded.
 
-        A step is told how many tokens there are; by `kind` of that number it is known which ones are the same.
+        `steady`: the beginning can be recorded too.
         """
         if self.refused:
-            return _plain(begin, step, given)
+            return None
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(given))
-        recording = self.recordings.pop((key, shapes), None)
-        if recording is None:
+        found = self.recordings.pop((key, shapes), None)
+        if found is None:
             try:
-                recording = Recording(begin, cloned(given), steady=steady)
-                recording.learn(step, 1, kind(1))
+                found = Recording(begin, cloned(given), steady=steady)
             except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                # A part of the user's own may wait for the device in a step, which cannot be recorded.
-                warnings.warn(f"steps of this model cannot be recorded, so generation is slower: {error}", stacklevel=2)
-                self.refused = True
-                return _plain(begin, step, given)
-        self.recordings[key, shapes] = recording  # the newest is the last
+                self._refuse(error)
+                return None
+        self.recordings[key, shapes] = found  # the newest is the last
         while len(self.recordings) > KEPT:
             self.recordings.pop(next(iter(self.recordings)))
-        recording.start(begin, given)
-        values: Any = recording.values
-        steps = count(1)
-        while bool(values.going.any()):
-            for said in islice(steps, LOOK):
-                if kind(said) not in recording.steps:
-                    recording.learn(step, said, kind(said))
-                recording.steps[kind(said)].replay()
-            self.replayed += LOOK
-        return values  # type: ignore[no-any-return]
+        return found
 
+    def replay(
+        self, recording: Recording[Any, T], step: Callable[[T, int | None], T], said: int | None, kind: Hashable
+    ) -> bool:
+        """One step, after so many tokens; by its kind it is known which ones are the same. False: it was not made."""
+        if kind not in recording.steps:
+            try:
+                recording.learn(step, said, kind)
+            except RuntimeError as error:
+                self._refuse(error)
+                return False
+        recording.steps[kind].replay()
+        self.replayed += 1
+        return True
 
-def _plain(begin: Callable[[G], T], step: Callable[[T, int], T], given: G) -> T:
-    values: Any = begin(given)
-    for said in count(1):
-        if not bool(values.going.any()):
-            break
-        values = step(values, said)
-    return values  # type: ignore[no-any-return]
+    def _refuse(self, error: RuntimeError) -> None:
+        """A part of the user's own may wait for the device in a step, which cannot be recorded."""
+        if isinstance(error, torch.OutOfMemoryError):
+            raise error
+        warnings.warn(f"steps of this model cannot be recorded, so generation is slower: {error}", stacklevel=2)
+        self.refused = True
 
 
 def cloned(value: Any) -> Any:

@@ -2,34 +2,34 @@
 
 Where a step is recorded, every tensor of the search keeps its shape and nothing waits for the host, so a step is one
 function of fixed buffers: it runs as it is, or replayed as a graph (see graphs.py). On a CPU histories grow. They are
-padded on the left: the newest token is always the last column. A model that proposes (contracts.py) is asked for the
-best next tokens of each row that goes on; any other gives the scores of all tokens.
+padded on the left: the newest token is always the last column. Sources that are done leave their places, or others
+that wait come into them (see refilling.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import count
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from transduce.attention.positions import places
-from transduce.contracts import Asked, Choice, Rule, Strategy
-from transduce.decoding import settling
-from transduce.decoding.beginning import bare_search, draw, first_scores, rounded
-from transduce.decoding.graphs import Graphs, tensors_of
-from transduce.decoding.paths import Given, Live, Paths
-from transduce.decoding.rules import Ban
-from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, Proposal, State, map_tensors
+from transduce.attention.positions import places as places_of
+from transduce.contracts import Rule, Strategy
+from transduce.decoding.beginning import filled, round_shape
+from transduce.decoding.graphs import Graphs, Recording, tensors_of
+from transduce.decoding.moves import Moves
+from transduce.decoding.paths import Given, Live, Paths, UnlikeError
+from transduce.flow import Batch, Hypothesis, Padded, State, map_tensors
 from transduce.model import Transducer
-from transduce.native.choices import MOST
 
-NEVER = Ban([PAD, BOS])  # no strategy may choose these
 LEAVE = 0.75  # on a GPU sources leave together, once no more than this share of them goes on: leaving copies the rest
 HALF = 0.5  # the same where a model leaves rows out that are done: they are only carried along
-ROOM = 32  # tokens that a search asks room for at first; it doubles
+LOOK = 8  # recorded steps between two looks at what goes on: a look waits for the device
+FREE = -1  # in a place without a source
 
 
 @torch.inference_mode()
@@ -46,64 +46,152 @@ def search(
     graphs: Graphs | None = None,  # recorded steps of this model, on devices that have them
 ) -> list[list[Hypothesis]]:
     """Best first, for each source (fewer than asked for where the space is smaller)."""
-    most = int(longest.max())
-    noise = draw(seeds or range(batch.size), most, strategy.width).to(batch.device) if strategy.random else None
-    wide = 0 if graphs is None and batch.device.type == "cpu" else most
-    given = Given(batch, longest.to(batch.device), prefix, noise, most, wide)
-    results: list[list[Hypothesis]] = [[] for _ in range(batch.size)]
-    sources = torch.arange(batch.size)
-    # A recorded step needs all its room at once; elsewhere room that may never be used would only be read in vain.
-    room = min(most, ROOM - 1)  # and <s>
-    proposing = model.proposes and 0 < strategy.wanted <= MOST
-    enough = min(best or strategy.width, strategy.width) if strategy.exact else strategy.width
-    if graphs is not None:  # few different shapes, so that a recording is used again
-        most = room = -(-most // ROOM) * ROOM
-        given = rounded(given, most, places(model))
-
-    def begin(asked: Given) -> Live:
-        if proposing and prefix is None and (banned := _banned(rules, 0)) is not None:
-            live = bare_search(model, strategy, asked, room)
-            return propose(live, torch.full((live.totals.numel(), 1), BOS, device=batch.device), banned)
-        return _choose(strategy, rules, *first_scores(model, strategy, asked, room), enough)
-
-    def barred(said: int | None) -> tuple[int, ...] | None:
-        """What may not be said after so many tokens: all that tells one step from another; None: more does."""
-        return _banned(rules, said if prefix is None else None) if proposing else None
-
-    def step(now: Live, said: int | None = None) -> Live:
-        tokens = now.history[..., -1].reshape(-1, 1)
-        if (banned := barred(said)) is not None:
-            return propose(now, tokens, banned)
-        read = model.advance(tokens, now.state)
-        return _choose(strategy, rules, replace(now, state=read.state), read.logits[:, -1], enough)
-
-    def propose(now: Live, tokens: Tensor, banned: tuple[int, ...]) -> Live:
-        asked = Asked(strategy.wanted, banned, (now.totals > -torch.inf).flatten())
-        return _pick(strategy, now, model.propose(tokens, now.state, asked), enough)
-
+    asked: dict[str, Any] = {"best": best, "prefixed": prefix is not None, "steady": graphs is not None}
+    moves = Moves(model, strategy, rules, most=int(longest.max()), **asked)
+    given = moves.given(batch, longest, prefix, seeds)
     if graphs is not None:
-        asks = (strategy, tuple(rules), most, enough)
-        last = graphs.run(begin, step, given, key=asks, steady=model.steady, kind=barred)
-        _collect(last.finished.keep(sources), sources, results, best)
-        return results
-    live = begin(given)
-    live = replace(live, state=_owned(live.state, batch))
-    for taken in count(1):
-        going = live.going
+        given = filled(given, round_shape(given, places_of(model)))
+    loop = Loop(moves, graphs, best)
+    live = loop.start(given)
+    if loop.recording is None:
+        live = replace(live, state=_owned(live.state, batch))
+    idle = torch.full((given.batch.size - batch.size,), FREE)
+    loop.run(live, torch.cat((torch.arange(batch.size), idle)))
+    return loop.hypotheses(batch.size)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sources that come into a search together."""
+
+    sources: Tensor  # G: their numbers
+    given: Callable[[], Given]  # made when it is their turn
+
+
+class Loop:
+    """A search from its first step to its last: who is in it, who leaves, and who comes in."""
+
+    def __init__(self, moves: Moves, graphs: Graphs | None, best: int | None, *, look: int = LOOK) -> None:
+        self.moves, self.graphs, self.best, self.look = moves, graphs, best, look
+        self.recording: Recording[Any, Live] | None = None  # of the steps, where they are recorded
+        self.sources = torch.tensor([])  # B: the number of the source in each place, FREE: none
+        self.waiting: deque[Group] = deque()  # who comes in, each when so many places are free
+        self.apart: list[Group] = []  # who could not come in
+        self.found: list[tuple[Tensor, Paths]] = []  # numbers of sources, and what ended of each
+        self.taken = 1  # tokens chosen for those who are longest in it
+        self.together = True  # all have come in at the same time
+
+    def run(self, live: Live, sources: Tensor) -> None:
+        """The only token loop."""
+        self.sources = sources
+        now = self._change(live)
+        while now is not None:
+            now = self._change(self._go_on(now))
+
+    def _go_on(self, live: Live) -> Live:
+        """The search one step on, or as many as are replayed between two looks."""
+        if self.recording is not None and self.graphs is not None:
+            for _ in range(self.look):
+                said = self.taken if self.together else None
+                if not self.graphs.replay(self.recording, self.moves.step, said, self.moves.banned(said)):
+                    self.recording = None  # the buffers are as before this step, so it goes on from here
+                    break
+                self.taken += 1
+            return live
+        if self.taken == self.moves.room and not self.moves.steady:
+            live = self.moves.enlarge(live)
+        self.taken += 1
+        return self.moves.step(live, self.taken - 1 if self.together else None)
+
+    def _change(self, live: Live) -> Live | None:
+        """The search before its next step: others in the places of those who are done; None: nobody is left."""
+        going = live.going.cpu()
+        while self.waiting and len(going) - int(going.sum()) >= len(self.waiting[0].sources):
+            live, going = self._bring_in(live, going)
         left, size = int(going.sum()), len(going)
+        if not left:
+            self._take_out(live, torch.arange(size))
+            return None
+        if self.waiting or self.moves.steady:
+            return live
         # On a CPU a row that is done costs as much as one that goes on, and only what fills its place is copied. But a
         # model that proposes leaves such rows out by itself.
-        if left < size if going.is_cpu and not proposing else left <= (HALF if proposing else LEAVE) * size:
-            done, rows = (~going).nonzero().flatten(), _closed_up(going)
-            _collect(live.finished.keep(done), sources[done.cpu()], results, best)
-            live, sources = live.keep(rows), sources[rows.cpu()]
-            if not len(sources):
-                return results
-        if taken == room:
-            live = replace(live, state=model.reserve(live.state, 1 + room, strategy.width))
-            room += 1 + room
-        live = step(live, None if prefix is not None else taken)
-    raise AssertionError("a search ends")
+        proposing = self.moves.proposing
+        if left < size if live.totals.is_cpu and not proposing else left <= (HALF if proposing else LEAVE) * size:
+            self._take_out(live, (~going).nonzero().flatten())
+            rows = _closed_up(going)
+            live, self.sources = live.keep(rows.to(live.totals.device)), self.sources[rows]
+        return live
+
+    def _take_out(self, live: Live, places: Tensor) -> None:
+        """Keeps what was found for the sources in these places, still on the device: nobody waits for it."""
+        places = places[self.sources[places] != FREE]
+        if len(places):
+            paths = live.finished.keep(places.to(live.totals.device), self.best)
+            self.found.append((self.sources[places], paths))
+
+    def _bring_in(self, live: Live, going: Tensor) -> tuple[Live, Tensor]:
+        """The next group in free places; and who goes on now."""
+        group, device = self.waiting.popleft(), live.totals.device
+        places, given = (~going).nonzero().flatten()[: len(group.sources)], group.given()
+        self._take_out(live, places)
+        # Where shapes are steady, a group that is too small holds its first source again, which enters only once.
+        index = torch.cat((places, places[:1].expand(given.batch.size - len(places)))).to(device)
+        try:
+            live = self._enter(live, given, index)
+        except UnlikeError:  # a part of the user's own has states that grow, say
+            self.apart, self.waiting = [group, *self.waiting], deque()
+            self.sources[places] = FREE
+            return live, going
+        self.sources[places] = group.sources
+        if self.recording is not None:  # nobody waits for the device to hear that a line ended with its first token
+            return live, going.index_fill(0, places, True)
+        self.taken = int((live.drawn * live.going).max())
+        return live, live.going.cpu()
+
+    def _enter(self, live: Live, given: Given, places: Tensor) -> Live:
+        """Begins these sources in these places; recorded for the buffers that they come into."""
+        enter = partial(self.moves.enter, live)
+        if self.recording is None or self.graphs is None:
+            return enter((given, places))
+        key = (self.moves.key, self.recording)
+        recording = self.graphs.recording(enter, (given, places), key=key, steady=self.moves.model.steady)
+        if recording is None:
+            return enter((given, places))
+        recording.start(enter, (given, places))
+        return live
+
+    def start(self, given: Given) -> Live:
+        """A search after its first choice, in buffers of its own where its steps are recorded."""
+        moves = self.moves
+        if self.graphs is not None:
+            self.recording = self.graphs.recording(moves.begin, given, key=moves.key, steady=moves.model.steady)
+        if self.recording is None:
+            return moves.begin(given)
+        self.recording.start(moves.begin, given)
+        return self.recording.values
+
+    def refill(self, groups: Sequence[Group], places: int) -> None:
+        """Runs with so many places, into which the groups come one after the other."""
+        self.waiting, self.together = deque(groups), False
+        make, given = partial(self.moves.idle, places), groups[0].given()
+        if self.graphs is not None:
+            self.recording = self.graphs.recording(make, given, key=(self.moves.key, places), steady=False)
+        live = make(given) if self.recording is None else self.recording.values
+        live.totals.fill_(-torch.inf)  # an earlier search, ended by an error, may have left some in a recording
+        self.run(live, torch.full((places,), FREE))
+
+    def hypotheses(self, sources: int) -> list[list[Hypothesis]]:
+        """What was found for each of so many sources, brought to the host."""
+        results: list[list[Hypothesis]] = [[] for _ in range(sources)]
+        for numbers, paths in self.found:
+            columns = [values.tolist() for values in vars(paths).values()]
+            for source, *rows in zip(numbers.tolist(), *columns, strict=True):
+                for ids, scores, rank, length, complete in zip(*rows, strict=True):
+                    if rank > -torch.inf:
+                        kept = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), rank, complete)
+                        results[source].append(kept)
+        return results
 
 
 def _closed_up(going: Tensor) -> Tensor:
@@ -122,131 +210,3 @@ def _owned(state: State, batch: Batch) -> State:
         return x.clone() if x.untyped_storage().data_ptr() in lent or not x.is_contiguous() else x
 
     return replace(state, fixed={name: map_tensors(own, tree) for name, tree in state.fixed.items()})
-
-
-def _banned(rules: Sequence[Rule], said: int | None) -> tuple[int, ...] | None:
-    """What no row may say after so many tokens (None: not all have said as many), where rules do no more than that."""
-    if said is None and rules:
-        return None
-    banned = [rule.forbids(said or 0) for rule in (NEVER, *rules)]
-    return None if any(one is None for one in banned) else tuple(token for one in banned for token in one or ())
-
-
-def _pick(strategy: Strategy, live: Live, found: Proposal, enough: int) -> Live:
-    """Chooses among what was proposed for each row, and sets aside what ended."""
-    shape = (*live.totals.shape, -1)
-    choice = strategy.pick(live.totals, found.logs.view(shape), found.tokens.view(shape))
-    assert choice.places is not None
-    chosen = found.logs.view(len(live.totals), -1).gather(1, choice.places)  # B N
-    return _advance(strategy, replace(live, state=found.state), choice, chosen, enough)
-
-
-def _choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tensor, enough: int) -> Live:
-    """Chooses a token for every row (logits R V), and sets aside what ended."""
-    logs = logits.log_softmax(-1, dtype=torch.float)
-    allowed = NEVER.apply(logs, live.history)  # forbidding may write into it: what is forbidden is never chosen
-    for rule in rules:
-        allowed = rule.apply(allowed, live.history.flatten(0, 1))
-    noise = None
-    if live.noise is not None:
-        index = live.drawn[:, None, None].expand(-1, 1, live.noise.size(2))
-        noise = live.noise.gather(1, index).squeeze(1)  # B N
-    choice = strategy.choose(live.totals, allowed.view(*live.totals.shape, -1), noise)
-    chosen = logs.view(*live.totals.shape, -1)
-    if choice.parents.size(1) == 1:
-        return _advance(strategy, live, choice, chosen.squeeze(1).gather(1, choice.tokens), enough)
-    sources = torch.arange(len(chosen), device=chosen.device)[:, None]
-    return _advance(strategy, live, choice, chosen[sources, choice.parents, choice.tokens], enough)
-
-
-def _advance(strategy: Strategy, live: Live, choice: Choice, chosen: Tensor, enough: int) -> Live:
-    """What was chosen, with the log-probabilities of its tokens (B N), as the search before its next step."""
-    if settling.suits(live, strategy, choice):
-        new = settling.settled(live, choice, chosen, strategy, enough)
-        state = live.state if new.history.size(1) == 1 else live.state.reorder(new.rows)
-        names = ("history", "scores", "totals", "lengths", "drawn")
-        finished = Paths(*new.finished)
-        return replace(live, state=state, finished=finished, **{name: getattr(new, name) for name in names})
-    live, rows = _extend(live, choice, chosen)
-    live = _set_aside(live, strategy)
-    if rows is not None and live.totals.size(1) > strategy.width:
-        live, rows = _narrowed(live, rows, strategy.width)
-    live = _settle(live, strategy, enough)
-    return live if rows is None else replace(live, state=live.state.reorder(rows))
-
-
-def _extend(live: Live, choice: Choice, chosen: Tensor) -> tuple[Live, Tensor | None]:
-    """Appends the chosen tokens; gives the rows to reorder the state by, None where the order stays."""
-    sources, beams = choice.parents.shape
-    history, scores, rows = live.history, live.scores, None
-    if beams > 1:
-        offsets = torch.arange(sources, device=choice.parents.device)[:, None] * live.totals.size(1)
-        rows = (choice.parents + offsets).flatten()  # R
-        index = choice.parents[..., None].expand(-1, -1, history.size(-1))
-        history, scores = history.gather(1, index), scores.gather(1, index)
-    room = max(live.most, history.size(-1))
-    full = slice(1 if history.size(-1) == room else 0, None)
-    extended = replace(
-        live,
-        history=torch.cat((history[..., full], choice.tokens[..., None]), -1),
-        scores=torch.cat((scores[..., full], chosen[..., None]), -1),
-        totals=choice.totals,
-        lengths=live.lengths + 1,
-        drawn=(live.drawn + 1).clamp(max=room - 1),  # a recorded search steps on after its end
-    )
-    return extended, rows
-
-
-def _narrowed(live: Live, rows: Tensor, width: int) -> tuple[Live, Tensor]:
-    """The best of the candidates that go on, where a strategy chose more of them than it keeps."""
-    order = live.totals.topk(width, 1).indices  # B N
-    index = order[..., None].expand(-1, -1, live.history.size(-1))
-    kept = replace(
-        live,
-        history=live.history.gather(1, index),
-        scores=live.scores.gather(1, index),
-        totals=live.totals.gather(1, order),
-    )
-    return kept, rows.view(live.totals.shape).gather(1, order).flatten()
-
-
-def _set_aside(live: Live, strategy: Strategy) -> Live:
-    """Moves rows that ended, or reached the greatest length, out of the beam and among the finished."""
-    alive = live.totals > -torch.inf
-    ended = alive & (live.history[..., -1] == EOS)
-    over = ended | (alive & (live.lengths >= live.longest)[:, None])
-    if over.is_cpu and not over.any():  # a look costs nothing where there is no device to wait for
-        return live
-    lengths = live.lengths[:, None].expand_as(over)
-    ranks = strategy.rank(live.totals, lengths - live.begun[:, None]).masked_fill(~over, -torch.inf)
-    found = live.finished.join(Paths(live.history, live.scores, ranks, lengths, ended))
-    found = found.best(strategy.width, strategy.whole_first)
-    return replace(live, finished=found, totals=live.totals.masked_fill(over, -torch.inf))
-
-
-def _settle(live: Live, strategy: Strategy, enough: int) -> Live:
-    """A row is given up when it could not come to be among the best `enough`; a source is done when no row lives.
-
-    With a bound that is never too low this changes nothing that is asked for: what takes the place of such a row has a
-    lower total still.
-    """
-    finished = live.finished
-    if finished.complete.is_cpu and not (finished.complete.sum(1) >= enough).any():
-        return live
-    ranks = finished.ranks.masked_fill(~finished.complete, -torch.inf)
-    floor = ranks.topk(enough, 1).values[:, -1:]  # B 1: the rank a newcomer must beat
-    horizon = strategy.horizon(live.lengths - live.begun, live.longest - live.begun)
-    hopeless = strategy.bound(live.totals, horizon) <= floor  # B N
-    if not strategy.exact:
-        hopeless = hopeless.all(1, keepdim=True)
-    return replace(live, totals=live.totals.masked_fill(hopeless, -torch.inf))
-
-
-def _collect(paths: Paths, sources: Tensor, results: list[list[Hypothesis]], best: int | None) -> None:
-    """Finished paths, brought to the host in one go, as the hypotheses of their sources."""
-    columns = [values[:, :best].tolist() for values in vars(paths).values()]
-    for source, *rows in zip(sources.tolist(), *columns, strict=True):
-        for ids, scores, rank, length, complete in zip(*rows, strict=True):
-            if rank > -torch.inf:
-                kept = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), rank, complete)
-                results[source].append(kept)

@@ -87,9 +87,9 @@ def _check_measures(recipe: Recipe) -> None:
 
 def continued(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
     """The saved recipe with the changes that a run may have when it goes on."""
-    if wanted.training.batch_tokens == "auto":  # what was found when it began
-        chosen = wanted.training.model_copy(update={"batch_tokens": saved.training.batch_tokens})
-        wanted = wanted.model_copy(update={"training": chosen})
+    found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packed")}  # when it began
+    left = {name: value for name, value in found.items() if getattr(wanted.training, name) == "auto"}
+    wanted = wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
     old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
     for key in sorted(old.keys() | new.keys()):
         section, _, name = key.partition(".")

@@ -17,6 +17,7 @@ from transduce import build, transfer
 from transduce.data.sources import read
 from transduce.errors import InputError
 from transduce.experiment.budget import with_budget
+from transduce.experiment.packing import with_packing
 from transduce.experiment.results import Trained, finish
 from transduce.experiment.settling import continued, settle
 from transduce.experiment.telling import tell, tell_transfer
@@ -115,6 +116,7 @@ def _prepare(
         if not run.exists:
             objective = partial(_objective, settled, tokenizers, device)
             settled = with_budget(settled, tokenizers, data, objective, device, processes.size)
+            settled = with_packing(settled, tokenizers, data, objective(), device)
             run.save_recipe(settled)
         processes.barrier()
     else:

@@ -31,7 +31,8 @@ def through(layer: nn.Module, rows: Tensor, activation: Activation | None = None
     """What a layer, and then an activation, makes of rows (... I -> ... O), by the fastest way there is."""
     if products.suits((layer,), rows):
         assert isinstance(layer, nn.Linear)
-        return products.product(rows, layer.weight, layer.bias, activation or "")
+        biases = [] if layer.bias is None else [layer.bias]
+        return products.product(rows, [layer.weight], biases, activation or "")
     made: Tensor = layer(rows)
     return ACTIVATIONS[activation](made) if activation else made
 
@@ -49,9 +50,12 @@ def side_by_side(rows: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
     if not joins(rows, layers):
         return [layer(rows) for layer in layers]
     given: Sequence[Any] = layers
+    weights = [layer.weight for layer in given]
     biases = [layer.bias for layer in given if layer.bias is not None]
-    multiply = products.product if products.suits(tuple(layers), rows) else F.linear
-    made = multiply(rows, torch.cat([layer.weight for layer in given]), torch.cat(biases) if biases else None)
+    if products.suits(tuple(layers), rows):
+        made = products.product(rows, weights, biases)
+    else:
+        made = F.linear(rows, torch.cat(weights), torch.cat(biases) if biases else None)
     return list(part(made, [layer.out_features for layer in given]))
 
 

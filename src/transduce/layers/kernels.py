@@ -78,15 +78,19 @@ def level_rows(
 def level_slopes(
     slopes, beside, values, changes, seed, weight, means, scales, to_values, to_changes, sums,
     count, limit, factor,
-    width: tl.constexpr, drops: tl.constexpr, centred: tl.constexpr, sums_up: tl.constexpr,
+    width: tl.constexpr, drops: tl.constexpr, centred: tl.constexpr, sums_up: tl.constexpr, asked: tl.constexpr,
     block: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
-    """`beside` is the slope of the sum before the norm (sums_up), or a second one of what leaves the norm."""
+    """`beside` is the slope of the sum before the norm (sums_up), or a second one of what leaves the norm.
+
+    `asked`: the columns of to_changes are summed up as well.
+    """
     column = tl.arange(0, block)
     real = column < width
     gain = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None]
     for_weight = tl.zeros((block,), tl.float32)
     for_bias = tl.zeros((block,), tl.float32)
+    for_changes = tl.zeros((block,), tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(count, rows), tl.num_programs(0)):
         row = tl.cast(tile, tl.int64) * rows + tl.arange(0, rows)
         inside = (row < count)[:, None] & real[None]
@@ -115,9 +119,13 @@ def level_slopes(
             if drops:
                 back = tl.where(kept(place, tl.load(seed), limit), back * factor, 0.0)
             tl.store(to_changes + place, back.to(to_changes.dtype.element_ty), mask=inside)
-    sums += tl.program_id(0) * 2 * width + column
+            if asked:
+                for_changes += tl.sum(back, 0)
+    sums += tl.program_id(0) * (3 if asked else 2) * width + column
     tl.store(sums, for_weight, mask=real)
     tl.store(sums + width, for_bias, mask=real)
+    if asked:
+        tl.store(sums + 2 * width, for_changes, mask=real)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.layers.products import column_sums
+from transduce.layers.products import asks_for_sums, column_sums, leave_sums
 from transduce.layers.traits import attached, narrow_kind, own_kernels
 
 MOST = 2**31  # numbers in a tensor: their places have 32 bits
@@ -120,7 +120,7 @@ class _Level(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(values, changes, weight, seed, means, scales)
         ctx.rate, ctx.drops, ctx.centred, ctx.bias = rate, drops, centred, None if bias is None else bias.dtype
-        ctx.sums_up = sums_up
+        ctx.sums_up, ctx.asked = sums_up, changes is not None and asks_for_sums(changes)
         ctx.set_materialize_grads(False)
         return result.view_as(result) if total is None else total, result
 
@@ -140,14 +140,17 @@ class _Level(torch.autograd.Function):
         block, rows, warps = _shape(width)
         programs = min(-(-count // rows), 8 * _units(values.device))
         to_values, to_changes = torch.empty_like(values), None if changes is None else torch.empty_like(changes)
-        sums = values.new_empty(programs, 2 * width, dtype=torch.float32)  # for the weight, and for the bias
+        # For the weight, for the bias, and for the bias of the product that made the changes.
+        sums = values.new_empty(programs, (3 if ctx.asked else 2) * width, dtype=torch.float32)
         level_slopes[(programs,)](
             slopes, beside, values, changes, seed, weight, means, scales, to_values, to_changes, sums,
             count, limit, factor,
-            width=width, drops=ctx.drops, centred=ctx.centred, sums_up=ctx.sums_up,
+            width=width, drops=ctx.drops, centred=ctx.centred, sums_up=ctx.sums_up, asked=ctx.asked,
             block=block, rows=rows, num_warps=warps,
         )  # fmt: skip
-        to_weight, to_bias = column_sums(sums)[1].chunk(2)
+        to_weight, to_bias, *to_product = column_sums(sums)[1].split(width)
+        if to_changes is not None and to_product:
+            leave_sums(to_changes, to_product[0])
         for_bias = None if ctx.bias is None else to_bias.to(ctx.bias)
         return to_values, to_changes, to_weight.to(weight.dtype), for_bias, None, None, None, None
 
@@ -159,7 +162,9 @@ def _tiles(values: Tensor) -> int:
 def _shape(width: int) -> tuple[int, int, int]:
     """Numbers of a tile's row, its rows, and the warps that work on it."""
     block = max(16, 1 << (width - 1).bit_length())
-    return block, max(1, 1024 // block), 2 if block <= 1024 else 4 if block <= 2048 else 8
+    if block <= 512:
+        return block, 1024 // block, 2
+    return block, 2 if block == 1024 else 1, 4 if block <= 2048 else 8
 
 
 def _scale(rate: float) -> tuple[int, float]:

@@ -2,23 +2,29 @@
 
 The same three products as torch's own layer. What differs is around them: a rectifier is part of the first, the
 gradient of an activation and that of the bias are one pass over the rows, and the gradient of the weights is fp32.
+The gradient of a bias is the sum of the rows of another gradient. Whoever makes that one, and has its numbers at hand,
+leaves the sums with it; then they need no pass of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node
 from torch.nn import functional as F
 
+from transduce.layers.narrowing import narrow
 from transduce.layers.traits import attached, narrow_kind, own_kernels
 
 WIDE, TALL = 64, 64  # a tile of the sums
 PROGRAMS = 1024
+VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "TransposeBackward0", "_PartBackward")
+LEFT = "sums_of_columns"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -33,38 +39,51 @@ def suits(layers: tuple[nn.Module, ...], rows: Tensor) -> bool:
     return own_kernels(rows) and plain and rows.numel() > 0 and narrow_kind(rows) in (torch.bfloat16, torch.float16)
 
 
-def product(rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "") -> Tensor:
-    """f(W x + b), f an activation or nothing: ... I -> ... O"""
-    flat = rows.to(narrow_kind(rows)).flatten(0, -2)
+def product(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = "") -> Tensor:
+    """f(W x + b), f an activation or nothing, W and b of several layers one below the other: ... I -> ... O"""
+    kind = narrow_kind(rows)
+    flat, matrix = rows.to(kind).flatten(0, -2), narrow(weights, kind)
+    bias = narrow(biases, kind) if biases else None
     with torch.autocast(rows.device.type, enabled=False):
-        made: Tensor = _Product.apply(flat, weight, bias, activation)
+        made: Tensor = _Product.apply(flat, matrix, bias, activation, *weights, *biases)
     return made.unflatten(0, rows.shape[:-1])
 
 
 class _Product(torch.autograd.Function):
+    """Of a matrix and a bias that stand for `learned`, which get the gradients: first what is in the matrix."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        narrow, rectified = weight.to(rows.dtype), activation == "relu"  # whose slope is known from what leaves it
+    def forward(
+        ctx: Any, rows: Tensor, matrix: Tensor, bias: Tensor | None, activation: str, *learned: Tensor
+    ) -> Tensor:
+        rectified = activation == "relu"  # whose slope is known from what leaves it
         if bias is None:
-            made = rows @ narrow.t()
+            made = rows @ matrix.t()
             made = made.relu_() if rectified else made
         else:
             multiply = torch._addmm_activation if rectified else torch.addmm
-            made = multiply(bias.to(rows.dtype), rows, narrow.t())
-        ctx.save_for_backward(rows, narrow, made if activation else None)
-        ctx.kind, ctx.biased, ctx.activation = weight.dtype, bias is not None, activation
+            made = multiply(bias, rows, matrix.t())
+        ctx.save_for_backward(rows, matrix, made if activation else None)
+        ctx.kind, ctx.biased, ctx.activation = learned[0].dtype, bias is not None, activation
+        ctx.sizes = [len(one) for one in learned if one.dim() == 2]
+        ctx.asks = ctx.biased and not activation
         return made if rectified or not activation else ACTIVATIONS[activation](made)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, gates = ctx.saved_tensors
-        slopes, sums = grads[0].contiguous(), None
-        if ctx.biased or ctx.activation:
+        rows, matrix, gates = ctx.saved_tensors
+        slopes = grads[0].contiguous()
+        sums = left_sums(slopes) if ctx.asks else None
+        if sums is None and (ctx.biased or ctx.activation):
             slopes, sums = column_sums(slopes, gates, ctx.activation)
-        to_rows = slopes @ weight if ctx.needs_input_grad[0] else None
-        to_weight = summed_product(slopes, rows, ctx.kind) if ctx.needs_input_grad[1] else None
-        return to_rows, to_weight, sums.to(ctx.kind) if ctx.biased else None, None  # type: ignore[union-attr]
+        to_rows = slopes @ matrix if ctx.needs_input_grad[0] else None
+        found: list[Tensor | None] = [None] * len(ctx.sizes)
+        if any(ctx.needs_input_grad[4 : 4 + len(found)]):
+            found = list(summed_product(slopes, rows, ctx.kind).split(ctx.sizes))
+        if ctx.biased and sums is not None:
+            found += sums.to(ctx.kind).split(ctx.sizes)
+        return to_rows, None, None, None, *found
 
 
 def summed_product(slopes: Tensor, rows: Tensor, kind: torch.dtype) -> Tensor:
@@ -72,6 +91,32 @@ def summed_product(slopes: Tensor, rows: Tensor, kind: torch.dtype) -> Tensor:
     if slopes.is_cuda and kind == torch.float32:
         return torch.mm(slopes.t(), rows, out_dtype=kind)
     return (slopes.t() @ rows).to(kind)
+
+
+def asks_for_sums(made: Tensor) -> bool:
+    """Whether a product with a bias made these: it will want the sums of the columns of their gradient."""
+    return bool(getattr(maker(made), "asks", False))
+
+
+def maker(made: Tensor) -> Node | None:
+    """What will be given the gradient of these, as it is."""
+    node = made.grad_fn
+    while node is not None and node.name() in VIEWS:
+        node = node.next_functions[0][0]
+    return node
+
+
+def leave_sums(slopes: Tensor, sums: Tensor) -> None:
+    """For whoever reads this gradient (... O, alone in its memory): the sums of its columns (O, fp32)."""
+    setattr(slopes.untyped_storage(), LEFT, (slopes._version, sums))  # there they outlive its views
+
+
+def left_sums(slopes: Tensor) -> Tensor | None:
+    """What was left with these rows (N O); None: nothing, or other gradients were added to them since."""
+    memory = slopes.untyped_storage()
+    version, sums = getattr(memory, LEFT, (0, None))
+    whole = memory.nbytes() == slopes.nbytes and slopes.is_contiguous()
+    return sums if sums is not None and whole and (slopes._version, slopes.size(-1)) == (version, len(sums)) else None
 
 
 def column_sums(values: Tensor, gates: Tensor | None = None, activation: str = "") -> tuple[Tensor, Tensor]:

@@ -59,38 +59,41 @@ INLINE float dot(const float *a, const float *b, int64_t width) {
     return total(sum) + rest;
 }
 
-/* scores -> softmax(scores), in place */
-static void soften(float *scores, int64_t count) {
-    float most = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : most)
-    for (int64_t i = 0; i < count; i++) most = scores[i] > most ? scores[i] : most;
+/* scores -> softmax(scores), in place; whole groups of them */
+INLINE void soften(float *scores, int64_t count) {
+    floats high = load(scores), sums = every(0.0f);
+    for (int64_t i = LANES; i < count; i += LANES) high = larger(high, load(scores + i));
+    float most = largest(high);
     if (most == -INFINITY) most = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; i++) {
-        float one = scores[i] == -INFINITY ? 0.0f : exponential(scores[i] - most);
-        scores[i] = one;
-        sum += one;
+    for (int64_t i = 0; i < count; i += LANES) {
+        floats one = exponentials(add(load(scores + i), every(-most)));
+        store(scores + i, one);
+        sums = add(sums, one);
     }
-    float down = 1.0f / sum;
-    for (int64_t i = 0; i < count; i++) scores[i] *= down;
+    floats down = every(1.0f / total(sums));
+    for (int64_t i = 0; i < count; i += LANES) store(scores + i, times(load(scores + i), down));
 }
 
 /* softmax(scale q k + shade) v of one head of one row; key and value i begin at offsets[i]. Room for `scores`: a whole
    number of groups. */
-static void attend(const float *query, const float *keys, const float *values, const int64_t *offsets, int64_t count,
-                   const float *shade, float scale, int64_t width, float *scores, float *context) {
-    int64_t first = 0, wide = (count + LANES - 1) / LANES * LANES;
-    for (; width % LANES == 0 && first + 4 <= count; first += 4) {
+INLINE void attend_to(const float *query, const float *keys, const float *values, const int64_t *offsets, int64_t count,
+                      const float *shade, float scale, const int64_t width, float *scores, float *context) {
+    int64_t wide = (count + LANES - 1) / LANES * LANES;
+    for (int64_t i = 0; width % LANES == 0 && i < count; i += 4) {
         floats sums[4] = {every(0.0f), every(0.0f), every(0.0f), every(0.0f)};
+        const float *four[4]; /* behind the last one it comes again */
+        for (int one = 0; one < 4; one++) four[one] = keys + offsets[i + one < count ? i + one : count - 1];
         for (int64_t at = 0; at < width; at += LANES) {
             floats part = load(query + at);
-            for (int one = 0; one < 4; one++) sums[one] = fused(part, load(keys + offsets[first + one] + at), sums[one]);
+            for (int one = 0; one < 4; one++) sums[one] = fused(part, load(four[one] + at), sums[one]);
         }
-        totals(sums, scores + first);
+        totals(sums, scores + i);
     }
-    for (; first < count; first++) scores[first] = dot(query, keys + offsets[first], width);
-    for (int64_t i = 0; i < count; i++) scores[i] = scores[i] * scale + (shade ? shade[i] : 0.0f);
-    for (int64_t i = count; i < wide; i++) scores[i] = -INFINITY; /* whole groups: single numbers take as long each */
+    for (int64_t i = 0; width % LANES && i < count; i++) scores[i] = dot(query, keys + offsets[i], width);
+    for (int64_t i = 0; i < count; i += LANES) { /* whole groups: single numbers take as long each */
+        floats group = times(first(scores + i, count - i, -INFINITY), every(scale));
+        store(scores + i, shade ? add(group, first(shade + i, count - i, 0.0f)) : group);
+    }
     soften(scores, wide);
     int64_t at = 0;
     for (; at + 2 * LANES <= width; at += 2 * LANES) { /* sums of even and odd ones, so that none waits for the last */
@@ -116,6 +119,14 @@ static void attend(const float *query, const float *keys, const float *values, c
         for (int64_t i = 0; i < count; i++) sum += scores[i] * values[offsets[i] + at];
         context[at] = sum;
     }
+}
+
+/* Heads of the common widths by code of their own, in which nothing is left to count. */
+static void attend(const float *query, const float *keys, const float *values, const int64_t *offsets, int64_t count,
+                   const float *shade, float scale, int64_t width, float *scores, float *context) {
+    if (width == 32) attend_to(query, keys, values, offsets, count, shade, scale, 32, scores, context);
+    else if (width == 64) attend_to(query, keys, values, offsets, count, shade, scale, 64, scores, context);
+    else attend_to(query, keys, values, offsets, count, shade, scale, width, scores, context);
 }
 
 INLINE int64_t row_of(const Step *step, int64_t one) { return step->which ? step->which[one] : one; }

@@ -13,6 +13,8 @@ static float greatest(const float *x, int64_t count) {
 static int64_t take(const float *x, int64_t size, int64_t number, int64_t count, int64_t held, float *best,
                     int64_t *places) {
     for (int64_t i = 0; i < size; i++) {
+        while (held == count && i + LANES <= size && !any_above(load(x + i), best[count - 1])) i += LANES;
+        if (i == size) break;
         if (held == count && !(x[i] > best[count - 1])) continue;
         int64_t at = held < count ? held++ : count - 1;
         for (; at > 0 && x[i] > best[at - 1]; at--) best[at] = best[at - 1], places[at] = places[at - 1];
@@ -35,12 +37,21 @@ void transduce_top(const float *x, int64_t rows, int64_t size, int64_t count, fl
         top_row(x + row * size, size, count, best + row * count, places + row * count);
 }
 
+/* What each source may be answered with: nothing else is looked at, nor counts in the probabilities. */
+typedef struct {
+    const void *weights;    /* those of the matrix, output by output, each filled up with 0 to whole groups */
+    const int32_t *outputs; /* the lists, one after the other, each in order */
+    const int64_t *begins;  /* of each list, and where the last one ends */
+    const int64_t *which;   /* B: the list of each source */
+} Lists;
+
 /* What is asked of the scores of every next token: the best of those that are not banned, by their log-probability. */
 typedef struct {
     int64_t count, bans;
     const int64_t *banned;
     float *best;     /* R count */
     int64_t *tokens; /* R count */
+    const Lists *lists; /* NULL: every token may be said */
 } Wanted;
 
 typedef struct { /* of a row, while its scores come by: sum = sum of e^(x - most) */
@@ -54,12 +65,14 @@ typedef struct { /* of a row, while its scores come by: sum = sum of e^(x - most
 static void see(float *x, int64_t size, int64_t number, const Wanted *wanted, Seen *seen, float *best, int64_t *tokens) {
     float high = greatest(x, size), most = high > seen->most ? high : seen->most, sum = 0;
     if (most == -INFINITY) most = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < size; i++) sum += exponential(x[i] - most);
-    seen->sum = sum + (seen->held ? seen->sum * exponential(seen->most - most) : 0.0f);
+    floats sums = every(0.0f), down = every(-most);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) sums = add(sums, exponentials(add(load(x + i), down)));
+    for (; i < size; i++) sum += exponential(x[i] - most);
+    seen->sum = total(sums) + sum + (seen->held ? seen->sum * exponential(seen->most - most) : 0.0f);
     seen->most = most;
     if (seen->held == wanted->count && !(high > best[wanted->count - 1])) return;
-    for (int64_t i = 0; i < wanted->bans; i++)
+    for (i = 0; i < wanted->bans; i++)
         if (wanted->banned[i] >= number && wanted->banned[i] < number + size) x[wanted->banned[i] - number] = -INFINITY;
     seen->held = take(x, size, number, wanted->count, seen->held, best, tokens);
 }
@@ -101,7 +114,7 @@ static int64_t find_best(const Matrix *m, const float *x, int64_t rows, const Wa
     Seen *seen = (Seen *)(tokens + held * count);
     float *best = (float *)(seen + held), *scales = best + held * count;
     uint8_t *whole = (uint8_t *)(scales + rows);
-    if (m->whole) round_rows(x, rows, m->inputs, whole, scales);
+    if (m->whole) round_rows(x, rows, m->inputs, whole, fours_of(m) * 4, scales);
     for (int64_t i = 0; i < held; i++) seen[i] = (Seen){-INFINITY, 0.0f, 0};
 #ifdef _OPENMP
 #pragma omp parallel for if (parts > 1) num_threads(parts) schedule(static)
@@ -128,9 +141,4 @@ static int64_t find_best(const Matrix *m, const float *x, int64_t rows, const Wa
     }
     free(memory);
     return 0;
-}
-
-/* The same for rows (R D) as they are. */
-int64_t transduce_best(const Matrix *m, const float *x, int64_t rows, const Wanted *wanted, int64_t threads) {
-    return find_best(m, x, rows, wanted, threads);
 }

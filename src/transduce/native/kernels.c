@@ -9,6 +9,7 @@
 #include "products.h"
 #include "blocks.h"
 #include "choices.h"
+#include "lists.h"
 #include "training.h"
 #include "heads.h"
 #include "readings.h"
@@ -154,7 +155,7 @@ int64_t transduce_propose(const Stack *stack, const Step *given, float *const *r
     }
     free(scratch.offsets);
     if (stack->last) normalise(x, step.rows, stack->blocks->every.inputs, stack->last, x);
-    return find_best(stack->output, x, step.rows, wanted, step.threads);
+    return find(stack->output, x, step.rows, wanted, &step, step.threads);
 }
 
 #include "sources.h" /* last: it reads what is above */

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SWITCH = "TRANSDUCE_NATIVE"  # 0: go without
-HEADERS = ("vectors", "products", "blocks", "choices", "training", "heads", "readings", "sources")
+HEADERS = ("vectors", "products", "blocks", "choices", "lists", "training", "heads", "readings", "sources")
 SOURCES = ("kernels.c", *(f"{name}.h" for name in HEADERS))
 PLAIN = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 # The first that the compiler takes: not every processor and system has all of them.

@@ -21,8 +21,8 @@ INLINE int64_t panels_of(const Matrix *m) { return (m->outputs + PANEL - 1) / PA
 INLINE int64_t fours_of(const Matrix *m) { return (m->inputs + 3) / 4; }
 
 /* x = s q with q = round(x / s) and s = max|x| / 127, each row for itself: its neighbours cannot change it. */
-static void round_rows(const float *x, int64_t rows, int64_t inputs, uint8_t *to, float *scales) {
-    int64_t stride = (inputs + 3) / 4 * 4, whole = inputs / LANES * LANES;
+static void round_rows(const float *x, int64_t rows, int64_t inputs, uint8_t *to, int64_t stride, float *scales) {
+    int64_t whole = inputs / LANES * LANES;
     for (int64_t row = 0; row < rows; row++, x += inputs, to += stride) {
         floats most = every(0.0f);
         for (int64_t i = 0; i < whole; i += LANES) most = larger(most, size_of(load(x + i)));
@@ -144,7 +144,7 @@ static void read_panel(const Matrix *m, int64_t panel, const float *x, const uin
 static void multiply(const Matrix *m, const float *x, int64_t rows, float *y, const After *after, void *scratch) {
     float *scales = (float *)scratch;
     uint8_t *whole = (uint8_t *)(scales + rows);
-    if (m->whole) round_rows(x, rows, m->inputs, whole, scales);
+    if (m->whole) round_rows(x, rows, m->inputs, whole, fours_of(m) * 4, scales);
     int64_t panels = panels_of(m), bytes = m->inputs * m->outputs * (m->whole ? 1 : 4);
     int64_t threads = bytes * (rows < 8 ? 1 : rows / 4) < SMALL ? 1 : after->threads;
     if (threads <= 1) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -56,6 +57,20 @@ class Product:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Product:
         return self  # it is only ever read
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The same weights output by output, filled up with 0: for a call that needs a few of them alone (lists.h)."""
+        assert self.kernels is not None
+        panel = self.kernels.transduce_panel()
+        together = 1 if self.scales is None else 4  # inputs that lie side by side
+        group = panel // 4 * together
+        laid = self.weights.view(-1, len(self.weights) // len(self.sums) // together, panel, together)
+        rows = laid.transpose(1, 2).reshape(len(self.sums), -1)[: self.outputs]
+        made = _in_large_pages(self.kernels, self.outputs * (-(-rows.size(1) // group) * group), self.weights.dtype)
+        made = made.zero_().view(self.outputs, -1)
+        made[:, : rows.size(1)] = rows
+        return made
 
     def reading(self, rectified: bool = False) -> Callable[[Tensor], Tensor]:
         """As a plain function; rectified: max(0, W x + b)."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from transduce import contracts as asking
 from transduce.native.library import library
 from transduce.native.products import Product
 from transduce.native.steps import Block, BlockStep, Norm, Step
@@ -36,24 +37,49 @@ class Wanted(ctypes.Structure):
         ("banned", ctypes.c_void_p),
         ("best", ctypes.c_void_p),
         ("tokens", ctypes.c_void_p),
+        ("lists", ctypes.c_void_p),
     )
+
+
+class Lists(ctypes.Structure):
+    """`Lists` of choices.h"""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weights", "outputs", "begins", "which"))
+    tensors: tuple[Tensor, ...] = ()  # what lies there, which lives as long as this does
 
 
 class Best:
     """Room for the best tokens of each row, as the kernels fill it: log-probabilities and tokens, R M."""
 
-    def __init__(self, rows: int, count: int, banned: Sequence[int]) -> None:
+    def __init__(self, rows: int, count: int, banned: Sequence[int], lists: Lists | None = None) -> None:
         self.logs, self.tokens = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.long)
         self.banned = (ctypes.c_int64 * len(banned))(*banned)
         here = ctypes.addressof(self.banned)
-        self.wanted = Wanted(count, len(banned), here, self.logs.data_ptr(), self.tokens.data_ptr())
+        self.lists = lists  # the address below points into them
+        few = None if lists is None else ctypes.addressof(lists)
+        self.wanted = Wanted(count, len(banned), here, self.logs.data_ptr(), self.tokens.data_ptr(), few)
 
 
-def best(product: Product, values: Tensor, count: int, banned: Sequence[int] = ()) -> Best:
-    """log softmax(W x + b) of the best outputs of each row (R D), the earlier of two that are equal."""
+def outputs_of(product: Product, lists: asking.Lists | None) -> Lists | None:
+    """The lists of each source (see `contracts.Lists`) as the kernels read them."""
+    if lists is None:
+        return None
+    tensors = product.rows, lists.tokens, lists.begins, lists.which
+    made = Lists(*(one.data_ptr() for one in tensors))
+    made.tensors = tensors
+    return made
+
+
+def best(
+    product: Product, values: Tensor, count: int, banned: Sequence[int] = (), lists: asking.Lists | None = None
+) -> Best:
+    """log softmax(W x + b) of the best outputs of each row (R D), the earlier of two that are equal.
+
+    With lists, one a row, over each row's own.
+    """
     assert product.kernels is not None
     values = values.float().contiguous()
-    made = Best(len(values), count, banned)
+    made = Best(len(values), count, banned, outputs_of(product, lists))
     wanted, matrix = ctypes.addressof(made.wanted), ctypes.addressof(product.matrix)
     if product.kernels.transduce_best(matrix, values.data_ptr(), len(values), wanted, torch.get_num_threads()):
         raise MemoryError("no memory for a product")

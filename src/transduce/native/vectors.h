@@ -23,6 +23,9 @@ typedef __m512i wholes;
 
 INLINE floats load(const float *from) { return _mm512_loadu_ps(from); }
 INLINE void store(float *to, floats x) { _mm512_storeu_ps(to, x); }
+INLINE floats first(const float *from, int64_t count, float rest) { /* so many, and `rest` behind them */
+    return _mm512_mask_loadu_ps(_mm512_set1_ps(rest), count < LANES ? (__mmask16)((1u << count) - 1) : 0xFFFF, from);
+}
 INLINE floats every(float x) { return _mm512_set1_ps(x); }
 INLINE floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
 INLINE floats times(floats a, floats b) { return _mm512_mul_ps(a, b); }
@@ -37,9 +40,17 @@ INLINE void totals(const floats x[4], float *to) { /* of four at once, which tak
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 INLINE float largest(floats x) { return _mm512_reduce_max_ps(x); }
+INLINE int any_above(floats x, float bound) { return _mm512_cmp_ps_mask(x, every(bound), _CMP_GT_OQ) != 0; }
 INLINE floats size_of(floats x) { return _mm512_abs_ps(x); }
 INLINE wholes load_sums(const int32_t *from) { return _mm512_loadu_si512(from); }
 INLINE wholes no_sums(void) { return _mm512_setzero_si512(); }
+INLINE void whole_totals(const wholes x[4], int32_t *to) {
+    __m512i low = _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+    __m512i high = _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+    __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+    __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti32x8_epi32(all, 1));
+    _mm_storeu_si128((__m128i *)to, _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
 INLINE floats as_floats(wholes x) { return _mm512_cvtepi32_ps(x); }
 INLINE wholes load_weights(const int8_t *from) { return _mm512_loadu_si512(from); }
 INLINE wholes every_four(const uint8_t *from) {
@@ -88,6 +99,12 @@ INLINE float largest(floats x) {
 INLINE floats size_of(floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 INLINE wholes load_sums(const int32_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
 INLINE wholes no_sums(void) { return _mm256_setzero_si256(); }
+INLINE int32_t whole_total(wholes x) {
+    int32_t each[LANES], sum = 0;
+    _mm256_storeu_si256((__m256i *)each, x);
+    for (int lane = 0; lane < LANES; lane++) sum += each[lane];
+    return sum;
+}
 INLINE floats as_floats(wholes x) { return _mm256_cvtepi32_ps(x); }
 INLINE wholes load_weights(const int8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
 INLINE wholes every_four(const uint8_t *from) {
@@ -128,6 +145,7 @@ INLINE float largest(floats x) { EACH x.at[0] = x.at[lane] > x.at[0] ? x.at[lane
 INLINE floats size_of(floats x) { EACH x.at[lane] = fabsf(x.at[lane]); return x; }
 INLINE wholes load_sums(const int32_t *from) { wholes x; EACH x.at[lane] = from[lane]; return x; }
 INLINE wholes no_sums(void) { wholes x; EACH x.at[lane] = 0; return x; }
+INLINE int32_t whole_total(wholes x) { int32_t sum = 0; EACH sum += x.at[lane]; return sum; }
 INLINE floats as_floats(wholes x) { floats y; EACH y.at[lane] = (float)x.at[lane]; return y; }
 INLINE wholes load_weights(const int8_t *from) { wholes x; memcpy(x.at, from, sizeof x.at); return x; }
 INLINE wholes every_four(const uint8_t *from) { wholes x; EACH memcpy(x.at + lane, from, 4); return x; }
@@ -143,8 +161,16 @@ INLINE void round_group(floats x, uint8_t *to) { EACH to[lane] = (uint8_t)(int8_
 #endif
 
 #if LEVEL < 3
+INLINE floats first(const float *from, int64_t count, float rest) {
+    float each[LANES];
+    for (int lane = 0; lane < LANES; lane++) each[lane] = lane < count ? from[lane] : rest;
+    return load(each);
+}
 INLINE void totals(const floats x[4], float *to) {
     for (int one = 0; one < 4; one++) to[one] = total(x[one]);
+}
+INLINE void whole_totals(const wholes x[4], int32_t *to) {
+    for (int one = 0; one < 4; one++) to[one] = whole_total(x[one]);
 }
 #endif
 
@@ -168,3 +194,28 @@ INLINE float exponential(float x) {
     memcpy(&scale, &power, 4);
     return p * scale;
 }
+
+/* The same of whole groups; 0 for what is far below. */
+#if LEVEL == 3
+INLINE floats exponentials(floats x) {
+    x = larger(every(-200.0f), x); /* which is 0, where -inf would be no number */
+    floats n = _mm512_roundscale_ps(times(x, every(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    floats r = _mm512_fnmadd_ps(n, every(0.693359375f), x);
+    r = fused(n, every(2.12194440e-4f), r);
+    floats p = fused(every(1.384360680e-3f), r, every(8.374195729e-3f)); /* of degree 6, to 2e-9 before rounding */
+    p = fused(p, r, every(4.166800473e-2f));
+    p = fused(p, r, every(1.666643080e-1f));
+    p = fused(p, r, every(4.999999419e-1f));
+    p = fused(p, r, every(1.0f));
+    p = fused(p, r, every(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+#else
+INLINE floats exponentials(floats x) {
+    float each[LANES];
+    store(each, x);
+    for (int lane = 0; lane < LANES; lane++) each[lane] = each[lane] < -87.0f ? 0.0f : exponential(each[lane]);
+    return load(each);
+}
+INLINE int any_above(floats x, float bound) { return largest(x) > bound; }
+#endif

@@ -36,6 +36,7 @@ class Objective(ABC):
 
     parts: tuple[str, ...] = ("nll",)  # the names in Loss.parts, known before the first batch
     steady: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
+    packs: bool = False  # True: it reads packed batches, whose rows hold several pairs
     vectors: bool = False  # True: the model gives vectors (model.Vectors), not a step of tokens
 
     @abstractmethod

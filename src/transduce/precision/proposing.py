@@ -12,7 +12,7 @@ from transduce.contracts import Asked
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.flow import Proposal, State
 from transduce.layers.norm import LayerNorm
-from transduce.native.proposals import Best, Pair, Steps
+from transduce.native.proposals import Best, Pair, Steps, outputs_of
 from transduce.native.steps import BlockStep, Step
 from transduce.precision.lean import LeanBlock
 
@@ -23,6 +23,8 @@ class LeanDecoder(TransformerDecoder):
     The scores of all tokens are never written down: a part of them is made, looked through and forgotten. Rows that
     nobody asks about are left out. Everything but `propose` goes the way it always went.
     """
+
+    lists = True
 
     def __init__(self, plain: TransformerDecoder, blocks: list[BlockStep]) -> None:
         nn.Module.__init__(self)
@@ -53,8 +55,8 @@ class LeanDecoder(TransformerDecoder):
             shade.size(-1) if memories and shade is not None else 0, None, None,
             shade.data_ptr() if memories and shade is not None else None, torch.get_num_threads(),
         )  # fmt: skip
-        found = Best(len(values), asked.count, asked.banned)
         layer: Any = self.output.layer  # asked for now: a search may have one of its own
+        found = Best(len(values), asked.count, asked.banned, outputs_of(layer.product, asked.lists))
         self.steps(values, where, fixed["room"], memories, layer.product, found)
         logs, chosen = found.logs, found.tokens
         if which is not None:

@@ -32,7 +32,6 @@ from transduce.predict.limits import change_settings, check_draft, check_shortli
 from transduce.predict.results import PairScore, Prediction
 from transduce.predict.searching import Searcher
 from transduce.predict.texts import check_texts
-from transduce.predict.workers import spread
 from transduce.recipe import GenerationRecipe, Recipe
 from transduce.shortlist import Shortlist
 
@@ -116,26 +115,17 @@ class Model:
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
         encoded = self.reading.read([texts[number] for number in busy])
-        sources = dict(zip(busy, (self.reading.cut(source, most) for source in encoded), strict=True))
-        uncut = dict(zip(busy, map(len, encoded), strict=True))
-
-        def find(numbers: list[int]) -> list[list[Hypothesis]]:
-            begun = None
-            if prefixes is not None:
-                begun = encode_targets(
-                    self.target, [prefixes[number] for number in numbers], [texts[number] for number in numbers]
-                )
-            asked = [sources[number] for number in numbers]
-            if draft is not None:
-                return self.searcher.ahead(draft.network, asked, chosen)
-            return searcher.sources(asked, begun, chosen, numbers)
-
-        planned = ordered([len(sources[number]) for number in busy], chosen.batch_tokens)
-        batches = [[busy[row] for row in rows] for rows in planned]
-        for numbers, found in zip(batches, spread(find, batches, workers, self.device), strict=True):
-            for number, hypotheses in zip(numbers, found, strict=True):
-                cut = uncut[number] > len(sources[number])
-                results[number] = self._prediction(texts[number], sources[number], hypotheses[: chosen.nbest], cut)
+        sources = [self.reading.cut(source, most) for source in encoded]
+        begun = None
+        if prefixes is not None:
+            begun = encode_targets(
+                self.target, [prefixes[number] for number in busy], [texts[number] for number in busy]
+            )
+        ahead = None if draft is None else draft.network
+        found = searcher.every(sources, begun, chosen, busy, workers=workers, draft=ahead)
+        for number, whole, source, hypotheses in zip(busy, encoded, sources, found, strict=True):
+            cut = len(whole) > len(source)
+            results[number] = self._prediction(texts[number], source, hypotheses[: chosen.nbest], cut)
         return results
 
     def _continue(

@@ -9,13 +9,16 @@ from torch import Tensor
 
 from transduce import build
 from transduce.contracts import Rule, Strategy
-from transduce.data.reading import Reading, Source
+from transduce.data.batching import ordered
+from transduce.data.reading import Reading, Source, TextReading
 from transduce.decoding.drafting import speculate
 from transduce.decoding.graphs import Graphs
 from transduce.decoding.loop import search
+from transduce.decoding.refilling import Wanted, plan, refill
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis, Padded
 from transduce.model import Transducer
+from transduce.predict.workers import spread
 from transduce.recipe import GenerationRecipe
 from transduce.shortlist import OutputRows, Shortlist, narrow
 
@@ -34,6 +37,70 @@ class Searcher:
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
+    @property
+    def refills(self) -> bool:
+        """Whether places of a search are filled again: where steps are recorded, rows that are done would go along."""
+        return self.graphs is not None and isinstance(self.reading, TextReading)
+
+    def every(
+        self,
+        sources: Sequence[Source],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+        *,
+        workers: int = 1,
+        draft: Transducer | None = None,
+    ) -> list[list[Hypothesis]]:
+        """What is found for each source, in order, best first; sources of like length are searched together."""
+        lengths, found = [len(source) for source in sources], dict[int, list[Hypothesis]]()
+
+        def find(rows: list[int]) -> list[list[Hypothesis]]:
+            some = [sources[row] for row in rows]
+            if draft is not None:
+                return self.ahead(draft, some, settings)
+            begun = None if prefixes is None else [prefixes[row] for row in rows]
+            return self.sources(some, begun, settings, [numbers[row] for row in rows])
+
+        batches = ordered(lengths, settings.batch_tokens)
+        if self.refills and draft is None and workers == 1:
+            batches = []
+            for one in plan(lengths, settings.batch_tokens):
+                rows = [row for group in one.groups for row in group]
+                if len(rows) <= one.places:
+                    batches.append(rows)
+                else:
+                    wanted = [self.wanted(group, sources, prefixes, settings, numbers) for group in one.groups]
+                    found.update(zip(rows, self.refilled(wanted, settings, one.places), strict=True))
+        for rows, some in zip(batches, spread(find, batches, workers, self.device), strict=True):
+            found.update(zip(rows, some, strict=True))
+        return [found[row] for row in range(len(sources))]
+
+    def refilled(self, wanted: Sequence[Wanted], settings: GenerationRecipe, places: int) -> list[list[Hypothesis]]:
+        """The same for sources that come one group after the other into so many places."""
+        strategy, rules = self._chooser(settings)
+        return refill(
+            self.network, wanted, strategy, places=places, rules=rules, best=settings.nbest, graphs=self.graphs
+        )
+
+    def wanted(
+        self,
+        rows: list[int],
+        sources: Sequence[Source],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+    ) -> Wanted:
+        """These rows of all sources, as a group that comes in together."""
+        some = [sources[row] for row in rows]
+        begun = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.begun)] * len(rows)
+        return Wanted(
+            self.reading.batch(some),
+            self._longest(some, settings),
+            Padded.from_rows(begun) if prefixes is not None or settings.begun else None,
+            _seeds(settings, [numbers[row] for row in rows]),
+        )
+
     def sources(
         self,
         sources: Sequence[Source],
@@ -41,7 +108,7 @@ class Searcher:
         settings: GenerationRecipe,
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
-        """What is found for each source, best first; `numbers` seed the draws of each."""
+        """The same for one batch; `numbers` seed the draws of each."""
         return self.batch(settings, self.reading.batch(sources), self._longest(sources, settings), prefixes, numbers)
 
     def ahead(self, draft: Transducer, sources: Sequence[Source], settings: GenerationRecipe) -> list[list[Hypothesis]]:
@@ -68,7 +135,7 @@ class Searcher:
             longest=longest,
             rules=rules,
             prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
-            seeds=[(settings.seed * 1_000_003 + number) % 2**63 for number in numbers],
+            seeds=_seeds(settings, numbers),
             best=settings.nbest,
             graphs=self.graphs,
         )
@@ -89,6 +156,10 @@ class Searcher:
         if settings not in self._choosers:
             self._choosers[settings] = build.build_strategy(settings), tuple(build.build_rules(settings))
         return self._choosers[settings]
+
+
+def _seeds(settings: GenerationRecipe, numbers: Sequence[int]) -> list[int]:
+    return [(settings.seed * 1_000_003 + number) % 2**63 for number in numbers]
 
 
 class ListedSearcher(Searcher):

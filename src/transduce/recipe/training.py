@@ -44,6 +44,10 @@ class TrainingRecipe(Section):
         1, description="micro-batches that one update is computed in; the gradient is the same"
     )
     pool: Positive = Field(100, description="batches whose examples are sorted by length together")
+    packed: bool | Literal["auto"] = Field(
+        "auto",
+        description="several pairs in a row of a batch, so that little is padding; auto: where passes are recorded",
+    )
     objective: dict[str, Any] = Field(
         {"kind": "cross_entropy"}, description="what is made small: `{kind: ..., option: ...}`"
     )

@@ -1,7 +1,8 @@
-"""A network and the tokens a batch may need in, the same network out with an output layer of those rows alone.
+"""A network and the tokens that the lines of a batch may need in, the same network out, which speaks those alone.
 
-Ids inside such a network are places in the list; the special tokens come first in both, so they keep their numbers.
-What a line may not use has no chance: its scores are those of its own list, whatever lines stand beside it.
+What a line may not use has no chance: its scores are those of its own list, whatever lines stand beside it. A decoder
+that can be asked about lists keeps its own ids. For any other an output layer is made of the rows that are needed, and
+ids are places in the list of all lines; the special tokens come first in both, so they keep their numbers.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Asked
+from transduce.contracts import Asked, Lists
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis, Proposal, State, Step
 from transduce.layers.embedding import Output
@@ -23,7 +25,7 @@ from transduce.model import Transducer
 from transduce.precision.matrices import Packed
 
 LARGE = 2.0**60  # beside which a bias vanishes: LARGE w + b = LARGE w
-FORBIDDEN = "forbidden"
+LINE = "line"  # in a state: the number of each source in the batch
 
 
 class OutputRows:
@@ -81,25 +83,28 @@ def _taken_apart(layer: nn.Module) -> tuple[Tensor, Tensor]:
 class Narrowed(Transducer):
     """A network that speaks the tokens of a list, by their places in it."""
 
-    def __init__(self, inner: Transducer, ids: Tensor, forbidden: Tensor | None) -> None:
+    def __init__(self, rows: OutputRows, allowed: Tensor) -> None:
         super().__init__()
-        self.inner, self.ids = inner, ids
-        self.forbidden = forbidden  # B V: where the lines of a batch have different lists
+        self.ids = allowed.any(0).nonzero().flatten().to(rows.weight.device)
+        self.inner = rows.network_of(self.ids)
+        several = len(allowed) > 1 and bool((allowed != allowed[:1]).any())
+        # B V: where the lines of a batch have different lists
+        self.forbidden = ~allowed.to(self.ids.device)[:, self.ids] if several else None
 
     def start(self, batch: Batch) -> State:
-        state = self.inner.start(batch)
-        if self.forbidden is None:
-            return state
-        # It leaves with its line; a search may write over what a state has.
-        return replace(state, fixed={**state.fixed, FORBIDDEN: self.forbidden.clone()})
+        return _numbered(self.inner.start(batch), batch)
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        step = self.inner.advance(self.ids[tokens], state, mask, with_attention=with_attention)
+        return self.read(self.ids[tokens], state, mask, with_attention=with_attention)
+
+    def read(self, named: Tensor, state: State, mask: Tensor | None, *, with_attention: bool) -> Step:
+        """As `advance`, from ids of the whole vocabulary to scores by place."""
+        step = self.inner.advance(named, state, mask, with_attention=with_attention)
         if self.forbidden is None:
             return step
-        forbidden = state.fixed[FORBIDDEN].repeat_interleave(state.beams, 0)[:, None]  # R 1 V
+        forbidden = self.forbidden[state.fixed[LINE]].repeat_interleave(state.beams, 0)[:, None]  # R 1 V
         return replace(step, logits=step.logits.masked_fill(forbidden, -torch.inf))
 
     @property
@@ -122,10 +127,59 @@ class Narrowed(Transducer):
         return replace(found, ids=tuple(self.ids[list(found.ids)].tolist()))
 
 
-def narrow(rows: OutputRows, allowed: Tensor) -> Narrowed:
+class Listed(Transducer):
+    """A network that speaks the tokens of a list by their own ids, where its decoder can be asked about lists.
+
+    The best next tokens come from each line's own list, and no other score is computed: nothing is made for a batch
+    but the lists. Where a search asks for the scores of all tokens, a narrowed network gives those that there are.
+    """
+
+    def __init__(self, rows: OutputRows, allowed: Tensor) -> None:
+        super().__init__()
+        self.inner: Transducer = rows.network
+        self._rows, self._allowed = rows, allowed
+        lines, tokens = allowed.nonzero(as_tuple=True)
+        self._tokens, self._begins = tokens.int(), torch.searchsorted(lines, torch.arange(len(allowed) + 1))
+
+    @cached_property
+    def narrowed(self) -> Narrowed:
+        return Narrowed(self._rows, self._allowed)
+
+    def start(self, batch: Batch) -> State:
+        return _numbered(self.inner.start(batch), batch)
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        few, size = self.narrowed, self._allowed.size(1)
+        step = few.read(tokens, state, mask, with_attention=with_attention)
+        every = step.logits.new_full((*step.logits.shape[:-1], size), -torch.inf)  # R T V
+        return replace(step, logits=every.index_copy_(-1, few.ids, step.logits))
+
+    @property
+    def proposes(self) -> bool:
+        return self.inner.proposes
+
+    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+        lists = Lists(self._tokens, self._begins, state.fixed[LINE])
+        return self.inner.propose(tokens, state, Asked(asked.count, asked.banned, asked.alive, lists))
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return self.inner.reserve(state, more, beams)
+
+    def places(self, tokens: Sequence[int]) -> list[int]:
+        return list(tokens)
+
+    def named(self, found: Hypothesis) -> Hypothesis:
+        return found
+
+
+def _numbered(state: State, batch: Batch) -> State:
+    """With the number of each source in its batch: so a list leaves with its line."""
+    return replace(state, fixed={**state.fixed, LINE: torch.arange(batch.size, device=batch.device)})
+
+
+def narrow(rows: OutputRows, allowed: Tensor) -> Narrowed | Listed:
     """allowed (B V) -> a network over all that any line may use, in which each line has its own."""
-    ids = allowed.any(0).nonzero().flatten()
-    device = rows.weight.device
-    several = bool((allowed != allowed[:1]).any())
-    forbidden = ~allowed[:, ids].to(device) if several else None
-    return Narrowed(rows.network_of(ids.to(device)), ids.to(device), forbidden)
+    knows = rows.network.proposes and rows.network.decoder.lists
+    return (Listed if knows else Narrowed)(rows, allowed)

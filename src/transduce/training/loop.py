@@ -150,7 +150,7 @@ class Trainer:
 
     def _shaped(self, batch: Batch) -> Batch:
         """A piece with few different shapes, where passes are recorded."""
-        if not self.update.records:
+        if not self.update.records or batch.said is not None:  # a packed batch has always the same
             return batch
         budget = self.settings.budget // (self.processes.size * self.settings.accumulate)
         return rounded(batch, budget, places(self.model))

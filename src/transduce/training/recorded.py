@@ -10,13 +10,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from transduce.decoding.graphs import cloned, copy_into, recorded, tensors_of, warmed
+from transduce.decoding.graphs import cloned, copy_together, recorded, tensors_of, warmed
 from transduce.flow import Batch, Padded
 from transduce.layers.traits import free_launches
 
@@ -33,7 +33,7 @@ class Recorder:
     """Runs passes over batches, recorded where that pays. From then on gradients stay where they are.
 
     The first pass of an update writes its gradient over what is there, the others add theirs: two recordings of a
-    shape, where updates have several passes.
+    shape, where updates have several passes. Where the first recording leaves its gradients, all others write theirs.
     """
 
     def __init__(self, run: Pass, parameters: Sequence[nn.Parameter]) -> None:
@@ -63,11 +63,14 @@ class Recorder:
 
     def _record(self, key: Shapes, batch: Batch, factor: Tensor) -> bool:
         """Whether that went well; the gradients are then as they were before, where they count."""
-        places = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         self.reached |= {p for p in self.parameters if p.grad is not None}
-        kept = [] if self.fresh else [place.clone() for place in places]
+        run, kept, places = self._leave, [], []
+        if self.recordings or not self.fresh:
+            places = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+            kept = [] if self.fresh else [place.clone() for place in places]
+            run = partial(self._write, places, self.fresh)
         try:
-            self.recordings[key] = Recording(partial(self._write, places, self.fresh), batch, factor)
+            self.recordings[key] = Recording(run, batch, factor, next(iter(self.recordings.values()), None))
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -75,15 +78,29 @@ class Recorder:
             warnings.warn(f"passes of this model cannot be recorded, so training is slower: {error}", stacklevel=2)
             self.refused = True
             self.recordings.clear()
-            _pool.cache_clear()  # its memory is that of a recording which never ended
+            if not places:
+                self._drop()
         if kept:
             torch._foreach_copy_(places, kept)
         return not self.refused
 
-    def _write(self, places: list[Tensor], over: bool, batch: Batch, factor: Tensor) -> Tensor:
-        """A pass whose gradient goes to these places, all of it at the end; over: to nothing but it."""
+    def _drop(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
+
+    def _leave(self, batch: Batch, factor: Tensor) -> Tensor:
+        """A pass whose gradient stays where it was made."""
+        self._drop()
+        sums = self.run(batch, factor)
+        self.reached |= {p for p in self.parameters if p.grad is not None}
+        for parameter in self.reached:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return sums
+
+    def _write(self, places: list[Tensor], over: bool, batch: Batch, factor: Tensor) -> Tensor:
+        """A pass whose gradient goes to these places, all of it at the end; over: to nothing but it."""
+        self._drop()
         try:
             sums = self.run(batch, factor)
             found = {place: p.grad for p, place in zip(self.parameters, places, strict=True) if p.grad is not None}
@@ -99,25 +116,19 @@ class Recorder:
         return sums
 
 
-@cache
-def _pool() -> Any:
-    """The memory that all recordings share: only one of them runs at a time."""
-    return torch.cuda.graph_pool_handle()
-
-
 class Recording:
-    """One pass over a batch of these shapes."""
+    """One pass over a batch of these shapes, in the memory of another one: only one of them runs at a time."""
 
-    def __init__(self, run: Pass, batch: Batch, factor: Tensor) -> None:
+    def __init__(self, run: Pass, batch: Batch, factor: Tensor, other: Recording | None) -> None:
         self.batch, self.factor = cloned(batch), factor.clone()
         self.graph = torch.cuda.CUDAGraph()
         with free_launches():
             warmed(lambda: run(self.batch, self.factor))
-            with recorded(self.graph, _pool()):
+            with recorded(self.graph, None if other is None else other.graph.pool()):
                 self.sums = run(self.batch, self.factor)
 
     def replay(self, batch: Batch, factor: Tensor) -> Tensor:
-        copy_into([*tensors_of(self.batch), self.factor], [*tensors_of(batch), factor])
+        copy_together([*tensors_of(self.batch), self.factor], [*tensors_of(batch), factor])
         self.graph.replay()
         return self.sums.clone()
 

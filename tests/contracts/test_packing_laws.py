@@ -1,0 +1,101 @@
+"""Several pairs in a row are the same pairs: loss, gradient and scores are those of a row for each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from contract_standins import CASES, SIZE, make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_steady_laws import Steady
+from torch.testing import assert_close
+
+from transduce.data.batching import collate
+from transduce.data.packing import Packing, deal
+from transduce.flow import Batch
+from transduce.objectives import OBJECTIVES
+
+PACKED = [name for name in CASES if make(name).packs]
+PACKING = Packing(4, 16, 16)
+Pairs = list[tuple[list[int], list[int]]]
+
+
+def both(pairs: Pairs) -> tuple[Batch, Batch, np.ndarray]:
+    """The pairs padded and packed, and the order they have in the packed batch."""
+    lengths = np.array([[len(source) + 1, len(target) + 2] for source, target in pairs])
+    lines = deal(lengths, PACKING.room)
+    order = np.argsort(lines, kind="stable")
+    sides = []
+    for side in (0, 1):
+        rows = [[*pairs[number][side], 2] for number in order]
+        sides.append((np.concatenate(rows), np.array([len(row) for row in rows])))
+    return collate(pairs, range(len(pairs))), PACKING.packed((sides[0], sides[1]), lines[order]), order
+
+
+def pairs_of(*lengths: tuple[int, int]) -> Pairs:
+    draw = np.random.default_rng(3)
+    return [
+        (draw.integers(4, SIZE, source).tolist(), draw.integers(4, SIZE, target).tolist()) for source, target in lengths
+    ]
+
+
+SOME = pairs_of((5, 4), (2, 6), (7, 1), (3, 3), (1, 9), (12, 2))
+
+
+def test_the_common_transformer_packs_and_others_do_not() -> None:
+    assert "transformer>transformer" in PACKED
+    refusing = ("recurrent", "convolutional", "conformer", "ssru", "average", "copying", "ctc", "alone", "closed")
+    assert not [name for name in PACKED if any(part in name for part in refusing)]
+    assert len(PACKED) >= 20
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("objective", [name for name, kind in OBJECTIVES.items() if kind.packs])
+def test_loss_and_gradient_are_the_same(name: str, objective: str) -> None:
+    model, (padded, packed, _) = make(name), both(SOME)
+    if "batch" not in name:
+        model.train()
+    for part in model.modules():
+        if hasattr(part, "p"):
+            part.p = 0.0
+    found = []
+    for batch in (padded, packed):
+        model.zero_grad()
+        loss = OBJECTIVES[objective]()(model, batch)
+        loss.total.backward()
+        gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        found.append((loss.total.detach(), loss.parts, gradients))
+    assert OBJECTIVES[objective]().count(packed) == OBJECTIVES[objective]().count(padded)
+    assert_close(found[0], found[1], atol=2e-5, rtol=2e-4)
+
+
+@settings(max_examples=40)
+@given(lengths=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=8))
+def test_scores_of_every_token_are_the_same(lengths: list[tuple[int, int]]) -> None:
+    pairs = pairs_of(*lengths)
+    if deal(np.array(lengths) + np.array([1, 2]), PACKING.room).max() >= PACKING.rows:
+        pairs = pairs[:3]
+    model, (padded, packed, order) = make("transformer>transformer"), both(pairs)
+    with torch.no_grad():
+        alone, together = (model(batch).logits for batch in (padded, packed))
+    wanted = torch.cat([alone[number, : len(pairs[number][1]) + 1] for number in order])
+    assert_close(together[packed.gold.mask], wanted, atol=1e-5, rtol=1e-4)
+    gold = torch.cat([padded.gold.values[number, : len(pairs[number][1]) + 1] for number in order])
+    assert packed.gold.values[packed.gold.mask].tolist() == gold.tolist()
+
+
+@pytest.mark.parametrize("name", PACKED[:3])
+def test_a_packed_pass_never_waits(name: str) -> None:
+    model, (_, packed, _) = make(name).train(), both(SOME)
+    with Steady():
+        OBJECTIVES["cross_entropy"]()(model, packed).total.backward()
+
+
+def test_pieces_of_a_packed_batch_add_up() -> None:
+    model, (_, packed, _) = make("transformer>transformer"), both(SOME)
+    objective = OBJECTIVES["cross_entropy"]()
+    halves = [packed.select(rows) for rows in torch.arange(packed.size).tensor_split(2)]
+    total = sum(objective(model, half).total for half in halves)
+    assert_close(total, objective(model, packed).total)
+    assert sum(half.tokens for half in halves) == packed.tokens

@@ -1,0 +1,235 @@
+"""Sources that come into a search in the middle find what a search of their own finds, for every model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from contract_standins import CASES, SIZE, SMALL, Written, example_batch, make
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.build import build_model, complete_recipe
+from transduce.decoding import refilling
+from transduce.decoding.filling import Filling
+from transduce.decoding.graphs import Graphs
+from transduce.decoding.loop import search
+from transduce.decoding.moves import Moves
+from transduce.decoding.refilling import Wanted, plan, refill
+from transduce.decoding.rules import Closed, MinLength, NoRepeat
+from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
+from transduce.flow import Batch, Padded, State, Step
+from transduce.recipe import parse
+
+LENGTHS = [7, 6, 6, 5, 3, 2, 2, 1, 1]
+LONGEST = torch.tensor([7, 3, 9, 2, 7, 5, 1, 8, 4])
+SEEDS = list(range(20, 29))
+PREFIXES = [[4, 5], [6], [], [4, 5, 6], [7], [], [], [5], [8, 8]]
+
+
+def whole() -> Batch:
+    return example_batch([(length, 2) for length in LENGTHS])
+
+
+def groups(size: int, prefixed: bool = False) -> list[Wanted]:
+    """The same sources in groups, each as wide as its own longest."""
+    made = []
+    for first in range(0, len(LENGTHS), size):
+        rows = torch.arange(first, min(first + size, len(LENGTHS)))
+        prefix = Padded.from_rows([PREFIXES[row] for row in rows.tolist()]) if prefixed else None
+        batch = replace(whole().select(rows), target=None)
+        made.append(Wanted(batch, LONGEST[rows], prefix, [SEEDS[row] for row in rows.tolist()]))
+    return made
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
+    for row, other in zip(found, wanted, strict=True):
+        assert [one.complete for one in row] == [one.complete for one in other]
+        for one, two in zip(row, other, strict=True):
+            assert one.token_scores == pytest.approx(two.token_scores, abs=2e-4)
+            assert one.rank == pytest.approx(two.rank, abs=2e-4)
+
+
+def test_a_search_that_is_refilled_finds_the_same(case, model, replayed):
+    """Two at a time into four places: rows that stand at different tokens go on side by side.
+
+    Every second model replays its steps; each kind of decoder is among both.
+    """
+    graphs, strategy = replayed if list(CASES).index(case) % 2 else None, Beam(width=3)
+    found = refill(model, groups(2), strategy, places=4, graphs=graphs)
+    same(found, search(model, whole(), strategy, longest=LONGEST))
+    assert graphs is None or graphs.replayed
+
+
+STRATEGIES = [Greedy(), Sample(width=2, temperature=0.8), FullBeam(width=2, stop="full"), Beam(width=2)]
+FEW = ["transformer>transformer", "recurrent>recurrent", "convolutional>convolutional", "alone>transformer"]
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("case", FEW)
+def test_with_draws_rules_prefixes_and_few_answers(case, strategy, recorded, replayed):
+    model, rules, graphs = make(case), (MinLength(4), NoRepeat(2)), replayed if recorded else None
+    asked: dict[str, Any] = {"rules": rules, "best": 1}
+    found = refill(model, groups(3, True), strategy, places=3, graphs=graphs, **asked)
+    prefix = Padded.from_rows(PREFIXES)
+    same(found, search(model, whole(), strategy, longest=LONGEST, seeds=SEEDS, prefix=prefix, **asked))
+    found = refill(model, groups(2), strategy, places=5, graphs=graphs, **asked)
+    same(found, search(model, whole(), strategy, longest=LONGEST, seeds=SEEDS, **asked))
+
+
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=2)], ids=["greedy", "beam"])
+def test_recordings_are_used_again(strategy, replayed):
+    """A second search over other sources of the same shapes reads and writes the buffers of the first."""
+    model = make("transformer>transformer")
+    for seed, places in enumerate((4, 6, 4, 6)):
+        batch = replace(example_batch([(length, 2) for length in LENGTHS], seed), target=None)
+        rows = torch.arange(len(LENGTHS)).split(2)
+        asked = [Wanted(batch.select(some), LONGEST[some]) for some in rows]
+        found = refill(model, asked, strategy, places=places, graphs=replayed)
+        same(found, search(model, batch, strategy, longest=LONGEST))
+        assert len(replayed.recordings) == (4 if seed else 2)  # the places, and the way into them
+
+
+def test_a_search_that_broke_off_leaves_nothing_behind(replayed, monkeypatch):
+    model, strategy, replay = make("transformer>transformer"), Beam(width=2), Graphs.replay
+
+    def interrupt(graphs: Graphs, *asked: Any) -> bool:
+        if graphs.replayed == 2:
+            raise KeyboardInterrupt
+        return replay(graphs, *asked)
+
+    monkeypatch.setattr(Graphs, "replay", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        refill(model, groups(2), strategy, places=4, graphs=replayed)
+    monkeypatch.undo()
+    monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+    fresh, before = Graphs(), replayed.replayed
+    wanted = refill(model, groups(2), strategy, places=4, graphs=fresh)
+    same(refill(model, groups(2), strategy, places=4, graphs=replayed), wanted)
+    assert replayed.replayed - before == fresh.replayed  # no place was held by what the first had left
+
+
+@pytest.mark.parametrize("refused", ["begin", "learn"])
+def test_what_cannot_be_recorded_is_still_found(refused, replayed, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Written, "__init__" if refused == "begin" else "learn", refuse)
+    model, strategy = make("transformer>transformer"), Beam(width=2)
+    with pytest.warns(UserWarning, match="cannot be recorded"):
+        found = refill(model, groups(2), strategy, places=4, graphs=replayed)
+    same(found, search(model, whole(), strategy, longest=LONGEST))
+
+
+@pytest.mark.parametrize("head", ["classifier", "tagger", "filler", "ctc"])
+def test_encoders_alone(head):
+    kinds: dict[str, dict[str, Any]] = {
+        "classifier": {"tokens": {"target": {"kind": "labels"}}},
+        "tagger": {"tokens": {"target": {"kind": "words"}}},
+        "filler": {"data": {"form": "text", "noise": {"kind": "mask_tokens"}}},
+        "ctc": {"training": {"objective": {"kind": "ctc"}}},
+    }
+    torch.manual_seed(1)
+    recipe = complete_recipe(parse({**kinds[head], "model": {"encoder": SMALL["transformer"], "head": {"kind": head}}}))
+    made: Any = build_model(recipe.model, SIZE, SIZE, [number % 2 == 0 for number in range(SIZE)]).eval()
+    for model, strategy in [(made, Greedy()), (made, Beam(width=3))] + [(Filling(made), Greedy())] * (head == "filler"):
+        found = refill(model, groups(2), strategy, places=4)
+        same(found, search(model, whole(), strategy, longest=LONGEST))
+
+
+class Growing(torch.nn.Module):
+    """A decoder's state that grows as tokens come, as that of a user's own may, which no other fits into."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    proposes = steady = False
+
+    def start(self, batch: Batch) -> State:
+        return self.inner.start(batch)
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return state
+
+    def advance(self, tokens: torch.Tensor, state: State, mask: Any = None, **asked: Any) -> Step:
+        return self.inner.advance(tokens, state, mask, **asked)
+
+
+def test_what_cannot_be_refilled_is_searched_in_batches(monkeypatch):
+    model, calls = Growing(make("transformer>transformer")), []
+    monkeypatch.setattr(refilling, "search", lambda *one, **more: calls.append(one) or search(*one, **more))
+    found = refill(model, groups(2), Beam(width=2), places=2)
+    same(found, search(model, whole(), Beam(width=2), longest=LONGEST))
+    assert len(calls) == 4
+
+
+def test_room_grows_with_those_who_are_longest_in_it():
+    model, strategy = make("transformer>transformer"), Beam(width=2)
+    longest = torch.tensor([40, 80, 35, 70, 2, 40, 66, 3, 33])
+    asked = [replace(one, longest=longest[2 * number : 2 * number + 2]) for number, one in enumerate(groups(2))]
+    rules = (MinLength(64),)
+    found = refill(model, asked, strategy, places=4, rules=rules)
+    same(found, search(model, whole(), strategy, longest=longest, rules=rules))
+    assert max(len(row[0].ids) for row in found) > 64
+
+
+def test_room_does_not_grow_with_the_number_of_steps(monkeypatch):
+    def enlarge(*_: Any) -> None:
+        raise AssertionError("there was room")
+
+    monkeypatch.setattr(Moves, "enlarge", enlarge)
+    model, longest = make("transformer>transformer"), torch.full((9,), 34)
+    rules = (MinLength(20), Closed(24))  # nobody reaches the end of the first room, all together would
+    asked = [replace(one, longest=longest[:1]) for one in groups(1)]
+    found = refill(model, asked, Greedy(), places=2, rules=rules)
+    assert all(20 < len(row[0].ids) <= 24 for row in found)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 90), min_size=1, max_size=200),
+    budget=st.integers(1, 900),
+    most=st.none() | st.integers(1, 30),
+)
+def test_a_plan_has_every_source_once_and_stays_in_its_budget(sizes, budget, most):
+    searches = plan(sizes, budget, most)
+    rows = [row for one in searches for group in one.groups for row in group]
+    assert sorted(rows) == list(range(len(sizes)))
+    assert [sizes[row] for row in rows] == sorted(sizes, reverse=True)
+    for one in searches:
+        lengths = [sizes[row] for group in one.groups for row in group]
+        assert one.places * lengths[0] <= budget or one.places == 1
+        assert all(len(group) <= one.places for group in one.groups)
+        assert lengths[0] <= 32 or all(2 * length >= lengths[0] for length in lengths[one.places :])
+        assert one.places <= (most or len(sizes))
+
+
+@given(
+    places=st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True),
+    beams=st.integers(1, 3),
+    owned=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_state_takes_others_in(places, beams, owned, seed):
+    draw = torch.Generator().manual_seed(seed)
+
+    def state(size: int) -> State:
+        fixed = {"memory": (torch.rand(size, 2, 3, generator=draw), torch.rand(size, generator=draw))}
+        return State(fixed, {"cells": torch.rand(size * beams, 2, generator=draw)}, beams)
+
+    old, new = state(6), state(7)
+    before = [one.clone() for one in (*old.fixed["memory"], old.past["cells"])]
+    made = old.put(torch.tensor(places), new, owned=owned)
+    pairs = zip(
+        (*made.fixed["memory"], made.past["cells"]), before, (*new.fixed["memory"], new.past["cells"]), strict=True
+    )
+    for one, was, entered in pairs:
+        each = one.unflatten(0, (6, -1))
+        for place in range(6):
+            source = entered.unflatten(0, (7, -1))[places.index(place)] if place in places else None
+            assert torch.equal(each[place], was.unflatten(0, (6, -1))[place] if source is None else source)
+    assert torch.equal(old.past["cells"], before[2]) is (not owned)

@@ -1,0 +1,98 @@
+"""`training.packed`: several pairs in a row from the recipe on, settled once, and the same when a run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_budget import asked
+from torch.testing import assert_close
+
+from transduce.errors import InputError
+from transduce.experiment import packing, train
+from transduce.experiment.packing import with_packing
+from transduce.experiment.settling import settle
+from transduce.objectives import CrossEntropy, MinimumRisk
+from transduce.prepare import prepare, train_tokenizers
+from transduce.recipe import Recipe
+from transduce.run import Run
+
+
+def changed(recipe: Recipe, **training: Any) -> Recipe:
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
+
+
+def test_a_run_that_is_stopped_and_goes_on_is_the_same_run(tmp_path: Path) -> None:
+    recipe = changed(asked(tmp_path), packed=True, batch_tokens=600, steps=6, checkpoint_every=3)
+    whole = train(recipe, tmp_path / "whole").model.network.state_dict()
+    train(changed(recipe, steps=3), tmp_path / "parts")
+    parts = train(changed(recipe, packed="auto"), tmp_path / "parts", resume=True).model.network.state_dict()
+    assert Run(tmp_path / "parts").recipe().training.packed is True
+    for name, weight in whole.items():
+        assert torch.equal(weight, parts[name])
+
+
+def test_what_is_packed_learns_what_is_padded(tmp_path: Path) -> None:
+    """One update over all pairs: the same weights, by either way."""
+    found = []
+    for packed in (True, False):
+        recipe = changed(asked(tmp_path), packed=packed, batch_tokens=4096, steps=1)
+        recipe.model.encoder["dropout"] = recipe.model.decoder["dropout"] = 0.0
+        trained = train(recipe, tmp_path / f"packed-{packed}")
+        found.append(trained.model.network.state_dict())
+    assert_close(found[0], found[1], atol=1e-5, rtol=1e-3)
+
+
+def test_where_nothing_is_recorded_auto_is_no(tmp_path: Path) -> None:
+    train(changed(asked(tmp_path), steps=1), tmp_path / "run")
+    assert Run(tmp_path / "run").recipe().training.packed is False
+
+
+def settled(recipe: Recipe, objective: Any = None, device: str = "cuda") -> bool | str:
+    tokenizers = train_tokenizers(recipe)
+    data = prepare(recipe, tokenizers)
+    made = with_packing(recipe, tokenizers, data, objective or CrossEntropy(), torch.device(device))
+    return made.training.packed
+
+
+def test_where_passes_are_recorded_auto_is_yes(tmp_path: Path) -> None:
+    recipe = changed(asked(tmp_path), batch_tokens=4096)
+    assert settled(recipe) is True
+    assert settled(recipe, device="cpu") is False
+    assert settled(changed(recipe, record=False)) is False
+    assert settled(changed(recipe, packed=False)) is False
+
+
+def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
+    recipe = changed(asked(tmp_path), batch_tokens=4096, packed=True)
+    short = {"kind": "learned", "longest": 40}
+    cases: list[tuple[Recipe, Any, str]] = [
+        (changed(recipe, batch_tokens=200), None, "200 tokens are not one row"),
+        (recipe, MinimumRisk(), "this objective"),
+        (with_parts(recipe, kind="recurrent"), None, "only a Transformer"),
+        (with_parts(recipe, kind="transformer", own="average"), None, "only a Transformer"),
+        (with_parts(recipe, kind="transformer", position=short), None, "the model has 40"),
+    ]
+    for one, objective, reason in cases:
+        with pytest.raises(InputError, match=reason) as error:
+            settled(one, objective)
+        assert "false" in (error.value.remedy or "")
+        assert settled(changed(one, packed="auto"), objective) is False
+
+
+def with_parts(recipe: Recipe, **options: Any) -> Recipe:
+    part = {"width": 8, "layers": 1, **({} if options["kind"] == "recurrent" else {"heads": 2, "hidden": 8}), **options}
+    model = recipe.model.model_copy(update={"encoder": dict(part), "decoder": dict(part)})
+    data = recipe.data.model_copy(update={"max_length": 30})
+    return settle(recipe.model_copy(update={"model": model, "data": data}))
+
+
+def test_dropout_of_merges_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = changed(asked(tmp_path), batch_tokens=4096, packed=True)
+    tokenizers = train_tokenizers(recipe)
+    data = prepare(recipe, tokenizers)
+    side = recipe.tokens.source.model_copy(update={"dropout": 0.1})
+    recipe = recipe.model_copy(update={"tokens": recipe.tokens.model_copy(update={"source": side})})
+    assert "lengths of texts change" in packing.why_not(recipe, tokenizers, data, CrossEntropy())
