@@ -16,6 +16,7 @@ from transduce.comparison.resize import count_parameters, match_parameters
 from transduce.data.batching import Position
 from transduce.errors import InputError
 from transduce.experiment import settle, train
+from transduce.experiment.settling import as_found
 from transduce.prepare import Tokenizers, prepare, train_tokenizers
 from transduce.recipe import Recipe
 from transduce.recipe import load as load_recipe
@@ -120,8 +121,11 @@ def train_entrant(entrant: Candidate, console: Console) -> None:
 
 def _is_finished(entrant: Candidate) -> bool:
     """Trained to the end, by this recipe and on this data: files can change under one name."""
-    run, recipe = entrant.run, entrant.recipe
-    if not (run.exists and run.metrics() and (run.checkpoints.folder / "final").is_dir() and run.recipe() == recipe):
+    run = entrant.run
+    if not (run.exists and run.metrics() and (run.checkpoints.folder / "final").is_dir()):
+        return False
+    recipe = as_found(run.recipe(), entrant.recipe)
+    if run.recipe() != recipe:
         return False
     tokenizers, newest = run.tokenizers(), run.checkpoints.latest(only=())
     begins = prepare(recipe, tokenizers).batches(recipe, tokenizers).at(Position())

@@ -182,15 +182,16 @@ class Loop:
         self.run(live, torch.full((places,), FREE))
 
     def hypotheses(self, sources: int) -> list[list[Hypothesis]]:
-        """What was found for each of so many sources, brought to the host."""
+        """What was found for each of so many sources, brought to the host in one go."""
         results: list[list[Hypothesis]] = [[] for _ in range(sources)]
-        for numbers, paths in self.found:
-            columns = [values.tolist() for values in vars(paths).values()]
-            for source, *rows in zip(numbers.tolist(), *columns, strict=True):
-                for ids, scores, rank, length, complete in zip(*rows, strict=True):
-                    if rank > -torch.inf:
-                        kept = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), rank, complete)
-                        results[source].append(kept)
+        wide = max((paths.ids.size(2) for _, paths in self.found), default=0)
+        found = [(numbers, *vars(paths.widened(wide)).values()) for numbers, paths in self.found]
+        columns = [torch.cat(part).tolist() for part in zip(*found, strict=True)]
+        for source, *rows in zip(*columns, strict=True):
+            for ids, scores, rank, length, complete in zip(*rows, strict=True):
+                if rank > -torch.inf:
+                    kept = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), rank, complete)
+                    results[source].append(kept)
         return results
 
 

@@ -85,11 +85,16 @@ def _check_measures(recipe: Recipe) -> None:
         raise InputError(f"there is no {monitor!r} to watch", where="training.monitor", remedy=remedy)
 
 
+def as_found(saved: Recipe, wanted: Recipe) -> Recipe:
+    """A recipe in which everything that says auto is what was found when the saved run began."""
+    found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packed")}
+    left = {name: value for name, value in found.items() if getattr(wanted.training, name) == "auto"}
+    return wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
+
+
 def continued(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
     """The saved recipe with the changes that a run may have when it goes on."""
-    found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packed")}  # when it began
-    left = {name: value for name, value in found.items() if getattr(wanted.training, name) == "auto"}
-    wanted = wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
+    wanted = as_found(saved, wanted)
     old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
     for key in sorted(old.keys() | new.keys()):
         section, _, name = key.partition(".")
