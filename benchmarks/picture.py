@@ -13,6 +13,7 @@ from benchmarks.harness import OURS
 
 FIELDS = {  # beginnings of the names of results, and what stands above them
     "generate-cuda": "generation, GPU",
+    "natural-cuda": "generation, GPU, a trained model's own lengths",
     "generate-cpu": "generation, CPU, one line",
     "bulk-cpu": "generation, CPU, many lines",
     "natural-cpu": "generation, CPU, a trained model's own lengths",
