@@ -11,7 +11,7 @@ from test_budget import asked
 from torch.testing import assert_close
 
 from transduce.errors import InputError
-from transduce.experiment import packing, train
+from transduce.experiment import train
 from transduce.experiment.packing import with_packing
 from transduce.experiment.settling import settle
 from transduce.objectives import CrossEntropy, MinimumRisk
@@ -63,6 +63,12 @@ def test_where_passes_are_recorded_auto_is_yes(tmp_path: Path) -> None:
     assert settled(recipe, device="cpu") is False
     assert settled(changed(recipe, record=False)) is False
     assert settled(changed(recipe, packed=False)) is False
+    kinds = {"position": {"rotary": True, "learned": True, "relative": False, "alibi": False}}
+    kinds |= {"normaliser": {"softmax": True, "sparsemax": False}, "score": {"scaled_dot": True, "mlp": False}}
+    for option, names in kinds.items():
+        for name, pays in names.items():
+            assert settled(with_parts(recipe, kind="transformer", **{option: name})) is pays
+    assert settled(changed(with_parts(recipe, kind="transformer", position="alibi"), packed=True)) is True
 
 
 def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
@@ -89,10 +95,11 @@ def with_parts(recipe: Recipe, **options: Any) -> Recipe:
     return settle(recipe.model_copy(update={"model": model, "data": data}))
 
 
-def test_dropout_of_merges_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_of_merges_is_not_packed(tmp_path: Path) -> None:
     recipe = changed(asked(tmp_path), batch_tokens=4096, packed=True)
     tokenizers = train_tokenizers(recipe)
     data = prepare(recipe, tokenizers)
     side = recipe.tokens.source.model_copy(update={"dropout": 0.1})
     recipe = recipe.model_copy(update={"tokens": recipe.tokens.model_copy(update={"source": side})})
-    assert "lengths of texts change" in packing.why_not(recipe, tokenizers, data, CrossEntropy())
+    with pytest.raises(InputError, match="lengths of texts change"):
+        with_packing(recipe, tokenizers, data, CrossEntropy(), torch.device("cpu"))

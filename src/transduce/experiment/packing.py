@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from transduce import build
+from transduce.attention.attend import Attend
 from transduce.attention.positions import places
+from transduce.contracts import Position
 from transduce.data.packing import LONGEST
 from transduce.errors import InputError
 from transduce.layers.outline import outlined
+from transduce.model import Transducer
 from transduce.objectives import Objective
 from transduce.prepare import Data, Tokenizers
 from transduce.recipe import Recipe
@@ -21,18 +25,26 @@ def with_packing(
     asked = recipe.training.packed
     if asked is False:
         return recipe
-    reason = why_not(recipe, tokenizers, data, objective)
-    if asked is True and reason:
-        raise InputError(f"training.packed: {reason}", remedy="leave it out, or set it to false")
-    packs = not reason and (asked is True or (device.type == "cuda" and recipe.training.record))
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"packed": packs})})
-
-
-def why_not(recipe: Recipe, tokenizers: Tokenizers, data: Data, objective: Objective) -> str:
-    """What stands against several pairs in a row; nothing: they can be."""
     source, target = tokenizers
     with outlined():
         network = build.build_model(recipe.model, source.size, target.size, source.starts)
+    reason = why_not(recipe, network, data, objective)
+    if asked is True and reason:
+        raise InputError(f"training.packed: {reason}", remedy="leave it out, or set it to false")
+    pays = device.type == "cuda" and recipe.training.record and _fused(network)
+    packs = not reason and (asked is True or pays)
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"packed": packs})})
+
+
+def _fused(network: nn.Module) -> bool:
+    """Whether no scores are written down: in shared rows there are several times as many."""
+    kinds = (type(part) for part in network.modules() if isinstance(part, Position))
+    attentions = (part for part in network.modules() if isinstance(part, Attend))
+    return all(kind.bias is Position.bias for kind in kinds) and all(one.fused for one in attentions)
+
+
+def why_not(recipe: Recipe, network: Transducer, data: Data, objective: Objective) -> str:
+    """What stands against several pairs in a row; nothing: they can be."""
     end = places(network)
     dropout = recipe.tokens.source.dropout or recipe.tokens.target.dropout
     texts = recipe.data.passage is None and data.noise is None and data.train.items is None
