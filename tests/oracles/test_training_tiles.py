@@ -263,7 +263,7 @@ def test_attention(given: Any, joint: bool, kind: torch.dtype) -> None:
     seen = mask
     if causal and mask is not None:
         seen = mask & torch.ones(steps, slots, dtype=torch.bool, device=DEVICE).tril()
-    wide = [part.detach().float().requires_grad_() for part in parts]
+    wide = [part.detach().float().contiguous().requires_grad_() for part in parts]
     asked = F.scaled_dot_product_attention(
         wide[0], wide[1], wide[2], seen, is_causal=causal and mask is None, scale=0.3
     )
@@ -279,7 +279,7 @@ def test_attention_with_a_mask_for_every_step(kind: torch.dtype) -> None:
     mask[1, :, 4] = False
     slope = heads_of(3, 19, 2, 16, kind)[0].detach()
     found = slopes_of(attend_tiles(parts[0], parts[1], parts[2], mask, 0.3, False), parts, slope)
-    wide = [part.detach().float().requires_grad_() for part in parts]
+    wide = [part.detach().float().contiguous().requires_grad_() for part in parts]
     scores = (wide[0] @ wide[1].mT * 0.3).masked_fill(~mask, -1e30)
     weights = torch.where(mask, scores.softmax(-1), 0.0)
     near(found, slopes_of(weights @ wide[2], wide, slope), kind)
