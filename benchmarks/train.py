@@ -172,7 +172,7 @@ def own(model: nn.Module, race: Race, **options: Any) -> Step:
     update = Update(model, build_optimiser(settings.optimiser, model), objective, settings, Processes(), race.device)
     budget = max(batch.slots for batch in batches)
 
-    def shaped(batch: Batch) -> Batch:  # as training/loop.py does
+    def shaped(batch: Batch) -> Batch:  # as training/fetching.py does
         return rounded(batch, budget, places(model)) if update.records and batch.said is None else batch
 
     work = [Work([Piece(0, shaped(batch))], objective.count(batch)) for batch in batches]

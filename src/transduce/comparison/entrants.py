@@ -21,7 +21,7 @@ from transduce.prepare import Tokenizers, prepare, train_tokenizers
 from transduce.recipe import Recipe
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
-from transduce.training.loop import fingerprint
+from transduce.training.fetching import fingerprint
 
 Equal = Literal["none", "parameters", "minutes"]
 

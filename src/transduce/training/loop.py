@@ -2,53 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import nn
 
-from transduce.attention.positions import places
 from transduce.data.batching import Position
 from transduce.errors import InputError, nearest
-from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.checkpoint import Checkpoints
 from transduce.training.devices import Processes, autocast, deterministic, memory_peak
+from transduce.training.fetching import Batches, Fetched, fetch, fingerprint
 from transduce.training.interruption import Interruption
 from transduce.training.keeper import Keeper
 from transduce.training.optimisers import build_optimiser, rate_at
 from transduce.training.prefetch import Prefetch
 from transduce.training.progress import Progress, Window
-from transduce.training.recorded import rounded
 from transduce.training.report import Line, Report, Silent
 from transduce.training.update import Update
-from transduce.training.work import Launched, Piece, Result, Work, pieces_of
+from transduce.training.work import Launched, Result
 
 Reason = Literal["steps", "minutes", "patience", "interrupted"]
 Validate = Callable[[nn.Module], dict[str, float]]
 LOWER_IS_BETTER = frozenset({"loss"})  # the caller adds the metrics it knows
-
-
-class Batches(Protocol):
-    """Batches by position: a pure function, so resuming is seeking."""
-
-    def at(self, position: Position) -> Batch: ...
-
-    def after(self, position: Position) -> Position: ...
-
-
-def fingerprint(batch: Batch) -> str:
-    """Names a batch by its content: the first one of a run tells whether the data is still the same."""
-    digest = hashlib.sha256(repr(batch.rows).encode())
-    for part in (batch.source, batch.target, *batch.extra.values()):
-        if part is not None:
-            digest.update(part.values.numpy().tobytes() + part.mask.numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -59,17 +39,6 @@ class Outcome:
     reason: Reason
     scores: dict[str, float | None]  # on the development set, of the weights the model ends with
     signal: int | None = None  # what interrupted it
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """One batch, ready for its update."""
-
-    work: Work
-    epoch: int
-    following: Position
-    tokens: int
-    slots: int
 
 
 @dataclass(frozen=True)
@@ -119,7 +88,7 @@ class Trainer:
         with deterministic(self.settings.deterministic), Interruption() as interruption:
             try:
                 self._resume()
-                with Prefetch(self._fetch(self.progress.position)) as fetched:
+                with Prefetch(fetch(self.batches, self.progress.position, self.update)) as fetched:
                     while not (reason := self._settle()):
                         self._step(fetched, interruption)
                 return self._finish(reason, interruption.signal)
@@ -136,24 +105,6 @@ class Trainer:
             self.report.event("damaged", self.progress.step, problem)
         if resumed.again:
             self.report.event("resumed", self.progress.step, f"resumed after update {self.progress.step}")
-
-    def _fetch(self, position: Position) -> Iterator[Fetched]:
-        """Runs in the prefetching thread, so copies to the device go on beside the computation."""
-        while True:
-            batch = self.batches.at(position)
-            pieces = [
-                Piece(piece.first, self._shaped(piece.batch).to(self.device))
-                for piece in pieces_of(batch, self.processes, self.settings.accumulate)
-            ]
-            epoch, position = position.epoch, self.batches.after(position)
-            yield Fetched(Work(pieces, self.objective.count(batch)), epoch, position, batch.tokens, batch.slots)
-
-    def _shaped(self, batch: Batch) -> Batch:
-        """A piece with few different shapes, where passes are recorded."""
-        if not self.update.records or batch.said is not None:  # a packed batch has always the same
-            return batch
-        budget = self.settings.budget // (self.processes.size * self.settings.accumulate)
-        return rounded(batch, budget, places(self.model))
 
     def _step(self, fetched: Iterator[Fetched], interruption: Interruption) -> None:
         """One update begun, and the one before told: the device need not wait for us between them."""
