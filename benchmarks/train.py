@@ -22,7 +22,7 @@ from transduce.attention.positions import places
 from transduce.data.batching import collate
 from transduce.data.draws import Draw, Shuffle
 from transduce.data.packing import Packing, needs
-from transduce.data.plan import Plan, plan_epoch
+from transduce.data.plan import Plan
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
@@ -65,6 +65,12 @@ def in_turn(batch: Batch) -> list[Batch]:
     return [batch] * (4 if batch.inputs.values.is_cuda else 1)
 
 
+def _plan(widths: np.ndarray, tokens: int, packing: Packing | None = None) -> Plan:
+    """As for training."""
+    draw = Draw("order", 1, 0)
+    return Plan(widths, Shuffle(len(widths), draw), tokens, 100, draw, packing)
+
+
 def packed_batches(batches: list[Batch], tokens: int) -> list[Batch]:
     """The pairs of padded batches in packed ones, planned as for training."""
     parts = [[batch.source for batch in batches], [batch.gold for batch in batches]]
@@ -75,8 +81,7 @@ def packed_batches(batches: list[Batch], tokens: int) -> list[Batch]:
     widths = np.array([[len(source), len(said) + 1] for source, said in zip(*sides, strict=True)])
     packing = Packing.within(tokens, needs(widths))
     assert packing is not None, "there are too few tokens for a row"
-    draw = Draw("order", 1, 0)
-    plan = Plan(widths, Shuffle(len(widths), draw), tokens, 100, draw, packing)
+    plan = _plan(widths, tokens, packing)
     made = []
     for index in range(len(plan)):
         planned = plan.batch(index)
@@ -96,7 +101,7 @@ def mixed_batches(size: Size, tokens: int, device: torch.device) -> list[Batch]:
     source = np.exp(draw.normal(math.log(25), 0.5, tokens * 2)).clip(3, 120)  # some hundred batches
     target = (source * draw.uniform(0.75, 1.25, len(source))).clip(3, 120)
     widths = np.stack((source, target), 1).astype(np.int64)
-    plan = plan_epoch(widths, tokens, 100, Draw("order", 1, 0))
+    plan = _plan(widths, tokens)
     torch.manual_seed(3)
     return [_random(size, widths[plan.batch(index).rows].tolist()).to(device) for index in range(MIXED)]
 

@@ -68,7 +68,7 @@ class Packing:
 
     def _laid(self, ids: np.ndarray, lengths: np.ndarray, lines: np.ndarray, width: int) -> Padded:
         """Sequences end to end in their rows."""
-        begins = _before(lengths)
+        begins = np.cumsum(lengths) - lengths
         first = np.searchsorted(lines, lines)  # of each pair: the first pair of its row
         pair = np.repeat(np.arange(len(lengths)), lengths)
         place = np.arange(len(ids)) - begins[pair]
@@ -112,8 +112,3 @@ def deal(widths: np.ndarray, room: np.ndarray) -> np.ndarray:
         left = np.concatenate(missed)
         left = left[np.argsort(-needed[left].max(1), kind="stable")]
     return lines
-
-
-def _before(lengths: np.ndarray) -> np.ndarray:
-    before: np.ndarray = np.cumsum(lengths) - lengths
-    return before

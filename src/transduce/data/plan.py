@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from transduce.data.draws import CHUNK, Draw, Shuffle
+from transduce.data.draws import CHUNK, Draw
 from transduce.data.packing import Packing, deal, needs
 
 STRIP = 0.25  # batches in a strip, for the square root of the batches in the pool
@@ -153,11 +153,6 @@ def _packed(rows: np.ndarray, widths: np.ndarray, packing: Packing, draw: Draw) 
     begins = np.flatnonzero(np.diff(batches, prepend=-1))
     ends = np.append(begins[1:], len(rows))
     return _Pool(rows[order], lines, begins, ends, len(begins) * packing.slots, int(needs(widths).sum()))
-
-
-def plan_epoch(widths: np.ndarray, budget: int, pool: int, draw: Draw) -> Plan:
-    """The batches of all these rows, once each."""
-    return Plan(widths, Shuffle(len(widths), draw), budget, pool, draw)
 
 
 def _sort(rows: np.ndarray, widths: Numbers, budget: int) -> np.ndarray:
