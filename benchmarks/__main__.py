@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import generate, gpt2, harness, picture, recurrent, scale, train
-from transduce.native.memory import keep_freed_memory
+from transduce.kernels.native.memory import keep_freed_memory
 
 
 def run_train(asked: argparse.Namespace, device: torch.device) -> list[harness.Measured]:

@@ -17,12 +17,12 @@ from benchmarks.ctranslate2 import Translator
 from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
 from benchmarks.marian import SIZES, ours, theirs
 from transduce.data.batching import ordered
-from transduce.decoding.loop import search
-from transduce.decoding.rules import MinLength
+from transduce.decoding.constraints import MinLength
+from transduce.decoding.search import search
 from transduce.decoding.strategies import FullBeam, Greedy
 from transduce.flow import EOS, Batch, Padded
-from transduce.precision import for_generation
-from transduce.predict.workers import spread
+from transduce.inference.generation import spread
+from transduce.inference.lowering import for_generation
 
 LONGEST = 64
 RULES = (MinLength(2),)  # the peer says one token before </s> at least

@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.marian import PLACES, Size, ours
 from transduce.contracts import Decoder, Encoder
-from transduce.export.ctranslate2 import specification
 from transduce.flow import SPECIALS
+from transduce.interop.ctranslate2 import specification
 from transduce.recipe import ModelRecipe
-from transduce.shelves import complete
+from transduce.recipe.registry import complete
 
 
 class Translator:

@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from transduce.build import build_model, complete_recipe
-from transduce.decoding.loop import search
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.model import Transducer

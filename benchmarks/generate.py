@@ -10,12 +10,12 @@ import torch
 from benchmarks.ctranslate2 import Translator
 from benchmarks.harness import OURS, Contestant, Measured, measure
 from benchmarks.marian import SIZES, ours, theirs
-from transduce.decoding.graphs import Graphs
-from transduce.decoding.loop import search
-from transduce.decoding.rules import MinLength
+from transduce.decoding.constraints import MinLength
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import EOS, Batch, Padded
-from transduce.precision import for_generation
+from transduce.inference.lowering import for_generation
+from transduce.kernels.cuda_graph import Graphs
 
 SOURCE = 32  # tokens of each source
 

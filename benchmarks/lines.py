@@ -75,9 +75,9 @@ def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
     """Everything that happens to a corpus before and in the first epoch, the network apart."""
     from transduce.data.batching import Batches, Position
     from transduce.data.filters import Filters
-    from transduce.data.sources import read
+    from transduce.data.readers.corpus import read
     from transduce.data.store import build_store, split
-    from transduce.data.text import Tokenizer
+    from transduce.data.tokenizers.tokenizer import Tokenizer
     from transduce.recipe import Corpus
 
     corpus, stages = Corpus(path=file), list[Stage]()
@@ -106,8 +106,8 @@ def search_lines(lines: int) -> list[Stage]:
     import torch
 
     from transduce.build import build_model, complete_recipe
-    from transduce.data.text import Tokenizer
-    from transduce.predict import Model
+    from transduce.data.tokenizers.tokenizer import Tokenizer
+    from transduce.inference import Model
     from transduce.recipe import parse
 
     chance, stages = random.Random(2), list[Stage]()

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from benchmarks import refilled
 from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
-from transduce.evaluation import METRICS
-from transduce.export.ctranslate2 import piece_names
-from transduce.predict import Model, load
+from transduce.evaluation.evaluate import METRICS
+from transduce.inference import Model, load
+from transduce.interop.ctranslate2 import piece_names
 
 Translate = Callable[[list[str]], list[str]]
 
@@ -32,7 +32,7 @@ def peer(run: Path, model: Model, precision: str, workers: int, settings: dict[s
         os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")  # it takes AVX2 elsewhere than on Intel's own
     import ctranslate2
 
-    from transduce.export import export
+    from transduce.interop.export import export
 
     with tempfile.TemporaryDirectory() as folder:
         export(run, Path(folder) / "model", "ctranslate2")

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from benchmarks.harness import OURS, Contestant, Measured, measure
-from transduce.decoding.refilling import plan
-from transduce.export.ordering import order_of
+from transduce.decoding.continuous_batching import plan
 from transduce.flow import EOS
-from transduce.predict import Model, load
+from transduce.inference import Model, load
+from transduce.interop.huggingface.row_order import order_of
 from transduce.recipe import GenerationRecipe
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -86,7 +86,7 @@ def peer(folder: Path, device: torch.device, kind: torch.dtype) -> Any:
     """What `transduce export --to huggingface` made of the run, opened by transformers."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from transduce.export import export
+    from transduce.interop.export import export
 
     with tempfile.TemporaryDirectory() as place:
         export(folder, Path(place) / "model", "huggingface")

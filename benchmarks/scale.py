@@ -22,8 +22,8 @@ from rich.table import Table
 from benchmarks.harness import machine
 from benchmarks.lines import Stage, measure_lines, measure_search
 from transduce.build import build_model, complete_recipe
-from transduce.decoding.loop import search
-from transduce.decoding.rules import MinLength
+from transduce.decoding.constraints import MinLength
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy

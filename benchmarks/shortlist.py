@@ -19,13 +19,13 @@ from benchmarks.generate import SOURCE
 from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
 from benchmarks.marian import SIZES, ours, theirs
 from benchmarks.natural import judged
-from transduce.decoding.loop import search
-from transduce.decoding.rules import MinLength
+from transduce.decoding.constraints import MinLength
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import EOS, Batch, Padded
-from transduce.precision import for_generation
-from transduce.predict import load
-from transduce.shortlist import OutputRows, Shortlist, narrow
+from transduce.inference import load
+from transduce.inference.lowering import for_generation
+from transduce.inference.shortlist import OutputRows, Shortlist, narrow
 
 CPU = torch.device("cpu")
 WHOLE = "whole vocabulary"

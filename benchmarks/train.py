@@ -20,17 +20,17 @@ from benchmarks.harness import OURS, Contestant, Measured, measure
 from benchmarks.marian import PLACES, SIZES, Size, ours, theirs
 from transduce.attention.positions import places
 from transduce.data.batching import collate
-from transduce.data.draws import Draw, Shuffle
+from transduce.data.epoch_plan import Plan
 from transduce.data.packing import Packing, needs
-from transduce.data.plan import Plan
+from transduce.data.rng import Draw, Shuffle
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
+from transduce.kernels.training_graph import rounded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
-from transduce.training.devices import Processes
+from transduce.training.distributed import Processes
+from transduce.training.micro_batch import Piece, Work
 from transduce.training.optimisers import build_optimiser
-from transduce.training.recorded import rounded
 from transduce.training.update import Update
-from transduce.training.work import Piece, Work
 
 SMOOTHING = 0.1
 PEAK = 989e12  # bf16 FLOP/s of an H100 or H200, by its data sheet

@@ -1,6 +1,8 @@
 """One thread a process: with more, two busy processes spin at each other's barriers and take ten times as long."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -8,15 +10,71 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import settings as hypothesis_settings
+from run_fixtures import RECURRENT, TRANSFORMER, Command, call, colour_pairs, settings
+
+import transduce
 
 # A search for counter-examples belongs to development; what lands must not depend on its luck.
-settings.register_profile("landing", derandomize=True, deadline=None)
-settings.register_profile("search", deadline=None)
-settings.load_profile("landing" if os.environ.get("CI") else "search")
+hypothesis_settings.register_profile("landing", derandomize=True, deadline=None)
+hypothesis_settings.register_profile("search", deadline=None)
+hypothesis_settings.load_profile("landing" if os.environ.get("CI") else "search")
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def command() -> Command:
+    return call
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for the shared runs. The user's own cache is never touched: workers share one of this session."""
+    folder = tmp_path_factory.mktemp("runs")
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+        patched.setenv("COLUMNS", "200")
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def pairs(bench: Path) -> Path:
+    path = bench / "pairs.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in colour_pairs(400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def attention_run(bench: Path, pairs: Path) -> Path:
+    """Two recurrent networks with attention over words, trained until they know the task."""
+    model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "reader": "luong"}}
+    transduce.train(settings(pairs, model, "words", steps=200), bench / "attention")
+    return bench / "attention"
+
+
+@pytest.fixture(scope="session")
+def transformer_run(bench: Path, pairs: Path) -> Path:
+    """A Transformer over characters whose positions end at 48."""
+    model = {"encoder": TRANSFORMER, "decoder": TRANSFORMER}
+    transduce.train(settings(pairs, model, "chars", steps=40), bench / "transformer")
+    return bench / "transformer"
+
+
+@pytest.fixture(scope="session")
+def bottleneck_run(bench: Path, pairs: Path) -> Path:
+    """No attention: all the decoder knows came through one vector."""
+    model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "reader": "start"}}
+    transduce.train(settings(pairs, model, "words", steps=20), bench / "bottleneck")
+    return bench / "bottleneck"
+
+
+@pytest.fixture(scope="session")
+def model(attention_run: Path) -> transduce.Model:
+    return transduce.load(attention_run)

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transduce.errors import InputError
-    from transduce.experiment import Trained, train
-    from transduce.predict import Model, Prediction, load
+    from transduce.inference import Model, Prediction, load
     from transduce.recipe import Recipe
+    from transduce.training.experiment import Trained, train
 
 __all__ = ["InputError", "Model", "Prediction", "Recipe", "Trained", "load", "train"]
 
 _HOMES = {
     "InputError": "errors",
-    "Model": "predict",
-    "Prediction": "predict",
+    "Model": "inference",
+    "Prediction": "inference",
     "Recipe": "recipe",
-    "Trained": "experiment",
-    "load": "predict",
-    "train": "experiment",
+    "Trained": "training.experiment",
+    "load": "inference",
+    "train": "training.experiment",
 }
 
 

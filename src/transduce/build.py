@@ -12,16 +12,22 @@ from torch import nn
 
 from transduce import contracts
 from transduce.data.noise import Noise
-from transduce.data.perceived import Perceived, Written
-from transduce.data.reading import PerceivedReading, Reading, TextReading
-from transduce.data.sources import TEXT
-from transduce.data.text import Tokenizer
-from transduce.decoders.copying import Copying
-from transduce.decoders.joint import Joint
-from transduce.decoding.rules import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
+from transduce.data.readers.corpus import TEXT
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.decoders.copy import Copying
+from transduce.decoders.joint_ctc import Joint
+from transduce.decoding.constraints import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.errors import InputError
-from transduce.fitting import (
+from transduce.flow import EOS
+from transduce.layers.embedding import Embedding, Output, deepened
+from transduce.layers.meta_init import outlined
+from transduce.modalities.source_encoding import PerceivedReading, Reading, TextReading
+from transduce.modalities.sources import Perceived, Written
+from transduce.model import DecoderOnly, Embedder, EncoderDecoder, EncoderOnly, EncoderPaths, Transducer
+from transduce.objectives import Objective
+from transduce.recipe import DataRecipe, GenerationRecipe, ModelRecipe, Recipe
+from transduce.recipe.compatibility import (
     check_noise,
     check_objective,
     check_positions,
@@ -30,14 +36,37 @@ from transduce.fitting import (
     check_widths,
     gives_vectors,
 )
-from transduce.flow import EOS
-from transduce.layers.embedding import Embedding, Output, deepened
-from transduce.layers.outline import outlined
-from transduce.layers.sharing import share_weights
-from transduce.model import DecoderOnly, Embedder, EncoderDecoder, EncoderOnly, EncoderPaths, Transducer
-from transduce.objectives import Objective
-from transduce.recipe import DataRecipe, GenerationRecipe, ModelRecipe, Recipe
-from transduce.shelves import Spec, complete, find, maker
+from transduce.recipe.registry import Spec, complete, find, maker
+
+APART = "embedding."  # its rows stand for tokens: whoever builds the parts decides whether they are the same
+
+
+def share_weights(one: nn.Module, other: nn.Module) -> list[str]:
+    """`other` takes over the parameters of `one`; gives their names.
+
+    A list of another length stands for other things on the other side (the norms of a decoder's block have one more
+    among them), so nothing in it is compared.
+    """
+    unlike = [name for name, length in _lists(one).items() if _lists(other).get(name) != length]
+    theirs = dict(other.named_parameters(remove_duplicate=False))
+    shared = []
+    for name, parameter in one.named_parameters(remove_duplicate=False):
+        fits = name in theirs and theirs[name].shape == parameter.shape and not name.startswith(APART)
+        if fits and not any(name.startswith(f"{place}.") for place in unlike):
+            place, _, last = name.rpartition(".")
+            setattr(other.get_submodule(place), last, parameter)
+            shared.append(name)
+    if not shared:
+        raise InputError(
+            "encoder and decoder have no weights of equal name and shape to share",
+            remedy="give both one kind, width and number of layers, and a recurrent encoder bidirectional: false",
+        )
+    return shared
+
+
+def _lists(part: nn.Module) -> dict[str, int]:
+    return {name: len(inner) for name, inner in part.named_modules() if isinstance(inner, nn.ModuleList)}
+
 
 LANGUAGE_METRICS = ("perplexity", "word_perplexity", "bits_per_character")  # where there is no source
 

@@ -10,8 +10,8 @@ from annotated_types import Gt
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Head, Rate
-from transduce.layers.dense import dense
 from transduce.layers.embedding import Embedding, Output, deepened
+from transduce.layers.feed_forward import dense
 
 Pooling = Literal["first", "last", "mean", "max"]
 

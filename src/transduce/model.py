@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from transduce.contracts import Asked, Decoder, Encoder, Head
+from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, Proposal, State, Step
 from transduce.heads import pool
-from transduce.layers.paths import advance_paths, begin_paths, read_paths
 
 NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothed and averaged
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.data.text import Tokenizer
-from transduce.disk import replace_file
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.recipe import Recipe, dump, load
+from transduce.storage import replace_file
 from transduce.training.checkpoint import Checkpoints
 
 

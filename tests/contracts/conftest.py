@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract_standins import CASES, Written, example_batch, make
+from contract_fixtures import CASES, Written, example_batch, make
 
-from transduce.decoding.graphs import Graphs
 from transduce.flow import Batch
+from transduce.kernels.cuda_graph import Graphs
 
 
 @pytest.fixture(params=list(CASES))
@@ -28,5 +28,5 @@ def batch() -> Batch:
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     """What Graphs does on a GPU, without one: fixed shapes, several steps between two looks, also after the end."""
-    monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     return Graphs()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract_standins import SIZE, SMALL, example_batch
+from contract_fixtures import SIZE, SMALL, example_batch
 
 from transduce.build import build_model, complete_recipe
 from transduce.contracts import Rule
 from transduce.decoders import DECODERS
-from transduce.decoding.drafting import speculate
-from transduce.decoding.loop import search
-from transduce.decoding.rules import Closed, First, MinLength, NoRepeat
+from transduce.decoding.constraints import Closed, First, MinLength, NoRepeat
+from transduce.decoding.search import search
+from transduce.decoding.speculative import speculate
 from transduce.decoding.strategies import Greedy
 from transduce.flow import Hypothesis
 from transduce.model import Transducer

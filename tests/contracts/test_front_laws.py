@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transduce.contracts import Front
 from transduce.errors import InputError
 from transduce.flow import Padded
-from transduce.fronts import FRONTS
+from transduce.modalities import FRONTS
 
 WIDTH = 8
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

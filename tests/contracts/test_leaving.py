@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.decoding.loop import _closed_up
+from transduce.decoding.search import _closed_up
 from transduce.flow import State, map_tensors
 
 

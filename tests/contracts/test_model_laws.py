@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from contract_standins import CASES, example_batch
+from contract_fixtures import CASES, example_batch
 from torch.testing import assert_close
 
 from transduce.build import complete_objective
-from transduce.decoders.copying import Copying
-from transduce.decoders.joint import Joint
+from transduce.decoders.copy import Copying
+from transduce.decoders.joint_ctc import Joint
 from transduce.flow import PAD, Batch, Padded
 from transduce.objectives import Objective
-from transduce.shelves import maker
+from transduce.recipe.registry import maker
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 

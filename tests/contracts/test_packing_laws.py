@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from contract_standins import CASES, SIZE, make
+from contract_fixtures import CASES, SIZE, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_steady_laws import Steady

@@ -13,14 +13,14 @@ from itertools import combinations, product
 import pytest
 import test_model_laws as laws
 import torch
-from contract_standins import READERS_ONLY, SIZE, SMALL, example_batch
+from contract_fixtures import READERS_ONLY, SIZE, SMALL, example_batch
 
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
-from transduce.decoders.readers import READERS
+from transduce.decoders.context import READERS
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.recipe import Recipe, parse

@@ -7,20 +7,20 @@ from itertools import groupby, product
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_standins import SIZE, SMALL, example_batch
+from contract_fixtures import SIZE, SMALL, example_batch
 from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe
-from transduce.decoding.loop import search
+from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
 from transduce.decoding.scoring import score
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded, State
-from transduce.layers.paths import advance_paths, begin_paths, read_paths
 from transduce.objectives import CrossEntropy, Ctc, JointCtc
 from transduce.recipe import parse
 

@@ -10,16 +10,16 @@ from torch import nn
 
 from transduce.contracts import Strategy
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.decoding.loop import search
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Padded
+from transduce.inference.lowering import Precision, for_generation
+from transduce.inference.lowering.joint_projections import JointSelf
+from transduce.inference.lowering.lean import LeanBlock, LeanReading
+from transduce.kernels.packed_linear import Packed
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder, Transducer
-from transduce.precision import Precision, for_generation
-from transduce.precision.joint import JointSelf
-from transduce.precision.lean import LeanBlock, LeanReading
-from transduce.precision.matrices import Packed
 
 APART = {"fp32": 1e-5, "int8": 0.1}  # share of the size of all logits
 CHOICES = ("hard", "gumbel", "drawn", "monotonic")

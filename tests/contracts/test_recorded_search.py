@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from contract_standins import example_batch, make
+from contract_fixtures import example_batch, make
 
-from transduce.decoding.graphs import Graphs
-from transduce.decoding.loop import search
-from transduce.decoding.rules import MinLength, NoRepeat
+from transduce.decoding.constraints import MinLength, NoRepeat
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, Sample, top
 from transduce.flow import Padded
+from transduce.kernels.cuda_graph import Graphs
 
 STRATEGIES = [Greedy(), Beam(width=3, length_penalty=1.0), Sample(width=2, temperature=0.8)]
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_recorded_is_told_and_still_found(monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr("transduce.decoding.graphs.Recording", refuse)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", refuse)
     model, batch, graphs = make("transformer>transformer"), example_batch([(1, 2), (3, 2), (2, 2)]), Graphs()
     asked: dict[str, Any] = {"longest": torch.tensor([7, 7, 7])}
     with pytest.warns(UserWarning, match="cannot be recorded"):

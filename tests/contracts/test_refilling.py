@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from contract_standins import CASES, SIZE, SMALL, Written, example_batch, make
+from contract_fixtures import CASES, SIZE, SMALL, Written, example_batch, make
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.build import build_model, complete_recipe
-from transduce.decoding import refilling
-from transduce.decoding.filling import Filling
-from transduce.decoding.graphs import Graphs
-from transduce.decoding.loop import search
-from transduce.decoding.moves import Moves
-from transduce.decoding.refilling import Wanted, plan, refill
-from transduce.decoding.rules import Closed, MinLength, NoRepeat
+from transduce.decoding import continuous_batching as refilling
+from transduce.decoding.constraints import Closed, MinLength, NoRepeat
+from transduce.decoding.continuous_batching import Wanted, plan, refill
+from transduce.decoding.mask_filling import Filling
+from transduce.decoding.search import Moves, search
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.flow import Batch, Padded, State, Step
+from transduce.kernels.cuda_graph import Graphs
 from transduce.recipe import parse
 
 LENGTHS = [7, 6, 6, 5, 3, 2, 2, 1, 1]
@@ -106,7 +105,7 @@ def test_a_search_that_broke_off_leaves_nothing_behind(replayed, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         refill(model, groups(2), strategy, places=4, graphs=replayed)
     monkeypatch.undo()
-    monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     fresh, before = Graphs(), replayed.replayed
     wanted = refill(model, groups(2), strategy, places=4, graphs=fresh)
     same(refill(model, groups(2), strategy, places=4, graphs=replayed), wanted)

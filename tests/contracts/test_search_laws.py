@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from contract_standins import CASES, SIZE, example_batch, make
+from contract_fixtures import CASES, SIZE, example_batch, make
 
-from transduce.decoding.loop import search
-from transduce.decoding.rules import Ban, MinLength, NoRepeat, RepetitionPenalty
+from transduce.decoding.constraints import Ban, MinLength, NoRepeat, RepetitionPenalty
 from transduce.decoding.scoring import score
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.flow import BOS, EOS, Batch, Padded
 

@@ -6,23 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from contract_standins import SIZE, example_batch
+from contract_fixtures import SIZE, example_batch
 from torch import Tensor, nn
 
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
-from transduce.decoding.loop import search
-from transduce.decoding.rules import Ban, MinLength
+from transduce.decoding.constraints import Ban, MinLength
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis
+from transduce.inference.lowering import for_generation
+from transduce.inference.shortlist import Listed, Narrowed, OutputRows, narrow
+from transduce.kernels.native.library import library
 from transduce.layers.embedding import Output
 from transduce.model import Transducer
-from transduce.native.library import library
-from transduce.precision import for_generation
 from transduce.recipe import parse
-from transduce.shortlist import OutputRows, narrow
-from transduce.shortlist.narrowed import Listed, Narrowed
 
 LENGTHS = [(5, 4), (2, 3), (7, 1), (1, 2)]
 

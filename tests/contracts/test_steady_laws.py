@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_standins import CASES, SIZE, example_batch, make
+from contract_fixtures import CASES, SIZE, example_batch, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transduce.attention import positions

@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 import torch
-from contract_standins import SIZE, SMALL, example_batch
+from contract_fixtures import SIZE, SMALL, example_batch
 from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe
-from transduce.decoding.loop import search
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError

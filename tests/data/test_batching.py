@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data.batching import Batches, Position, collate, gather, ordered
-from transduce.data.draws import Draw
+from transduce.data.epoch_plan import Plan, Rows, cut
 from transduce.data.filters import Filters
-from transduce.data.plan import Plan, cut
-from transduce.data.rows import Rows
+from transduce.data.rng import Draw
 from transduce.data.store import Store, build_store
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD
 from transduce.recipe import Corpus

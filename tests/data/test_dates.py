@@ -13,10 +13,10 @@ from babel.dates import format_date, format_skeleton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data import dates
-from transduce.data.locales import Form, _fold, forms
 from transduce.errors import InputError
 from transduce.flow import Example
+from transduce.synthetic import dates
+from transduce.synthetic.dates import Form, _fold, forms
 
 ALL_FORMS = [form for group in forms() for form in group]
 any_day = st.dates(dates.FIRST, dates.LAST)

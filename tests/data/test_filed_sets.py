@@ -8,14 +8,14 @@ from itertools import islice
 
 import pytest
 
-from transduce.choose import recipe_for
-from transduce.choose.tasks import TASKS
+from transduce.autoconfig import recipe_for
+from transduce.autoconfig.tasks import TASKS
 from transduce.contracts import Modality
 from transduce.errors import InputError
-from transduce.made import SETS
-from transduce.made.filed import write_set
-from transduce.sets import FILED
-from transduce.shelves import maker
+from transduce.recipe.registry import maker
+from transduce.synthetic import SETS
+from transduce.synthetic.file_sets import FILED
+from transduce.synthetic.files import write_set
 
 EVERY = pytest.mark.parametrize("name", FILED)
 

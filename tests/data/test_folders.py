@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transduce.data.arrays import array, read_arrays
-from transduce.data.sources import Tally, fingerprint, read
+from transduce.data.readers.corpus import Tally, fingerprint, read
+from transduce.data.readers.folders import array, read_arrays
 from transduce.errors import InputError, UnreadableError
 from transduce.recipe import Corpus
 

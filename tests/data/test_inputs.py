@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.sources import fingerprint, read
+from transduce.data.readers.corpus import fingerprint, read
 from transduce.data.store import Filters, build_store
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, UNK, Batch, Padded
 from transduce.objectives import CrossEntropy

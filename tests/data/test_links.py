@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.aligned import LinkedBatches
-from transduce.data.batching import Batches, Position
+from transduce.data.batching import Batches, LinkedBatches, Position
 from transduce.data.filters import Filters
-from transduce.data.links import LinkError, check_links, read_links, token_links
-from transduce.data.sources import fingerprint, read
+from transduce.data.readers.corpus import fingerprint, read
 from transduce.data.store import build_store
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.word_alignment import LinkError, check_links, read_links, token_links
 from transduce.errors import InputError
 from transduce.recipe import Corpus, parse
 

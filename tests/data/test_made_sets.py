@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.made import SETS, generate
-from transduce.made.inflection import CASES, NUMBERS, POSSESSORS, VOWELS, inflect
-from transduce.made.records import VALUES, missing
-from transduce.made.transliteration import transliterate
+from transduce.synthetic import SETS, generate
+from transduce.synthetic.inflection import CASES, NUMBERS, POSSESSORS, VOWELS, inflect
+from transduce.synthetic.records import VALUES, missing
+from transduce.synthetic.transliteration import transliterate
 
 EVERY = pytest.mark.parametrize("name", SETS)
 

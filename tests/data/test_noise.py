@@ -22,7 +22,7 @@ from transduce.data.noise import (
     mask_spans,
     permute_parts,
 )
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, UNK, Batch, Padded
 

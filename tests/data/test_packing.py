@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batching import _batches, _natural
 
-from transduce.attention import tiles
 from transduce.data.batching import Batches, Position, gather
 from transduce.data.filters import Filters
 from transduce.data.packing import LONGEST, Packing, deal, needs
 from transduce.data.store import build_store
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, EOS, Batch
+from transduce.kernels import attention_tiles as tiles
 from transduce.recipe import Corpus
 
 ROOM = np.array([24, 32])

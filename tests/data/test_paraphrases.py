@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from transduce.data.paraphrases import TOPICS, generate
 from transduce.errors import InputError
+from transduce.synthetic.paraphrases import TOPICS, generate
 
 SMALL = {
     "a",

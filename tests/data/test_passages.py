@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from transduce.data.batching import Position, gather
 from transduce.data.filters import Filters
-from transduce.data.passages import Passages, Stream, consecutive, hold_out, streams
-from transduce.data.running import encode_running, measure
-from transduce.data.sources import blocks, read
+from transduce.data.lm_blocks import Passages, Stream, consecutive, hold_out, streams
+from transduce.data.readers.corpus import blocks, read
 from transduce.data.store import Store, build_store, split
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.running_text import encode_running, measure
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Example
 from transduce.recipe import Corpus, parse

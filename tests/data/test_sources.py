@@ -17,8 +17,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.parallel import suspicious_line
-from transduce.data.sources import Tally, fingerprint, read, read_lines
+from transduce.data.readers.corpus import Tally, fingerprint, read, read_lines
+from transduce.data.readers.formats import suspicious_line
 from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Corpus
@@ -260,7 +260,7 @@ def test_a_large_file_is_streamed(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.tsv", b"some words here\tsome words there\n" * 300_000)
     code = """
 import resource, sys
-from transduce.data.sources import read
+from transduce.data.readers.corpus import read
 from transduce.recipe import Corpus
 examples = read(Corpus(path=sys.argv[1])); next(examples)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import transduce.data.store as store_module
-import transduce.data.writer as writer_module
+import transduce.data.store as writer_module
 from transduce.data.filters import Filters
 from transduce.data.store import Store, build_store, split
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.recipe import Corpus
 
@@ -159,7 +159,7 @@ from pathlib import Path
 from transduce.data import writer
 from transduce.data.filters import Filters
 from transduce.data.store import build_store
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.recipe import Corpus
 writer.CHUNK = 50
 tokenizer = Tokenizer.train([], "bytes", 260)

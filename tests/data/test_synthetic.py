@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data import synthetic
 from transduce.errors import InputError
 from transduce.flow import Example
+from transduce.synthetic import algorithmic as synthetic
 
 # Written without looking at the tasks' own definition.
 ANSWERS = {

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from transduce.data import vocabulary
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers import vocabulary
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, UNK
 

@@ -10,11 +10,10 @@ import pytest
 import typer
 import yaml
 
-from transduce import demo
 from transduce.build import complete_recipe
-from transduce.cli import app
-from transduce.data.dates import split
+from transduce.cli import app, demo
 from transduce.recipe import parse
+from transduce.synthetic.dates import split
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -71,7 +70,7 @@ def folder(tmp_path_factory):
     recipe = {**demo.TASKS["dates"].recipe, "data": {name: str(place / f"{name}.tsv") for name in names}}
     recipe["data"]["cache"] = str(place / "cache")
     recipe["training"] = {**recipe["training"], "steps": 3, "validate_every": 3, "checkpoint_every": 3}
-    from transduce.experiment import train
+    from transduce.training.experiment import train
 
     train(recipe, place / "runs" / "demo")
     return place

@@ -8,7 +8,7 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.evaluation import find
+from transduce.evaluation.evaluate import find
 
 WORDS = st.lists(
     st.sampled_from(["a", "cat", "dog", "sits", "runs", "on", "the", "mat", "red"]), min_size=1, max_size=8

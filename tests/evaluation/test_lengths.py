@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.evaluation import evaluate
-from transduce.evaluation.lengths import by_length, draw_by_length, readable_edges
-from transduce.evaluation.metrics import ExactMatch
+from transduce.evaluation.by_length import by_length, draw_by_length, readable_edges
+from transduce.evaluation.evaluate import evaluate
+from transduce.evaluation.text_metrics import ExactMatch
 
 
 def outcomes(hits: list[bool]) -> np.ndarray:

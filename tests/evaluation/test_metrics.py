@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 
 from transduce.contracts import Metric, ScoreMetric, TextMetric
 from transduce.errors import InputError
-from transduce.evaluation.metrics import METRICS, find
+from transduce.evaluation.text_metrics import METRICS, find
 
 OF_TEXTS = [name for name, kind in METRICS.items() if issubclass(kind, TextMetric)]
 SACRE = {"bleu": BLEU, "chrf": CHRF, "ter": TER}

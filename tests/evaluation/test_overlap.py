@@ -11,8 +11,8 @@ from seqeval.metrics import f1_score as seqeval_f1
 from sklearn.metrics import f1_score as sklearn_f1
 
 from transduce.contracts import Metric
-from transduce.evaluation import METRICS, find
-from transduce.evaluation.overlap import marks_spans, spans
+from transduce.evaluation.evaluate import METRICS, find
+from transduce.evaluation.overlap_metrics import marks_spans, spans
 
 ROUGE = ["rouge1", "rouge2", "rougeL"]
 NAMES = [*ROUGE, "token_f1", "macro_f1", "span_f1"]

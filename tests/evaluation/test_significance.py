@@ -10,8 +10,8 @@ from sacrebleu.significance import PairedTest
 
 from transduce.errors import InputError
 from transduce.evaluation import significance
-from transduce.evaluation.metrics import ExactMatch, find
 from transduce.evaluation.significance import Paired, interval, paired, randomised, verdict
+from transduce.evaluation.text_metrics import ExactMatch, find
 
 
 def outcomes(hits: np.ndarray) -> np.ndarray:

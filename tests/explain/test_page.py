@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.explain.page import Explained, embed, render, write
+from transduce.explain.html import Explained, embed, render, write
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- <script> ]]> & \u2028\u2029 %%DATA%% \" ' \\ </style></title>"
 

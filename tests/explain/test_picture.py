@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transduce.explain import picture
+from transduce.explain import png as picture
 from transduce.explain.alignment import AttentionMap
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from export_standins import TEXTS, make_run, pair
+from export_fixtures import TEXTS, make_run, pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner

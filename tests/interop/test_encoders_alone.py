@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interop_standins import ENCODERS, MASK, WORDS, change_config, make_encoder
+from interop_fixtures import ENCODERS, MASK, WORDS, change_config, make_encoder
 from safetensors.torch import load_file, save_file
 from test_parity import TEXTS, expected_source, read_sources, theirs
 from torch.testing import assert_close

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from export_standins import TEXTS, make_run, pair, transformer
-from interop_standins import make
+from export_fixtures import TEXTS, make_run, pair, transformer
+from interop_fixtures import make
 
 import transduce
 from transduce.errors import InputError
-from transduce.export import export
-from transduce.export.ctranslate2 import piece_names
 from transduce.flow import BOS, EOS, PAD, SPECIALS, Batch, Padded
+from transduce.interop.ctranslate2 import piece_names
+from transduce.interop.export import export
 
 library = pytest.importorskip("ctranslate2")
 

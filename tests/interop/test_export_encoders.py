@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from export_standins import TEXTS, transformer
-from interop_standins import make_encoder
+from export_fixtures import TEXTS, transformer
+from interop_fixtures import make_encoder
 from PIL import Image as Pillow
 from test_vision import made
 from torch.testing import assert_close
 
 import transduce
 from transduce import build
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.export import export
 from transduce.flow import EOS, SPECIALS, Batch, Padded
 from transduce.interop import read
+from transduce.interop.export import export
 from transduce.recipe import parse
 from transduce.run import Run
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from export_standins import TEXTS, make_run, pair, transformer
-from interop_standins import make
+from export_fixtures import TEXTS, make_run, pair, transformer
+from interop_fixtures import make
 from torch.testing import assert_close
 
 import transduce
 from transduce.errors import InputError
-from transduce.export import export
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
-from transduce.interop import read, t5
+from transduce.interop import read
+from transduce.interop.export import export
+from transduce.interop.huggingface import t5
 
 library = pytest.importorskip("transformers")
 

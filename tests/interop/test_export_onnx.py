@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export_standins import make_run, pair, transformer
+from export_fixtures import make_run, pair, transformer
 from safetensors.torch import load_file, save_file
 
 import transduce
 from transduce.errors import InputError
-from transduce.export import export
-from transduce.export.onnx import check_model
 from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.interop.export import export
+from transduce.interop.onnx import check_model
 
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from interop_standins import WORDS, make
+from interop_fixtures import WORDS, make
 from torch.testing import assert_close
 from typer.testing import CliRunner
 

@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
-from interop_standins import make
+from interop_fixtures import make
 from typer.testing import CliRunner
 
 import transduce

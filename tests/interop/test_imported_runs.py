@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from interop_standins import WORDS, make
+from interop_fixtures import WORDS, make
 from typer.testing import CliRunner
 
 import transduce

@@ -6,14 +6,14 @@ import json
 
 import pytest
 import torch
-from interop_standins import ENDS, make, write_tokenizer
+from interop_fixtures import ENDS, make, write_tokenizer
 from test_parity import MORE, generated, theirs
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import transduce
 from transduce.cli import app
-from transduce.data.links import token_links
+from transduce.data.word_alignment import token_links
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.interop import Languages, convert

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from orphan_standins import (
+from legacy_fixtures import (
     HEADS,
     HIDDEN,
     LAYERS,
@@ -27,8 +27,8 @@ from orphan_standins import (
 from test_pieces import write_model
 
 import transduce
-from transduce.export import export
 from transduce.flow import EOS, UNK
+from transduce.interop.export import export
 
 
 def marian_waves(length: int) -> torch.Tensor:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from orphan_standins import WORDS, Reference, save_joeynmt, save_marian, save_opennmt, shaken
+from legacy_fixtures import WORDS, Reference, save_joeynmt, save_marian, save_opennmt, shaken
 
 import transduce
 from transduce.errors import InputError
-from transduce.interop.folder import read_weight
-from transduce.interop.orphans.opening import opened
+from transduce.interop.huggingface.folder import read_weight
+from transduce.interop.legacy.checkpoint_process import opened
 
 
 @pytest.fixture

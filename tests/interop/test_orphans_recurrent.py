@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from orphan_recurrences import Translator, save_fairseq_cells, save_joeynmt_cells, save_opennmt_cells
-from orphan_standins import SAID, compare, numbers, read, shaken
+from legacy_fixtures import SAID, compare, numbers, read, shaken
+from legacy_recurrent_fixtures import Translator, save_fairseq_cells, save_joeynmt_cells, save_opennmt_cells
 from typer.testing import CliRunner
 
 import transduce

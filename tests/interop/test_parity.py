@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from interop_standins import PIECES, make
+from interop_fixtures import PIECES, make
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 

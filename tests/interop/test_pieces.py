@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interop_standins import make
+from interop_fixtures import make
 
 import transduce
 from transduce.errors import InputError
 from transduce.flow import EOS, UNK
 from transduce.interop import Languages, convert
-from transduce.interop.pieces import library, read_model
+from transduce.interop.huggingface.sentencepiece import library, read_model
 
 SOURCE = {"▁": -3.0, "a": -2.0, "b": -2.5, "▁a": -2.2, "ab": -3.1, "▁ab": -3.6, "ba": -4.0, "aa": -3.9}
 TARGET = {"▁": -2.0, "c": -1.0, "▁c": -1.5, "a": -4.0}

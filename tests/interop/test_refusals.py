@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interop_standins import change_config, make, write_tokenizer
+from interop_fixtures import change_config, make, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 import transduce

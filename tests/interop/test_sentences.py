@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from interop_standins import make_encoder, write_modules
+from interop_fixtures import make_encoder, write_modules
 from test_encoders_alone import hidden
 from test_parity import TEXTS, read_sources
 

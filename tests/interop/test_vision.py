@@ -19,7 +19,7 @@ from transduce.build import build_model, build_reading
 from transduce.errors import InputError
 from transduce.flow import SPECIALS
 from transduce.recipe import InitRecipe
-from transduce.transfer.origins import open_origins, take_weights
+from transduce.transfer.init import open_origins, take_weights
 
 SIZES = {
     "hidden_size": 32,

@@ -5,16 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from export_standins import make_run, pair
-from interop_standins import change_config, shake, write_tokenizer
+from export_fixtures import make_run, pair
+from interop_fixtures import change_config, shake, write_tokenizer
 from PIL import Image as Pillow
 
 import transduce
 from transduce import interop
 from transduce.errors import InputError
-from transduce.export import ctranslate2, export
 from transduce.flow import BOS, Batch, Padded
-from transduce.precision.network import for_generation
+from transduce.inference.lowering.network import for_generation
+from transduce.interop import ctranslate2
+from transduce.interop.export import export
 
 library = pytest.importorskip("transformers")
 

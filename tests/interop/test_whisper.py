@@ -6,12 +6,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from interop_standins import shake
+from interop_fixtures import shake
 
 import transduce
 from transduce import interop
+from transduce.autoconfig import recipe_for
 from transduce.build import complete_recipe
-from transduce.choose import recipe_for
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded
 from transduce.interop import Languages

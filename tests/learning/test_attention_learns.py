@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from transduce.build import build_model, complete_recipe
-from transduce.decoding.loop import search
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, Batch, Memory, Padded
 from transduce.recipe import parse

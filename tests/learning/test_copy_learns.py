@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from transduce.experiment import train
+from transduce.training.experiment import train
 
 pytestmark = pytest.mark.slow
 

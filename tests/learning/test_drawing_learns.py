@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import transduce
-from transduce.images.codes import Codes
-from transduce.images.files import fit, read_picture
-from transduce.images.palette import Palette
-from transduce.made.filed import write_set
-from transduce.sets import FILED
+from transduce.modalities.image.files import fit, read_picture
+from transduce.modalities.image.palette import Palette
+from transduce.modalities.image.vector_quantisation import Codes
+from transduce.synthetic.file_sets import FILED
+from transduce.synthetic.files import write_set
 
 pytestmark = pytest.mark.slow
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from transduce.choose import recipe_for
-from transduce.data.paraphrases import generate
-from transduce.evaluation.retrieval import unit
-from transduce.experiment import Trained, train
-from transduce.retrieval.clusters import cluster, purity
+from transduce.autoconfig import recipe_for
+from transduce.evaluation.retrieval_metrics import unit
+from transduce.retrieval.clustering import cluster, purity
+from transduce.synthetic.paraphrases import generate
+from transduce.training.experiment import Trained, train
 
 pytestmark = pytest.mark.slow
 

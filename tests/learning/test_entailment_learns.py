@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transduce.choose import recipe_for
-from transduce.experiment import train
+from transduce.autoconfig import recipe_for
+from transduce.training.experiment import train
 
 pytestmark = pytest.mark.slow
 

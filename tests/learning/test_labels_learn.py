@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from transduce.choose import recipe_for
+from transduce.autoconfig import recipe_for
 from transduce.errors import InputError
-from transduce.experiment import train
+from transduce.training.experiment import train
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transduce.experiment import train
+from transduce.training.experiment import train
 
 SYMBOLS = "abcd \n"
 CLOSE = 1.04  # trained perplexity over the true one

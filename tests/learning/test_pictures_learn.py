@@ -8,9 +8,9 @@ from shutil import copyfile
 
 import pytest
 
-from transduce.experiment import Trained, train
-from transduce.made.filed import write_set
-from transduce.sets import FILED
+from transduce.synthetic.file_sets import FILED
+from transduce.synthetic.files import write_set
+from transduce.training.experiment import Trained, train
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from transduce.experiment import Trained, train
+from transduce.training.experiment import Trained, train
 
 pytestmark = pytest.mark.slow
 

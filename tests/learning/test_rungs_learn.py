@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from learning_standins import TRANSFORMER, learn
+from learning_fixtures import TRANSFORMER, learn
 
-from transduce.data.synthetic import gold_alignment
 from transduce.explain.alignment import alignment_error_rate
+from transduce.synthetic.algorithmic import gold_alignment
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import transduce
-from transduce.images.files import read_picture
-from transduce.images.shapes import COLOURS
-from transduce.made.filed import write_set
-from transduce.sets import FILED
+from transduce.modalities.image.files import read_picture
+from transduce.synthetic.file_sets import FILED
+from transduce.synthetic.files import write_set
+from transduce.synthetic.shapes import COLOURS
 
 pytestmark = pytest.mark.slow
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from transduce.evaluation.overlap import RougeL
-from transduce.experiment import Trained, train
+from transduce.evaluation.overlap_metrics import RougeL
 from transduce.flow import Example
-from transduce.made import SETS, generate
-from transduce.made.records import missing
-from transduce.made.transliteration import LETTERS
 from transduce.recipe import load
+from transduce.synthetic import SETS, generate
+from transduce.synthetic.records import missing
+from transduce.synthetic.transliteration import LETTERS
+from transduce.training.experiment import Trained, train
 
 pytestmark = pytest.mark.slow
 

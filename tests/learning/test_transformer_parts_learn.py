@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from learning_standins import TRANSFORMER, learn
+from learning_fixtures import TRANSFORMER, learn
 
 pytestmark = pytest.mark.slow
 

@@ -11,17 +11,17 @@ from torch.testing import assert_close
 
 from transduce.attention.multihead import Heads, MultiHead
 from transduce.attention.normalisers import Softmax
-from transduce.attention.own import SSRU, Average, View, scan
 from transduce.attention.positions import POSITIONS, Learned, NoPosition, Rotary, Sinusoidal
 from transduce.attention.scores import Dot, ScaledDot
+from transduce.attention.self_attention import SSRU, Average, View, scan
 from transduce.build import complete_recipe
 from transduce.decoders.convolutional import ConvolutionalDecoder
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory, Padded, map_tensors
-from transduce.layers.dense import FeedForward
 from transduce.layers.embedding import Embedding, Output
+from transduce.layers.feed_forward import FeedForward
 from transduce.layers.norm import BatchNorm, RMSNorm
 from transduce.recipe import parse
 

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe
-from transduce.decoders.copying import Copying
+from transduce.decoders.copy import Copying
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.recipe import parse

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.own import Slots
-from transduce.precision import rows as rows_module
-from transduce.precision.rows import Entry, Kernels, Plain, Product
+from transduce.attention.self_attention import Slots
+from transduce.kernels import decode_rows as rows_module
+from transduce.kernels.decode_rows import Entry, Kernels, Plain, Product
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -14,18 +14,18 @@ from torch import nn
 
 from transduce.attention.positions import Learned, NoPosition, Rotary, Sinusoidal
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.decoding.graphs import Graphs, copy_into, copy_together, tensors_of
-from transduce.decoding.loop import search
-from transduce.decoding.refilling import Wanted, refill
-from transduce.decoding.rules import MinLength
+from transduce.decoding.constraints import MinLength
+from transduce.decoding.continuous_batching import Wanted, refill
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import EOS, Batch, Padded
+from transduce.inference.lowering import fused, network
+from transduce.inference.lowering.fused import FusedDecoder, fuse
+from transduce.kernels.cuda_graph import Graphs, copy_into, copy_together, tensors_of
+from transduce.kernels.decode_rows import Plain
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer
-from transduce.precision import fused, network
-from transduce.precision.fused import FusedDecoder, fuse
-from transduce.precision.rows import Plain
 
 VOCABULARY, WIDTH = 40, 64
 COMMON: dict[str, Any] = {"layers": 2, "width": WIDTH, "heads": 2, "hidden": 96, "dropout": 0.0}
@@ -145,7 +145,7 @@ class Written:
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
 def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     plain.decoder.output.layer.bias.data[EOS] = quick.decoder.output.layer.bias.data[EOS] = 9.0  # type: ignore[union-attr]
     asked: dict[str, Any] = {"longest": torch.tensor([9, 12, 20]), "rules": (MinLength(4),)}
@@ -162,7 +162,7 @@ def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatc
 @pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
 def test_places_that_are_filled_again(strategy: Any, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     longest = torch.tensor([9, 12, 40, 3, 20, 6, 14, 2, 5])
     asked = [Wanted(sources(), longest[first : first + 3]) for first in (0, 3, 6)]

@@ -12,9 +12,9 @@ from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
-from transduce.layers import dense
-from transduce.layers.dense import side_by_side
-from transduce.layers.traits import narrowed
+from transduce.kernels.dispatch import narrowed
+from transduce.layers import feed_forward as dense
+from transduce.layers.feed_forward import side_by_side
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 

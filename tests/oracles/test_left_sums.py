@@ -13,9 +13,9 @@ from test_recorded_parts import replaces_kernels
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from transduce.layers import levelling
-from transduce.layers.products import asks_for_sums, leave_sums, left_sums, product
-from transduce.layers.traits import free_launches
+from transduce.kernels import add_norm as levelling
+from transduce.kernels.dispatch import free_launches
+from transduce.kernels.linear import asks_for_sums, leave_sums, left_sums, product
 
 WIDTH = 16
 

@@ -17,12 +17,17 @@ from hypothesis import strategies as some
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from transduce.attention import tiles
 from transduce.build import build_model, complete_recipe
 from transduce.data.packing import Packing
 from transduce.flow import BOS, EOS, Batch, Padded
-from transduce.layers import levelling, narrowing, parting, products, scoring, traits
-from transduce.layers.traits import free_launches
+from transduce.kernels import add_norm as levelling
+from transduce.kernels import attention_tiles as tiles
+from transduce.kernels import dispatch as traits
+from transduce.kernels import linear as products
+from transduce.kernels import output_projection as scoring
+from transduce.kernels import split as parting
+from transduce.kernels import weight_cast as narrowing
+from transduce.kernels.dispatch import free_launches
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 
@@ -174,8 +179,8 @@ def tile_slopes(grid: Any, *given: Any, causal: bool, by_step: bool, width: int,
 
 
 KERNELS = {
-    "transduce.layers.kernels": (add_rows, drop_rows, level_rows, level_slopes, sum_columns),
-    "transduce.attention.tilekernels": (tile_contexts, tile_slopes),
+    "transduce.kernels.triton.add_norm": (add_rows, drop_rows, level_rows, level_slopes, sum_columns),
+    "transduce.kernels.triton.attention_tiles": (tile_contexts, tile_slopes),
 }
 
 

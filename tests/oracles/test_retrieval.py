@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from transduce.contracts import Embedded
 from transduce.errors import InputError
-from transduce.evaluation import interval
-from transduce.evaluation.retrieval import RecallAt1, RecallAt10, ReciprocalRank, Spearman, ranks
-from transduce.retrieval import neighbours, vectors
-from transduce.retrieval.clusters import cluster, purity
-from transduce.retrieval.maps import project, telling_words
-from transduce.retrieval.neighbours import nearest
+from transduce.evaluation.evaluate import interval
+from transduce.evaluation.retrieval_metrics import RecallAt1, RecallAt10, ReciprocalRank, Spearman, ranks
+from transduce.retrieval import embeddings as vectors
+from transduce.retrieval import search as neighbours
+from transduce.retrieval.clustering import cluster, project, purity, telling_words
+from transduce.retrieval.search import nearest
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:

@@ -15,14 +15,15 @@ import torch
 from test_fused_steps import SHAPES, Written, build, sources
 
 from transduce.contracts import Choice, Strategy
-from transduce.decoding import choosing, settling
-from transduce.decoding.graphs import Graphs
-from transduce.decoding.loop import Live, Paths, search
+from transduce.decoding import beam_update as choosing
+from transduce.decoding.search import Live, Paths, search
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.flow import EOS, State
-from transduce.precision.fused import fuse
-from transduce.precision.network import for_gpu
-from transduce.precision.rows import Kernels
+from transduce.inference.lowering.fused import fuse
+from transduce.inference.lowering.network import for_gpu
+from transduce.kernels import beam_update as settling
+from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.decode_rows import Kernels
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_whole_search_by_kernels_finds_the_same(strategy: Strategy, monkeypatc
     batch, longest = sources().to(DEVICE), torch.tensor([5, 6, 7])
     found = []
     if INTERPRETED:
-        monkeypatch.setattr("transduce.decoding.graphs.Recording", Written)
+        monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     for on in (True, False):
         monkeypatch.setattr(settling, "suits", lambda *_, on=on: on)
         found.append(search(made, batch, strategy, longest=longest, graphs=Graphs()))

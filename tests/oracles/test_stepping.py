@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.layers.recurrent import CELLS, RecurrentStack
-from transduce.layers.stepping import STEPS, Repeated, Stepper
+from transduce.layers.recurrent import CELLS, STEPS, RecurrentStack, Repeated, Stepper
 
 ROWS, STEPS_TAKEN, WIDTH, FED = 3, 5, 6, 4
 EXACT = {"rtol": 0, "atol": 1e-12}

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from transduce.attention.tiles import attend_tiles
-from transduce.layers import levelling, products
-from transduce.layers.parting import part
-from transduce.layers.products import ACTIVATIONS, column_sums, left_sums, product
-from transduce.layers.scoring import scores, spaced
-from transduce.layers.traits import free_launches
-from transduce.objectives import smoothed
-from transduce.objectives.smoothed import IGNORED, Smoothed
+from transduce.kernels import add_norm as levelling
+from transduce.kernels import cross_entropy as smoothed
+from transduce.kernels import linear as products
+from transduce.kernels.attention_tiles import attend_tiles
+from transduce.kernels.cross_entropy import IGNORED, Smoothed
+from transduce.kernels.dispatch import free_launches
+from transduce.kernels.linear import ACTIVATIONS, column_sums, left_sums, product
+from transduce.kernels.output_projection import scores, spaced
+from transduce.kernels.split import part
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -335,7 +336,7 @@ def test_gradients_lie_side_by_side() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("apart", [True, False], ids=["spaced", "whole"])
 def test_cross_entropy(size: int, smoothing: float, apart: bool, kind: torch.dtype) -> None:
-    from transduce.objectives.kernels import read_rows, write_rows
+    from transduce.kernels.triton.cross_entropy import read_rows, write_rows
 
     rows = 6
     given = (5 * numbers(rows, size, kind=kind)).detach()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.testing import assert_close
-from training_standins import TinyBatches, TinyModel
+from training_fixtures import TinyBatches, TinyModel
 
 from transduce.data.batching import Position
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.recipe import parse
-from transduce.training.devices import Processes
+from transduce.training.distributed import Processes
+from transduce.training.micro_batch import Piece, Work
 from transduce.training.optimisers import build_optimiser, flatten
 from transduce.training.update import Update
-from transduce.training.work import Piece, Work
 
 
 class Poisoned(CrossEntropy):

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.experiment import train
-from transduce.experiment.budget import MARGIN, PLAIN, _try, largest, worst_batch
-from transduce.experiment.settling import settle
+from transduce.data.prepare import prepare, train_tokenizers
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss
-from transduce.prepare import prepare, train_tokenizers
 from transduce.recipe import Recipe, parse
 from transduce.run import Run
+from transduce.training.batch_size import MARGIN, PLAIN, _try, largest, worst_batch
+from transduce.training.experiment import train
+from transduce.training.resolve import settle
 
 
 @given(limit=st.integers(1, 10**6), most=st.integers(1, 10**6))

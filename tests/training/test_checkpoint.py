@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from training_standins import TinyModel
+from training_fixtures import TinyModel
 
 from transduce.errors import InputError
 from transduce.training.checkpoint import Checkpoint, Checkpoints, average

@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from transduce.errors import InputError
-from transduce.training.devices import (
-    Processes,
-    autocast,
-    deterministic,
-    memory_peak,
-    pick_device,
-    seed_everything,
-)
+from transduce.training.distributed import Processes, autocast, deterministic, memory_peak, pick_device, seed_everything
 
 CPU = torch.device("cpu")
 

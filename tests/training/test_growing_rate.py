@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_standins import TinyBatches, TinyModel, settings
+from training_fixtures import TinyBatches, TinyModel, settings
 
 from transduce.build import complete_objective
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss, Model, Objective, ScheduledSampling
 from transduce.training.checkpoint import Checkpoints
-from transduce.training.loop import train
+from transduce.training.trainer import train
 
 
 def rates(steps: int, **options: object) -> list[float]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_standins import TinyBatches, TinyModel
+from training_fixtures import TinyBatches, TinyModel
 
 from transduce.recipe import parse
 from transduce.training.checkpoint import Checkpoints
-from transduce.training.loop import train
 from transduce.training.report import Line, Silent
+from transduce.training.trainer import train
 from transduce.training.update import Update
 
 

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_standins import TinyBatches, TinyModel, loss_on, settings
+from training_fixtures import TinyBatches, TinyModel, loss_on, settings
 
 from transduce import build
 from transduce.errors import InputError
 from transduce.recipe import OptimiserRecipe, parse
 from transduce.training.checkpoint import Checkpoints
-from transduce.training.depth import depths
-from transduce.training.loop import train
-from transduce.training.optimisers import build_optimiser, hold_still, set_rate
+from transduce.training.optimisers import build_optimiser, depths, hold_still, set_rate
+from transduce.training.trainer import train
 
 SMALL = {"width": 8, "layers": 2}
 BLOCKS = {"kind": "transformer", "heads": 2, "hidden": 8, **SMALL}

@@ -18,20 +18,20 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from training_standins import TinyBatches, TinyModel, loss_on, settings
+from training_fixtures import TinyBatches, TinyModel, loss_on, settings
 
 from transduce.data.batching import Position
 from transduce.errors import InputError
 from transduce.flow import Batch, Step
 from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.training.checkpoint import Checkpoints, average
-from transduce.training.devices import Processes
-from transduce.training.loop import Outcome, train
+from transduce.training.distributed import Processes
+from transduce.training.feed import Prefetch
+from transduce.training.micro_batch import Result, Work, pieces_of
 from transduce.training.optimisers import build_optimiser
-from transduce.training.prefetch import Prefetch
 from transduce.training.report import Line, Silent, read_log
+from transduce.training.trainer import Outcome, train
 from transduce.training.update import Update
-from transduce.training.work import Result, Work, pieces_of
 
 CPU = torch.device("cpu")
 
@@ -516,9 +516,9 @@ def test_an_error_in_the_data_ends_training(tmp_path: Path) -> None:
 
 def processes(*requests: dict[str, Any]) -> list[Any]:
     """Carried out one after the other in one process that forks, so torch is loaded once."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1] / "support"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
-    command = [sys.executable, str(here / "training_standins.py"), json.dumps(requests)]
+    command = [sys.executable, str(here / "training_fixtures.py"), json.dumps(requests)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     result: list[Any] = json.loads(done.stdout.splitlines()[-1])

@@ -12,10 +12,11 @@ import torch
 import transduce
 from transduce import build
 from transduce.errors import InputError
-from transduce.experiment import Trained, settle, train
 from transduce.objectives import OBJECTIVES, CrossEntropy, Distillation, RDrop
 from transduce.recipe import parse
-from transduce.shelves import options
+from transduce.recipe.registry import options
+from transduce.training.experiment import Trained, train
+from transduce.training.resolve import settle
 
 PART = {"kind": "recurrent", "width": 16}
 OWN = '''

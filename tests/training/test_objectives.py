@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from training_standins import WORDS, TinyBatches, TinyModel
+from training_fixtures import WORDS, TinyBatches, TinyModel
 
 from transduce.build import build_model, complete_recipe
 from transduce.data.batching import Position

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
-from training_standins import TinyBatches, TinyModel
+from training_fixtures import TinyBatches, TinyModel
 
 from transduce.data.batching import Position
 from transduce.objectives import CrossEntropy

@@ -10,14 +10,13 @@ import torch
 from test_budget import asked
 from torch.testing import assert_close
 
+from transduce.data.prepare import prepare, train_tokenizers
 from transduce.errors import InputError
-from transduce.experiment import train
-from transduce.experiment.packing import with_packing
-from transduce.experiment.settling import settle
 from transduce.objectives import CrossEntropy, MinimumRisk
-from transduce.prepare import prepare, train_tokenizers
 from transduce.recipe import Recipe
 from transduce.run import Run
+from transduce.training.experiment import train
+from transduce.training.resolve import settle, with_packing
 
 
 def changed(recipe: Recipe, **training: Any) -> Recipe:

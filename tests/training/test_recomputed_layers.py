@@ -11,10 +11,10 @@ from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
-from transduce.training.devices import Processes
+from transduce.training.distributed import Processes
+from transduce.training.micro_batch import Piece, Work
 from transduce.training.optimisers import build_optimiser
 from transduce.training.update import Update
-from transduce.training.work import Piece, Work
 
 SIZE = 20
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from transduce.attention.positions import places
 from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.kernels.training_graph import COLUMNS, ROWS, Pass, Recorder, rounded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
-from transduce.training.recorded import COLUMNS, ROWS, Pass, Recorder, rounded
 
 
 def batch_of(lengths: list[tuple[int, int]]) -> Batch:
@@ -122,11 +122,11 @@ def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor
 def test_a_shape_that_comes_again_is_recorded_and_adds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     often, rare = batch_of([(3, 5), (9, 2)]), batch_of([(2, 2)])
     batches = [often, rare, often, often, often, rare]
-    monkeypatch.setattr("transduce.training.recorded.Recording", Pretended)
+    monkeypatch.setattr("transduce.kernels.training_graph.Recording", Pretended)
     monkeypatch.setattr(Pretended, "made", 0)
     found, recorder = gradients(batches)
     assert Pretended.made == len(recorder.recordings) == 1
-    monkeypatch.setattr("transduce.training.recorded.MET", 99)
+    monkeypatch.setattr("transduce.kernels.training_graph.MET", 99)
     plain, _ = gradients(batches)
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
@@ -135,11 +135,11 @@ def test_a_shape_that_comes_again_is_recorded_and_adds_the_same(monkeypatch: pyt
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_every_update_begins_with_no_gradient(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The first pass writes over what is there, the others add to it; an update without any has none."""
-    monkeypatch.setattr("transduce.training.recorded.Recording", Pretended)
+    monkeypatch.setattr("transduce.kernels.training_graph.Recording", Pretended)
     batches = [batch_of([(3, 5), (9, 2)])] * count
     found, recorder = gradients(batches, updates=5)
     assert {key[0] for key in recorder.recordings} == {1: {True}, 3: {True, False}}.get(count, set())
-    monkeypatch.setattr("transduce.training.recorded.MET", 99)
+    monkeypatch.setattr("transduce.kernels.training_graph.MET", 99)
     plain, _ = gradients(batches)
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
@@ -147,7 +147,7 @@ def test_every_update_begins_with_no_gradient(monkeypatch: pytest.MonkeyPatch, c
 
 def test_the_first_recording_leaves_its_gradients_where_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """And all others write theirs to the same places, so that whoever moves the weights finds them there."""
-    monkeypatch.setattr("transduce.training.recorded.Recording", Pretended)
+    monkeypatch.setattr("transduce.kernels.training_graph.Recording", Pretended)
     copies = Counter[str]()
     for name in ("_foreach_copy_", "_foreach_add_"):
         monkeypatch.setattr(torch, name, counted(getattr(torch, name), copies, name))
@@ -175,9 +175,9 @@ def test_what_cannot_be_recorded_is_told_and_still_trained(monkeypatch: pytest.M
 
     batches = [batch_of([(3, 5), (9, 2)])] * 5
     with monkeypatch.context() as never:
-        never.setattr("transduce.training.recorded.MET", 99)
+        never.setattr("transduce.kernels.training_graph.MET", 99)
         plain, _ = gradients(batches)
-    monkeypatch.setattr("transduce.training.recorded.Recording", refuse)
+    monkeypatch.setattr("transduce.kernels.training_graph.Recording", refuse)
     with pytest.warns(UserWarning, match="cannot be recorded"):
         found, recorder = gradients(batches)
     assert recorder.refused

@@ -16,15 +16,15 @@ from torch.testing import assert_close
 
 from transduce.attention.normalisers import Drawn, Softmax
 from transduce.build import build_model, complete_recipe
-from transduce.decoding.loop import search
+from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.errors import InputError
-from transduce.experiment import train
 from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.inference import load
 from transduce.objectives import Reinforce
-from transduce.predict import load
 from transduce.recipe import parse
 from transduce.run import Run
+from transduce.training.experiment import train
 
 SIZE, PLACES, STEPS = 8, 3, 3
 FED = {"kind": "luong", "normaliser": "drawn"}

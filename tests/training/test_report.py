@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from transduce.errors import InputError
-from transduce.training.curves import draw_curves
-from transduce.training.report import Line, Report, RunReport, Silent, duration, read_log
+from transduce.training.report import Line, Report, RunReport, Silent, draw_curves, duration, read_log
 
 
 def line(step: int, loss: float | None = 2.0) -> Line:

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
-from training_standins import WORDS, TinyBatches
+from training_fixtures import WORDS, TinyBatches
 
 from transduce.build import build_model, complete_recipe
 from transduce.data.batching import Position
 from transduce.flow import BOS, EOS, Batch
 from transduce.model import Transducer
 from transduce.objectives import MinimumRisk
-from transduce.objectives.risk import COSTS, edit_cost, f1_cost
+from transduce.objectives.minimum_risk import COSTS, edit_cost, f1_cost
 from transduce.recipe import parse
 
 IDS = st.lists(st.integers(4, 7), max_size=6)

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.attention import few, short, tiles
 from transduce.contracts import Normaliser, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
+from transduce.kernels import attention_decode as few
+from transduce.kernels import attention_short as short
+from transduce.kernels import attention_tiles as tiles
 
 
 class Attend(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transduce.attention.attend import Attend
 from transduce.contracts import Normaliser, Score
 from transduce.errors import InputError
-from transduce.layers.dense import dense, side_by_side, through
+from transduce.layers.feed_forward import dense, side_by_side, through
 
 START = 2**-0.5
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transduce.contracts import Count, Position
 from transduce.errors import InputError
-from transduce.layers.dense import dense
+from transduce.layers.feed_forward import dense
 
 Join = Literal["add", "concatenate"]
 

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.additive import additive_contexts, additive_scores, meets, reads
 from transduce.contracts import Count, Score
 from transduce.errors import InputError
 from transduce.flow import Tree
-from transduce.layers.traits import attached
+from transduce.kernels.additive import additive_contexts, additive_scores, meets, reads
+from transduce.kernels.dispatch import attached
 
 
 class Dot(Score):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from transduce.contracts import Sight, Window
 from transduce.flow import Tree
-from transduce.layers.dense import dense
+from transduce.layers.feed_forward import dense
 
 
 def _distances(mask: Tensor, centres: Tensor) -> Tensor:

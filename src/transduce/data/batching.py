@@ -9,22 +9,22 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from transduce.data.draws import Draw, Shuffle
-from transduce.data.items import Items
+from transduce.data.epoch_plan import Mixture, Numbers, Plan, Rows, corpus_sizes, cut
 from transduce.data.packing import Packing
-from transduce.data.plan import Numbers, Plan, cut
-from transduce.data.rows import Mixture, Rows, corpus_sizes
+from transduce.data.rng import Draw, Shuffle
 from transduce.data.store import Store
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.word_alignment import LINKS, token_links
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
+from transduce.modalities.item_store import Items
 
 SIDES = ("source", "target")
 
@@ -227,3 +227,32 @@ def ordered(lengths: np.ndarray | Sequence[int], budget: int) -> list[list[int]]
         return []
     order = np.lexsort((np.arange(len(widths)), -widths.sum(1), -widths.max(1)))
     return [part.tolist() for part in np.split(order, cut(widths[order], budget)[1:])]
+
+
+class LinkedBatches:
+    """Batches whose `extra["alignment"]` holds the links of their tokens (B M 2)."""
+
+    def __init__(self, plain: Batches, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+        self.plain, self.tokenizers = plain, tokenizers
+
+    def at(self, position: Position) -> Batch:
+        batch = self.plain.at(position)
+        examples = [self.plain.store.example(row) for row in batch.rows]
+        rows = [
+            token_links(one.extra.get(LINKS, ""), one.source, one.target or "", self.tokenizers) for one in examples
+        ]
+        counts, most = torch.tensor([len(row) for row in rows]), max(map(len, rows))
+        values = torch.zeros(len(rows), most, 2, dtype=torch.long)  # B M 2
+        for place, row in enumerate(rows):
+            values[place, : len(row)] = torch.tensor(row, dtype=torch.long).view(-1, 2)
+        links = Padded(values, torch.arange(most) < counts[:, None])
+        return replace(batch, extra={**batch.extra, LINKS: links})
+
+    def after(self, position: Position) -> Position:
+        return self.plain.after(position)
+
+    def batches_in(self, epoch: int) -> int:
+        return self.plain.batches_in(epoch)
+
+    def padding(self, epoch: int) -> float:
+        return self.plain.padding(epoch)

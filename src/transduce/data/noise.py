@@ -12,7 +12,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from transduce.data.batching import Batches, Position
-from transduce.data.text import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, UNK, Batch, Padded
 

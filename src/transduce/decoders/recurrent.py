@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Decoder, Rate, Read, Reader
-from transduce.decoders.readers import Bahdanau, Start
+from transduce.decoders.context import Bahdanau, Start
 from transduce.errors import InputError
 from transduce.flow import Attention, Memory, State, Step, Tree
-from transduce.layers.dense import dense
 from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
-from transduce.layers.recurrent import Cell, LayerState, RecurrentStack
-from transduce.layers.stepping import Stepper
+from transduce.layers.feed_forward import dense
+from transduce.layers.recurrent import Cell, LayerState, RecurrentStack, Stepper
 
 Cells = tuple[LayerState, ...]
 Run = Callable[[Tensor | None, Cells], tuple[Tensor, Cells]]  # what is fed (R T F) and the state before -> R T W

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transduce.attention.blocks import Blocks, Source
 from transduce.attention.multihead import layers_and_heads
-from transduce.attention.own import Slots, View, shade
+from transduce.attention.self_attention import Slots, View, shade
 from transduce.contracts import Decoder
 from transduce.flow import PAD, Attention, Memory, Shared, State, Step, Tree
+from transduce.kernels.dispatch import narrowed
 from transduce.layers.embedding import Output
-from transduce.layers.traits import narrowed
+from transduce.layers.transformer import Blocks, Source
 
 ALIGNED = 16  # fused kernels want masks whose rows begin at round addresses
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.contracts import Choice, Count, Strategy
 from transduce.flow import EOS
-from transduce.native import choices
+from transduce.kernels.native import top_k as choices
 
 GROUP = 128
 LOWEST = -1e30  # of no use against anything that has finished

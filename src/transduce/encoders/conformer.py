@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from transduce.attention.multihead import Heads
 from transduce.attention.normalisers import Softmax
-from transduce.attention.own import SelfAttention, View
 from transduce.attention.positions import RelativeBias
 from transduce.attention.scores import ScaledDot
+from transduce.attention.self_attention import SelfAttention, View
 from transduce.contracts import Count, Encoder, Front, Position, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
-from transduce.layers.dense import FeedForward
 from transduce.layers.dropout import Dropout
+from transduce.layers.feed_forward import FeedForward
 from transduce.layers.norm import NORMALISATIONS, LayerNorm
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transduce.attention.blocks import Blocks
-from transduce.attention.own import View
+from transduce.attention.self_attention import View
 from transduce.contracts import Encoder
 from transduce.flow import Batch, Memory
+from transduce.layers.transformer import Blocks
 
 
 class TransformerEncoder(Blocks, Encoder):

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from transduce.data.reading import END
 from transduce.errors import InputError
+from transduce.modalities.source_encoding import END
 
 Link = tuple[int, int]  # (source position, target position), both from 0
 Symmetry = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from transduce.contracts import Scene
 from transduce.explain.alignment import AttentionMap
-from transduce.explain.picture import begin_figure, entitle, fonts, save, shortened
+from transduce.explain.png import begin_figure, entitle, fonts, save, shortened
 
 COLOUR = np.array([214, 0, 147], np.float32)  # rare in what is seen, so it is not taken for a part of it
 STRONGEST = 0.7  # how much of its own colour a cell loses at most

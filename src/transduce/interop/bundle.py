@@ -18,13 +18,13 @@ from pathlib import Path
 
 import yaml
 
-from transduce import shelves
-from transduce.disk import TEMPORARY, sync
 from transduce.errors import InputError
-from transduce.interop.orphans import ENDINGS
+from transduce.interop.legacy import ENDINGS
 from transduce.recipe import InitRecipe
+from transduce.recipe import registry as shelves
 from transduce.run import Run
-from transduce.transfer.merging import weights_of
+from transduce.storage import TEMPORARY, sync
+from transduce.transfer.lora import weights_of
 
 SMALL, LARGE = 2**20, 256 * 2**20  # bytes of a list of facts, and of a tokenizer
 FINAL = "checkpoints/final"

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.layers import levelling
-from transduce.native.training import MOST, drop, kernels_for
+from transduce.kernels import add_norm as levelling
+from transduce.kernels.native.training import MOST, drop, kernels_for
 
 
 class _Drop(torch.autograd.Function):

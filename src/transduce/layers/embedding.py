@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from transduce.contracts import Front
 from transduce.flow import PAD, Padded
-from transduce.layers import scoring
-from transduce.layers.dense import dense, through
+from transduce.kernels import output_projection as scoring
+from transduce.layers.feed_forward import dense, through
 
 EPSILON = 1e-5  # of a norm, where nothing else is said
 

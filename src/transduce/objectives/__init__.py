@@ -1,16 +1,16 @@
 """A model and a batch enter; the loss that training makes small leaves."""
 
-from transduce.objectives.alignment import GuidedAlignment
-from transduce.objectives.attention import AttentionPenalty
+from transduce.objectives.attention_penalty import AttentionPenalty
 from transduce.objectives.contrastive import Contrastive
+from transduce.objectives.cross_entropy import CrossEntropy, RDrop, ScheduledSampling
 from transduce.objectives.ctc import Ctc, JointCtc, path_cost
 from transduce.objectives.distillation import Distillation
+from transduce.objectives.guided_alignment import GuidedAlignment
+from transduce.objectives.minimum_risk import MinimumRisk
 from transduce.objectives.objective import Loss, Model, Objective
+from transduce.objectives.prefix_lm import WholeStream
 from transduce.objectives.reinforce import Reinforce
-from transduce.objectives.risk import MinimumRisk
-from transduce.objectives.stream import WholeStream
-from transduce.objectives.teacher_forcing import CrossEntropy, RDrop, ScheduledSampling
-from transduce.objectives.truncated import Truncated
+from transduce.objectives.tbptt import Truncated
 
 __all__ = [
     "OBJECTIVES",

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.contracts import Rate
-from transduce.decoders.joint import Joint
+from transduce.decoders.joint_ctc import Joint
+from transduce.decoding.ctc_prefix import BLANK
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
-from transduce.layers.paths import BLANK
 from transduce.model import EncoderPaths
 from transduce.objectives.objective import Loss, Model, Objective, Share, cross_entropy
 

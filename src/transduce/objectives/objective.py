@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transduce.contracts import Normaliser
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
-from transduce.objectives.smoothed import IGNORED, Smoothed
+from transduce.kernels.cross_entropy import IGNORED, Smoothed
 
 Model = Callable[[Batch], Step]
 Share = Annotated[float, Ge(0), Le(1)]

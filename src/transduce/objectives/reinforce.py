@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transduce.contracts import Decoder, Normaliser, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Step
-from transduce.layers.dense import dense
+from transduce.layers.feed_forward import dense
 from transduce.objectives.objective import Loss, Model, Objective, Weight, likelihood, log_probabilities
 
 

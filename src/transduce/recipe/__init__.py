@@ -2,12 +2,21 @@
 the options of parts (of the model, the objective), which live in the signatures of those parts (see contracts.py)."""
 
 from transduce.recipe.data import Corpora, Corpus, DataRecipe
-from transduce.recipe.model import CopyingRecipe, InitRecipe, ModelRecipe
 from transduce.recipe.overrides import override
-from transduce.recipe.results import EvaluationRecipe, GenerationRecipe
-from transduce.recipe.tokens import TextRecipe, TokensRecipe
-from transduce.recipe.training import AdaptersRecipe, OptimiserRecipe, ScheduleRecipe, TrainingRecipe
-from transduce.recipe.whole import Recipe, dump, explain_error, load, parse
+from transduce.recipe.recipe import Recipe, dump, explain_error, load, parse
+from transduce.recipe.schema import (
+    AdaptersRecipe,
+    CopyingRecipe,
+    EvaluationRecipe,
+    GenerationRecipe,
+    InitRecipe,
+    ModelRecipe,
+    OptimiserRecipe,
+    ScheduleRecipe,
+    TextRecipe,
+    TokensRecipe,
+    TrainingRecipe,
+)
 
 __all__ = [
     "AdaptersRecipe",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from transduce.recipe.section import Positive, Section
+from transduce.recipe.schema import Positive, Section
 
 
 class Corpus(Section):

@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from transduce.retrieval.clusters import Clustering
-from transduce.retrieval.maps import telling_words
-from transduce.retrieval.neighbours import Hit
-from transduce.score import json_line
+from transduce.evaluation.scoring import json_line
+from transduce.retrieval.clustering import Clustering, telling_words
+from transduce.retrieval.search import Hit
 
 _CENTRAL = 3  # lines that describe a group
 

@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from transduce.contracts import Position
 from transduce.errors import InputError
+from transduce.layers.embedding import Embedding
 from transduce.recipe import OptimiserRecipe, ScheduleRecipe
-from transduce.training.depth import depths
+
+TOP, DECODER, ENCODER, BOTTOM = range(4)
+Level = tuple[int, int]  # which of these, and the layers of the same part above it
+
+
+def depths(model: nn.Module) -> dict[str, int]:
+    """Parameter -> its layer, counted from the top over the layers that hold something to train.
+
+    On top is what stands outside the stacks of an encoder and a decoder: the head; the output layer, reader and last
+    norm of a decoder. Then come the decoder's layers from last to first, those of the encoder (what it has outside
+    them goes with its last one), and at the bottom embeddings and positions. A weight that two places share lies
+    where the lower one does.
+    """
+    parts = dict(model.named_modules(remove_duplicate=False))
+    first: dict[str, str] = {}  # a shared parameter goes by its first name, as named_parameters gives it
+    found: dict[str, Level] = {}
+    by_identity: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            first[name] = by_identity.setdefault(id(parameter), name)
+            found[first[name]] = max(found.get(first[name], (TOP, 0)), _level(name, parts))
+    order = {level: number for number, level in enumerate(sorted(set(found.values())))}
+    return {name: order[level] for name, level in found.items()}
+
+
+def _level(name: str, parts: dict[str, nn.Module]) -> Level:
+    words = name.split(".")
+    above = [".".join(words[:count]) for count in range(1, len(words))]
+    if any(isinstance(parts[path], (Embedding, nn.Embedding, Position)) for path in above):
+        return (BOTTOM, 0)
+    if words[0] not in ("encoder", "decoder"):
+        return (TOP, 0)
+    for path, number in zip(above, words[1:], strict=False):
+        stack = parts[path]
+        if isinstance(stack, nn.ModuleList):
+            return (DECODER if words[0] == "decoder" else ENCODER, len(stack) - 1 - int(number))
+    return (TOP, 0) if words[0] == "decoder" else (ENCODER, 0)
+
 
 FUSED = ("cpu", "cuda", "mps")  # where torch has one kernel for a whole update
 
@@ -152,3 +192,41 @@ def rate_at(step: int, steps: int, settings: ScheduleRecipe, plateau: Plateau) -
     """The share of the learning rate that update `step` of `steps` is made with."""
     share = SCHEDULES[settings.kind](step, steps, settings)
     return share * plateau.factor if settings.kind == "plateau" else share
+
+
+class MovingAverage:
+    """average = decay * average + (1 - decay) * weights, kept in single precision whatever the weights are in."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        # What is not trained is its own average.
+        self.values = {name: p.detach().float().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        # While few updates have been made the average would still be mostly the random beginning.
+        decay = min(self.decay, (1 + step) / (10 + step))
+        weights = [p.detach().float() for name, p in model.named_parameters() if name in self.values]
+        torch._foreach_lerp_(list(self.values.values()), weights, 1 - decay)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, value in self.values.items():
+            value.copy_(tensors[name])
+
+    @contextmanager
+    def swapped(self, model: nn.Module) -> Iterator[None]:
+        """Inside, the model has the averaged weights; after it, its own again, bit for bit."""
+        own = {name: p.detach().clone() for name, p in model.named_parameters() if name in self.values}
+        fill(model, self.values)
+        try:
+            yield
+        finally:
+            fill(model, own)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Parameters by name; tied ones have one name, and what has no value stays as it is."""
+    for name, parameter in model.named_parameters():
+        if name in values:
+            parameter.copy_(values[name])

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from transduce.data.batching import Position
+from transduce.training.micro_batch import Result
 from transduce.training.optimisers import Plateau
-from transduce.training.work import Result
 
 
 @dataclass

@@ -3,26 +3,73 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from transduce.attention.blocks import recompute
 from transduce.errors import InputError
 from transduce.flow import Batch
-from transduce.layers.narrowing import ALIGNED, made_together
-from transduce.native.library import library
+from transduce.kernels.native.library import library
+from transduce.kernels.training_graph import Recorder
+from transduce.kernels.weight_cast import ALIGNED, made_together
+from transduce.layers.transformer import recompute
 from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
-from transduce.training.blame import first_bad
-from transduce.training.devices import Processes, autocast, seed_everything
+from transduce.training.distributed import Processes, autocast, seed_everything
+from transduce.training.micro_batch import Launched, Piece, Result, Work
 from transduce.training.optimisers import hold_still, set_rate
-from transduce.training.recorded import Recorder
-from transduce.training.work import Launched, Piece, Result, Work
+
+
+def first_bad(model: nn.Module, run: Callable[[], Tensor]) -> str:
+    """Modules report when they are done, so the innermost comes first. `run` gives the loss; "" when all is well.
+
+    Minus infinity alone is what masked scores look like, so a module that gives it is named only if nothing worse
+    is found.
+    """
+    bad: list[str] = []
+    suspect: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            for tensor in _tensors(output):
+                if not tensor.is_floating_point() or tensor.isfinite().all():
+                    continue
+                masked = not (tensor.isnan() | tensor.isposinf()).any()
+                (suspect if masked else bad).append(name or type(module).__name__)
+
+        return look
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    try:
+        with torch.no_grad():
+            loss = run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if bad:
+        return bad[0]
+    if loss.isfinite().all():
+        return ""
+    return suspect[0] if suspect else "the loss"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for item in fields(value):
+            yield from _tensors(getattr(value, item.name))
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            yield from _tensors(inner)
+
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 CLIP_EPSILON = 1e-6  # as torch's own clipping has it

@@ -1,9 +1,8 @@
 """Trained runs -> the first weights and tokenizers of a new one; which weights stay as they are; adapters."""
 
-from transduce.transfer.adapters import attach, targets
+from transduce.inference.quantisation import check_learns, quantise
 from transduce.transfer.freezing import frozen, frozen_names
-from transduce.transfer.merging import merge, weights_of
-from transduce.transfer.origins import (
+from transduce.transfer.init import (
     Load,
     Origin,
     Transfer,
@@ -13,7 +12,7 @@ from transduce.transfer.origins import (
     take_weights,
     vocabulary_weights,
 )
-from transduce.transfer.quantising import check_learns, quantise
+from transduce.transfer.lora import attach, merge, targets, weights_of
 
 __all__ = [
     "Load",

@@ -1,0 +1,183 @@
+"""Rows of one sequence and its past in, rows that know what came before out: attention, or a state of fixed size."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from transduce.attention.multihead import Heads, MultiHead
+from transduce.contracts import Position
+from transduce.flow import Tree
+from transduce.layers.feed_forward import FeedForward, dense
+
+OwnKind = Literal["attention", "ssru", "average"]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the new rows of a search go in a cache that has room: B N L G K, one slot a beam and a place."""
+
+    places: Tensor  # R: where each new row stands
+    owners: Tensor  # R L: which beam's slot holds a row's token at each place, its own at the new one
+    beams: int  # N
+    reach: int | None = None  # how far back a row sees; None: all that came before
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """R: which of the B*N*L slots each new row fills."""
+        rows, room = self.owners.shape
+        return torch.arange(rows, device=self.places.device) * room + self.places
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """B 1 N N*L: the slots that each beam sees."""
+        slots = torch.arange(self.owners.size(1), device=self.places.device)
+        seen = slots <= self.places[:, None]  # R L
+        if self.reach is not None:
+            seen = seen & (self.places[:, None] - slots <= self.reach)
+        if self.beams > 1:
+            own = torch.arange(self.beams, dtype=self.owners.dtype, device=slots.device)  # N
+            seen = (seen[:, None] & (self.owners[:, None] == own[:, None])).flatten(1)  # R N*L
+        return seen.unflatten(0, (-1, self.beams))[:, None]
+
+    @cached_property
+    def shade(self) -> Tensor:
+        """`mask` as numbers to add, made once for all blocks that want it so."""
+        return shade(self.mask)
+
+
+def shade(mask: Tensor) -> Tensor:
+    """What may not be seen as numbers to add to the scores: 0 or -inf."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the rows of one call may see of their sequence, and where everything stands."""
+
+    position: Position
+    queries: Tensor  # 1 T or R T: places of the new rows
+    keys: Tensor  # 1 U or R U: places of all rows so far, the new ones included
+    mask: Tensor | None = None  # broadcastable to R H T U
+    causal: bool = False  # the plain triangle: no mask needed
+    real: Tensor | None = None  # R T: the new rows that are not padding
+    padded: bool = False  # True: the past must be told which rows are real
+    with_attention: bool = False
+    slots: Slots | None = None  # the past has room: new rows are written into it
+    source: Tensor | None = None  # B 1 1 S: the memory's mask as numbers to add, 0 or -inf
+
+
+class Own(nn.Module, ABC):
+    """How a row learns of the other rows of its own sequence."""
+
+    @abstractmethod
+    def start(self, rows: int, like: Tensor) -> Tree:
+        """The past before the first row."""
+
+    @abstractmethod
+    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        """rows (R T D) -> rows (R T D), the past after them, weights (R H T U) when asked for and there are any."""
+
+
+class SelfAttention(Own):
+    """every row looks at the others: all of them, those before it, or those in reach"""
+
+    def __init__(self, width: int, heads: Heads) -> None:
+        super().__init__()
+        self.attention, self.head_width = MultiHead(width, width, heads), heads.width or width // heads.number
+
+    def start(self, rows: int, like: Tensor) -> Tree:
+        empty = like.new_zeros(rows, self.attention.key_heads, 0, self.head_width)
+        return empty, empty
+
+    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        query, keys, values = self.attention.look(rows)
+        query, keys = view.position.turn(query, view.queries), view.position.turn(keys, view.queries)
+        if view.slots is not None:
+            return self._fill(query, keys, values, past, view, view.slots), past, None
+        if past[0].size(2):
+            keys, values = torch.cat((past[0], keys), 2), torch.cat((past[1], values), 2)  # R G U K
+        context, weights = self.attention(
+            query,
+            keys,
+            values,
+            view.mask,
+            view.position.bias(query, view.queries, view.keys),
+            causal=view.causal,
+            with_attention=view.with_attention,
+        )
+        return context, (keys, values), weights
+
+    def _fill(self, query: Tensor, keys: Tensor, values: Tensor, past: Tree, view: View, slots: Slots) -> Tensor:
+        """One new row each, R H 1 K, written into the room; the beams of a source are query rows over all its slots."""
+        for room, new in zip(past, (keys, values), strict=True):  # B N L G K, R G 1 K
+            room.flatten(0, 2).index_copy_(0, slots.rows, new.squeeze(2).to(room.dtype))
+        bias = view.position.bias(query, view.queries, view.keys)
+        if bias is not None:  # . H 1 L -> B H N N*L: the same for every beam that a slot belongs to
+            bias = bias.expand(len(query), -1, -1, -1).unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)
+            bias = bias.repeat(1, 1, 1, slots.beams)
+        together = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
+        kept = [room.flatten(1, 2).transpose(1, 2) for room in past]  # B G N*L K
+        context, _ = self.attention(together, *kept, slots.mask, bias)
+        return context.flatten(0, 1)[:, None]  # R 1 D
+
+
+class SSRU(Own):
+    """f_t = sigmoid(W_f x_t + b), c_t = f_t c_{t-1} + (1 - f_t) W x_t, relu(c_t): the past is one vector (Kim 2019)"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        # The forget gate keeps its bias whatever else has one: it decides how long a new layer remembers.
+        self.forget, self.content = dense(width, width), dense(width, width, bias=False)
+
+    def start(self, rows: int, like: Tensor) -> Tree:
+        return like.new_zeros(rows, self.width)
+
+    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        # In the precision of the past even where matrices are multiplied in less: products over a past need it.
+        kept, content = torch.sigmoid(self.forget(rows)).to(past), self.content(rows).to(past)  # R T D
+        if view.padded and view.real is not None:
+            kept = kept.masked_fill(~view.real[..., None], 1.0)  # padding forgets nothing and adds nothing
+        kept, cells = scan(kept, (1 - kept) * content)
+        cells = cells + kept * past[:, None]
+        return torch.relu(cells), cells[:, -1], None
+
+
+def scan(decay: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """c_t = decay_t c_{t-1} + inputs_t from c = 0, for all t in log T steps: runs of 1, 2, 4 ... rows are joined.
+
+    Gives the product of the decays up to each t, by which an earlier state would come through, and c_t.
+    """
+    reach = 1
+    while reach < inputs.size(1):
+        inputs = torch.cat((inputs[:, :reach], inputs[:, reach:] + decay[:, reach:] * inputs[:, :-reach]), 1)
+        decay = torch.cat((decay[:, :reach], decay[:, reach:] * decay[:, :-reach]), 1)
+        reach *= 2
+    return decay, inputs
+
+
+class Average(Own):
+    """g_t = FFN(mean of x_1 .. x_t), i x_t + f g_t with i, f = sigmoid(W [x_t; g_t]): the past is a sum (Zhang 2018)"""
+
+    def __init__(self, width: int, feed_forward: FeedForward, bias: bool) -> None:
+        super().__init__()
+        self.width, self.feed_forward, self.gates = width, feed_forward, dense(2 * width, 2 * width, bias)
+
+    def start(self, rows: int, like: Tensor) -> Tree:
+        return like.new_zeros(rows, self.width), like.new_zeros(rows, 1)
+
+    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+        real = torch.ones_like(rows[..., :1], dtype=past[1].dtype)
+        if view.padded and view.real is not None:
+            real = view.real[..., None].to(past[1])
+        totals = past[0][:, None] + (rows * real).cumsum(1)  # R T D, in the precision of the past
+        counts = past[1][:, None] + real.cumsum(1)  # R T 1
+        mean = self.feed_forward(totals / counts)
+        keep, take = torch.sigmoid(self.gates(torch.cat((rows, mean), -1))).chunk(2, -1)
+        return keep * rows + take * mean, (totals[:, -1], counts[:, -1]), None

@@ -1,0 +1,86 @@
+"""What recordings and their transcripts look like in, all sections of a recipe out: to write what is heard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transduce.autoconfig.sizes import cosine, pieces_for
+from transduce.autoconfig.statistics import Look
+from transduce.data.readers.corpus import read
+from transduce.errors import InputError, UnreadableError
+from transduce.modalities.audio.files import soundfile
+from transduce.modalities.audio.frames import frame_width
+from transduce.modalities.audio.modality import Features
+from transduce.recipe import parse
+
+HIGHEST = 16_000  # samples a second: what speech needs; sounds with fewer are taken as they are
+FRAMES = 250  # of an utterance, for want of a better guess: two and a half seconds
+SPREAD = {"time_masks": 2, "time_width": 20, "frequency_masks": 1}
+
+
+def heard(data: dict[str, Any]) -> dict[str, Any]:
+    """What the first line names: a sound, with its rate, or frames that were made of one, with their width."""
+    told = parse({"data": {**data, "sources": {"sound": {"kind": "sound"}}}}).data
+    example = next((one for corpus in told.train for one in read(corpus, told.invalid)), None)
+    if example is None:
+        raise InputError(
+            "there is nothing to transcribe", where=str(told.train[0].path), remedy="give lines: FILE TAB TEXT"
+        )
+    named, place = example.source.split("\t")[0], f"{example.file}:{example.line}"
+    try:
+        return {"sources": {"sound": _spec(named)}, "max_length": 512}
+    except UnreadableError as bad:
+        raise InputError(bad.problem, where=place, remedy=bad.remedy) from None
+
+
+def _spec(named: str) -> dict[str, Any]:
+    if Path(named.partition("#")[0]).suffix.lower() in Features.endings:
+        return {"kind": "features", "size": frame_width(named), **SPREAD}
+    library = soundfile()
+    try:
+        rate = int(library.info(named).samplerate)
+    except Exception as error:  # whatever the library raises, the file is not one that it reads
+        raise UnreadableError("not a readable sound", f"{named}: {error}") from None
+    rate = min(rate, HIGHEST)
+    return {"kind": "sound", "rate": rate, "mels": 40 if rate < HIGHEST else 80, "speed": 0.1, **SPREAD}
+
+
+def transcribe(seen: Look) -> dict[str, Any]:
+    """Rows that spell, and a decoder that attends to them: each helps the other (Watanabe 2017)."""
+    small = seen.pairs < 5_000
+    width, dropout = (128, 0.2) if small else (256, 0.1)
+    encoder = {
+        "kind": "conformer",
+        "width": width,
+        "layers": 3 if small else 8,
+        "hidden": 4 * width,
+        "dropout": dropout,
+    }
+    an_epoch = max(1, seen.pairs * FRAMES // 8192)
+    steps = int(min(100_000, max(800, 30 * an_epoch)))
+    check = max(50, min(1000, steps // 10))
+    return {
+        "tokens": {"target": _tokens(seen)},
+        "model": {
+            "encoder": {**encoder, "front": {"kind": "strided"}},
+            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout, "reader": "bahdanau"},
+            "ctc": {},
+        },
+        "training": {
+            **cosine(steps, check, 3e-3 if small else 1e-3),
+            "batch_tokens": 8192,
+            "objective": {"kind": "joint_ctc", "weight": 0.3},
+            "monitor": "wer",
+            "patience": 10,
+        },
+        "generation": {"beam": 5},
+        "evaluation": {"metrics": ["wer", "cer"]},
+    }
+
+
+def _tokens(seen: Look) -> dict[str, Any]:
+    """Words where there are few of them; else letters, which every utterance teaches; of much text, pieces."""
+    if seen.target.symbols or (seen.target.vocabulary <= 200 and seen.target.unseen < 0.01):
+        return {"kind": "words", "size": 2000}
+    return {"kind": "chars", "size": 1000} if seen.pairs < 50_000 else pieces_for(seen.pairs)

@@ -1,0 +1,53 @@
+"""What films and their texts or labels look like in, all sections of a recipe but `data` out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transduce.autoconfig.sizes import cosine
+from transduce.autoconfig.statistics import Look
+
+FRAMES, SIZE = 8, 32
+SHOWN = {"sources": {"film": {"kind": "video", "frames": FRAMES, "size": SIZE}}}
+
+
+def _watch(seen: Look) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """A recurrent network over the frames; the training that goes with it; its width."""
+    width = 128 if seen.pairs < 20_000 else 256
+    front = {"kind": "frames", "stages": 3, "channels": 16}
+    steps = int(min(50_000, max(1_000, 40 * seen.pairs // 64)))
+    training = {
+        **cosine(steps, max(50, min(1000, steps // 15)), 2e-3),
+        "batch_tokens": 64 * (FRAMES + 8),
+        "objective": {"label_smoothing": 0.0},
+        "patience": 15,
+    }
+    return {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "front": front}, training, width
+
+
+def caption_films(seen: Look) -> dict[str, Any]:
+    """A decoder writes what happens, and looks at the frames."""
+    encoder, training, width = _watch(seen)
+    words = {"kind": "words", "size": 30_000, "min_count": 2 if seen.pairs >= 2000 else 1}
+    return {
+        "tokens": {"target": words},
+        "model": {
+            "encoder": encoder,
+            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "reader": "bahdanau"},
+        },
+        "training": {**training, "monitor": "bleu"},
+        "generation": {"beam": 5},
+        "evaluation": {"metrics": ["exact", "bleu"]},
+    }
+
+
+def classify_films(seen: Look) -> dict[str, Any]:
+    """One label a film, from an encoder alone."""
+    encoder, training, _ = _watch(seen)
+    return {
+        "tokens": {"target": {"kind": "labels"}},
+        "model": {"encoder": encoder, "head": {"kind": "classifier", "pooling": "mean"}},
+        "training": {**training, "monitor": "accuracy"},
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ["accuracy", "macro_f1"]},
+    }

@@ -1,0 +1,209 @@
+"""The formats: raw rows of a TSV, JSONL, Parquet, plain or parallel file in, one `Example` a row out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from transduce.data.readers.files import open_bytes, stored_lines
+from transduce.errors import InputError, UnreadableError, nearest
+from transduce.flow import Example
+from transduce.recipe import Corpus
+
+
+def mismatch(source: str, target: str) -> InputError:
+    """The error that says both counts and the first suspicious line."""
+    sides = [_lengths(source), _lengths(target)]
+    line, sign = suspicious_line(*sides)
+    longer = source if len(sides[0]) > len(sides[1]) else target
+    return InputError(
+        f"{source} has {len(sides[0]):,} lines, {target} has {len(sides[1]):,}",
+        where=f"{longer}:{line}",
+        remedy=f"the first suspicious line is {line:,}: {sign}",
+    )
+
+
+def _lengths(path: str) -> np.ndarray:
+    return np.fromiter((len(raw.strip()) for _, raw in stored_lines(path)), np.int64)
+
+
+def suspicious_line(source: np.ndarray, target: np.ndarray) -> tuple[int, str]:
+    """Where two sides of different length stop matching, from the lengths of their lines alone.
+
+    The first line with exactly one empty side; else the place where taking the surplus out of the longer side fits
+    the lengths of all pairs before and after it best.
+    """
+    common = min(len(source), len(target))
+    one_empty = (source[:common] == 0) != (target[:common] == 0)
+    if one_empty.any():
+        return int(one_empty.argmax()) + 1, "one side is empty there"
+    if common == 0:
+        return 1, "one file is empty"
+    shorter, longer = sorted((np.log1p(source), np.log1p(target)), key=len)
+    surplus = len(longer) - common
+    usual = np.median(longer) - np.median(shorter)
+    before = np.abs(longer[:common] - shorter - usual)
+    after = np.abs(longer[surplus:] - shorter - usual)
+    # cost[k]: the first k lines are pairs as they stand, the rest are pairs after `surplus` lines more
+    cost = np.concatenate([[0.0], np.cumsum(before)]) + np.concatenate([np.cumsum(after[::-1])[::-1], [0.0]])
+    best = common - int(cost[::-1].argmin())
+    if best == common:
+        return common, "the last that both files have"
+    return best + 1, "from there on the two sides differ most in length"
+
+
+Format = Literal["tsv", "jsonl", "parquet", "parallel", "folder"]
+Parse = Callable[[Any, str, int], Example]
+
+
+def form(corpus: Corpus) -> Format:
+    """How the pairs of a corpus are written, by the ending of its name."""
+    if corpus.path is None:
+        return "parallel"
+    if names_files(corpus) and Path(corpus.path).is_dir():
+        return "folder"
+    ending = Path(corpus.path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+    if ending == ".parquet":
+        return "parquet"
+    return "jsonl" if ending in (".jsonl", ".json", ".ndjson") else "tsv"
+
+
+def names_files(corpus: Corpus) -> bool:
+    """Whether a source, or a part of it, is no text but the name of a file."""
+    return any(kind != "text" for kind in corpus.reads)
+
+
+def decode(raw: bytes) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        wide = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+        remedy = "the file looks like UTF-16: convert it to UTF-8" if wide else ""
+        detail = f"byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line"
+        raise UnreadableError("invalid UTF-8", detail, remedy) from None
+    if "\0" in text:
+        raise UnreadableError("NUL character", f"at character {text.index(chr(0)) + 1} of the line")
+    return text
+
+
+def plain_line(raw: bytes, file: str, number: int) -> Example:
+    return Example("", decode(raw), {}, file, number)
+
+
+def tsv_pair(inputs: int) -> Parse:
+    wanted = ("two", "three", "four")[inputs - 1] if inputs < 4 else str(inputs + 1)
+
+    def parse(raw: bytes, file: str, number: int) -> Example:
+        columns = decode(raw).split("\t")
+        if columns == [""]:
+            return Example("", "", {}, file, number)
+        if len(columns) <= inputs:
+            found = "one" if len(columns) == 1 else str(len(columns))
+            detail = f"expected {wanted} columns separated by a tab, found {found}"
+            raise UnreadableError("missing column", detail)
+        extra = {f"column{place}": column for place, column in enumerate(columns[inputs + 1 :], inputs + 2)}
+        return Example("\t".join(columns[:inputs]), columns[inputs], extra, file, number)
+
+    return parse
+
+
+def jsonl_pair(fields: tuple[str, ...]) -> Parse:
+    def parse(raw: bytes, file: str, number: int) -> Example:
+        line = decode(raw)
+        if not line.strip():
+            return Example("", "", {}, file, number)
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError("malformed JSON", str(error), "every line holds one JSON object") from None
+        if not isinstance(content, dict):
+            raise UnreadableError("malformed JSON", "not an object", "every line holds one JSON object")
+        *parts, target = (_field(content, name) for name in fields)
+        extra = {
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for name, value in content.items()
+            if name not in fields
+        }
+        return Example("\t".join(parts), target, extra, file, number)
+
+    return parse
+
+
+def _field(content: dict[str, Any], name: str) -> str:
+    if content.get(name) is None:
+        remedy = f"name the two fields of the corpus with `fields`; {nearest(name, content)}" if content else ""
+        raise UnreadableError("missing field", repr(name), remedy)
+    if not isinstance(content[name], str):
+        raise UnreadableError("not text", f"field {name!r} holds {json.dumps(content[name])[:40]}")
+    try:
+        return decode(content[name].encode("utf-8"))  # JSON can spell NUL, and half a surrogate pair
+    except UnicodeEncodeError:
+        raise UnreadableError("invalid UTF-8", f"half a surrogate pair in field {name!r}") from None
+
+
+def parquet_rows(path: str, fields: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise InputError("Parquet needs pyarrow", where=path, remedy="pip install 'transduce[parquet]'") from None
+    number = 0
+    with open_bytes(path) as stream:
+        try:
+            table = parquet.ParquetFile(stream)
+            names = table.schema_arrow.names
+            for name in fields:
+                if name not in names:
+                    raise InputError(f"no column {name!r}", where=path, remedy=nearest(name, names))
+                stored = str(table.schema_arrow.field(name).type)
+                if "string" not in stored and "binary" not in stored:
+                    raise InputError(f"column {name!r} holds {stored}, not text", where=path)
+            for batch in table.iter_batches(batch_size=4096):
+                columns = {name: batch.column(name) for name in names}
+                for name in fields:
+                    # Through bytes, since Parquet does not promise that its text is valid UTF-8.
+                    columns[name] = columns[name].cast(arrow.large_string()).cast(arrow.large_binary())
+                lists = {name: column.to_pylist() for name, column in columns.items()}
+                for values in zip(*lists.values(), strict=True):
+                    number += 1
+                    yield number, dict(zip(lists, values, strict=True))
+        except (arrow.ArrowException, UnicodeDecodeError, OSError) as error:
+            raise InputError(f"not readable as Parquet: {error}", where=f"{path}:{number + 1}") from None
+
+
+def parquet_pair(fields: tuple[str, ...]) -> Parse:
+    def parse(row: dict[str, Any], file: str, number: int) -> Example:
+        for name in fields:
+            if row[name] is None:
+                raise UnreadableError("missing field", repr(name))
+        extra = {name: str(value) for name, value in row.items() if name not in fields and value is not None}
+        *parts, target = (decode(row[name]) for name in fields)
+        return Example("\t".join(parts), target, extra, file, number)
+
+    return parse
+
+
+def parallel_rows(corpus: Corpus) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
+    if corpus.source is None or corpus.target is None:
+        raise InputError("parallel text needs both `source` and `target`", where=str(corpus.source or corpus.target))
+    for source, target in zip_longest(stored_lines(corpus.source), stored_lines(corpus.target)):
+        if source is None or target is None:
+            raise mismatch(corpus.source, corpus.target)
+        yield source[0], (source[1], target[1])
+
+
+def parallel_pair(target_file: str) -> Parse:
+    def parse(row: tuple[bytes, bytes], file: str, number: int) -> Example:
+        source = decode(row[0])
+        try:
+            return Example(source, decode(row[1]), {}, file, number)
+        except UnreadableError as bad:
+            bad.file = target_file
+            raise
+
+    return parse

@@ -1,0 +1,194 @@
+"""Hidden states and a memory in, what a recurrent decoder feeds and outputs out: from one vector to attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from transduce.attention.attend import Attend
+from transduce.attention.normalisers import Softmax
+from transduce.attention.scores import MLP, Bilinear
+from transduce.attention.windows import WINDOWS
+from transduce.contracts import AttentionPart, Normaliser, Read, Reader, Score, Sight, Window
+from transduce.errors import InputError
+from transduce.flow import Memory, State, Tree, map_tensors
+from transduce.layers.feed_forward import dense
+
+Neighbourhood = Literal["whole", "predicted", "monotonic"]  # the whole memory, or a kind of window
+Reach = Annotated[int, Ge(0)]
+
+
+class Start(Reader):
+    """the memory is seen once, as the first state: s_0 = dense(h_T) (Sutskever 2014)"""
+
+    def __init__(self, width: int, memory_width: int) -> None:
+        super().__init__()
+        self.output_width = width
+
+    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+        return Read(hidden, {})
+
+
+class Every(Reader):
+    """the one vector again at every step: s_t = f(y_{t-1}, s_{t-1}, c) (Cho 2014)"""
+
+    def __init__(self, width: int, memory_width: int) -> None:
+        super().__init__()
+        self.feed_width, self.output_width = memory_width, width + memory_width
+
+    def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        return {"summary": memory.summary}, {}
+
+    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read:
+        summary = state.fixed["summary"]
+        every_row = summary.repeat_interleave(state.beams, 0)[:, None].expand(-1, steps, -1)  # R T D
+        return Read(every_row, {})
+
+    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+        assert fed is not None
+        return Read(torch.cat((hidden, fed.output), -1), {})
+
+
+def _window(kind: Neighbourhood, width: int, reach: int) -> Window | None:
+    if kind == "whole" and reach:
+        raise InputError(
+            "attention over the whole memory has no reach",
+            remedy=f"choose a window: {' or '.join(WINDOWS)}, or leave reach out",
+        )
+    if kind != "whole" and not reach:
+        raise InputError(
+            f"local attention with a {kind} window needs its reach: how many rows it sees to either side",
+            remedy="set reach: 4, say, beside window",
+        )
+    return None if kind == "whole" else WINDOWS[kind](width, reach)
+
+
+class AttentionReader(Reader):
+    """What the two attention readers share: keys computed once a source, beams as further query rows.
+
+    Each part that remembers keeps its past under its own name; such a reader goes one step at a time.
+    """
+
+    attends = True
+
+    def __init__(
+        self, width: int, memory_width: int, score: type[Score], normaliser: type[Normaliser], window: Window | None
+    ) -> None:
+        super().__init__()
+        self.attend = Attend(score(width, memory_width), normaliser(), carries_past=True)
+        self.window = window
+        self.remembers = self.attend.remembers or (window is not None and window.remembers)
+
+    def _parts(self) -> dict[str, AttentionPart]:
+        parts: dict[str, AttentionPart] = {"score": self.attend.score, "normaliser": self.attend.normaliser}
+        return parts if self.window is None else {**parts, "window": self.window}
+
+    def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        fixed = {"keys": self.attend.keys(memory.values), "values": memory.values, "mask": memory.mask}
+        seen = {name: part.start(memory.mask) for name, part in self._parts().items()}
+        return fixed, {"seen": seen} if self.remembers else {}
+
+    def read(self, query: Tensor, state: State, with_attention: bool) -> Read:
+        """query (R T D) -> context (R T D), weights (R T S), their entropy (R T), and what was seen so far"""
+        keys, values, mask = state.fixed["keys"], state.fixed["values"], state.fixed["mask"]
+        rows, steps, width = query.shape
+        query = query.reshape(keys.size(0), -1, width)  # B N*T D
+        if not self.remembers:
+            sight = self._look(query, mask, {})
+            context, weights = self.attend(query, keys, values, sight.mask, sight.bias, with_attention=with_attention)
+            if weights is None:
+                return Read(context.reshape(rows, steps, -1), {})
+            spread = self.attend.entropy(query, keys, sight.mask, sight.bias)
+            spread = None if spread is None else spread.reshape(rows, steps)
+            return Read(context.reshape(rows, steps, -1), {}, weights.reshape(rows, steps, -1), spread)
+        assert steps == 1, "a reader that remembers goes one step at a time"
+        past = state.past["reader"]["seen"]
+        seen = map_tensors(lambda x: x.unflatten(0, (keys.size(0), -1)), past)  # B N ...
+        sight = self._look(query, mask, seen)
+        context, weights = self.attend.recall(query, keys, values, sight.mask, sight.bias, seen)
+        weights = weights.flatten(0, 1)  # R S
+        used = self.attend.plain(weights)
+        past = {name: part.remember(past[name], used) for name, part in self._parts().items()}
+        read = Read(context.reshape(rows, 1, -1), {"seen": past})
+        if not with_attention:
+            return read
+        spread = self.attend.entropy(query, keys, sight.mask, sight.bias, seen)
+        return replace(read, weights=weights[:, None], entropy=None if spread is None else spread.reshape(rows, 1))
+
+    def _look(self, query: Tensor, mask: Tensor, seen: dict[str, Tree]) -> Sight:
+        if self.window is None:
+            return Sight(mask[:, None])
+        sight: Sight = self.window(query, mask[:, None], seen.get("window"))
+        return sight
+
+
+class Bahdanau(AttentionReader):
+    """attend with the state before, feed the context in: s_t = f(y_{t-1}, s_{t-1}, c_t) (Bahdanau 2015)"""
+
+    stepwise = True
+
+    def __init__(
+        self,
+        width: int,
+        memory_width: int,
+        *,
+        score: type[Score] = MLP,
+        normaliser: type[Normaliser] = Softmax,
+        window: Neighbourhood = "whole",
+        reach: Reach = 0,
+    ) -> None:
+        super().__init__(width, memory_width, score, normaliser, _window(window, width, reach))
+        self.feed_width, self.output_width = memory_width, width + memory_width
+
+    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read:
+        return self.read(hidden[:, None], state, with_attention)
+
+    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+        assert fed is not None
+        return replace(fed, output=torch.cat((hidden, fed.output), -1))
+
+
+class Luong(AttentionReader):
+    """attend with the state after: tanh(W [c_t; s_t]), fed into the next step or not (Luong 2015)"""
+
+    def __init__(
+        self,
+        width: int,
+        memory_width: int,
+        *,
+        score: type[Score] = Bilinear,
+        normaliser: type[Normaliser] = Softmax,
+        window: Neighbourhood = "whole",
+        reach: Reach = 0,
+        input_feeding: bool = True,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(width, memory_width, score, normaliser, _window(window, width, reach))
+        self.combine = dense(memory_width + width, width, bias=bias)
+        self.input_feeding = input_feeding
+        self.stepwise = input_feeding or self.remembers
+        self.feed_width, self.output_width = width if input_feeding else 0, width
+
+    def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        fixed, past = super().start(memory)
+        if self.input_feeding:
+            past["combined"] = memory.summary.new_zeros(memory.mask.size(0), self.output_width)
+        return fixed, past
+
+    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read | None:
+        if not self.input_feeding:
+            return None
+        return Read(state.past["reader"]["combined"][:, None], {})
+
+    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+        read = self.read(hidden, state, with_attention)
+        combined = torch.tanh(self.combine(torch.cat((read.output, hidden), -1)))  # R T D
+        past = {**read.past, "combined": combined[:, -1]} if self.input_feeding else read.past
+        return replace(read, output=combined, past=past)
+
+
+READERS: dict[str, type[Reader]] = {"start": Start, "every": Every, "bahdanau": Bahdanau, "luong": Luong}

@@ -1,0 +1,80 @@
+"""A finished decoder and a memory of tokens in; a decoder out that may also say what it looks at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.contracts import Decoder, Normaliser
+from transduce.errors import InputError
+from transduce.flow import Memory, State, Step
+from transduce.layers.feed_forward import dense
+
+SMALLEST = 1e-30  # a token that stands nowhere in the source is copied with chance 0, whose logarithm must be finite
+
+
+class Copying(Decoder):
+    """p(w) = g p_vocabulary(w) + (1 - g) sum of a_s where x_s = w, g = sigmoid(v . h + b) (See 2017)
+
+    a is the attention over the source of one layer: one head, or the mean of all. The paper's gate reads state,
+    context and input; here it reads h, what the output layer reads, which is made of them in every decoder. Source
+    and target must have one vocabulary: an id means the same word on both sides.
+    """
+
+    def __init__(self, decoder: Decoder, width: int, *, layer: int = -1, head: int | None = None) -> None:
+        super().__init__()
+        layers, heads = decoder.attends
+        if not layers:
+            raise InputError(
+                "copying needs a decoder that attends to the source",
+                remedy="give a recurrent decoder the reader bahdanau or luong, or take another decoder",
+            )
+        if not -layers <= layer < layers or (head is not None and not -heads <= head < heads):
+            raise InputError(
+                f"copying.layer {layer}, head {head}: the decoder attends in {layers} layers of {heads} heads",
+                remedy="leave them out: the mean of all heads of the last layer",
+            )
+        if any(isinstance(part, Normaliser) and part.detached for part in decoder.modules()):
+            raise InputError(
+                "what is copied must learn from it, and drawn attention learns by reward alone",
+                remedy="choose another normaliser: softmax, or gumbel to draw",
+            )
+        self.decoder, self.layer, self.head = decoder, layer, head
+        self.gate = dense(width, 1)
+
+    @property
+    def attends(self) -> tuple[int, int]:
+        return self.decoder.attends
+
+    def start(self, memory: Memory) -> State:
+        if memory.tokens is None:
+            raise InputError("there is nothing to copy: the rows of this memory do not stand for tokens")
+        state = self.decoder.start(memory)
+        return replace(state, fixed={**state.fixed, "tokens": memory.tokens})
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return self.decoder.reserve(state, more, beams)
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        step = self.decoder.advance(tokens, state, mask, with_attention=True)
+        assert step.attention is not None
+        assert step.attention.cross is not None
+        assert step.hidden is not None
+        heads = step.attention.cross[:, self.layer].float()  # R H T S
+        weights = heads.mean(1) if self.head is None else heads[:, self.head]  # R T S
+        gate = self.gate(step.hidden).float()  # R T 1
+        said = F.logsigmoid(gate) + step.logits.float().log_softmax(-1)
+        copied = F.logsigmoid(-gate) + self._copied(weights, state, step.logits.size(-1)).clamp(min=SMALLEST).log()
+        attention = step.attention if with_attention else None
+        return replace(step, logits=torch.logaddexp(said, copied), attention=attention)
+
+    @staticmethod
+    def _copied(weights: Tensor, state: State, size: int) -> Tensor:
+        """R T V: the weight of each token, wherever it stands in the source."""
+        stands = state.fixed["tokens"].repeat_interleave(state.beams, 0)[:, None].expand_as(weights)  # R T S
+        return weights.new_zeros(*weights.shape[:2], size).scatter_add(-1, stands, weights)

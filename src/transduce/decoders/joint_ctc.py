@@ -1,0 +1,63 @@
+"""A finished decoder and any memory in; a decoder out that also listens to what the rows of the memory spell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from transduce.contracts import Decoder
+from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
+from transduce.flow import Memory, State, Step, Tree
+from transduce.layers.feed_forward import dense
+
+MINE = ("blank", "label", "last")  # what the paths keep of each hypothesis
+
+
+class Joint(Decoder):
+    """p(w) ~ p_decoder(w) ^ (1 - weight) p_paths(w) ^ weight, paths as CTC sums them (Watanabe 2017)
+
+    p_paths is what all paths that spell the tokens so far say of the next one (layers/paths.py), so any search finds
+    what both agree on. Scores of a step are brought to a sum of 1, as all scores are. While it trains it says what the
+    decoder says, for the two learn apart: see objectives/ctc.py.
+    """
+
+    def __init__(self, decoder: Decoder, memory_width: int, size: int, *, weight: float = 0.3) -> None:
+        super().__init__()
+        self.decoder, self.weight = decoder, weight
+        self.rows = dense(memory_width, size)
+
+    @property
+    def attends(self) -> tuple[int, int]:
+        return self.decoder.attends
+
+    def start(self, memory: Memory) -> State:
+        state = self.decoder.start(memory)
+        paths = read_paths(self.rows(memory.values), memory.mask)
+        return State({**state.fixed, **paths}, {**state.past, **begin_paths(paths)}, state.beams)
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return _with(self.decoder.reserve(_without(state), more, beams), _mine(state))
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        step = self.decoder.advance(tokens, _without(state), mask, with_attention=with_attention)
+        if self.training or not self.weight:
+            return replace(step, state=_with(step.state, _mine(state)))
+        mine, spelt = advance_paths(state.fixed, _mine(state), tokens, mask)
+        logits = (1 - self.weight) * step.logits.float().log_softmax(-1) + self.weight * spelt
+        return replace(step, logits=logits, state=_with(step.state, mine))
+
+
+def _mine(state: State) -> dict[str, Tree]:
+    return {name: state.past[name] for name in MINE}
+
+
+def _without(state: State) -> State:
+    """What the decoder inside knows."""
+    return replace(state, past={name: tree for name, tree in state.past.items() if name not in MINE})
+
+
+def _with(state: State, mine: dict[str, Tree]) -> State:
+    return replace(state, past={**state.past, **mine})

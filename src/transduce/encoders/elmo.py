@@ -1,0 +1,68 @@
+"""Sources in, a memory out: the layers of two language models, one for each direction, mixed by learned weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from transduce.contracts import Count, Encoder, Front, Rate
+from transduce.errors import InputError
+from transduce.flow import Batch, Memory
+from transduce.layers.dropout import Dropout
+from transduce.layers.feed_forward import dense
+from transduce.layers.recurrent import Cell, RecurrentStack, reverse
+
+
+class BothWaysEncoder(Encoder):
+    """gamma * sum_j softmax(w)_j [forward_j ; backward_j]: two recurrent stacks that never meet (Peters 2018)
+
+    Layer 0 is the embedding, brought to half the width by one matrix and put on both sides. `neighbours` makes of the
+    memory a language model; then `training.freeze: [encoder.forwards, encoder.backwards, encoder.embedding,
+    encoder.fit]` leaves only w and gamma to each task.
+    """
+
+    apart = True
+    steady = True
+
+    def __init__(
+        self,
+        embedding: Front,
+        *,
+        cell: Cell = "lstm",
+        layers: Count = 2,
+        width: Count = 256,
+        dropout: Rate = 0.1,
+    ) -> None:
+        super().__init__()
+        if width % 2:
+            raise InputError(f"two directions cannot share a width of {width}", remedy="set an even width")
+        self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
+        self.fit = dense(embedding.width, width // 2)
+        self.forwards, self.backwards = (
+            nn.ModuleList(RecurrentStack(width // 2, width // 2, cell, 1) for _ in range(layers)) for _ in range(2)
+        )
+        self.mix, self.gamma = nn.Parameter(torch.zeros(layers + 1)), nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
+        assert batch.source is not None, "this encoder reads the source of a batch"
+        entered = self.embedding.rows(batch.source)
+        mask, values = entered.mask, self.fit(entered.values)  # B S D/2
+        ahead = self._layers(self.forwards, values, mask)
+        back = [reverse(layer, mask) for layer in self._layers(self.backwards, reverse(values, mask), mask)]
+        layers = torch.stack([torch.cat(pair, -1) for pair in zip(ahead, back, strict=True)])  # L B S D
+        mixed = self.gamma * torch.einsum("l,lbsd->bsd", self.mix.softmax(0), layers)
+        last = (mask.sum(1) - 1)[:, None, None].expand(-1, -1, self.width // 2)
+        half = mixed.size(-1) // 2
+        # Each direction ends where it has read everything.
+        summary = torch.cat((mixed[..., :half].gather(1, last).squeeze(1), mixed[:, 0, half:]), -1)
+        return Memory(self.dropout(mixed), mask, summary, tokens=batch.source.ids)
+
+    def _layers(self, stacks: nn.ModuleList, values: Tensor, mask: Tensor) -> list[Tensor]:
+        """The values and what each layer makes of them; a layer adds to the one below (as the paper's do)."""
+        found = [values]
+        for stack in stacks:
+            assert isinstance(stack, RecurrentStack)
+            inputs = self.dropout(found[-1])
+            outputs, _ = stack(inputs, stack.zeros(mask.size(0), values), mask, cells=False)
+            found.append(outputs + inputs)
+        return found

@@ -1,0 +1,55 @@
+"""Several named sources in, one memory out: each is read by its own encoder, and its rows say which one it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from transduce.contracts import Count, Encoder
+from transduce.flow import Batch, Memory
+from transduce.layers.feed_forward import dense
+
+
+class JoinedEncoder(Encoder):
+    """[W1 m1 + t1 ; W2 m2 + t2 ; ...]: the memories of several sources, one after the other, each with a tag
+
+    A row of a batch begins with real rows, so those of all parts are moved to the front of the joined memory. The
+    summary is the mean of W m. What is not beside the source in a batch by its name is read from the source.
+    """
+
+    def __init__(self, parts: Mapping[str, Encoder], *, width: Count = 256) -> None:
+        super().__init__()
+        self.width, self.parts = width, nn.ModuleDict(parts)
+        self.fit = nn.ModuleDict({name: dense(part.width, width) for name, part in parts.items()})
+        self.tags = nn.Parameter(torch.randn(len(parts), width) * width**-0.5)
+        self.steady = all(part.steady for part in parts.values())
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
+        assert batch.source is not None, "this encoder reads the sources of a batch"
+        read = {
+            name: part(replace(batch, source=batch.extra.get(name, batch.source), extra={}))
+            for name, part in self.parts.items()
+        }
+        rows = [self.fit[name](one.values) + tag for tag, (name, one) in zip(self.tags, read.items(), strict=True)]
+        summary = torch.stack([self.fit[name](one.summary) for name, one in read.items()]).mean(0)
+        mask = torch.cat([one.mask for one in read.values()], 1)
+        order = mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices  # real rows first, as they stood
+        values = torch.cat(rows, 1).gather(1, order[..., None].expand(-1, -1, self.width))
+        return Memory(values, mask.gather(1, order), summary, tokens=_tokens(list(read.values()), order))
+
+    def grids(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+        parts = zip(self.parts.values(), lengths, strict=True)
+        return [grid for part, length in parts for grid in cast(Encoder, part).grids([length])]
+
+    def leading(self) -> list[int]:
+        return [count for part in self.parts.values() for count in cast(Encoder, part).leading()]
+
+
+def _tokens(read: Sequence[Memory], order: Tensor) -> Tensor | None:
+    """What each row stands for, where every part is a text: then all of them can be copied from."""
+    known = [one.tokens for one in read if one.tokens is not None]
+    return torch.cat(known, 1).gather(1, order) if len(known) == len(read) else None

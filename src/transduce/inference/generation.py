@@ -1,0 +1,295 @@
+"""Sources that were read and settings in, the hypotheses that a network finds for each out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from transduce import build
+from transduce.contracts import Rule, Strategy
+from transduce.data.batching import ordered
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.decoding.continuous_batching import Wanted, plan, refill
+from transduce.decoding.search import search
+from transduce.decoding.speculative import speculate
+from transduce.errors import InputError
+from transduce.flow import Batch, Hypothesis, Padded
+from transduce.inference.shortlist import OutputRows, Shortlist, narrow
+from transduce.kernels.cuda_graph import Graphs
+from transduce.modalities.source_encoding import Reading, Source, TextReading
+from transduce.model import Transducer
+from transduce.recipe import GenerationRecipe, Recipe, explain_error
+
+Work = TypeVar("Work")
+Done = TypeVar("Done")
+
+
+def spread(do: Callable[[Work], Done], work: Sequence[Work], workers: int, device: torch.device) -> Iterator[Done]:
+    """Threads, not processes: torch leaves Python to the others while it computes, and the weights lie there once.
+
+    Each works on one core: two threads that share a small matrix wait for each other more than they compute.
+    """
+    if workers < 1 or (workers > 1 and device.type != "cpu"):
+        raise InputError(f"{workers} workers on {device.type}", remedy="workers are for the CPU; leave them out")
+    if workers == 1 or len(work) < 2:
+        yield from map(do, work)
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield from pool.map(do, work)
+    finally:
+        torch.set_num_threads(before)
+
+
+Chooser = tuple[Strategy, tuple[Rule, ...]]
+
+
+class Searcher:
+    """A network that is asked, how its sources are read, and where its targets end."""
+
+    def __init__(self, network: Transducer, reading: Reading, reach: int, graphs: Graphs | None) -> None:
+        self.network, self.reading, self.reach, self.graphs = network, reading, reach, graphs
+        self._choosers: dict[GenerationRecipe, Chooser] = {}
+        self._listed: ListedSearcher | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def refills(self) -> bool:
+        """Whether places of a search are filled again: where steps are recorded, rows that are done would go along."""
+        return self.graphs is not None and isinstance(self.reading, TextReading)
+
+    def every(
+        self,
+        sources: Sequence[Source],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+        *,
+        workers: int = 1,
+        draft: Transducer | None = None,
+    ) -> list[list[Hypothesis]]:
+        """What is found for each source, in order, best first; sources of like length are searched together."""
+        lengths, found = [len(source) for source in sources], dict[int, list[Hypothesis]]()
+
+        def find(rows: list[int]) -> list[list[Hypothesis]]:
+            some = [sources[row] for row in rows]
+            if draft is not None:
+                return self.ahead(draft, some, settings)
+            begun = None if prefixes is None else [prefixes[row] for row in rows]
+            return self.sources(some, begun, settings, [numbers[row] for row in rows])
+
+        batches = ordered(lengths, settings.batch_tokens)
+        if self.refills and draft is None and workers == 1:
+            batches = []
+            for one in plan(lengths, settings.batch_tokens):
+                rows = [row for group in one.groups for row in group]
+                if len(rows) <= one.places:
+                    batches.append(rows)
+                else:
+                    wanted = [self.wanted(group, sources, prefixes, settings, numbers) for group in one.groups]
+                    found.update(zip(rows, self.refilled(wanted, settings, one.places), strict=True))
+        for rows, some in zip(batches, spread(find, batches, workers, self.device), strict=True):
+            found.update(zip(rows, some, strict=True))
+        return [found[row] for row in range(len(sources))]
+
+    def refilled(self, wanted: Sequence[Wanted], settings: GenerationRecipe, places: int) -> list[list[Hypothesis]]:
+        """The same for sources that come one group after the other into so many places."""
+        strategy, rules = self._chooser(settings)
+        return refill(
+            self.network, wanted, strategy, places=places, rules=rules, best=settings.nbest, graphs=self.graphs
+        )
+
+    def wanted(
+        self,
+        rows: list[int],
+        sources: Sequence[Source],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+    ) -> Wanted:
+        """These rows of all sources, as a group that comes in together."""
+        some = [sources[row] for row in rows]
+        begun = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.begun)] * len(rows)
+        return Wanted(
+            self.reading.batch(some),
+            self._longest(some, settings),
+            Padded.from_rows(begun) if prefixes is not None or settings.begun else None,
+            _seeds(settings, [numbers[row] for row in rows]),
+        )
+
+    def sources(
+        self,
+        sources: Sequence[Source],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        """The same for one batch; `numbers` seed the draws of each."""
+        return self.batch(settings, self.reading.batch(sources), self._longest(sources, settings), prefixes, numbers)
+
+    def ahead(self, draft: Transducer, sources: Sequence[Source], settings: GenerationRecipe) -> list[list[Hypothesis]]:
+        """The same by greedy search, where a quick network proposes."""
+        batch, (_, rules) = self.reading.batch(sources).to(self.device), self._chooser(settings)
+        found = speculate(self.network, draft, batch, longest=self._longest(sources, settings), rules=rules)
+        return [[one] for one in found]
+
+    def batch(
+        self,
+        settings: GenerationRecipe,
+        batch: Batch,
+        longest: Tensor,  # B
+        prefixes: list[list[int]] | None,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        strategy, rules = self._chooser(settings)
+        if prefixes is None and settings.begun:
+            prefixes = [list(settings.begun)] * batch.size
+        return search(
+            self.network,
+            batch.to(self.device),
+            strategy,
+            longest=longest,
+            rules=rules,
+            prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
+            seeds=_seeds(settings, numbers),
+            best=settings.nbest,
+            graphs=self.graphs,
+        )
+
+    def listed(self, shortlist: Shortlist) -> ListedSearcher:
+        """The same over a shortlist; the last one is kept, as taking an output layer apart takes a moment."""
+        if self._listed is None or self._listed.shortlist is not shortlist:
+            self._listed = ListedSearcher(self, shortlist)
+        return self._listed
+
+    def _longest(self, sources: Sequence[Source], settings: GenerationRecipe) -> Tensor:
+        """B: most tokens of what is said of each."""
+        lengths = torch.tensor([len(source) for source in sources])
+        return (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self.reach)).long()
+
+    def _chooser(self, settings: GenerationRecipe) -> Chooser:
+        """One object for the same settings: a recording is found again by it."""
+        if settings not in self._choosers:
+            self._choosers[settings] = build.build_strategy(settings), tuple(build.build_rules(settings))
+        return self._choosers[settings]
+
+
+def _seeds(settings: GenerationRecipe, numbers: Sequence[int]) -> list[int]:
+    return [(settings.seed * 1_000_003 + number) % 2**63 for number in numbers]
+
+
+class ListedSearcher(Searcher):
+    """The same over the few tokens that a shortlist gives each line. Its steps are not recorded: layers change."""
+
+    def __init__(self, whole: Searcher, shortlist: Shortlist) -> None:
+        super().__init__(whole.network, whole.reading, whole.reach, None)
+        self.shortlist, self._rows = shortlist, OutputRows(whole.network)
+
+    def batch(
+        self,
+        settings: GenerationRecipe,
+        batch: Batch,
+        longest: Tensor,  # B
+        prefixes: list[list[int]] | None,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        if batch.source is None or batch.source.ids is None or batch.extra:
+            raise InputError("a shortlist is for sources that are one text", remedy="leave it out")
+        if prefixes is None and settings.begun:
+            prefixes = [list(settings.begun)] * batch.size
+        allowed = self.shortlist.allowed(batch.source)
+        for row, prefix in enumerate(prefixes or []):  # what a line is given to say, it may say
+            allowed[row, prefix] = True
+        if settings.first is not None:
+            allowed[:, settings.first] = True
+        network = narrow(self._rows, allowed)
+        changes = {name: tuple(network.places(getattr(settings, name))) for name in ("begun", "never", "never_first")}
+        first = None if settings.first is None else network.places([settings.first])[0]
+        small = settings.model_copy(update={**changes, "first": first})
+        begun = None if prefixes is None else [network.places(prefix) for prefix in prefixes]
+        found = Searcher(network, self.reading, self.reach, None).batch(small, batch, longest, begun, numbers)
+        return [[network.named(one) for one in line] for line in found]
+
+
+def check_texts(what: str, texts: Sequence[str]) -> None:
+    """One text alone would be read letter by letter, and what is no text, or no Unicode, cannot be read at all."""
+    if isinstance(texts, str):
+        raise InputError(f"{what} takes a list of texts", remedy=f'write model.{what}(["..."])')
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} of {len(texts)} is {text!r}", remedy="give strings")
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"text {number} of {len(texts)} is not valid Unicode", remedy="write it in UTF-8")
+
+
+def in_chunks(lines: Iterator[str], size: int = 2000) -> Iterator[list[str]]:
+    """Lines in groups large enough to sort by length, small enough to stream."""
+    chunk: list[str] = []
+    for line in lines:
+        chunk.append(line)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> GenerationRecipe:
+    """The settings with all changes but None; a wrong name or value is an InputError."""
+    known = settings.model_dump()
+    changes = {name: value for name, value in changes.items() if value is not None}
+    try:
+        chosen = GenerationRecipe.model_validate({**known, **changes})
+    except ValidationError as error:
+        raise explain_error(error, "generate", known) from None
+    if changes.get("strategy") == "sample" and "beam" not in changes:
+        # One draw for each hypothesis asked for: the likeliest of several would be no fair sample.
+        return chosen.model_copy(update={"beam": 1})
+    several = chosen.nbest > 1 or ("beam" in changes and chosen.beam > 1)
+    if chosen.strategy == "greedy" and several and "strategy" not in changes:
+        return chosen.model_copy(update={"strategy": "beam"})
+    return chosen
+
+
+def check_draft(
+    recipe: Recipe, own: Sequence[Tokenizer], wanted: Sequence[Tokenizer], chosen: GenerationRecipe, prefixes: Any
+) -> None:
+    """A draft reads and writes the same tokens, and serves greedy search from the beginning on."""
+    if [one.fingerprint for one in own] != [one.fingerprint for one in wanted] or recipe.data.form == "text":
+        raise InputError("the draft has other tokens", remedy="train both from the same data with the same `tokens`")
+    if (chosen.strategy != "greedy" and chosen.beam != 1) or chosen.strategy == "sample" or chosen.nbest != 1:
+        raise InputError("a draft serves greedy search", remedy="add --set strategy=greedy")
+    if prefixes is not None:
+        raise InputError("a draft begins where the output begins", remedy="leave out the draft, or the prefix")
+
+
+def check_shortlist(shortlist: Shortlist, own: tuple[Tokenizer, Tokenizer], *, drafted: bool, alone: bool) -> None:
+    """A list is of the model's own tokens, by those of a source; a draft would propose any."""
+    if drafted:
+        raise InputError("a draft proposes any token", remedy="leave out the draft, or the shortlist")
+    if alone:
+        raise InputError("a language model has no source to make a list from", remedy="leave the shortlist out")
+    shortlist.check(own)
+
+
+def reach(network: nn.Module, *, alone: bool, sourceless: bool) -> tuple[int, int]:
+    """Most tokens of a source and of a target: learned positions end somewhere. `alone`: there is no encoder."""
+    ends: dict[bool, list[int]] = {True: [2**31], False: [2**31]}  # of the decoder, of the rest
+    for name, part in network.named_modules():
+        if isinstance(longest := getattr(part, "longest", None), int):
+            ends[name.startswith("decoder")].append(longest)
+    target = min(ends[True])
+    if sourceless:
+        return 0, target
+    # One place is for the closing </s>; a decoder alone keeps half of its places for the target.
+    return (target // 2 - 1, target // 2) if alone else (min(ends[False]) - 1, target)

@@ -1,0 +1,105 @@
+"""A network that reads no source and texts enter; continuations of them, and the probability of running text, leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.contracts import Scored
+from transduce.data.batching import ordered
+from transduce.data.tokenizers.running_text import Text
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.flow import BOS, Batch, Hypothesis, Padded
+from transduce.model import Transducer
+from transduce.recipe import GenerationRecipe
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A beginning and how it may go on, best first; hypotheses hold the beginning too."""
+
+    begun: list[int]
+    hypotheses: list[Hypothesis]
+    cut: bool  # True: the beginning was longer than the model reaches, and only its end was read
+
+
+# A batch, the most tokens of each row, what each is forced to begin with and a number to draw by -> what is found.
+Find = Callable[[Batch, Tensor, list[list[int]] | None, Sequence[int]], list[list[Hypothesis]]]
+
+
+def go_on(
+    find: Find, tokenizer: Tokenizer, texts: Sequence[str], settings: GenerationRecipe, reach: int
+) -> list[Continued]:
+    """Each text is forced as the first tokens, and `max_length` more may follow; an empty one begins from nothing."""
+    most = min(settings.max_source, reach - 1)
+    encoded = tokenizer.encode_batch(texts)
+    begun = [ids[-most:] for ids in encoded]
+    results: dict[int, Continued] = {}
+    for rows in ordered([len(ids) + 1 for ids in begun], settings.batch_tokens):
+        first = Padded.from_rows([[BOS] for _ in rows])
+        prefixes = [begun[row] for row in rows]
+        longest = torch.tensor([min(len(ids) + settings.max_length, reach) for ids in prefixes])
+        # Only the size of the batch counts: there is nothing to read before <s>.
+        found = find(Batch(target=first), longest, prefixes if any(prefixes) else None, rows)
+        for row, hypotheses in zip(rows, found, strict=True):
+            results[row] = Continued(begun[row], hypotheses, len(encoded[row]) > most)
+    return [results[row] for row in range(len(texts))]
+
+
+def score_running(network: Transducer, text: Text, passage: int, batch_tokens: int) -> list[Scored]:
+    """How probable a text is, passage by passage.
+
+    A network whose state can go on over any length reads the whole text in one; any other begins anew with every
+    passage, knowing of the one before only its last token.
+    """
+    count = len(text.ids) - 1
+    edges = list(pairwise([*range(0, count, passage), count]))
+    logs = _carried(network, text.ids, edges) if network.carries else _apart(network, text.ids, edges, batch_tokens)
+    words, characters = text.words, text.characters
+    return [
+        Scored(float(logs[begin:end].sum()), end - begin, int(words[begin:end].sum()), int(characters[begin:end].sum()))
+        for begin, end in edges
+    ]
+
+
+Edges = Sequence[tuple[int, int]]
+
+
+@torch.inference_mode()
+def _carried(network: Transducer, ids: np.ndarray, edges: Edges) -> np.ndarray:
+    """log p of every id after the first, the state going on from passage to passage."""
+    row = torch.from_numpy(ids)[None].to(_device(network))
+    state = network.start(Batch(target=Padded(row, torch.ones_like(row, dtype=torch.bool))))
+    logs = []
+    for begin, end in edges:
+        step = network.advance(row[:, begin:end], state)
+        state = step.state
+        logs.append(_chosen(step.logits, row[:, begin + 1 : end + 1])[0].cpu().double().numpy())
+    return np.concatenate(logs)
+
+
+@torch.inference_mode()
+def _apart(network: Transducer, ids: np.ndarray, edges: Edges, batch_tokens: int) -> np.ndarray:
+    """The same, each passage by itself."""
+    logs = np.zeros(len(ids) - 1)
+    for rows in ordered([end - begin for begin, end in edges], batch_tokens):
+        batch = Batch(target=Padded.from_rows([ids[edges[row][0] : edges[row][1] + 1].tolist() for row in rows]))
+        batch = batch.to(_device(network))
+        chosen = _chosen(network(batch).logits, batch.gold.values).cpu().double().numpy()
+        for row, found in zip(rows, chosen, strict=True):
+            begin, end = edges[row]
+            logs[begin:end] = found[: end - begin]
+    return logs
+
+
+def _chosen(logits: Tensor, tokens: Tensor) -> Tensor:
+    return logits.float().log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)  # B T
+
+
+def _device(network: Transducer) -> torch.device:
+    return next(network.parameters()).device

@@ -1,0 +1,92 @@
+"""A run directory, a bundle, or a model from elsewhere, in; its model out, with the weights it was trained to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from transduce import build, interop
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.errors import InputError
+from transduce.inference.lowering import Precision, for_generation
+from transduce.inference.model import Model
+from transduce.interop import bundle
+from transduce.kernels.cuda_graph import Graphs
+from transduce.model import Transducer
+from transduce.recipe import Recipe
+from transduce.recipe import registry as shelves
+from transduce.run import Run
+from transduce.training.distributed import pick_device
+from transduce.transfer.lora import weights_of
+
+
+def load(
+    path: str | Path, *, device: str = "auto", precision: Precision | None = None, own_parts: bool = False
+) -> Model:
+    """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed.
+
+    With a precision, the network is one for generation: its weights are packed, and learn no more.
+    """
+    path = interop.located(path)
+    if bundle.recognises(path):
+        with bundle.unpacked(path) as folder:
+            return load(folder, device=device, precision=precision)
+    run = Run(path)
+    if interop.recognises(run.folder):
+        imported = interop.read(run.folder)
+        source, target = imported.tokenizers
+        network = build.build_model(imported.recipe.model, source.size, target.size, source.starts)
+        fill_weights(network, imported.weights, str(run.folder))
+        return _placed(network, (source, target), imported.recipe, device, precision)
+    recipe = run.recipe()
+    if (own := shelves.own_parts(recipe)) and not own_parts:
+        raise InputError(
+            f"this model needs code of its own: {', '.join(own)}",
+            where=str(run.recipe_file),
+            remedy="load it with own_parts=True (--own-parts) if you trust that code",
+        )
+    recipe = build.complete_recipe(recipe, str(run.recipe_file))
+    source, target = run.tokenizers()
+    network = build.build_model(recipe.model, source.size, target.size, source.starts)
+    fill_weights(network, weights_of(run, recipe, list(network.state_dict())), str(run.folder))
+    return _placed(network, (source, target), recipe, device, precision)
+
+
+def _placed(
+    network: Transducer,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    recipe: Recipe,
+    device: str,
+    precision: Precision | None,
+) -> Model:
+    network = network.to(pick_device(device))
+    parameters = build.count_parameters(network)
+    if precision == "auto" and recipe.model.stored == "int8" and pick_device(device).type == "cpu":
+        precision = "int8"  # rounded already: reading it so changes nothing more
+    network = network if precision is None else for_generation(network, precision)
+    graphs = Graphs() if next(network.parameters()).is_cuda else None
+    return Model(network, *tokenizers, recipe, parameters=parameters, graphs=graphs)
+
+
+def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Copies weights in; a name or shape that does not fit is told in words. What was learned beside stays aside."""
+    own = network.state_dict()
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("beside.")}
+    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    if missing or extra:
+        raise InputError(
+            f"weights do not fit the recipe: missing {missing[:3]}, not used {extra[:3]}",
+            where=where,
+            remedy="the recipe is not the one it was trained with",
+        )
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            changed = "tokenizers are" if "embedding" in name or "output" in name else "recipe is"
+            raise InputError(
+                f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(tensor.shape)} in the recipe",
+                where=where,
+                remedy=f"the {changed} not what it was trained with: restore the run directory",
+            )
+    network.load_state_dict(weights)

@@ -1,0 +1,76 @@
+"""A decoder of lean blocks in, the same out, which finds the best next tokens of a search's rows in one call."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from transduce.contracts import Asked
+from transduce.decoders.transformer import TransformerDecoder
+from transduce.flow import Proposal, State
+from transduce.inference.lowering.lean import LeanBlock
+from transduce.kernels.native.block_step import BlockStep, Step
+from transduce.kernels.native.decoder_step import Best, Pair, Steps, outputs_of
+from transduce.layers.norm import LayerNorm
+
+
+class LeanDecoder(TransformerDecoder):
+    """masked self-attention, cross-attention and feed-forward blocks, a step of a search in one call of our kernels
+
+    The scores of all tokens are never written down: a part of them is made, looked through and forgotten. Rows that
+    nobody asks about are left out. Everything but `propose` goes the way it always went.
+    """
+
+    lists = True
+
+    def __init__(self, plain: TransformerDecoder, blocks: list[BlockStep]) -> None:
+        nn.Module.__init__(self)
+        vars(self).update({name: copy.copy(one) for name, one in vars(plain).items()})
+        norm = plain.norm
+        level = (norm.weight, norm.bias, norm.eps) if isinstance(norm, LayerNorm) else None
+        self.steps = Steps(blocks, level)
+
+    @property
+    def proposes(self) -> bool:
+        return True
+
+    def propose(self, tokens: torch.Tensor, state: State, asked: Asked) -> Proposal:
+        view, past = self._place(state)
+        places, owners, fixed = state.past["next"], past["owners"], state.fixed
+        which = None if bool(asked.alive.all()) else asked.alive.nonzero().flatten()  # R'
+        if which is not None:
+            tokens = tokens[which]
+        queries = places[:1, None] if bool((places == places[0]).all()) else places[:, None]  # all the same, as a rule
+        if which is not None and len(queries) > 1:
+            queries = queries[which]
+        values = self.enter(self.embedding(tokens), queries, None).contiguous()  # R' 1 D
+        memories: list[Pair] = list(fixed["memory"])
+        shade = view.source
+        where = Step(
+            len(values), state.beams, owners.size(1), -1 if self.reach is None else self.reach,
+            None if which is None else which.data_ptr(), places.data_ptr(), owners.data_ptr(), None, None,
+            shade.size(-1) if memories and shade is not None else 0, None, None,
+            shade.data_ptr() if memories and shade is not None else None, torch.get_num_threads(),
+        )  # fmt: skip
+        layer: Any = self.output.layer  # asked for now: a search may have one of its own
+        found = Best(len(values), asked.count, asked.banned, outputs_of(layer.product, asked.lists))
+        self.steps(values, where, fixed["room"], memories, layer.product, found)
+        logs, chosen = found.logs, found.tokens
+        if which is not None:
+            logs = logs.new_full((len(places), asked.count), -torch.inf).index_copy_(0, which, logs)
+            chosen = chosen.new_zeros(len(places), asked.count).index_copy_(0, which, chosen)
+        return Proposal(logs, chosen, State(fixed, past, state.beams))
+
+
+def proposing(part: nn.Module) -> nn.Module:
+    """The part, or the same as a decoder that proposes, where our kernels know all that is in it."""
+    if type(part) is not TransformerDecoder or not part.caches or part.output.before is not None:
+        return part
+    blocks = [block.whole for block in part.blocks if type(block) is LeanBlock and block.whole is not None]
+    level = part.norm is None or (isinstance(part.norm, LayerNorm) and part.norm.weight.dtype == torch.float32)
+    if len(blocks) < len(part.blocks) or not level or getattr(part.output.layer, "product", None) is None:
+        return part
+    return LeanDecoder(part, blocks)

@@ -1,0 +1,315 @@
+"""Raw text in, what a trained network makes of it out: generate, score, embed, explain, logits."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce import build
+from transduce.contracts import Scored
+from transduce.data.batching import collate, ordered
+from transduce.data.tokenizers.oov import encode_targets
+from transduce.data.tokenizers.running_text import measure
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.decoding.mask_filling import Filling
+from transduce.decoding.scoring import score as score_batch
+from transduce.errors import InputError
+from transduce.explain.alignment import Link, links, to_words
+from transduce.explain.attention import Path, Rereader
+from transduce.explain.html import Explained
+from transduce.flow import EOS, Batch, Hypothesis, Padded
+from transduce.inference.generation import Searcher, change_settings, check_draft, check_shortlist, check_texts, reach
+from transduce.inference.language_model import go_on, score_running
+from transduce.inference.shortlist import Shortlist
+from transduce.kernels.cuda_graph import Graphs
+from transduce.modalities.source_encoding import Source
+from transduce.model import Embedder, EncoderOnly, Transducer, speechless
+from transduce.recipe import GenerationRecipe, Recipe
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model made of one line. `score` is the sum of `token_scores` (natural logarithms)."""
+
+    source: str
+    text: str
+    tokens: tuple[str, ...]  # the closing </s> included
+    token_scores: tuple[float, ...]
+    complete: bool = True  # False: cut at the greatest length
+    source_cut: bool = False  # True: the source was longer than `max_source` tokens
+    nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
+    path: Path | None = field(default=None, repr=False, compare=False)
+    model: Model | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def score(self) -> float:
+        return sum(self.token_scores)
+
+    @cached_property
+    def explained(self) -> Explained | None:
+        """The chosen path read once more, with the attention of every layer and head; None for an empty line."""
+        return None if self.model is None else self.model.reread([self])[0]
+
+    @property
+    def attention(self) -> np.ndarray | None:
+        """L H T S, exact; None where the decoder does not attend to the source."""
+        return None if self.explained is None else self.explained.attention
+
+    @property
+    def alignment(self) -> list[Link]:
+        """(source word, target word): each word of the output with the one it looked at most."""
+        if self.explained is None or self.explained.attention is None:
+            return []
+        return links(to_words(self.explained.map()))
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """How probable a target is, given its source."""
+
+    tokens: tuple[str, ...]
+    token_scores: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        return sum(self.token_scores)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-self.score / len(self.token_scores))
+
+
+class Model:
+    """A trained network with its tokenizers."""
+
+    def __init__(
+        self,
+        network: Transducer,
+        source: Tokenizer,
+        target: Tokenizer,
+        recipe: Recipe,
+        *,
+        parameters: int | None = None,  # of the network as it was trained, where its weights are packed now
+        graphs: Graphs | None = None,  # recorded steps of generation: for weights that stay where they are, on a GPU
+    ) -> None:
+        self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
+        self.parameters = build.count_parameters(network) if parameters is None else parameters
+        self.reading = build.build_reading(recipe, (source, target))
+        asked = Filling(network) if isinstance(network, EncoderOnly) and self._masked else network
+        self.searcher = Searcher(asked, self.reading, self._reach[1], graphs)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def sourceless(self) -> bool:
+        """Whether this is a language model: it reads nothing before <s>."""
+        return self.recipe.data.form == "text" and self.recipe.model.encoder is None
+
+    @property
+    def running(self) -> bool:
+        """Whether it learned from running text, read in passages, rather than from lines."""
+        return self.sourceless and self.recipe.data.passage is not None
+
+    @cached_property
+    def _reach(self) -> tuple[int, int]:
+        return reach(self.network, alone=self.recipe.model.encoder is None, sourceless=self.sourceless)
+
+    def settings(self, /, **changes: Any) -> GenerationRecipe:
+        """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
+        return change_settings(self.recipe.generation, changes)
+
+    def generate(
+        self,
+        texts: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        workers: int = 1,
+        draft: Model | None = None,
+        shortlist: Shortlist | None = None,
+        **settings: Any,
+    ) -> list[Prediction]:
+        """One prediction a line, in order. Settings are those of the recipe's `generation` section.
+
+        With several workers so many batches are read at a time, on one core each: for many lines on a CPU. A draft is a
+        quick model with the same tokens: it proposes, this one decides, and greedy search gives what it gives without.
+        With a shortlist each line is answered with the few tokens that its source may need.
+
+        To a language model a line is the beginning of the text that it writes; an empty one is none.
+        """
+        chosen = self.settings(**settings)
+        check_texts("generate", texts)
+        if shortlist is not None:
+            check_shortlist(shortlist, (self.source, self.target), drafted=draft is not None, alone=self.sourceless)
+        if self.sourceless:
+            if workers > 1:
+                raise InputError("a language model writes with one worker", remedy="leave workers out")
+            return self._continue(texts, prefixes, chosen)
+        if prefixes is not None:
+            check_texts("generate", prefixes)
+            if len(prefixes) != len(texts):
+                raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one a line")
+        if draft is not None:
+            given = prefixes or chosen.begun or None
+            check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, given)
+        searcher = self.searcher if shortlist is None else self.searcher.listed(shortlist)
+        most = min(chosen.max_source, self._reach[0])
+        results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
+        busy = [number for number, text in enumerate(texts) if text.strip()]
+        encoded = self.reading.read([texts[number] for number in busy])
+        sources = [self.reading.cut(source, most) for source in encoded]
+        begun = None
+        if prefixes is not None:
+            begun = encode_targets(
+                self.target, [prefixes[number] for number in busy], [texts[number] for number in busy]
+            )
+        ahead = None if draft is None else draft.network
+        found = searcher.every(sources, begun, chosen, busy, workers=workers, draft=ahead)
+        for number, whole, source, hypotheses in zip(busy, encoded, sources, found, strict=True):
+            cut = len(whole) > len(source)
+            results[number] = self._prediction(texts[number], source, hypotheses[: chosen.nbest], cut)
+        return results
+
+    def _continue(
+        self, texts: Sequence[str], prefixes: Sequence[str] | None, chosen: GenerationRecipe
+    ) -> list[Prediction]:
+        if prefixes is not None:
+            raise InputError("a language model takes its lines as prefixes", remedy="give them as the lines")
+        results = []
+        find = partial(self.searcher.batch, chosen)
+        for text, found in zip(texts, go_on(find, self.target, texts, chosen, self._reach[1]), strict=True):
+            one = self._prediction(text, None, found.hypotheses[: chosen.nbest], found.cut)
+            # The beginning stays as it was given, unknown characters and all; what follows was written after it.
+            read = len(self.target.decode(found.begun))
+            rivals = tuple(replace(rival, text=text + rival.text[read:]) for rival in one.nbest)
+            results.append(replace(one, text=rivals[0].text, nbest=rivals))
+        return results
+
+    @property
+    def _masked(self) -> bool:
+        """Whether the model learned to restore a text, so that `<mask>` may stand for a token."""
+        return self.recipe.data.noise is not None
+
+    def _prediction(self, text: str, source: Source | None, hypotheses: list[Hypothesis], cut: bool) -> Prediction:
+        unknown = self.reading.unknown(text)
+        rivals = tuple(
+            Prediction(
+                text,
+                self.target.decode(one.words, unknown),
+                tuple(map(self.target.piece, one.ids)),
+                one.token_scores,
+                one.complete,
+                cut,
+            )
+            for one in hypotheses
+        )
+        ranked = tuple((one.text, one.score) for one in rivals)
+        path = Path(text, source, hypotheses[0], ranked)
+        return replace(rivals[0], nbest=rivals, path=path, model=self)
+
+    def reread(self, predictions: Sequence[Prediction]) -> list[Explained | None]:
+        """The explanations of many predictions, read in batches, and kept in them; None for an empty line."""
+        busy = [one for one in predictions if one.path is not None]
+        rereader = Rereader(self.network, self.reading, self.target, self.facts())
+        found = rereader([one.path for one in busy if one.path is not None], self.recipe.generation.batch_tokens)
+        for one, explained in zip(busy, found, strict=True):
+            vars(one)["explained"] = explained
+        return [vars(one).get("explained") for one in predictions]
+
+    def facts(self) -> dict[str, Any]:
+        """What a page may say about the model."""
+        kinds = {name: part["kind"] for name, part in self.recipe.model if isinstance(part, dict)}
+        return {**kinds, "parameters": self.parameters}
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[PairScore]:
+        """The log-probability of each target given its source, token by token."""
+        for side in (0, 1):
+            check_texts("score", [pair[side] for pair in pairs])
+        if self._masked:
+            raise InputError(
+                "this model restores damaged text, and has no probability of a whole one",
+                remedy="`transduce evaluate RUN FILE` gives the perplexity of what it is asked for",
+            )
+        if isinstance(self.network, Embedder):
+            raise speechless()
+        texts = [source for source, _ in pairs]
+        sources = self.reading.read(texts)
+        targets = encode_targets(self.target, [target for _, target in pairs], texts)
+        results: list[PairScore | None] = [None] * len(pairs)
+        lengths = [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
+        for rows in ordered(lengths, self.recipe.generation.batch_tokens):
+            given = [targets[row] for row in rows]
+            if self.sourceless:
+                batch = collate([(None, target) for target in given], rows).to(self.device)
+            else:
+                batch = self.reading.batch([sources[row] for row in rows], given).to(self.device)
+            for row, scores in zip(rows, score_batch(self.network, batch), strict=True):
+                tokens = tuple(map(self.target.piece, [*targets[row], EOS]))
+                results[row] = PairScore(tokens, scores)
+        return [result for result in results if result is not None]
+
+    def score_running(self, blocks: Sequence[str]) -> list[Scored]:
+        """How probable a running text is, passage by passage; `blocks` are its parts (see `sources.blocks`)."""
+        passage = self.recipe.data.passage
+        if passage is None:
+            raise InputError("this model did not learn from running text", remedy="score lines: model.score([...])")
+        text = measure(self.target, blocks)
+        return score_running(self.network, text, passage, self.recipe.generation.batch_tokens)
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
+        check_texts("embed", texts)
+        most = min(self.recipe.generation.max_source, self._reach[0])
+        encoded = self.reading.read(texts)
+        if cut := sum(len(ids) > most for ids in encoded):
+            warnings.warn(f"{cut:,} texts were cut to {most:,} tokens", stacklevel=2)
+        sources = [self.reading.cut(source, most) for source in encoded]
+        found: dict[int, np.ndarray] = {}
+        for rows in ordered([len(ids) + 1 for ids in sources], self.recipe.generation.batch_tokens):
+            batch = self.reading.batch([sources[row] for row in rows]).to(self.device)
+            assert batch.source is not None
+            found.update(zip(rows, self.network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))
+        return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
+
+    def read(self, pairs: Sequence[tuple[str, str]]) -> list[Explained]:
+        """Each target as if the model had written it: its token scores, and where it looked at each of its tokens."""
+        if self.sourceless:
+            raise InputError("this model has no source to look at", remedy="give one that reads a source")
+        texts = [source for source, _ in pairs]
+        scored = self.score(pairs)
+        sources = self.reading.read(texts)
+        targets = encode_targets(self.target, [target for _, target in pairs], texts)
+        paths = [
+            Path(text, source, Hypothesis((*target, EOS), one.token_scores, one.score))
+            for text, source, target, one in zip(texts, sources, targets, scored, strict=True)
+        ]
+        rereader = Rereader(self.network, self.reading, self.target, self.facts())
+        return rereader(paths, self.recipe.generation.batch_tokens)
+
+    def explain(self, text: str, **settings: Any) -> Explained:
+        """One line with its attention, scores and rivals, ready to be drawn."""
+        prediction = self.generate([text], **settings)[0]
+        if prediction.explained is None:
+            raise InputError("there is nothing to explain: the line is empty", remedy="give a source text")
+        return prediction.explained
+
+    @torch.inference_mode()
+    def logits(self, *, target: Tensor, source: Tensor | None = None, source_mask: Tensor | None = None) -> Tensor:
+        """Teacher-forced logits (B T V); `target` (B T) is what the decoder reads, <s> first."""
+        given = None
+        if source is not None:
+            mask = torch.ones_like(source, dtype=torch.bool) if source_mask is None else source_mask
+            given = Padded(source, mask).to(self.device)
+        fits = Padded(target, torch.ones_like(target, dtype=torch.bool)).to(self.device)
+        state = self.network.start(Batch(given, fits))
+        return self.network.advance(fits.values, state).logits

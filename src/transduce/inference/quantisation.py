@@ -1,0 +1,97 @@
+"""A matrix in, whole numbers of 8 bits and one scale a row out; and the matrix that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from transduce.errors import InputError
+from transduce.recipe import Recipe
+from transduce.run import Run
+
+GREATEST = 127  # of an 8-bit weight
+SCALES = "scales."  # before the name of a rounded matrix: the name of its scales
+
+
+class Rounded(NamedTuple):
+    whole: Tensor  # O I, int8
+    scales: Tensor  # O
+
+
+def round_rows(weight: Tensor) -> Rounded:
+    """w = s round(w / s), s = max|w| / 127 for each row (Jacob 2018). What was rounded once stays as it is."""
+    weight = weight.detach().float()
+    scales = (weight.abs().amax(1) / GREATEST).clamp(min=torch.finfo(torch.float).tiny)
+    return Rounded((weight / scales[:, None]).round().to(torch.int8), scales)
+
+
+def rounded_weights(network: nn.Module) -> dict[str, Tensor]:
+    """The weights of a network, those of linear layers, embeddings and recurrent cells in whole numbers with scales."""
+    kinds = (nn.Linear, nn.Embedding, nn.RNNBase)
+    matrices = {
+        parameter
+        for part in network.modules()
+        if isinstance(part, kinds)
+        for parameter in part.parameters(recurse=False)
+        if parameter.dim() == 2
+    }
+    places = {parameter.data_ptr() for parameter in matrices}
+    found: dict[str, Tensor] = {}
+    made: dict[int, Rounded] = {}  # what is tied is rounded once, and stays tied
+    for name, tensor in network.state_dict().items():
+        if tensor.dim() == 2 and tensor.data_ptr() in places:
+            if tensor.data_ptr() not in made:
+                made[tensor.data_ptr()] = round_rows(tensor)
+            found[name], found[SCALES + name] = made[tensor.data_ptr()]
+        else:
+            found[name] = tensor
+    return found
+
+
+def whole_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights under the same names, every matrix in fp32."""
+    found = {name: tensor for name, tensor in weights.items() if not name.startswith(SCALES)}
+    for name, scales in weights.items():
+        if name.startswith(SCALES):
+            matrix = name.removeprefix(SCALES)
+            found[matrix] = weights[matrix].float() * scales[:, None]
+    return found
+
+
+def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
+    """Writes a run with the same tokens and `model.stored: int8`; `network` is the one that the run holds, in fp32."""
+    run, target = Run(Path(folder)), Run(Path(new))
+    recipe = run.recipe()
+    if recipe.model.stored == "int8":
+        raise InputError("this run is in 8 bits already", where=str(run.folder), remedy="copy the folder")
+    if target.exists or target.checkpoints.steps():
+        raise InputError("there is a run here already", where=str(target.folder), remedy="give another folder")
+    checkpoint = run.checkpoints.chosen()
+    if checkpoint is None:
+        raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
+    tokenizers = run.tokenizers()
+    target.folder.mkdir(parents=True, exist_ok=True)
+    target.save_tokenizers(*tokenizers)
+    target.checkpoints.save_final(checkpoint.step, rounded_weights(network), {})
+    changes = {
+        "model": recipe.model.model_copy(update={"stored": "int8"}),
+        # Adapters are in the matrices by now, and what the run began from is behind it.
+        "training": recipe.training.model_copy(update={"adapters": None}),
+        "init": type(recipe.init)(),
+    }
+    target.save_recipe(recipe.model_copy(update=changes))
+    return target
+
+
+def check_learns(recipe: Recipe, where: str) -> None:
+    """Refuses a run whose weights were rounded where it would have to learn."""
+    if recipe.model.stored == "int8":
+        raise InputError(
+            "this run holds its matrices in 8 bits, for generation: it learns no more",
+            where=where,
+            remedy="train the run that it was made from, or begin from that one",
+        )

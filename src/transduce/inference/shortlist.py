@@ -1,0 +1,338 @@
+"""A file in, the lists of a shortlist out, and back; the tokens of sources in, what each may be answered with out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from transduce.contracts import Asked, Lists
+from transduce.data.store import Store
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.errors import InputError
+from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, Proposal, State, Step
+from transduce.kernels.dispatch import attached
+from transduce.kernels.packed_linear import Packed
+from transduce.layers.embedding import Output
+from transduce.model import Transducer
+from transduce.storage import replace_file
+
+FORMAT = "transduce shortlist 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Shortlist:
+    """For each source token its likeliest target tokens, and those that every line may use."""
+
+    likeliest: Tensor  # Vs K, int32: <pad> where there are fewer
+    always: Tensor  # N, int32: special tokens and frequent ones
+    size: int  # V: all target tokens
+    prints: tuple[str, str]  # fingerprints of both tokenizers
+
+    def allowed(self, source: Padded) -> Tensor:
+        """B V: what each line may be answered with. It follows from the line alone, whatever stands beside it."""
+        lists = self.likeliest[source.values.masked_fill(~source.mask, PAD)].flatten(1).long()  # B S*K
+        allowed = torch.zeros(len(source), self.size, dtype=torch.bool)
+        allowed[:, self.always.long()] = True
+        allowed.scatter_(1, lists, True)
+        if self.prints[0] == self.prints[1]:  # one vocabulary: what stands in the source may be said as it is
+            allowed.scatter_(1, source.values, True)
+        return allowed
+
+    def check(self, tokenizers: tuple[Tokenizer, Tokenizer], where: str = "shortlist") -> None:
+        """It serves the vocabularies it was made for, and no others."""
+        if self.prints != tuple(one.fingerprint for one in tokenizers):
+            raise InputError(
+                "the shortlist was made for other tokens",
+                where=where,
+                remedy="make one for this run: transduce shortlist RUN FILE",
+            )
+
+    def save(self, path: str | Path) -> None:
+        """One safetensors file, complete or not there at all."""
+        told = {"format": FORMAT, "size": str(self.size), "source": self.prints[0], "target": self.prints[1]}
+        tensors = {"likeliest": self.likeliest.contiguous(), "always": self.always.contiguous()}
+        replace_file(Path(path), save(tensors, told))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        try:
+            with safe_open(str(path), "pt") as file:
+                told = file.metadata() or {}
+                if told.get("format") != FORMAT:
+                    raise ValueError(f"format {told.get('format')!r}, expected {FORMAT!r}")
+                found = cls(
+                    file.get_tensor("likeliest"),
+                    file.get_tensor("always"),
+                    int(told["size"]),
+                    (told["source"], told["target"]),
+                )
+            found._check_numbers()
+        except FileNotFoundError:
+            raise InputError(
+                "no such shortlist", where=str(path), remedy="make one: transduce shortlist RUN FILE"
+            ) from None
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise InputError(f"not a shortlist: {error}", where=str(path), remedy="make it again") from None
+        return found
+
+    def _check_numbers(self) -> None:
+        for name, tensor, axes in (("likeliest", self.likeliest, 2), ("always", self.always, 1)):
+            if tensor.dtype != torch.int32 or tensor.dim() != axes:
+                raise ValueError(f"{name} is {tensor.dtype} with {tensor.dim()} axes")
+            if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < self.size:
+                raise ValueError(f"{name} names tokens beyond the {self.size:,} of the vocabulary")
+        if set(range(len(SPECIALS))) - set(self.always.tolist()):
+            raise ValueError("the special tokens are missing")
+
+
+NULL = BOS  # stands in front of every source: what comes from no word of it. No source has a <s> of its own
+LINKS = 1 << 22  # pairs of a source and a target token that are looked at together
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Translations:
+    """p(target | source) of every pair of tokens that were met in one line; sorted by source, then target."""
+
+    sources: np.ndarray
+    targets: np.ndarray
+    chances: np.ndarray
+
+    def likeliest(self, size: int, count: int) -> np.ndarray:
+        """(size, count) int32: the best of each source token, best first, filled up with <pad>."""
+        kept = np.flatnonzero((self.chances > 0) & (self.sources != NULL))
+        kept = kept[np.lexsort((-self.chances[kept], self.sources[kept]))]
+        sources = self.sources[kept]
+        rank = np.arange(len(kept)) - np.searchsorted(sources, sources)  # among those of its source
+        lists, near = np.zeros((size, count), np.int32), rank < count
+        lists[sources[near], rank[near]] = self.targets[kept][near]
+        return lists
+
+
+def make_shortlist(
+    store: Store,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    *,
+    likeliest: int = 100,
+    frequent: int = 100,
+    lines: int = 100_000,
+) -> Shortlist:
+    """From so many lines of a store, evenly taken, so that time and memory have an end."""
+    if store.sourceless or store.items is not None:
+        raise InputError("a shortlist is made from pairs of texts", where=store.names[0])
+    rows = np.arange(0, len(store), -(-len(store) // lines))
+    source, target = tokenizers
+    counts = np.zeros(target.size, np.int64)
+    for some in np.array_split(rows, -(-len(rows) // 10_000)):
+        counts += np.bincount(store.side("target", some)[0], minlength=target.size)
+    common = np.argsort(-counts, kind="stable")[:frequent]
+    always = np.union1d([*range(len(SPECIALS)), *target.numbers], common[counts[common] > 0])
+    lists = translate(store, rows, target.size).likeliest(source.size, likeliest)
+    prints = source.fingerprint, target.fingerprint
+    return Shortlist(torch.from_numpy(lists), torch.from_numpy(always.astype(np.int32)), target.size, prints)
+
+
+def translate(store: Store, rows: np.ndarray, size: int, rounds: int = ROUNDS) -> Translations:
+    """EM: c(t, s) = sum of p(t | s) / sum over s' of p(t | s'), p(t | s) = c(t, s) / sum over t' of c(t', s)."""
+    table = np.zeros(0, np.int64)  # source * size + target
+    for codes, _ in _links(store, rows, size):
+        table = np.union1d(table, codes)
+    sources, chances = table // size, np.ones(len(table))
+    for _ in range(rounds):
+        counts = np.zeros(len(table))
+        for codes, owner in _links(store, rows, size):
+            index = np.searchsorted(table, codes)
+            share = chances[index]
+            share /= np.bincount(owner, share)[owner]
+            counts += np.bincount(index, share, len(table))
+        chances = counts / np.bincount(sources, counts)[sources]
+    return Translations(sources, table % size, chances)
+
+
+def _links(store: Store, rows: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Every pair of tokens of every line, as one number, and which target token of the stretch it belongs to."""
+    lengths = store.lengths[rows].astype(np.int64)
+    filled = np.cumsum((lengths[:, 0] + 1) * lengths[:, 1])
+    for some in np.split(rows, np.flatnonzero(np.diff(filled // LINKS)) + 1):
+        flat, of_source = store.side("source", some)
+        targets, of_target = store.side("target", some)
+        if not len(targets):
+            continue
+        ends = np.cumsum(of_source)
+        sources = np.insert(flat.astype(np.int64), ends - of_source, NULL)
+        counts = np.repeat(of_source + 1, of_target)  # of each target token: the source tokens it may come from
+        begins = np.repeat(ends - of_source + np.arange(len(some)), of_target)
+        owner = np.repeat(np.arange(len(targets)), counts)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        yield sources[begins[owner] + place] * size + targets[owner], owner
+
+
+LARGE = 2.0**60  # beside which a bias vanishes: LARGE w + b = LARGE w
+LINE = "line"  # in a state: the number of each source in the batch
+
+
+class OutputRows:
+    """The output layer of a network as plain rows, taken apart once: any choice of them is a layer again."""
+
+    def __init__(self, network: Transducer) -> None:
+        output = getattr(getattr(network, "decoder", None), "output", None)
+        if not isinstance(output, Output):
+            raise InputError(
+                "a shortlist needs scores that are those of one output layer",
+                remedy="leave it out: this model copies, listens to paths, or has no decoder",
+            )
+        self.network: Any = network  # of any kind that has a decoder with an output
+        self.layer: nn.Module = output.layer
+        self.weight, self.bias = _taken_apart(output.layer)
+        self._blank = nn.Linear(self.weight.size(1), 1, device="meta")
+
+    def chosen(self, ids: Tensor) -> nn.Module:
+        """The layer with these rows alone, packed as it was."""
+        chosen = copy.copy(self._blank)  # a new one would draw weights first
+        chosen.out_features = len(ids)
+        numbers = {"weight": self.weight[ids], "bias": self.bias[ids]}
+        chosen._parameters = {name: nn.Parameter(one, requires_grad=False) for name, one in numbers.items()}
+        return type(self.layer)(chosen) if isinstance(self.layer, Packed) else chosen
+
+    def network_of(self, ids: Tensor) -> Transducer:
+        """The network with such a layer in place of its own; all other parts are shared."""
+        made: nn.Module = self.chosen(ids)
+        decoder = self.network.decoder
+        for part, name in ((decoder.output, "layer"), (decoder, "output"), (self.network, "decoder")):
+            twin = copy.copy(part)
+            twin._modules = {**part._modules, name: made}
+            made = twin
+        assert isinstance(made, Transducer)
+        return made
+
+
+def _taken_apart(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """W (V D) and b (V) of what computes W x + b, whatever order it keeps them in: W is what it makes of unit vectors.
+
+    Whole numbers of 8 bits come out as their scales times them, and are rounded to the same ones again.
+    """
+    if type(layer) is nn.Linear and not attached(layer):
+        assert layer.bias is not None
+        return layer.weight.detach(), layer.bias.detach()
+    first = next(layer.parameters(), None)
+    like = torch.zeros(0) if first is None else first
+    width = int(layer.in_features)  # type: ignore[arg-type]
+    with torch.inference_mode(False), torch.no_grad():
+        units = torch.eye(width, dtype=like.dtype, device=like.device) * LARGE
+        bias = layer(torch.zeros_like(units[:1]))[0]
+        return (layer(units).t() / LARGE).contiguous(), bias
+
+
+class Narrowed(Transducer):
+    """A network that speaks the tokens of a list, by their places in it."""
+
+    def __init__(self, rows: OutputRows, allowed: Tensor) -> None:
+        super().__init__()
+        self.ids = allowed.any(0).nonzero().flatten().to(rows.weight.device)
+        self.inner = rows.network_of(self.ids)
+        several = len(allowed) > 1 and bool((allowed != allowed[:1]).any())
+        # B V: where the lines of a batch have different lists
+        self.forbidden = ~allowed.to(self.ids.device)[:, self.ids] if several else None
+
+    def start(self, batch: Batch) -> State:
+        return _numbered(self.inner.start(batch), batch)
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        return self.read(self.ids[tokens], state, mask, with_attention=with_attention)
+
+    def read(self, named: Tensor, state: State, mask: Tensor | None, *, with_attention: bool) -> Step:
+        """As `advance`, from ids of the whole vocabulary to scores by place."""
+        step = self.inner.advance(named, state, mask, with_attention=with_attention)
+        if self.forbidden is None:
+            return step
+        forbidden = self.forbidden[state.fixed[LINE]].repeat_interleave(state.beams, 0)[:, None]  # R 1 V
+        return replace(step, logits=step.logits.masked_fill(forbidden, -torch.inf))
+
+    @property
+    def proposes(self) -> bool:
+        """Where all lines have one list: the best of it are the best of each line."""
+        return self.forbidden is None and self.inner.proposes
+
+    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+        return self.inner.propose(self.ids[tokens], state, asked)
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return self.inner.reserve(state, more, beams)
+
+    def places(self, tokens: Sequence[int]) -> list[int]:
+        """Where those of the tokens stand that are in the list."""
+        return [int(place) for token in tokens for place in (self.ids == token).nonzero().flatten()]
+
+    def named(self, found: Hypothesis) -> Hypothesis:
+        """The hypothesis in the ids of the whole vocabulary."""
+        return replace(found, ids=tuple(self.ids[list(found.ids)].tolist()))
+
+
+class Listed(Transducer):
+    """A network that speaks the tokens of a list by their own ids, where its decoder can be asked about lists.
+
+    The best next tokens come from each line's own list, and no other score is computed: nothing is made for a batch
+    but the lists. Where a search asks for the scores of all tokens, a narrowed network gives those that there are.
+    """
+
+    def __init__(self, rows: OutputRows, allowed: Tensor) -> None:
+        super().__init__()
+        self.inner: Transducer = rows.network
+        self._rows, self._allowed = rows, allowed
+        lines, tokens = allowed.nonzero(as_tuple=True)
+        self._tokens, self._begins = tokens.int(), torch.searchsorted(lines, torch.arange(len(allowed) + 1))
+
+    @cached_property
+    def narrowed(self) -> Narrowed:
+        return Narrowed(self._rows, self._allowed)
+
+    def start(self, batch: Batch) -> State:
+        return _numbered(self.inner.start(batch), batch)
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        few, size = self.narrowed, self._allowed.size(1)
+        step = few.read(tokens, state, mask, with_attention=with_attention)
+        every = step.logits.new_full((*step.logits.shape[:-1], size), -torch.inf)  # R T V
+        return replace(step, logits=every.index_copy_(-1, few.ids, step.logits))
+
+    @property
+    def proposes(self) -> bool:
+        return self.inner.proposes
+
+    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+        lists = Lists(self._tokens, self._begins, state.fixed[LINE])
+        return self.inner.propose(tokens, state, Asked(asked.count, asked.banned, asked.alive, lists))
+
+    def reserve(self, state: State, more: int, beams: int) -> State:
+        return self.inner.reserve(state, more, beams)
+
+    def places(self, tokens: Sequence[int]) -> list[int]:
+        return list(tokens)
+
+    def named(self, found: Hypothesis) -> Hypothesis:
+        return found
+
+
+def _numbered(state: State, batch: Batch) -> State:
+    """With the number of each source in its batch: so a list leaves with its line."""
+    return replace(state, fixed={**state.fixed, LINE: torch.arange(batch.size, device=batch.device)})
+
+
+def narrow(rows: OutputRows, allowed: Tensor) -> Narrowed | Listed:
+    """allowed (B V) -> a network over all that any line may use, in which each line has its own."""
+    knows = rows.network.proposes and rows.network.decoder.lists
+    return (Listed if knows else Narrowed)(rows, allowed)

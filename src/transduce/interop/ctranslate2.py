@@ -1,0 +1,210 @@
+"""A Transformer of ours in; a folder of the CTranslate2 library out, in fp32 or in fewer bits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
+from transduce.model import NEVER
+from transduce.recipe import ModelRecipe
+from transduce.storage import TEMPORARY
+
+Precision = Literal["fp32", "int8", "int16", "bf16", "fp16"]
+QUANTISED = {"fp32": None, "int8": "int8", "int16": "int16", "bf16": "bfloat16", "fp16": "float16"}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+FITTING: dict[str, tuple[Any, ...]] = {  # what an option may be
+    "kind": ("transformer",),
+    "own": ("attention",),
+    "reach": (None,),
+    "projections": ("all",),
+    "activation": tuple(ACTIVATIONS),
+    "normalisation": ("layer", "rms"),
+    "position": ("sinusoidal", "learned", "none", "relative", "rotary"),
+    "score": ("scaled_dot", "dot"),
+    "normaliser": ("softmax",),
+}
+PLACES = 2048  # for which sine waves are written
+EPSILON = {"layer": 1e-5, "rms": 1e-6}
+
+
+def write_model(
+    network: nn.Module,
+    recipe: ModelRecipe,
+    tokenizers: Sequence[Tokenizer],
+    out: Path,
+    precision: Precision = "fp32",
+) -> Path:
+    """`tokenizers`: of source and target. Beside the model lie our own, whose pieces the library speaks."""
+    if precision not in QUANTISED:
+        known = ", ".join(QUANTISED)
+        raise InputError(f"there is no precision {precision!r}", where=str(out), remedy=f"known: {known}")
+    source, target = (piece_names(tokenizer) for tokenizer in tokenizers)
+    spec = specification(network, recipe, source, target, str(out))
+    spec.validate()
+    spec.optimize(quantization=QUANTISED[precision])
+    part = out.with_name(TEMPORARY + out.name)
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        spec.save(str(part))
+        for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
+            tokenizer.save(part / f"tokenizer.{side}.json")
+        os.replace(part, out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return out
+
+
+def specification(network: nn.Module, recipe: ModelRecipe, source: list[str], target: list[str], where: str) -> Any:
+    """The model as the library describes one, with our weights; `source` and `target` name every id."""
+    specs = _library()
+    check(recipe, where)
+    weights = {name: tensor.detach().cpu().float().clone() for name, tensor in network.state_dict().items()}
+    # We never say these two; there nothing forbids it but their probability.
+    weights["decoder.output.layer.bias"][[PAD, BOS]] = NEVER
+    if recipe.encoder is not None:
+        spec = specs.TransformerSpec(
+            _stack(specs, recipe, "encoder", weights, network), _stack(specs, recipe, "decoder", weights, network)
+        )
+        spec.register_source_vocabulary(source)
+        spec.register_target_vocabulary(target)
+        spec.config.decoder_start_token = SPECIALS[BOS]
+        spec.config.add_source_eos = recipe.closed
+    else:
+        spec = specs.TransformerDecoderModelSpec(_stack(specs, recipe, "decoder", weights, network))
+        spec.register_vocabulary(target)
+    assert recipe.decoder is not None
+    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (SPECIALS[one] for one in (BOS, EOS, UNK))
+    spec.config.layer_norm_epsilon = recipe.decoder["epsilon"] or EPSILON[recipe.decoder["normalisation"]]
+    return spec
+
+
+def _library() -> Any:
+    try:
+        from ctranslate2 import specs
+    except ImportError:
+        raise InputError("CTranslate2 is not installed", remedy="pip install 'transduce[ctranslate2]'") from None
+    return specs
+
+
+def piece_names(tokenizer: Tokenizer) -> list[str]:
+    """One name an id: pieces, and where two look alike, with the number behind the second."""
+    found: dict[str, None] = {}
+    for number, piece in enumerate(tokenizer.vocabulary.pieces):
+        found[piece if piece not in found else f"{piece}#{number}"] = None
+    return list(found)
+
+
+def check(recipe: ModelRecipe, where: str) -> None:
+    """What the library cannot compute is named."""
+    if recipe.decoder is None:
+        raise InputError("it carries models that write: an encoder and a decoder, or a decoder", where=where)
+    if recipe.copying is not None:
+        raise InputError("copying: words of the source cannot be copied there", where=where, remedy="use --to onnx")
+    if recipe.output != "plain":
+        raise InputError(f"output: {recipe.output} does not fit CTranslate2", where=where, remedy="use --to onnx")
+    parts = {side: part for side in ("encoder", "decoder") if (part := getattr(recipe, side)) is not None}
+    for side, part in parts.items():
+        for key, known in FITTING.items():
+            value = part.get(key)
+            value = value["kind"] if isinstance(value, Mapping) else value
+            if value not in known or (key == "position" and part[key].get("join", "add") != "add"):
+                raise InputError(
+                    f"{side}.{key}: {part.get(key)} does not fit CTranslate2",
+                    where=where,
+                    remedy=f"it has {', '.join(map(str, known))}; --to onnx carries most models",
+                )
+    if len({part["epsilon"] or EPSILON[part["normalisation"]] for part in parts.values()}) > 1:
+        raise InputError("epsilon: one for encoder and decoder would fit", where=where, remedy="use --to onnx")
+
+
+def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Tensor], network: nn.Module) -> Any:
+    """The blocks of one side, filled."""
+    part = getattr(recipe, side)
+    position, rms = part["position"]["kind"], part["normalisation"] == "rms"
+    options: dict[str, Any] = {
+        "pre_norm": part["norm"] == "before",
+        "activation": specs.common_spec.Activation[ACTIVATIONS[part["activation"]]],
+        "layernorm_embedding": part["embedding_norm"],
+        "relative_attention_bias": position == "relative",
+        "ffn_glu": part["gated"],
+        "rms_norm": rms,
+        "num_heads_kv": part["key_heads"] if part["key_heads"] != part["heads"] else None,
+        "head_dim": part["head_width"],
+    }
+    if position == "rotary":
+        options |= {"rotary_dim": 0, "rotary_interleave": False}
+    if side == "encoder":
+        spec = specs.transformer_spec.TransformerEncoderSpec(part["layers"], part["heads"], **options)
+        table = spec.embeddings[0]
+    else:
+        options["with_encoder_attention"] = recipe.encoder is not None
+        spec = specs.transformer_spec.TransformerDecoderSpec(part["layers"], part["heads"], **options)
+        table = spec.embeddings
+        _linear(spec.projection, weights, "decoder.output.layer")
+    table.weight = weights[f"{side}.embedding.table.weight"]
+    spec.scale_embeddings = part["width"] ** 0.5 if recipe.scaled else 1.0
+    if hasattr(spec, "position_encodings"):
+        spec.position_encodings.encodings = _places(getattr(network, side), part)
+    for name, place in (("norm", "layer_norm"), ("entry", "layernorm_embedding")):
+        if hasattr(spec, place):
+            _norm(getattr(spec, place), weights, f"{side}.{name}")
+    for number, layer in enumerate(spec.layer):
+        _block(specs, layer, weights, f"{side}.blocks.{number}", part)
+        if position == "relative":
+            layer.self_attention.relative_attention_bias = weights[f"{side}.position.table.weight"]
+            distance = torch.tensor(part["position"]["distance"], dtype=torch.int32)
+            layer.self_attention.relative_attention_max_distance = distance.numpy()
+    return spec
+
+
+def _places(stack: Any, part: Mapping[str, Any]) -> Tensor:
+    """One vector a place, whatever it is made of."""
+    count = part["position"].get("longest") or PLACES
+    with torch.no_grad():
+        added: Tensor = stack.position.add(torch.zeros(1, count, part["width"]), torch.arange(count)[None])
+    return added[0]
+
+
+def _block(specs: Any, layer: Any, weights: Mapping[str, Tensor], name: str, part: Mapping[str, Any]) -> None:
+    attentions = [(layer.self_attention, f"{name}.own.attention")]
+    attentions += [(layer.attention, f"{name}.cross")] if hasattr(layer, "attention") else []
+    for number, (attention, place) in enumerate(attentions):
+        parts = [specs.common_spec.LinearSpec() for _ in range(3)]
+        for one, kind in zip(parts, ("query", "key", "value"), strict=True):
+            _linear(one, weights, f"{place}.{kind}")
+        groups = [parts] if number == 0 else [parts[:1], parts[1:]]
+        for linear, group in zip(attention.linear, groups, strict=False):
+            linear.weight = torch.cat([one.weight for one in group])
+            if group[0].has_bias():
+                linear.bias = torch.cat([one.bias for one in group])
+        _linear(attention.linear[-1], weights, f"{place}.output")
+        if part["score"]["kind"] == "dot":
+            attention.queries_scale = 1.0
+        _norm(attention.layer_norm, weights, f"{name}.residuals.{number}.norm")
+    _linear(layer.ffn.linear_0, weights, f"{name}.feed_forward.grow")
+    _linear(layer.ffn.linear_1, weights, f"{name}.feed_forward.shrink")
+    if part["gated"]:
+        _linear(layer.ffn.linear_0_noact, weights, f"{name}.feed_forward.gate")
+    _norm(layer.ffn.layer_norm, weights, f"{name}.residuals.{len(attentions)}.norm")
+
+
+def _linear(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:
+    spec.weight = weights[f"{name}.weight"]
+    if f"{name}.bias" in weights:
+        spec.bias = weights[f"{name}.bias"]
+
+
+def _norm(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:
+    spec.gamma = weights[f"{name}.weight"]
+    if hasattr(spec, "beta"):
+        spec.beta = weights.get(f"{name}.bias", torch.zeros_like(spec.gamma))

@@ -1,0 +1,65 @@
+"""Models of ours -> forms that others read."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transduce.errors import InputError, nearest
+from transduce.inference import Model, load
+from transduce.interop import bundle, convert, ctranslate2, onnx, recognises
+from transduce.interop.huggingface import exporting as huggingface
+from transduce.interop.onnx import check_model
+from transduce.run import Run
+
+
+def write_bundle(source: Path, out: Path) -> Path:
+    """One file to move a model with."""
+    if bundle.recognises(source):
+        raise InputError("this is a bundle already", where=str(source), remedy="copy the file")
+    if not recognises(source):
+        return bundle.pack(Run(source), out)
+    with tempfile.TemporaryDirectory(prefix="transduce-") as folder:
+        return bundle.pack(convert(source, Path(folder) / "run"), out)
+
+
+def write_huggingface(source: Path, out: Path) -> Path:
+    """A folder of the transformers library."""
+    return huggingface.write_folder(_opened(source, out), out, str(source))
+
+
+def write_ctranslate2(source: Path, out: Path, precision: ctranslate2.Precision = "fp32") -> Path:
+    """A folder of the CTranslate2 library."""
+    model = _opened(source, out)
+    return ctranslate2.write_model(model.network, model.recipe.model, (model.source, model.target), out, precision)
+
+
+def write_onnx(source: Path, out: Path) -> Path:
+    """Graphs for ONNX runtimes."""
+    return onnx.write_model(_opened(source, out), out, str(source))
+
+
+def _opened(source: Path, out: Path) -> Model:
+    if out.exists():
+        raise InputError("there is something here already", where=str(out), remedy="give another name")
+    return load(source, device="cpu")
+
+
+FORMATS: dict[str, Callable[..., Path]] = {
+    "huggingface": write_huggingface,
+    "ctranslate2": write_ctranslate2,
+    "onnx": write_onnx,
+    "bundle": write_bundle,
+}
+
+
+def export(source: str | Path, out: str | Path, to: str, **options: Any) -> Path:
+    """Writes it at `out`, where nothing may be yet; gives the place."""
+    if to not in FORMATS:
+        raise InputError(f"there is no format {to!r}", where="--to", remedy=nearest(to, FORMATS))
+    return FORMATS[to](Path(source), Path(out), **options)
+
+
+__all__ = ["FORMATS", "check_model", "export"]

@@ -1,0 +1,76 @@
+"""A checkpoint file in; its settings and its weights, as a folder of safetensors, out, read in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from transduce.errors import InputError
+from transduce.interop.huggingface.folder import LONGEST_JSON, Stored, inside, list_weights
+from transduce.interop.legacy.unpack import SECONDS
+
+HERE = Path(__file__).parent
+# The child sees these few files of ours under their names, and starts none of the rest.
+CHILD = """
+import sys, types
+from pathlib import Path
+for name, folder in zip(("transduce", "transduce.interop", "transduce.interop.legacy"), sys.argv[3:]):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from transduce.interop.legacy.unpack import main
+main(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+OLD = (
+    "it was written by PyTorch before 1.6, or is damaged: in a machine you can lose, with the toolkit it came from, "
+    "open it with torch.load and write it again with torch.save"
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file of weights holds."""
+
+    file: Path
+    settings: dict[str, Any]
+    weights: dict[str, Stored]  # by their names, with the part of the file they are in: model/NAME
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Checkpoint]:
+    """The weights can be read as long as it is open."""
+    inside(file.parent, file.name)  # JoeyNMT's best.ckpt is a link to another file beside it
+    with TemporaryDirectory(prefix="transduce-") as temporary:
+        folder = Path(temporary)
+        _run(file, folder)
+        written = folder / "content.json"
+        if written.stat().st_size > LONGEST_JSON:
+            raise InputError(f"its settings are larger than {LONGEST_JSON:,} bytes", where=str(file))
+        content = json.loads(written.read_bytes())
+        if "refused" in content:
+            problem = content["refused"]
+            raise InputError(problem, where=str(file), remedy=OLD if "zip" in problem else "fetch it again")
+        yield Checkpoint(file, content["settings"], list_weights(folder))
+
+
+def _run(file: Path, folder: Path) -> None:
+    packages = [str(HERE.parents[1]), str(HERE.parents[0]), str(HERE)]
+    command = [sys.executable, "-I", "-B", "-c", CHILD, str(file.resolve()), str(folder), *packages]
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads reserve memory
+    problem = ""
+    try:
+        done = subprocess.run(command, env=alone, cwd=folder, capture_output=True, timeout=2 * SECONDS, check=False)
+        if done.returncode or not (folder / "content.json").is_file():
+            problem = f"the process that read it ended with {done.returncode}"
+    except subprocess.TimeoutExpired:
+        problem = f"reading it took longer than {2 * SECONDS} seconds"
+    if problem:
+        remedy = "a sound checkpoint needs little memory and time to be read: fetch it again"
+        raise InputError(problem, where=str(file), remedy=remedy)

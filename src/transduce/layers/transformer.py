@@ -1,0 +1,207 @@
+"""Rows in, rows out, through a stack of blocks: what a Transformer's encoder and decoder have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import torch
+from annotated_types import Gt
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from transduce.attention.multihead import Heads, MultiHead, Projections
+from transduce.attention.normalisers import Softmax
+from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
+from transduce.attention.scores import ScaledDot
+from transduce.attention.self_attention import SSRU, Average, Own, OwnKind, SelfAttention, View
+from transduce.contracts import Count, Front, Normaliser, Position, Rate, Score
+from transduce.errors import InputError
+from transduce.flow import Tree
+from transduce.layers.dropout import Dropout
+from transduce.layers.embedding import Embedding, Output
+from transduce.layers.feed_forward import Activation, FeedForward
+from transduce.layers.norm import NORMALISATIONS, Flow, Normalisation, Place, Residual, Twice, level
+
+KeysValues = tuple[Tensor, Tensor]  # each B G S K
+
+
+@dataclass(frozen=True)
+class Source:
+    """A memory as every block reads it: keys and values for each, and which rows are real."""
+
+    projected: tuple[KeysValues, ...]
+    mask: Tensor  # B S, or B T S: to each of the rows that read it
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What comes out of a stack of blocks."""
+
+    values: Tensor  # R T D
+    past: tuple[Tree, ...]  # one a block
+    own: Tensor | None  # R L H T U, when asked for
+    cross: Tensor | None  # R L H T S
+
+
+class Blocks(nn.Module):
+    """The options of a Transformer, stated once, and its stack. Encoder and decoder inherit both."""
+
+    causal: bool
+    blocks: Sequence[Block]
+    recomputes: bool = False  # True: training keeps what enters a block, and computes what is in it again for gradients
+
+    def __init__(
+        self,
+        embedding: Front,
+        output: Output | None = None,
+        memory_width: int = 0,  # 0: there is no memory to read
+        *,
+        layers: Count = 3,
+        width: Count = 256,
+        heads: Count = 4,
+        head_width: Count | None = None,
+        key_heads: Count | None = None,
+        hidden: Count = 1024,
+        activation: Activation = "relu",
+        gated: bool = False,
+        norm: Place = "before",
+        normalisation: Normalisation = "layer",
+        epsilon: Annotated[float, Gt(0)] | None = None,
+        embedding_norm: bool = False,
+        bias: bool = True,
+        position: type[Position] = Sinusoidal,
+        own: OwnKind = "attention",
+        reach: Count | None = None,
+        projections: Projections = "all",
+        score: type[Score] = ScaledDot,
+        normaliser: type[Normaliser] = Softmax,
+        dropout: Rate = 0.1,
+        attention_dropout: Rate = 0.0,
+        hidden_dropout: Rate = 0.0,
+    ) -> None:
+        super().__init__()
+        self.width, self.reach = width, reach
+        self.caches = own == "attention"  # else the past of a block does not grow
+        self.embedding, self.dropout = embedding, Dropout(dropout)
+        if output is not None:
+            self.output = output
+        self.position = position(width, heads, self.causal)
+        if own != "attention":
+            embedded_only(self.position, f"own: {own}")
+            if reach is not None:
+                raise InputError(f"own: {own} has no reach", remedy="leave reach out, or set own: attention")
+        if head_width not in (None, width // heads):
+            free_of_heads(self.position, head_width)
+        shape = Heads(heads, key_heads or heads, score, normaliser, projections, bias, attention_dropout, head_width)
+
+        def levelled() -> nn.Module:
+            return NORMALISATIONS[normalisation](width, bias, **({} if epsilon is None else {"eps": epsilon}))
+
+        def think() -> FeedForward:
+            return FeedForward(width, hidden, activation, hidden_dropout, gated=gated, bias=bias)
+
+        def look() -> Own:
+            if own == "ssru":
+                return SSRU(width)
+            return SelfAttention(width, shape) if own == "attention" else Average(width, think(), bias)
+
+        self.blocks = nn.ModuleList(  # type: ignore[assignment]
+            Block(
+                look(),
+                MultiHead(width, memory_width, shape) if memory_width else None,
+                think(),
+                [Residual(levelled(), norm, dropout) for _ in range(3 if memory_width else 2)],
+            )
+            for _ in range(layers)
+        )
+        self.norm = levelled() if norm == "before" else None
+        self.entry = levelled() if embedding_norm else None  # over embedding and position together (Devlin 2019)
+
+    @property
+    def packs(self) -> bool:
+        """Whether several sequences may share a row: each sees its own tokens alone."""
+        return self.caches and isinstance(self.embedding, Embedding) and self.embedding.closed
+
+    def enter(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
+        """What the first block reads of vectors (R T D) at these places."""
+        values = self.position.add(embedded, places)
+        result: Tensor = self.dropout(values if self.entry is None else self.entry(values, real).to(values))
+        return result
+
+    def begin(self, rows: int) -> tuple[Tree, ...]:
+        """The past of every block before the first row."""
+        return tuple(block.own.start(rows, self._like) for block in self.blocks)
+
+    @property
+    def _like(self) -> Tensor:
+        """Any of its numbers: what is made anew has their kind and lies where they do."""
+        return next(self.parameters())
+
+    def run(self, values: Flow, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
+        after: list[Tree] = []
+        own: list[Tensor] = []
+        cross: list[Tensor] = []
+        again = self.recomputes and self.training and torch.is_grad_enabled()
+        for number, block in enumerate(self.blocks):
+            source = None if memory is None else (memory.projected[number], memory.mask)
+            # Under the same random numbers the second time: what dropout left out is left out again.
+            run = partial(checkpoint, block.run, use_reentrant=False) if again else block.run
+            values, now, seen, found = run(values, past[number], view, source)
+            after.append(now)
+            own += [seen] if seen is not None else []
+            cross += [found] if found is not None else []
+        if self.norm is not None:
+            values = level(self.norm, values, view.real)[1]
+        values = values.rows if isinstance(values, Twice) else values
+        assert isinstance(values, Tensor)
+        return Passed(
+            values, tuple(after), torch.stack(own, 1) if own else None, torch.stack(cross, 1) if cross else None
+        )
+
+
+class Block(nn.Module):
+    """look back at the own sequence, look up in the memory where there is one, think"""
+
+    def __init__(self, own: Own, cross: MultiHead | None, feed_forward: FeedForward, residuals: list[Residual]) -> None:
+        super().__init__()
+        self.own, self.cross, self.feed_forward = own, cross, feed_forward
+        self.residuals: Sequence[Residual] = nn.ModuleList(residuals)  # type: ignore[assignment]
+
+    def run(
+        self, values: Flow, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[Flow, Tree, Tensor | None, Tensor | None]:
+        """Rows in; rows, the past after them, and what was looked at in it and in the memory, out."""
+        found = None
+        values, past, seen = self.look_back(values, past, view)
+        if source is not None:
+            values, found = self.look_up(values, *source, view)
+        return self.think(values, view), past, seen, found
+
+    def look_back(self, values: Flow, past: Tree, view: View) -> tuple[Flow, Tree, Tensor | None]:
+        residual = self.residuals[0]
+        values, rows = residual.enter(values, view.real)
+        found, past, weights = self.own(rows, past, view)
+        return residual.leave(values, found, view.real), past, weights
+
+    def look_up(self, values: Flow, memory: KeysValues, mask: Tensor, view: View) -> tuple[Flow, Tensor | None]:
+        assert self.cross is not None
+        residual = self.residuals[1]
+        values, rows = residual.enter(values, view.real)
+        found, weights = self.cross.read(rows, *memory, mask, with_attention=view.with_attention)
+        return residual.leave(values, found, view.real), weights
+
+    def think(self, values: Flow, view: View) -> Flow:
+        residual = self.residuals[-1]
+        values, rows = residual.enter(values, view.real)
+        return residual.leave(values, self.feed_forward(rows), view.real)
+
+
+def recompute(model: nn.Module) -> bool:
+    """Every stack of blocks in it does so from now on (Chen 2016); False: there is none."""
+    stacks = [part for part in model.modules() if isinstance(part, Blocks)]
+    for stack in stacks:
+        stack.recomputes = True
+    return bool(stacks)

@@ -1,5 +1,0 @@
-"""A trained network in, the same network for generation in another precision out."""
-
-from transduce.precision.network import Precision, for_generation
-
-__all__ = ["Precision", "for_generation"]

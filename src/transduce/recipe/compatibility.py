@@ -1,0 +1,263 @@
+"""A recipe in, nothing out, or an error that says which of its parts do not fit together and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transduce import contracts
+from transduce.errors import InputError
+from transduce.objectives import Objective
+from transduce.recipe import ModelRecipe, Recipe
+from transduce.recipe.registry import Spec, find
+
+
+def labels_per(model: ModelRecipe) -> str | None:
+    """What has a label: line, word or token; None without a head."""
+    return None if model.head is None else str(find(contracts.Head, model.head["kind"], "model.head").per)  # type: ignore[attr-defined]
+
+
+def gives_vectors(model: ModelRecipe) -> bool:
+    """Whether the model has a head that gives one vector in place of labels."""
+    kind = (model.head or {}).get("kind")
+    return isinstance(kind, str) and bool(getattr(find(contracts.Head, kind, "model.head"), "vector", False))
+
+
+def check_shape(recipe: Recipe, where: str) -> None:
+    model, where = recipe.model, f"{where}: model"
+    if model.head is not None and model.encoder is None:
+        raise InputError("a head needs an encoder", where=where, remedy="add model.encoder")
+    if model.head is not None and model.decoder is not None:
+        raise InputError("a model has a decoder or a head, not both", where=where, remedy="remove one of them")
+    if model.head is None and model.decoder is None:
+        raise InputError("a model needs a decoder, or an encoder and a head", where=where, remedy="add model.decoder")
+    if model.head is not None:
+        _check_labels(model.head, recipe, where)
+    for name, wanted in (
+        ("copying", model.copying is not None),
+        ("ctc", model.ctc is not None),
+        ("share", model.share != "none"),
+    ):
+        if wanted and (model.encoder is None or model.decoder is None):
+            raise InputError(
+                f"{name} needs an encoder and a decoder",
+                where=f"{where}.{name}",
+                remedy=f"add the one that is missing, or leave {name} out",
+            )
+    if not recipe.tokens.shared:
+        _check_two_vocabularies(recipe, where)
+    if recipe.data.form == "text":
+        _check_text(recipe, where)
+
+
+def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
+    """Each side has tokens of its own: nothing may need an id to mean the same on both."""
+    model = recipe.model
+    alone = model.encoder is None and recipe.data.form != "text"
+    one = "set tokens.shared: true"
+    for wrong, problem, place, remedy in (
+        (gives_vectors(model), "both sides of a pair go through one encoder, so they need one vocabulary", "", one),
+        (model.share == "all", "share: all needs one vocabulary", ".share", f"{one}, or share: layers"),
+        (
+            model.copying is not None,
+            "copying needs one vocabulary: a word has the same id on both sides",
+            ".copying",
+            one,
+        ),
+        (model.tie == "all", "tie: all needs one vocabulary", "", f"{one}, or tie: target"),
+        (alone, "a decoder alone reads source and target in one stream", "", one),
+    ):
+        if wrong:
+            raise InputError(problem, where=f"{where}{place}", remedy=remedy)
+
+
+def _check_text(recipe: Recipe, where: str) -> None:
+    """Text without a source: what is there to read must be said."""
+    if recipe.model.encoder is not None and recipe.data.noise is None:
+        raise InputError(
+            "an encoder needs a source, and text has none",
+            where=where,
+            remedy="leave model.encoder out, or let it read damaged text: set data.noise",
+        )
+    if recipe.data.passage is not None and (recipe.tokens.target.dropout or recipe.tokens.target.kind == "labels"):
+        raise InputError(
+            "running text is cut into tokens once, and not into whole lines",
+            where=where,
+            remedy="set tokens.target.dropout: 0 and another tokens.target.kind, or leave data.passage out",
+        )
+
+
+def check_sources(recipe: Recipe, encoder: Spec | None, shapes: Mapping[str, Any], where: str) -> Spec:
+    """An encoder for every source, with a front where it is no text; the front is told what shape it will meet."""
+    if encoder is None:
+        raise InputError("sources need an encoder", where=f"{where}: data.sources", remedy="add model.encoder")
+    _check_texts_among(recipe, encoder, shapes, where)
+    if len(shapes) == 1 and "parts" not in encoder:
+        return _check_source(*next(iter(shapes.items())), encoder, f"{where}: model.encoder")
+    parts = encoder.get("parts", {})
+    if list(parts) != list(shapes):
+        raise InputError(
+            f"sources {', '.join(shapes)} but encoders for {', '.join(parts) or 'one'}",
+            where=f"{where}: model.encoder",
+            remedy="kind: joined, with parts named and ordered as in data.sources",
+        )
+    checked = {
+        name: _check_source(name, shape, parts[name], f"{where}: model.encoder.parts.{name}")
+        for name, shape in shapes.items()
+    }
+    return {**encoder, "parts": checked}
+
+
+def _check_texts_among(recipe: Recipe, encoder: Spec, shapes: Mapping[str, Any], where: str) -> None:
+    """What reads tokens of the source needs sources that have them."""
+    model, parts = recipe.model, encoder.get("parts", {})
+    texts = [name for name, shape in shapes.items() if shape is None]
+    widths = [parts.get(name, encoder)["width"] for name in texts]
+    for name, value in (("tie", model.tie), ("share", model.share)):
+        if value == "all" and encoder["width"] not in widths:
+            wanted = f"a text of width {encoder['width']} among the sources" if texts else "a text on both sides"
+            raise InputError(f"{name}: all needs {wanted}", where=f"{where}: model.{name}")
+    if model.copying is not None and len(texts) < len(shapes):
+        problem = "there is nothing to copy: not all sources are texts"
+        raise InputError(problem, where=f"{where}: model.copying", remedy="leave copying out")
+    if recipe.tokens.numbered:
+        raise InputError(
+            "unknown words are numbered in one text, not in several sources",
+            where=f"{where}: tokens.numbered",
+            remedy="set tokens.numbered: 0, and tokens of characters or pieces for words that are new",
+        )
+
+
+def _check_source(name: str, shape: Any, encoder: Spec, where: str) -> Spec:
+    front = encoder.get("front")
+    if (front is None) != (shape is None):
+        needs = "needs no front: it is a text" if shape is None else "is no text, and needs a front"
+        raise InputError(f"{name} {needs}", where=where, remedy="see `transduce models` for fronts")
+    if front is None:
+        return encoder
+    if tuple(front["shape"]) not in ((), tuple(shape)):
+        problem = f"the front is made for {list(front['shape'])}, and {name} comes as {list(shape)}"
+        raise InputError(problem, where=where, remedy="leave shape out: it follows data.sources")
+    return {**encoder, "front": {**front, "shape": tuple(shape)}}
+
+
+def check_noise(recipe: Recipe, where: str) -> None:
+    if recipe.data.form != "text" or recipe.data.passage is not None:
+        raise InputError(
+            "noise damages lines of text, to be restored",
+            where=f"{where}: data.noise",
+            remedy="set data.form: text, without a passage",
+        )
+    if recipe.model.encoder is None:
+        raise InputError(
+            "what is damaged must be read, and there is no encoder",
+            where=f"{where}: data.noise",
+            remedy="add model.encoder, or leave data.noise out",
+        )
+
+
+def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> None:
+    """What a head says must be what the target tokens are."""
+    if recipe.model.output != "plain":
+        raise InputError(
+            "output: deep is for decoders", where=where, remedy="leave output out; a filler has such a layer"
+        )
+    if gives_vectors(recipe.model):
+        return
+    kind = head if isinstance(head, str) else head.get("kind", "")
+    part = find(contracts.Head, kind, where) if isinstance(kind, str) and kind else contracts.Head
+    per = getattr(part, "per", "line")
+    if recipe.model.tie != "none" and not hasattr(part, "tie"):
+        raise InputError("only a head that says source tokens can be tied", where=where, remedy="set tie: none")
+    source, target = recipe.tokens.source.kind, recipe.tokens.target.kind
+    if per == "token":
+        _check_token_labels(kind, part, recipe, where)
+        return
+    if per == "word" and (target != "words" or source in ("chars", "bytes", "labels")):
+        raise InputError(
+            f"one label a word needs words on both sides, not {source} and {target}",
+            where=where,
+            remedy="set tokens.source.kind: words (or bpe, unigram) and tokens.target.kind: words",
+        )
+    if per == "line" and target != "labels":
+        raise InputError(
+            f"one label a line needs whole lines as target tokens, not {target}",
+            where=where,
+            remedy="set tokens.target.kind: labels",
+        )
+
+
+def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> None:
+    """A head that names tokens reads a text, damaged so that it cannot just copy."""
+    noise, wanted = (recipe.data.noise or {}).get("kind"), getattr(head, "reads", "mask_tokens")
+    if recipe.data.form != "text" or noise != wanted:
+        raise InputError(
+            f"{kind} reads lines of text with noise {wanted}, not {recipe.data.form} with {noise or 'none'}",
+            where=where,
+            remedy=f"set data.form: text and data.noise: {{kind: {wanted}}}",
+        )
+    encoder = (recipe.model.encoder or {}).get("kind")
+    if getattr(head, "apart", False) and not getattr(find(contracts.Encoder, str(encoder), where), "apart", False):
+        raise InputError(
+            f"{kind} would see the token it foretells: {encoder} looks both ways in every row",
+            where=where,
+            remedy="set model.encoder.kind: both_ways",
+        )
+
+
+def check_widths(model: ModelRecipe, where: str) -> None:
+    """One embedding for both sides has one width. The model is completed: its parts have all their options."""
+    widths = {part["width"] for part in (model.encoder, model.decoder) if part}
+    for name, value in (("tie", model.tie), ("share", model.share)):
+        if value == "all" and len(widths) > 1:
+            raise InputError(
+                f"{name}: all needs an encoder and a decoder of equal width", where=f"{where}: model.{name}"
+            )
+    _check_states(model.encoder or {}, model.decoder or {}, where)
+
+
+def _check_states(encoder: Mapping[str, Any], decoder: Mapping[str, Any], where: str) -> None:
+    """A decoder that starts from the states of an encoder, layer by layer, has the same layers."""
+    gives, takes = encoder.get("summary") == "states", decoder.get("bridge") == "states"
+    alike = all(encoder.get(name) == decoder.get(name) for name in ("cell", "layers", "width"))
+    if gives != takes or (gives and not alike):
+        raise InputError(
+            "summary: states of an encoder and bridge: states of a decoder need each other, and equal layers",
+            where=f"{where}: model",
+            remedy="give both the same cell, layers and width; or leave both options out",
+        )
+
+
+def check_positions(model: ModelRecipe, longest: int, where: str) -> None:
+    for name in ("encoder", "decoder"):
+        position = (getattr(model, name) or {}).get("position")
+        end = position.get("longest") if isinstance(position, Mapping) else None
+        if end is not None and end <= longest:  # one place more is for </s>
+            raise InputError(
+                f"positions end at {end}, but texts of {longest} tokens are let through",
+                where=f"{where}: model.{name}.position",
+                remedy=f"set longest above {longest}, or data.max_length (of running text data.passage) below {end}",
+            )
+
+
+def check_objective(objective: Spec, model: ModelRecipe, where: str) -> None:
+    """What a loss reads must be what the model gives: scores of tokens, or vectors."""
+    reads, gives = getattr(find(Objective, objective["kind"], where), "vectors", False), gives_vectors(model)
+    if gives and not reads:
+        raise InputError(
+            f"{objective['kind']} reads scores of tokens, and this head gives a vector",
+            where=where,
+            remedy="set training.objective: {kind: contrastive}",
+        )
+    if model.ctc is not None and objective["kind"] != "joint_ctc":
+        raise InputError(
+            f"{objective['kind']} would not teach the rows to spell",
+            where=where,
+            remedy="set training.objective.kind: joint_ctc, or leave model.ctc out",
+        )
+    if reads and not gives:
+        raise InputError(
+            f"{objective['kind']} compares vectors, and this model gives scores of tokens",
+            where=where,
+            remedy="set model.head: {kind: embedder} without a decoder, or another objective",
+        )

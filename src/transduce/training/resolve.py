@@ -1,0 +1,167 @@
+"""A recipe in any form in, one that can be trained out: completed, checked, its files named in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from transduce import build, transfer
+from transduce.attention.attend import Attend
+from transduce.attention.positions import places
+from transduce.contracts import Position, TextMetric, VectorMetric
+from transduce.data.packing import LONGEST
+from transduce.data.prepare import Data, Tokenizers
+from transduce.errors import InputError, nearest
+from transduce.evaluation import evaluate as evaluation
+from transduce.interop import as_run
+from transduce.layers.meta_init import outlined
+from transduce.model import Transducer
+from transduce.objectives import Objective
+from transduce.recipe import Corpus, Recipe, parse
+from transduce.recipe import load as load_recipe
+from transduce.recipe.compatibility import gives_vectors
+from transduce.run import Run
+
+# What may change when a run goes on; everything else must be as it was.
+CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
+
+
+def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    """A recipe in any form, completed and checked, its files named in full."""
+    if isinstance(recipe, (str, Path)):
+        recipe = load_recipe(recipe)
+    elif not isinstance(recipe, Recipe):
+        recipe = parse(recipe)
+    data = recipe.data
+    sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
+    completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
+    _check_measures(completed)
+    if completed.training.freeze:
+        with torch.device("meta"):  # the names are those of any vocabulary
+            transfer.frozen_names(build.build_model(completed.model, 8, 8), completed.training.freeze)
+    if completed.training.adapters is not None:
+        with torch.device("meta"):
+            transfer.targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
+    named = {name: str(as_run(folder).absolute()) for name, folder in completed.init if folder is not None}
+    return _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
+
+
+def _absolute(corpus: Corpus) -> Corpus:
+    """A run must find its data again, wherever it is resumed from."""
+    files = ("path",) if corpus.path is not None else ("source", "target", "alignment")
+    names = [name for name in files if getattr(corpus, name) is not None]
+    return corpus.model_copy(update={name: str(Path(getattr(corpus, name)).absolute()) for name in names})
+
+
+def _with_teacher(recipe: Recipe) -> Recipe:
+    """A teacher is named in full, and missing before anything is made rather than after."""
+    objective = recipe.training.objective
+    if "teacher" not in objective:
+        return recipe
+    run = Run(Path(objective["teacher"]).absolute())
+    run.recipe()
+    named = recipe.training.model_copy(update={"objective": {**objective, "teacher": str(run.folder)}})
+    return recipe.model_copy(update={"training": named})
+
+
+def _check_measures(recipe: Recipe) -> None:
+    """What training watches and ends with must be known before it begins, and before a folder is made for it."""
+    metrics, monitor = recipe.evaluation.metrics, recipe.training.monitor
+    for name in metrics:
+        if name not in evaluation.METRICS:
+            remedy = nearest(name, evaluation.METRICS)
+            raise InputError(f"there is no metric {name!r}", where="evaluation.metrics", remedy=remedy)
+    vectors = gives_vectors(recipe.model)
+    for name in metrics:
+        if issubclass(evaluation.METRICS[name], VectorMetric) != vectors:
+            fitting = [one for one, kind in evaluation.METRICS.items() if issubclass(kind, VectorMetric) == vectors]
+            problem = f"{name} needs {'a model that writes' if vectors else 'the head embedder, which gives vectors'}"
+            remedy = f"set evaluation.metrics to some of: {', '.join(fitting)}"
+            raise InputError(problem, where="evaluation.metrics", remedy=remedy)
+    if recipe.data.form == "text" and recipe.model.encoder is None:
+        texts = [name for name in metrics if issubclass(evaluation.METRICS[name], TextMetric)]
+        if texts:
+            remedy = f"set evaluation.metrics: [{', '.join(build.LANGUAGE_METRICS)}]"
+            problem = f"{texts[0]} compares outputs, and a language model has no source to write one for"
+            raise InputError(problem, where="evaluation.metrics", remedy=remedy)
+    if monitor != "loss" and monitor not in metrics:
+        known = monitor in evaluation.METRICS
+        remedy = f"add {monitor} to evaluation.metrics" if known else nearest(monitor, ["loss", *metrics])
+        raise InputError(f"there is no {monitor!r} to watch", where="training.monitor", remedy=remedy)
+
+
+def as_found(saved: Recipe, wanted: Recipe) -> Recipe:
+    """A recipe in which everything that says auto is what was found when the saved run began."""
+    found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packed")}
+    left = {name: value for name, value in found.items() if getattr(wanted.training, name) == "auto"}
+    return wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
+
+
+def continued(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
+    """The saved recipe with the changes that a run may have when it goes on."""
+    wanted = as_found(saved, wanted)
+    old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
+    for key in sorted(old.keys() | new.keys()):
+        section, _, name = key.partition(".")
+        if old.get(key) != new.get(key) and not (section == "training" and name in CHANGEABLE):
+            raise InputError(
+                f"{key} was {old.get(key)!r} when this run began and is {new.get(key)!r} now",
+                where=where,
+                remedy="resume with the recipe it began with, or start a new run",
+            )
+    return wanted
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in content.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        result.update(inner)
+    return result
+
+
+def with_packing(
+    recipe: Recipe, tokenizers: Tokenizers, data: Data, objective: Objective, device: torch.device
+) -> Recipe:
+    """Batches are packed where passes are recorded, which one shape makes faster, and where all parts can be."""
+    asked = recipe.training.packed
+    if asked is False:
+        return recipe
+    source, target = tokenizers
+    with outlined():
+        network = build.build_model(recipe.model, source.size, target.size, source.starts)
+    reason = why_not(recipe, network, data, objective)
+    if asked is True and reason:
+        raise InputError(f"training.packed: {reason}", remedy="leave it out, or set it to false")
+    pays = device.type == "cuda" and recipe.training.record and _fused(network)
+    packs = not reason and (asked is True or pays)
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"packed": packs})})
+
+
+def _fused(network: nn.Module) -> bool:
+    """Whether no scores are written down: in shared rows there are several times as many."""
+    kinds = (type(part) for part in network.modules() if isinstance(part, Position))
+    attentions = (part for part in network.modules() if isinstance(part, Attend))
+    return all(kind.bias is Position.bias for kind in kinds) and all(one.fused for one in attentions)
+
+
+def why_not(recipe: Recipe, network: Transducer, data: Data, objective: Objective) -> str:
+    """What stands against several pairs in a row; nothing: they can be."""
+    end = places(network)
+    dropout = recipe.tokens.source.dropout or recipe.tokens.target.dropout
+    texts = recipe.data.passage is None and data.noise is None and data.train.items is None
+    for wrong, reason in (
+        (not network.packs, "only a Transformer encoder and decoder, both of attention, can be packed"),
+        (not objective.packs, "this objective does not read packed batches"),
+        (not texts or data.train.sourceless, "only pairs of texts can be packed"),
+        (bool(dropout), "with dropout of merges the lengths of texts change"),
+        (end is not None and end < LONGEST, f"rows have up to {LONGEST} places, and the model has {end}"),
+        (data.packing(recipe) is None, f"{recipe.training.budget} tokens are not one row of a packed batch"),
+    ):
+        if wrong:
+            return reason
+    return ""

@@ -1,0 +1,322 @@
+"""What a user can get wrong: exit code 2, no traceback, the place named, and nothing left that blocks a second try."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from run_fixtures import Called, Command, colour_pairs
+
+QUICK = (
+    "training.steps=4",
+    "training.batch_tokens=512",
+    "training.validate_every=2",
+    "training.checkpoint_every=2",
+    "model.encoder.width=16",
+    "model.decoder.width=16",
+    "evaluation.resamples=5",
+    "data.dev_size=4",
+)
+GOOD = "".join(f"{source}\t{target}\n" for source, target in colour_pairs(40)).encode()
+
+
+def refused(called: Called, *told: str) -> None:
+    """Ended with 2, in words, and the words say this."""
+    assert called.code == 2, (called.out, called.err)
+    assert called.err.startswith("error: ")
+    assert "Traceback" not in called.err
+    for part in told:
+        assert part in called.err
+
+
+@pytest.fixture
+def train(command: Command, tmp_path: Path) -> Callable[..., Called]:
+    """Trains on what is given; a refusal must leave no folder that is in the way of the next try."""
+
+    def run(source: str | Path, *settings: str) -> Called:
+        called = command("train", source, "--run", tmp_path / "run", "--quiet", *QUICK, *settings)
+        assert called.code == 0 or not (tmp_path / "run").exists()
+        return called
+
+    return run
+
+
+class TestData:
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [
+            (GOOD + b"caf\xe9\tx\n", (":41", "UTF-8", "data.invalid=drop")),
+            (GOOD + b"a\0b\tx\n", (":41", "NUL", "data.invalid=drop")),
+            (GOOD + b"only one column\n" + GOOD, (":41", "column", "data.invalid=drop")),
+            (b"", ("empty",)),
+            (b"\n\n\n", ("empty",)),
+            (b"red\tRED\n", ("1 pair", "data.dev")),
+        ],
+    )
+    def test_a_file(self, train, tmp_path: Path, content: bytes, told: tuple[str, ...]) -> None:
+        path = tmp_path / "pairs.tsv"
+        path.write_bytes(content)
+        refused(train(path), *told)
+
+    def test_names_the_file(self, train, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.tsv"
+        path.write_bytes(GOOD + b"\xff\t\n")
+        refused(train(path), f"{path}:41")
+
+    def test_no_such_file(self, train, tmp_path: Path) -> None:
+        refused(train(tmp_path / "nothing.tsv"), str(tmp_path / "nothing.tsv"), "no such file")
+
+    def test_a_directory(self, train, tmp_path: Path) -> None:
+        refused(train(tmp_path), str(tmp_path), "directory", "name the files in it")
+
+    def test_parallel_files_of_different_length(self, train, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("x\n" * 30)
+        (tmp_path / "b").write_text("x\n" * 31)
+        refused(train(f"{tmp_path / 'a'},{tmp_path / 'b'}"), "30", "31", "first suspicious line")
+
+    @pytest.mark.parametrize("name", ["dev", "test"])
+    def test_a_missing_set_is_told_before_training(self, train, pairs: Path, tmp_path: Path, name: str) -> None:
+        refused(train(pairs, f"data.{name}={tmp_path / 'no.tsv'}"), "no.tsv", "no such file")
+
+    def test_all_pairs_filtered_away(self, train, pairs: Path) -> None:
+        refused(train(pairs, "data.max_length=1"), str(pairs), "dropped: too long")
+
+    def test_more_held_out_than_there_is(self, train, pairs: Path) -> None:
+        refused(train(pairs, "data.dev_size=400"), "400", "data.dev_size")
+
+    def test_dropped_and_counted_when_asked(self, command: Command, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.tsv"
+        path.write_bytes(GOOD + b"caf\xe9\tx\na\0b\tx\none column\nred\t\n" + b"x " * 100_000 + b"\tx\n")
+        called = command("train", path, "--run", tmp_path / "run", *QUICK, "data.invalid=drop")
+        assert called.code == 0, called.err
+        for told in ("40 of 45", "1 dropped: too long", "1 dropped: empty", "1 dropped: NUL character"):
+            assert told in called.out
+        dropped = json.loads((tmp_path / "run" / "metrics.json").read_text())["data"]["dropped"]
+        assert sum(dropped.values()) == 5
+
+    def test_one_endless_line_does_not_change_the_choice(self, command: Command, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.tsv"
+        path.write_bytes(GOOD + b"x " * 100_000 + b"\ty\n")
+        called = command("train", path, "--run", tmp_path / "run", *QUICK)
+        assert called.code == 0, called.err
+        assert "1 dropped: too long" in called.out
+        path.write_bytes(GOOD)
+        assert command("train", path, "--run", tmp_path / "plain", "--quiet", *QUICK).code == 0
+        recipes = [yaml.safe_load((tmp_path / name / "recipe.yaml").read_text()) for name in ("run", "plain")]
+        assert recipes[0]["model"] == recipes[1]["model"]
+
+    def test_byte_order_mark_and_carriage_returns(self, command: Command, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.tsv"
+        path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace(b"\n", b"\r\n"))
+        assert command("train", path, "--run", tmp_path / "run", *QUICK).code == 0
+        pieces = json.loads((tmp_path / "run" / "tokenizer.target.json").read_text())["pieces"]
+        assert not any("\r" in piece or "\ufeff" in piece for piece in pieces)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("setting", "told"),
+        [
+            ("training.step=3", ("training.step", "did you mean 'steps'")),
+            ("trainig.steps=3", ("trainig", "did you mean 'training'")),
+            ("model.encoder.widht=3", ("widht", "did you mean 'width'")),
+            ("model.decoder.reader={kind: luong, skore: dot}", ("skore", "did you mean 'score'")),
+            ("model.encoder.kind=recurent", ("recurent", "did you mean 'recurrent'")),
+            ("model.decoder.reader=bahdanu", ("bahdanu", "did you mean 'bahdanau'")),
+            ("model.decoder.reader={kind: luong, score: dott}", ("dott", "did you mean 'dot'")),
+            ("model.decoder.reader=[1]", ("model.decoder.reader", "kind:")),
+            ("model.decoder.reader=null", ("model.decoder.reader", "kind:")),
+            ("model.decoder.reader={kind: [luong]}", ("model.decoder.reader", "kind:")),
+            ("model.decoder=7", ("model.decoder",)),
+            ("model.encoder.layers=0", ("layers", "greater than 0")),
+            ("model.encoder.dropout=1.5", ("dropout", "1.5")),
+            ("training.steps=-1", ("training.steps", "greater than 0")),
+            ("training.steps=many", ("training.steps", "many")),
+            ("training.optimiser.learning_rate=.nan", ("learning_rate",)),
+            ("training.optimiser.learning_rate=.inf", ("learning_rate",)),
+            ("training.device=gpu", ("gpu", "cuda")),
+            ("training.monitor=blue", ("training.monitor", "blue")),
+            ("training.monitor=bleu", ("training.monitor", "evaluation.metrics")),
+            ("evaluation.metrics=[blue]", ("evaluation.metrics", "did you mean 'bleu'")),
+            ("model.tie=all", ("tie: all", "tokens.shared")),
+            ("model.head={kind: tagger}", ("head",)),
+            ("tokens.source.dropout=0.1", ("tokens.source", "bpe")),
+            ("steps", ("steps", "key.path=value")),
+            ("=3", ("key.path=value",)),
+            ("data.train.weight=3", ("data.train", "`path`")),
+            ("data=3", ("data",)),
+            ("{1: 2}=3", ("{1: 2}",)),
+        ],
+    )
+    def test_on_top_of_pairs(self, train, pairs: Path, setting: str, told: tuple[str, ...]) -> None:
+        refused(train(pairs, setting), *told)
+
+    @pytest.mark.parametrize(
+        ("model", "told"),
+        [
+            ({"encoder": {"kind": "transformer", "width": 20, "heads": 3}}, ("20", "3")),
+            ({"encoder": {"kind": "transformer", "position": {"kind": "learned", "longest": 9}}}, ("512", "9")),
+            ({"encoder": None, "head": {"kind": "tagger"}}, ("a head needs an encoder",)),
+            ({"decoder": None}, ("model.decoder",)),
+            ({"encoder": {"width": 16}}, ("model.encoder", "kind: recurrent |")),
+            ({"encoder": {"kind": "nothing:Here"}}, ("nothing.py",)),
+        ],
+    )
+    def test_models_that_cannot_be(self, command, tmp_path: Path, pairs: Path, model: dict, told) -> None:
+        path = tmp_path / "recipe.yaml"
+        whole = {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "recurrent"}, **model}
+        path.write_text(yaml.safe_dump({"model": whole, "data": {"train": str(pairs)}}))
+        refused(command("train", path, "--run", tmp_path / "run"), *told)
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("content", [b"- a\n- b\n", b"a: [", b"\xff\xfe", b"just words", b"!!python/object:x {}"])
+    def test_recipes_that_are_none(self, command: Command, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "recipe.yaml"
+        path.write_bytes(content)
+        refused(command("train", path, "--run", tmp_path / "run"), str(path))
+        assert not (tmp_path / "run").exists()
+
+    def test_recipes_that_are_not_there(self, command: Command, tmp_path: Path) -> None:
+        refused(command("train", tmp_path / "no.yaml"), "no.yaml")
+        (tmp_path / "folder.yaml").mkdir()
+        refused(command("train", tmp_path / "folder.yaml"), "folder.yaml")
+
+    def test_an_empty_recipe_says_what_it_lacks(self, command: Command, tmp_path: Path) -> None:
+        (tmp_path / "r.yaml").write_text("")
+        refused(command("train", tmp_path / "r.yaml", "--run", tmp_path / "run"), "model.decoder")
+        part = "model.encoder={kind: recurrent}", "model.decoder={kind: recurrent}"
+        refused(command("train", tmp_path / "r.yaml", "--run", tmp_path / "run", *part), "data.train")
+
+
+@pytest.fixture
+def run(attention_run: Path, tmp_path: Path) -> Path:
+    """A trained run that may be damaged."""
+    return Path(shutil.copytree(attention_run, tmp_path / "copy"))
+
+
+class TestRuns:
+    def test_not_a_run(self, command: Command, tmp_path: Path) -> None:
+        for name in ("generate", "evaluate"):
+            refused(command(name, tmp_path), str(tmp_path), "not a run directory", "transduce train")
+            refused(command(name, tmp_path / "nothing"), "not a run directory")
+
+    def test_a_run_is_not_overwritten(self, command: Command, run: Path, pairs: Path) -> None:
+        before = (run / "recipe.yaml").read_bytes()
+        refused(command("train", pairs, "--run", run, *QUICK), str(run), "--resume")
+        (run / "recipe.yaml").unlink()  # its checkpoints are still there
+        refused(command("train", pairs, "--run", run, *QUICK), str(run), "--resume")
+        (run / "recipe.yaml").write_bytes(before)
+        assert command("generate", run, stdin=b"red green\n").out == "GREEN RED\n"
+
+    def test_resume_with_another_recipe(self, command: Command, run: Path) -> None:
+        called = command("train", run / "recipe.yaml", "--run", run, "--resume", "model.encoder.width=16")
+        refused(called, "model.encoder.width", "32", "16")
+
+    def test_leftovers_of_a_run_that_never_began(self, command: Command, pairs: Path, tmp_path: Path) -> None:
+        """Killed between its tokenizers and its recipe: the tokenizers are not those of the next run."""
+        assert command("train", pairs, "--run", tmp_path / "a", "--quiet", *QUICK).code == 0
+        (tmp_path / "b").mkdir()
+        for side in ("source", "target"):
+            shutil.copy(tmp_path / "a" / f"tokenizer.{side}.json", tmp_path / "b")
+        called = command("train", pairs, "--run", tmp_path / "b", "--quiet", *QUICK, "tokens.source.kind=chars")
+        assert called.code == 0, called.err
+        assert json.loads((tmp_path / "b" / "tokenizer.source.json").read_text())["kind"] == "chars"
+
+    def test_a_vocabulary_that_does_not_fit(self, command: Command, run: Path, transformer_run: Path) -> None:
+        shutil.copy(transformer_run / "tokenizer.target.json", run)
+        refused(command("generate", run, stdin=b"red\n"), "tokenizers", str(run))
+
+    def test_a_broken_vocabulary(self, command: Command, run: Path) -> None:
+        (run / "tokenizer.target.json").write_text("{}")
+        refused(command("generate", run), "tokenizer.target.json")
+        (run / "tokenizer.target.json").unlink()
+        refused(command("generate", run), str(run), "tokenizers are missing")
+
+    def test_damaged_weights_fall_back_with_a_warning(self, command: Command, run: Path) -> None:
+        weights = run / "checkpoints" / "final" / "weights.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+        called = command("generate", run, stdin=b"red green\n")
+        assert (called.code, called.out) == (0, "GREEN RED\n")
+        assert called.err.startswith("warning: ")
+        assert "damaged" in called.err
+
+    def test_no_whole_weights(self, command: Command, run: Path) -> None:
+        for weights in run.glob("checkpoints/*/weights.safetensors"):
+            weights.write_bytes(weights.read_bytes()[:100])
+        called = command("generate", run)
+        assert called.code == 2
+        assert "checkpoints are damaged" in called.err
+        assert "Traceback" not in called.err
+
+    def test_no_checkpoint(self, command: Command, run: Path) -> None:
+        shutil.rmtree(run / "checkpoints")
+        refused(command("generate", run), str(run), "no checkpoint", "--resume")
+
+    @pytest.mark.parametrize(
+        ("change", "told"),
+        [
+            (lambda model: model["decoder"].update(width=16), "recipe"),
+            (lambda model: model["decoder"].pop("width"), "256"),
+            (lambda model: model["decoder"].update(reader="start"), "recipe"),
+            (lambda model: model["decoder"].update(reader="mine:Own"), "--own-parts"),
+            (lambda model: model.update(decoder=None), "decoder"),
+        ],
+    )
+    def test_a_recipe_changed_by_hand(self, command: Command, run: Path, change, told: str) -> None:
+        content = yaml.safe_load((run / "recipe.yaml").read_text())
+        change(content["model"])
+        (run / "recipe.yaml").write_text(yaml.safe_dump(content))
+        refused(command("generate", run, stdin=b"red\n"), told)
+
+    def test_data_that_is_gone(self, command: Command, run: Path) -> None:
+        content = yaml.safe_load((run / "recipe.yaml").read_text())
+        content["data"]["train"][0]["path"] = "/nothing/here.tsv"
+        (run / "recipe.yaml").write_text(yaml.safe_dump(content))
+        refused(command("evaluate", run), "/nothing/here.tsv")
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (("--beam", "0"), ("beam", "greater than 0")),
+            (("--set", "beem=3"), ("beem", "did you mean 'beam'")),
+            (("--set", "beam"), ("beam", "key.path=value")),
+            (("--set", "strategy=gready"), ("strategy", "greedy")),
+            (("--set", "strategy=greedy", "--set", "beam=wide"), ("beam", "wide")),
+            (("--set", "self=1"), ("self",)),
+            (("--set", "prefixes=1"), ("prefixes",)),
+            (("--set", "max_source=0"), ("max_source",)),
+            (("--device", "gpu"), ("gpu", "cuda")),
+            (("--device", "cuda:99"), ("cuda:99",)),
+        ],
+    )
+    def test_generate(self, command: Command, attention_run: Path, arguments, told) -> None:
+        refused(command("generate", attention_run, *arguments, stdin=b"red\n"), *told)
+
+    def test_a_line_that_cannot_be_read(self, command: Command, attention_run: Path) -> None:
+        refused(command("generate", attention_run, stdin=b"red\nr\xffd\n"), "standard input:2", "UTF-8")
+
+    def test_no_such_input(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+        refused(command("generate", attention_run, tmp_path / "no.txt"), "no.txt")
+        refused(command("score", attention_run, tmp_path / "no.tsv"), "no.tsv")
+        refused(command("evaluate", attention_run, tmp_path / "no.tsv"), "no.tsv")
+        refused(command("evaluate", attention_run, "--against", tmp_path), "not a run directory")
+
+    def test_an_output_that_cannot_be_written(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+        refused(command("generate", attention_run, "--output", tmp_path / "no" / "out", stdin=b"red\n"), "no/out")
+        refused(command("explain", attention_run, "red", "--html", tmp_path / "no" / "x"), "no/x")
+
+    def test_nothing_to_explain(self, command: Command, attention_run: Path) -> None:
+        refused(command("explain", attention_run, " "), "empty")
+        refused(command("explain", attention_run, "r\udcff"), "Unicode")
+
+    def test_a_huge_seed(self, command: Command, attention_run: Path) -> None:
+        called = command("generate", attention_run, "--sample", "--set", f"seed={10**30}", stdin=b"red\n")
+        assert called.code == 0, called.err

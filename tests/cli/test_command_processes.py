@@ -1,0 +1,144 @@
+"""`transduce train` as whole processes: killed and resumed, interrupted, two at once, resumed with another number."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from transduce.synthetic.algorithmic import generate
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+SMALL = [
+    "tokens.source.kind=words",
+    "tokens.target.kind=words",
+    "model.encoder={kind: recurrent, width: 24, dropout: 0.2}",
+    "model.decoder={kind: recurrent, width: 24, dropout: 0.2}",
+    "training.batch_tokens=512",
+    "training.validate_examples=20",
+    "training.log_every=1",
+    "generation.strategy=greedy",
+    "evaluation.metrics=[exact]",
+    "evaluation.resamples=10",
+]
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{one.source}\t{one.target}\n" for one in generate("copy", 400, 5)))
+    return path
+
+
+def command(pairs: Path, run: Path, *settings: str, processes: int = 1) -> list[str]:
+    start = [sys.executable, "-m"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    recipe = pairs.with_name("recipe.yaml")
+    recipe.write_text("")
+    data = [f"data.train={pairs}", f"data.cache={pairs.parent / 'cache'}"]
+    return [
+        *start,
+        "transduce",
+        "train",
+        str(recipe),
+        *data,
+        *SMALL,
+        *settings,
+        "--run-dir",
+        str(run),
+        "--resume",
+        "-q",
+    ]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+
+def losses(run: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if line["kind"] == "update"}
+
+
+def final(run: Path) -> dict:
+    return load_file(run / "checkpoints" / "final" / "weights.safetensors")
+
+
+def test_killed_at_random_moments_and_resumed(pairs, tmp_path):
+    """The same bits as a run that was never stopped."""
+    settings = ["training.steps=40", "training.checkpoint_every=3", "training.validate_every=10", "training.ema=0.9"]
+    subprocess.run(command(pairs, tmp_path / "whole", *settings), check=True, env=environment())
+    broken, chance, kills = tmp_path / "broken", random.Random(3), 0
+    while True:
+        process = subprocess.Popen(command(pairs, broken, *settings), env=environment(), stderr=subprocess.PIPE)
+        # Killed once it has begun to write, somewhere in the next updates: often inside a save.
+        before = _bytes(broken)
+        while process.poll() is None and _bytes(broken) == before:
+            time.sleep(0.01)
+        if kills >= 5:
+            assert process.wait() == 0, process.stderr.read().decode()
+            break
+        time.sleep(chance.uniform(0.0, 0.25))
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+        if process.returncode == 0:
+            break
+    assert kills >= 2
+    expected, got = final(tmp_path / "whole"), final(broken)
+    assert expected.keys() == got.keys()
+    for name in expected:
+        assert (expected[name] == got[name]).all(), name
+    assert losses(broken) == losses(tmp_path / "whole")
+
+
+def _bytes(run: Path) -> int:
+    return sum(1 for _ in (run / "checkpoints").glob("step-*")) + (run / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_it_saves_says_so_and_goes_on(pairs, tmp_path, number, code):
+    run = tmp_path / "run"
+    endless = command(pairs, run, "training.steps=100000", "training.patience=null", "training.checkpoint_every=100000")
+    process = subprocess.Popen(endless, env=environment())
+    while not (run / "log.jsonl").exists() or len(losses(run)) < 5:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(60) == code
+    (saved,) = (run / "checkpoints").glob("step-*")
+    reached = int(saved.name.removeprefix("step-"))
+    done = subprocess.run(
+        command(pairs, run, f"training.steps={reached + 3}", "training.patience=null"), env=environment()
+    )
+    assert done.returncode == 2  # checkpoint_every is not among what may change
+    same = "training.checkpoint_every=100000"
+    done = subprocess.run(
+        command(pairs, run, f"training.steps={reached + 3}", "training.patience=null", same), env=environment()
+    )
+    assert done.returncode == 0
+    assert list(losses(run)) == list(range(1, reached + 4))
+
+
+def test_two_processes_are_one(pairs, tmp_path):
+    """The same loss curve at the same global batch; logged once, saved once; resumed by another number of them."""
+    exact = ["model.encoder.dropout=0", "model.decoder.dropout=0", "training.checkpoint_every=6"]
+    subprocess.run(command(pairs, tmp_path / "one", *exact, "training.steps=12"), check=True, env=environment())
+    two = tmp_path / "two"
+    subprocess.run(command(pairs, two, *exact, "training.steps=6", processes=2), check=True, env=environment())
+    subprocess.run(command(pairs, two, *exact, "training.steps=12"), check=True, env=environment())
+    expected, got = losses(tmp_path / "one"), losses(two)
+    assert list(got) == list(expected) == list(range(1, 13))
+    assert [*got.values()] == pytest.approx([*expected.values()], abs=1e-5)
+    for name, tensor in final(tmp_path / "one").items():
+        assert_close(final(two)[name], tensor, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,57 @@
+"""Lines whose places in a search are filled again are answered as in batches, whatever is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_fixtures import colour_pairs
+
+import transduce
+from transduce.inference.generation import Searcher
+from transduce.kernels.cuda_graph import Graphs
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"strategy": "greedy"},
+    {"beam": 3, "nbest": 2, "min_length": 3},
+    {"strategy": "sample", "temperature": 1.5, "nbest": 2, "seed": 5},
+]
+
+
+@pytest.fixture(scope="module")
+def opened(transformer_run: Path) -> transduce.Model:
+    return transduce.load(transformer_run, device="cpu")
+
+
+@pytest.mark.parametrize("prefixed", [False, True], ids=["free", "prefixed"])
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_lines_are_answered_as_in_batches(
+    opened: transduce.Model, asked: dict[str, Any], prefixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [source for source, _ in colour_pairs(60, seed=4)]
+    texts[7:7] = ["", "red"]
+    begun = ["RED"[: number % 4] for number in range(len(texts))] if prefixed else None
+    asked = {**asked, "max_length": 12, "batch_tokens": 256, "prefixes": begun}
+    wanted = opened.generate(texts, **asked)
+    searches: list[int] = []
+
+    def refilled(self: Searcher, groups: Any, settings: Any, places: int, inner: Any = Searcher.refilled) -> Any:
+        searches.append(places)
+        return inner(self, groups, settings, places)
+
+    monkeypatch.setattr(Searcher, "refills", True)
+    monkeypatch.setattr(Searcher, "refilled", refilled)
+    found = opened.generate(texts, **asked)
+    assert searches
+    for one, other in zip(found, wanted, strict=True):
+        assert [rival.text for rival in one.nbest] == [rival.text for rival in other.nbest]
+        assert one.token_scores == pytest.approx(other.token_scores, abs=2e-4)
+        assert (one.source, one.complete, one.source_cut) == (other.source, other.complete, other.source_cut)
+
+
+def test_recorded_searches_of_texts_are_refilled(opened: transduce.Model) -> None:
+    searcher = opened.searcher
+    assert not searcher.refills  # on a CPU lines leave as they end, which is quicker
+    assert Searcher(searcher.network, searcher.reading, searcher.reach, Graphs()).refills

@@ -1,0 +1,252 @@
+"""Language models through the whole line: text without a source is trained on, scored, continued and explained."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from run_fixtures import RECURRENT, call
+
+import transduce
+from transduce.autoconfig import recipe_for
+from transduce.contracts import Scored
+from transduce.data.readers.corpus import blocks
+from transduce.data.tokenizers.running_text import measure
+from transduce.errors import InputError
+from transduce.evaluation.comparison import compare
+from transduce.evaluation.evaluate import Outputs, evaluate, find
+from transduce.evaluation.scoring import answer, held_out
+from transduce.flow import BOS, EOS, Example
+from transduce.inference import Model
+from transduce.training.experiment import Trained, train
+from transduce.training.resolve import settle
+
+TRANSFORMER = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "hidden": 16, "dropout": 0.0}
+LEARNED = {**TRANSFORMER, "position": {"kind": "learned", "longest": 24}}
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draw, path = random.Random(1), tmp_path_factory.mktemp("book") / "book.txt"
+    words = ["the", "cat", "sat", "on", "a", "red", "mat"]
+    lines = [" ".join(draw.choice(words) for _ in range(draw.randint(1, 6))) for _ in range(300)]
+    path.write_text("\n".join(line if number % 20 else "" for number, line in enumerate(lines)) + "\n")
+    return path
+
+
+def recipe(book: Path, decoder: dict[str, Any], passage: int | None = 24, **training: Any) -> dict[str, Any]:
+    return {
+        "data": {"train": str(book), "form": "text", "passage": passage, "cache": str(book.parent / "cache")},
+        "tokens": {"target": {"kind": "chars" if passage else "words"}},
+        "model": {"decoder": decoder},
+        "training": {
+            "steps": 20,
+            "batch_tokens": 512,
+            "validate_every": 10,
+            "optimiser": {"learning_rate": 0.01},
+            "schedule": {"kind": "constant", "warmup": 0},
+            **training,
+        },
+        "generation": {"strategy": "sample", "beam": 1, "max_length": 20},
+        "evaluation": {"resamples": 20},
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(book: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    folder = tmp_path_factory.mktemp("runs")
+    made = {
+        "running": recipe(book, RECURRENT, objective={"kind": "truncated", "window": 5}),
+        "limited": recipe(book, LEARNED),
+        "lines": recipe(book, TRANSFORMER, None),
+    }
+    return {name: train(one, folder / name) for name, one in made.items()}
+
+
+def log_p(model: Model, ids: list[int]) -> np.ndarray:
+    """Straight from the logits: log p of every id after the first."""
+    logits = model.logits(target=torch.tensor([ids[:-1]])).log_softmax(-1)[0]
+    return logits.gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1).double().numpy()
+
+
+def test_training_scores_by_probability_alone(trained: dict[str, Trained]) -> None:
+    for name, one in trained.items():
+        scores = one.scores["dev"].scores
+        assert list(scores) == ["perplexity", "word_perplexity", "bits_per_character"]
+        assert scores["perplexity"].value < one.model.target.size, name
+        assert one.scores["dev"].by_length == {}
+        assert one.examples == ()
+        assert one.model.source is one.model.target
+
+
+@pytest.mark.parametrize("name", ["running", "limited", "lines"])
+def test_a_beginning_goes_on(name: str, trained: dict[str, Trained]) -> None:
+    model = transduce.load(trained[name].run.folder)
+    beginnings = ["the cat", "", "the Ω", "a"]
+    found = model.generate(beginnings)
+    assert len(found) == 4
+    for begun, one in zip(beginnings, found, strict=True):
+        assert one.text.startswith(begun)
+        assert one.tokens
+        if begun == "the cat":
+            scored = log_p(model, [BOS, *one.path.hypothesis.ids])  # type: ignore[union-attr]
+            np.testing.assert_allclose(one.token_scores, scored, atol=1e-4)
+    assert len({one.text for one in model.generate([""] * 8)}) > 1  # every line is drawn by itself
+    assert [one.text for one in model.generate(beginnings)] == [one.text for one in found]
+    with pytest.raises(InputError, match="prefixes"):
+        model.generate(["a"], prefixes=["b"])
+
+
+def test_a_beginning_longer_than_the_reach_is_cut_and_kept(trained: dict[str, Trained]) -> None:
+    model, text = trained["limited"].model, "the cat sat on a mat and on a red cat too"
+    (one,) = model.generate([text])
+    assert one.source_cut
+    assert one.text.startswith(text)
+    assert len(one.tokens) == 24
+
+
+def test_lines_are_scored_as_they_are(trained: dict[str, Trained], book: Path) -> None:
+    model = trained["lines"].model
+    texts = ["the cat sat", "", "a"]
+    found = model.score([("", text) for text in texts])
+    for text, one in zip(texts, found, strict=True):
+        ids = [BOS, *model.target.encode(text).ids, EOS]
+        np.testing.assert_allclose(one.token_scores, log_p(model, ids), atol=1e-4)
+    called = call("score", trained["lines"].run.folder, book)
+    assert called.code == 0
+    assert len(called.out.splitlines()) == 300  # blank lines too
+    assert "300 lines, perplexity" in called.err
+    assert "a word" in called.err
+    assert "a character" in called.err
+
+
+@pytest.mark.parametrize("name", ["running", "limited"])
+def test_running_text_is_scored_in_one_or_in_passages(name: str, trained: dict[str, Trained], book: Path) -> None:
+    model = trained[name].model
+    parts = [one.target or "" for one in blocks(Example("", line) for line in book.read_text().split("\n")[:60])]
+    text = measure(model.target, parts)
+    found = model.score_running(parts)
+    count, ids = len(text.ids) - 1, text.ids.tolist()
+    assert [one.tokens for one in found] == [min(24, count - begin) for begin in range(0, count, 24)]
+    assert sum(one.characters for one in found) == len("".join(parts)) + 1
+    if name == "running":
+        direct = log_p(model, ids)  # the state goes on to the end
+    else:
+        direct = np.concatenate([log_p(model, ids[begin : begin + 25]) for begin in range(0, count, 24)])
+    assert sum(one.log_probability for one in found) == pytest.approx(direct.sum(), rel=1e-5)
+    np.testing.assert_allclose(found[1].log_probability, direct[24:48].sum(), rtol=1e-4)
+    called = call("score", trained[name].run.folder, book, "--json")
+    assert len(called.out.splitlines()) == 1
+    assert "1 texts" in called.err
+
+
+def test_commands(trained: dict[str, Trained]) -> None:
+    folder = trained["running"].run.folder
+    written = call("generate", folder, "-", stdin=b"the cat\n\n")
+    assert written.code == 0
+    assert len(written.out.splitlines()) == 2
+    assert written.out.startswith("the cat")
+    assert call("generate", folder, "--from-nothing", "3", "--json").out.count('"tokens"') >= 3
+    assert call("evaluate", folder).code == 0
+    explained = call("explain", folder, "the cat")
+    assert explained.code == 0
+    assert "no source" in explained.out
+
+
+def test_explain_shows_the_look_back(trained: dict[str, Trained]) -> None:
+    explained = trained["lines"].model.explain("the cat")
+    assert explained.attention is not None
+    assert explained.source_tokens[0] == "<s>"
+    weights = explained.map().weights
+    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-5)
+    assert np.allclose(np.triu(weights, 1), 0)  # nothing looks ahead
+
+
+def test_nothing_is_generated_where_no_metric_asks(
+    trained: dict[str, Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "generate", lambda *_, **__: pytest.fail("generated"))
+    model = trained["lines"].model
+    _, lines = held_out(model, None)
+    outputs = answer(model, lines, ["perplexity"])
+    assert outputs.texts is None
+    assert outputs.scored is not None
+    assert len(outputs.scored) == len(lines)
+
+
+def test_perplexity_of_pairs_is_teacher_forced(tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}{b}\t{b} {a}\n" for a in "abcdef" for b in "ghij"))
+    one = train(
+        {
+            "data": {"train": str(tmp_path / "pairs.tsv"), "cache": str(tmp_path / "cache")},
+            "tokens": {"source": {"kind": "chars"}, "target": {"kind": "chars"}},
+            "model": {"encoder": RECURRENT, "decoder": RECURRENT},
+            "training": {"steps": 2},
+            "evaluation": {"metrics": ["exact", "perplexity", "word_perplexity"], "resamples": 5},
+        },
+        tmp_path / "run",
+    )
+    _, lines = held_out(one.model, None)
+    found = one.model.score([(line.source, line.references[0]) for line in lines])
+    total, tokens = sum(pair.score for pair in found), sum(len(pair.token_scores) for pair in found)
+    scores = one.scores["dev"].scores
+    assert scores["perplexity"].value == pytest.approx(math.exp(-total / tokens))
+    assert scores["word_perplexity"].value == pytest.approx(math.exp(-total / (3 * len(lines))))  # two words and </s>
+
+
+def test_measures_of_probability() -> None:
+    scored = [Scored(-6.0, 3, 2, 8), Scored(-10.0, 5, 3, 12)]
+    values = {"perplexity": math.exp(2), "word_perplexity": math.exp(16 / 5), "character_perplexity": math.exp(0.8)}
+    values["bits_per_character"] = 0.8 / math.log(2)
+    result = evaluate(Outputs(scored=scored), [["x"], ["y"]], None, list(values), 10)
+    for name, value in values.items():
+        assert result.scores[name].value == pytest.approx(value)
+        assert not result.scores[name].higher_is_better
+    assert find("perplexity").value(np.array([-1e9, 1.0])) < math.inf
+    with pytest.raises(InputError, match="cannot be computed"):
+        evaluate(Outputs(scored=scored), [["x"], ["y"]], None, ["bleu"])
+
+
+def test_stopped_and_resumed_on_running_text(book: Path, tmp_path: Path) -> None:
+    def weights(folder: Path, *steps: int) -> dict[str, torch.Tensor]:
+        for number in steps:
+            wanted = recipe(book, RECURRENT, steps=number, checkpoint_every=5)
+            train(wanted, folder, resume=True)
+        return transduce.load(folder).network.state_dict()
+
+    whole, halves = weights(tmp_path / "a", 12), weights(tmp_path / "b", 7, 12)
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+
+
+def test_without_a_recipe(book: Path) -> None:
+    chosen = settle(recipe_for(str(book), [], "lm"))
+    assert (chosen.data.form, chosen.data.passage, chosen.model.encoder) == ("text", 128, None)
+    assert chosen.generation.strategy == "sample"
+    assert settle(recipe_for(str(book), ["data.passage=null"], "lm")).data.train[0].form == "lines"
+
+
+def test_language_models_are_compared(trained: dict[str, Trained], tmp_path: Path) -> None:
+    folders = [trained[name].run.folder for name in ("running", "limited")]
+    result = compare(folders, folder=tmp_path)
+    assert {contest.metric for contest in result.contests} >= {"perplexity", "bits_per_character"}
+    assert result.systems[0].generation.tokens_per_second is None
+    assert "perplexity" in (tmp_path / "compare.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": {"encoder": RECURRENT, "decoder": RECURRENT}}, "an encoder needs a source"),
+        ({"evaluation": {"metrics": ["bleu"]}}, "no source to write one for"),
+        ({"model": {"decoder": {**LEARNED, "position": {"kind": "learned", "longest": 23}}}}, "positions end at 23"),
+        ({"tokens": {"target": {"kind": "bpe", "dropout": 0.1}}}, "cut into tokens once"),
+    ],
+)
+def test_what_cannot_be(changes: dict[str, Any], told: str, book: Path) -> None:
+    with pytest.raises(InputError, match=told):
+        settle({**recipe(book, RECURRENT), **changes})

@@ -1,0 +1,303 @@
+"""Our own kernels against plain arithmetic: products, whole steps of a search, the best of many scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from transduce.contracts import Lists, Strategy
+from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoding.constraints import RepetitionPenalty
+from transduce.decoding.search import search
+from transduce.decoding.strategies import Beam, Greedy
+from transduce.encoders.transformer import TransformerEncoder
+from transduce.flow import Batch, Hypothesis, Padded
+from transduce.inference.lowering import for_generation
+from transduce.inference.lowering.lean import LeanBlock
+from transduce.inference.quantisation import round_rows
+from transduce.kernels.native import library as libraries
+from transduce.kernels.native import top_k as choices
+from transduce.kernels.native.decoder_step import best
+from transduce.kernels.native.linear import Product
+from transduce.kernels.packed_linear import Int8, Packed
+from transduce.layers.embedding import Embedding, Output
+from transduce.model import EncoderDecoder
+
+LEVELS = ("native", "avx2", "portable")
+OTHERS = {"avx2": ("-march=haswell",), "portable": ("-DPORTABLE",)}
+SIZES = {"rows": st.integers(0, 14), "width": st.integers(1, 70), "outputs": st.integers(1, 140)}
+
+pytestmark = pytest.mark.skipif(libraries.library() is None, reason="no compiler here")
+
+
+@pytest.fixture(params=LEVELS, scope="module")
+def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Every way through vectors.h that this processor can run."""
+    if request.param == "native":
+        yield "native"
+        return
+    known = Path("/proc/cpuinfo")
+    if request.param == "avx2" and not (known.exists() and "avx2" in known.read_text(encoding="utf-8")):
+        pytest.skip("not on this processor")
+    compiler = next(name for name in libraries.COMPILERS if libraries.shutil.which(name))
+    made = libraries.load(libraries.compiled(compiler, OTHERS[request.param], libraries.cache_folder()))
+    before = libraries._found
+    libraries._found = libraries.functools.cache(lambda: made)
+    libraries._found()
+    yield request.param
+    libraries._found = before
+
+
+def whole_product(values: np.ndarray, layer: nn.Linear) -> np.ndarray:
+    """s_row s_output sum(q_x q_w) + b, the sum in whole numbers."""
+    whole, scales = round_rows(layer.weight)
+    top = np.abs(values).max(-1, keepdims=True)
+    up = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    sums = np.rint(values * up).astype(np.int64) @ whole.numpy().astype(np.int64).T
+    made = sums.astype(np.float64) * (top / 127) * scales.numpy()
+    return made if layer.bias is None else made + layer.bias.detach().numpy()
+
+
+@given(**SIZES, bias=st.booleans(), rectified=st.booleans(), seed=st.integers(0, 99))
+def test_whole_numbers(level: str, rows: int, width: int, outputs: int, bias: bool, rectified: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    layer, values = nn.Linear(width, outputs, bias=bias), 3 * torch.randn(rows, width)
+    values[: rows // 3] = 0.0
+    wanted = whole_product(values.numpy(), layer) if rows else np.zeros((0, outputs))
+    found = Product(*round_rows(layer.weight), layer.bias).reading(rectified)(values)
+    np.testing.assert_allclose(found.numpy(), np.maximum(wanted, 0) if rectified else wanted, rtol=1e-5, atol=1e-5)
+
+
+@given(**SIZES, bias=st.booleans(), rectified=st.booleans(), seed=st.integers(0, 99))
+def test_floating_point(
+    level: str, rows: int, width: int, outputs: int, bias: bool, rectified: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    layer, values = nn.Linear(width, outputs, bias=bias), torch.randn(rows, width)
+    with torch.inference_mode():
+        wanted = layer(values).relu() if rectified else layer(values)
+    found = Product(layer.weight, None, layer.bias).reading(rectified)(values)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_threads_change_nothing() -> None:
+    torch.manual_seed(0)
+    layer, values = nn.Linear(256, 1500), torch.randn(5, 256)
+    read = Product(*round_rows(layer.weight), layer.bias).reading()
+    before, alone = torch.get_num_threads(), read(values)
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(read(values), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(st.integers(1, 9), st.integers(0, 99))
+def test_a_row_does_not_see_its_neighbours(rows: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    read, values = Int8(nn.Linear(37, 21)), torch.randn(rows, 37) * torch.logspace(-3, 3, rows)[:, None]
+    together = read(values)
+    assert all(torch.equal(read(values[row]), together[row]) for row in range(rows))
+
+
+@given(st.integers(1, 700), st.integers(1, 12), st.integers(0, 99), st.booleans())
+def test_the_best_of_many(level: str, size: int, count: int, seed: int, coarse: bool) -> None:
+    torch.manual_seed(seed)
+    scores = torch.randint(-5, 5, (2, 3, size)).float() if coarse else torch.randn(2, 3, size)
+    scores[..., ::5] = -torch.inf
+    found = choices.top(scores, count)
+    if count > size:
+        assert found is None
+        return
+    assert found is not None
+    order = scores.sort(dim=-1, descending=True, stable=True)  # the earlier of two that are equal
+    assert torch.equal(found[0], order.values[..., :count])
+    assert torch.equal(found[1], order.indices[..., :count])
+
+
+@given(**SIZES, whole=st.booleans(), count=st.integers(1, 9), seed=st.integers(0, 99), threads=st.integers(1, 3))
+def test_the_best_outputs(
+    level: str, rows: int, width: int, outputs: int, whole: bool, count: int, seed: int, threads: int
+) -> None:
+    """Against all scores written down: log-probabilities of the best that are not banned, the earlier of two equals."""
+    torch.manual_seed(seed)
+    layer, values = nn.Linear(width, 9 * outputs), torch.randn(rows, width)
+    with torch.no_grad():
+        layer.weight[::3], layer.bias[::3] = layer.weight[0], layer.bias[0]  # equals
+    product = Product(*(round_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
+    banned = torch.randint(0, 9 * outputs, (3,)).tolist()
+    logs = product.reading()(values).log_softmax(-1)
+    logs[:, banned] = -torch.inf
+    order = logs.sort(dim=-1, descending=True, stable=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    found = best(product, values, count, banned)
+    torch.set_num_threads(before)
+    assert torch.equal(found.tokens, order.indices[:, :count]) or torch.allclose(
+        logs.gather(1, found.tokens), order.values[:, :count], atol=1e-5
+    )
+    torch.testing.assert_close(found.logs, order.values[:, :count], rtol=1e-4, atol=1e-4)
+    for row in range(rows):  # its neighbours change nothing, to the bit
+        alone = best(product, values[row : row + 1], count, banned)
+        assert torch.equal(alone.logs[0], best(product, values, count, banned).logs[row])
+        assert torch.equal(alone.tokens[0], found.tokens[row])
+
+
+@given(st.integers(1, 70), st.sampled_from([0.01, 3.0, 100.0]), st.integers(0, 99))
+def test_log_probabilities_are_exact_to_a_rounding(level: str, size: int, spread: float, seed: int) -> None:
+    """Scores that a matrix hands on as they are, against arithmetic in double precision."""
+    values = torch.randn(3, size, generator=torch.Generator().manual_seed(seed)) * spread
+    product = Product(torch.eye(size), None, None)
+    wanted = values.double().log_softmax(-1).sort(dim=-1, descending=True).values[:, :5]
+    every = Lists(torch.arange(size, dtype=torch.int32), torch.tensor([0, size]), torch.zeros(3, dtype=torch.long))
+    for lists in (None, every):
+        logs = best(product, values, min(size, 5), lists=lists).logs
+        torch.testing.assert_close(logs.double(), wanted, rtol=3e-7, atol=3e-7)
+
+
+def test_fewer_outputs_than_are_asked_for(level: str) -> None:
+    layer = nn.Linear(4, 3)
+    found = best(Product(layer.weight, None, layer.bias), torch.randn(2, 4), 5, [1])
+    assert (found.logs[:, 2:] == -torch.inf).all()
+    assert found.logs[:, :2].isfinite().all()
+    assert ((found.tokens >= 0) & (found.tokens < 3)).all()
+
+
+@given(
+    **SIZES,
+    whole=st.booleans(),
+    bias=st.booleans(),
+    count=st.integers(1, 9),
+    share=st.sampled_from([0.02, 0.3, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_the_best_of_a_list(
+    level: str, rows: int, width: int, outputs: int, whole: bool, bias: bool, count: int, share: float, seed: int
+) -> None:
+    """Against all scores written down and cut to each row's own list; in whole numbers the scores are the same ones."""
+    torch.manual_seed(seed)
+    layer, values = nn.Linear(width, 9 * outputs, bias=bias), torch.randn(rows, width)
+    product = Product(*(round_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
+    allowed = torch.rand(5, 9 * outputs) < share
+    allowed[torch.arange(5), torch.randint(0, 9 * outputs, (5,))] = True  # a list has one token at least
+    lines, tokens = allowed.nonzero(as_tuple=True)
+    begins, which = torch.searchsorted(lines, torch.arange(6)), torch.randint(0, 5, (rows,))
+    banned = torch.randint(0, 9 * outputs, (3,)).tolist()
+    logs = product.reading()(values).masked_fill(~allowed[which], -torch.inf).log_softmax(-1)
+    logs[:, banned] = -torch.inf
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 + seed % 3)
+    found = best(product, values, count, banned, Lists(tokens.int(), begins, which))
+    torch.set_num_threads(before)
+    wanted = logs.sort(dim=-1, descending=True, stable=True).values[:, :count]
+    wanted = torch.nn.functional.pad(wanted, (0, count - wanted.size(1)), value=-torch.inf)
+    torch.testing.assert_close(found.logs, wanted, rtol=1e-4, atol=1e-4)
+    real = found.logs > -torch.inf
+    assert torch.allclose(logs.gather(1, found.tokens)[real], found.logs[real], atol=1e-4)
+    for row in range(rows):  # its neighbours change nothing, to the bit
+        alone = best(product, values[row : row + 1], count, banned, Lists(tokens.int(), begins, which[row : row + 1]))
+        assert torch.equal(alone.logs[0], found.logs[row])
+        assert torch.equal(alone.tokens[0], found.tokens[row])
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"norm": "after"},
+    {"activation": "gelu", "gated": True},
+    {"activation": "silu", "bias": False},
+    {"activation": "gelu_tanh", "reach": 2},
+    {"width": 18, "heads": 3, "hidden": 7},  # nothing a multiple of anything
+    {"head_width": 20},
+    {"width": 64, "heads": 2},  # heads of whole vectors
+]
+
+
+def transformer(options: dict[str, Any], vocabulary: int = 23) -> EncoderDecoder:
+    torch.manual_seed(1)
+    options = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, **options}
+    table = Embedding(vocabulary, options["width"])
+    reading = {name: value for name, value in options.items() if name != "reach"}
+    encoder = TransformerEncoder(table, **reading)
+    decoder = TransformerDecoder(table, Output(options["width"], vocabulary), options["width"], **options)
+    return EncoderDecoder(encoder, decoder).eval()
+
+
+def found_by(network: EncoderDecoder, strategy: Strategy, prefix: Padded | None = None) -> list[list[Hypothesis]]:
+    source = Padded.from_rows([[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]])
+    return search(network, Batch(source), strategy, longest=torch.full((3,), 40), prefix=prefix)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+def test_a_step_is_that_of_the_plain_block(level: str, options: dict[str, Any], strategy: Strategy) -> None:
+    """Sources and prefixes of different lengths, beams that change places, caches that grow on the way."""
+    plain = transformer(options)
+    made = for_generation(plain, "fp32")
+    assert all(block.whole is not None for block in made.modules() if isinstance(block, LeanBlock))
+    for prefix in (None, Padded.from_rows([[5], [6, 4, 5], [4, 4]])):
+        for before, after in zip(found_by(plain, strategy, prefix), found_by(made, strategy, prefix), strict=True):
+            assert [one.ids for one in after] == [one.ids for one in before]
+            for one, other in zip(after, before, strict=True):
+                assert one.token_scores == pytest.approx(other.token_scores, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+def test_without_kernels_a_step_is_the_same(
+    options: dict[str, Any], strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(libraries.SWITCH, "0")
+    plain = transformer(options)
+    made = for_generation(plain, "fp32")
+    blocks = [block for block in made.modules() if isinstance(block, LeanBlock)]
+    assert len(blocks) == 2
+    assert all(block.whole is None for block in blocks)
+    for before, after in zip(found_by(plain, strategy), found_by(made, strategy), strict=True):
+        assert after[0].ids == before[0].ids
+        assert after[0].token_scores == pytest.approx(before[0].token_scores, rel=1e-4, abs=1e-4)
+
+
+def test_the_smallest_vocabulary() -> None:
+    network = transformer({}, vocabulary=7)
+    for before, after in zip(
+        found_by(network, Beam(width=5)), found_by(for_generation(network), Beam(width=5)), strict=True
+    ):
+        assert before[0].ids == after[0].ids
+
+
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
+def test_int8_outputs_do_not_depend_on_the_batch(strategy: Strategy) -> None:
+    network = for_generation(transformer({"width": 32, "hidden": 64}), "int8")
+    rows = [[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]]
+    together = search(network, Batch(Padded.from_rows(rows)), strategy, longest=torch.full((3,), 12))
+    for row, beside in zip(rows, together, strict=True):
+        alone = search(network, Batch(Padded.from_rows([row])), strategy, longest=torch.tensor([12]))[0]
+        assert [one.ids for one in alone] == [one.ids for one in beside]
+        assert alone[0].token_scores == pytest.approx(beside[0].token_scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that went without them would find the same, and take longer."""
+    network = for_generation(transformer({}), precision)
+    assert all(part.product is not None for part in network.modules() if isinstance(part, Packed))
+    steps: list[Tensor] = []
+    for block in (part for part in network.modules() if type(part) is LeanBlock):
+        run = block.whole
+        assert run is not None
+        monkeypatch.setattr(block, "whole", lambda values, *rest, run=run: steps.append(values) or run(values, *rest))
+    top = choices.top
+    asked: list[int] = []
+    monkeypatch.setattr(choices, "top", lambda scores, count: asked.append(count) or top(scores, count))
+    rules = [RepetitionPenalty(1.1)]  # which wants the scores of all tokens
+    found = search(network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), longest=torch.tensor([9]), rules=rules)
+    assert len(steps) == 2 * (len(found[0][0].ids) - 1)  # <s> is read by the plain road
+    assert len(asked) == len(found[0][0].ids)

@@ -1,0 +1,213 @@
+"""A search over the best next tokens alone finds what it finds over the scores of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.contracts import Asked, Rule, Strategy
+from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoding.constraints import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
+from transduce.decoding.continuous_batching import Wanted, refill
+from transduce.decoding.search import search
+from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
+from transduce.encoders.transformer import TransformerEncoder
+from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, Proposal, State
+from transduce.inference.lowering import for_generation
+from transduce.inference.lowering.proposing import LeanDecoder
+from transduce.kernels.native import library as libraries
+from transduce.layers.embedding import Embedding, Output
+from transduce.model import DecoderOnly, EncoderDecoder, Transducer
+
+SIZE, LONGEST = 23, 40  # more than the first room: caches grow on the way
+SOURCES = [[5, 6, 4, 6, 2], [4, 2], [6, 6, 2], [7, 8, 9, 4, 4, 4, 2]]
+PREFIX = [[5], [6, 4, 5], [4, 4], []]
+STRATEGIES: list[Strategy] = [
+    Greedy(),
+    Beam(width=4, length_penalty=1.0),
+    FullBeam(width=3, stop="bound"),
+    FullBeam(width=3, stop="full"),
+]
+RULES: list[list[Rule]] = [
+    [],
+    [MinLength(3), Ban([7, 8])],
+    [Ban([6], after=1), First(9)],
+    [Closed(LONGEST)],
+    [NoRepeat(2), MinLength(2)],
+    [RepetitionPenalty(1.3)],
+]
+
+native = pytest.mark.skipif(libraries.library() is None, reason="no compiler here")
+
+
+def network(kind: str = "both", ending: float = 1.5) -> Transducer:
+    """`ending` is added to the score of </s>, so that lines end here and there."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24}
+    table, output = Embedding(SIZE, 16), Output(16, SIZE)
+    with torch.no_grad():
+        output.layer.bias[EOS] += ending
+    if kind == "alone":
+        return DecoderOnly(TransformerDecoder(table, output, **sizes)).eval()
+    return EncoderDecoder(TransformerEncoder(table, **sizes), TransformerDecoder(table, output, 16, **sizes)).eval()
+
+
+def found_by(
+    model: Transducer, strategy: Strategy, rules: Sequence[Rule], prefix: Padded | None = None, best: int | None = None
+) -> list[list[Hypothesis]]:
+    batch = Batch(Padded.from_rows(SOURCES))
+    longest = torch.full((len(SOURCES),), LONGEST)
+    return search(model, batch, strategy, longest=longest, rules=rules, prefix=prefix, best=best)
+
+
+@native
+@pytest.mark.parametrize("kind", ["both", "alone"])
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(type(rule).__name__ for rule in rules) or "none")
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: f"{type(one).__name__}-{getattr(one, 'stop', '')}")
+def test_what_is_proposed_is_what_all_scores_would_give(kind: str, rules: list[Rule], strategy: Strategy) -> None:
+    plain = network(kind)
+    made = for_generation(plain, "fp32")
+    assert made.proposes
+    for prefix in (None, Padded.from_rows(PREFIX)):
+        for before, after in zip(
+            found_by(plain, strategy, rules, prefix), found_by(made, strategy, rules, prefix), strict=True
+        ):
+            assert [one.ids for one in after] == [one.ids for one in before]
+            assert [one.complete for one in after] == [one.complete for one in before]
+            for one, other in zip(after, before, strict=True):
+                assert one.token_scores == pytest.approx(other.token_scores, rel=1e-4, abs=1e-4)
+
+
+def counted(model: Transducer, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often each way through the decoder is taken from now on."""
+    calls = {"propose": 0, "advance": 0, "rows": 0}
+    kind = type(model.decoder)  # type: ignore[arg-type]
+    propose: Callable[..., Proposal] = kind.propose
+    advance = kind.advance
+
+    def proposed(self: Any, tokens: torch.Tensor, state: State, asked: Asked) -> Proposal:
+        calls["propose"] += 1
+        calls["rows"] += int(asked.alive.sum())
+        return propose(self, tokens, state, asked)
+
+    def advanced(self: Any, *given: Any, **named: Any) -> Any:
+        calls["advance"] += 1
+        return advance(self, *given, **named)
+
+    monkeypatch.setattr(kind, "propose", proposed)
+    monkeypatch.setattr(kind, "advance", advanced)
+    return calls
+
+
+@native
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_common_search_never_writes_all_scores_down(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = for_generation(network(), precision)
+    calls = counted(made, monkeypatch)
+    found = found_by(made, Greedy(), [MinLength(2)])
+    assert calls["advance"] == 0
+    assert calls["propose"] == max(len(line[0].ids) for line in found)
+    assert calls["rows"] == sum(len(line[0].ids) for line in found)  # a line that ended is read no more
+    found_by(made, Beam(width=4), [], best=1)
+    assert calls["advance"] == 0
+    found_by(made, Sample(width=2), [])
+    assert calls["advance"] > 0
+
+
+@native
+def test_what_cannot_be_proposed_is_left_as_it_was() -> None:
+    """Kernels know no norm over the batch, and bf16 has none of ours."""
+    assert not for_generation(network(), "bf16").proposes or not torch.backends.mkldnn.is_available()
+    table = Embedding(SIZE, 16)
+    sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "normalisation": "rms"}
+    other = EncoderDecoder(
+        TransformerEncoder(table, **sizes), TransformerDecoder(table, Output(16, SIZE), 16, **sizes)
+    ).eval()
+    assert not for_generation(other, "int8").proposes
+    assert isinstance(for_generation(network(), "int8").decoder, LeanDecoder)
+
+
+def test_without_kernels_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(libraries.SWITCH, "0")
+    plain = network()
+    made = for_generation(plain, "fp32")
+    assert not made.proposes
+    for before, after in zip(found_by(plain, Beam(width=3), []), found_by(made, Beam(width=3), []), strict=True):
+        assert before[0].ids == after[0].ids
+
+
+@native
+def test_a_beam_of_one_reads_fewer_rows_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that could not come first are given up: the same answer, from fewer of them."""
+    made = for_generation(network(ending=2.5), "fp32")
+    calls = counted(made, monkeypatch)
+    several = found_by(made, Beam(width=4), [])
+    every = calls["rows"]
+    one = found_by(made, Beam(width=4), [], best=1)
+    assert calls["rows"] - every < every
+    assert [line[0] for line in one] == [line[0] for line in several]
+
+
+KINDS: list[Callable[[int], Rule]] = [
+    MinLength,
+    NoRepeat,
+    lambda number: RepetitionPenalty(1.0 + number),
+    lambda number: First(4 + number),
+    lambda number: Closed(number + 1),
+    lambda number: Ban([4, 5 + number]),
+    lambda number: Ban([4, 5 + number], after=number),
+]
+
+
+@given(st.sampled_from(KINDS), st.integers(1, 4), st.integers(0, 5), st.integers(0, 99))
+def test_what_a_rule_forbids_is_what_it_does(kind: Callable[[int], Rule], number: int, said: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rule, scores = kind(number), torch.randn(3, 12, generator=draw)
+    spoken = torch.randint(4, 12, (3, said), generator=draw)
+    history = torch.cat((torch.full((3, 6 - said), PAD), spoken), 1)
+    forbidden = rule.forbids(said)
+    if forbidden is None:
+        return
+    wanted = scores.clone()
+    wanted[:, list(forbidden)] = -torch.inf
+    assert torch.equal(rule.apply(scores.clone(), history), wanted)
+
+
+@pytest.mark.parametrize("made", [False, pytest.param(True, marks=native)], ids=["plain", "packed"])
+def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
+    """Sources that are done are written over in place, but never what was given."""
+    model = for_generation(network(), "fp32") if made else network()
+    source = Padded.from_rows(SOURCES)
+    kept = Padded(source.values.clone(), source.mask.clone())
+    search(model, Batch(source), Beam(width=3), longest=torch.tensor([2, 9, 3, 12]))
+    assert torch.equal(source.values, kept.values)
+    assert torch.equal(source.mask, kept.mask)
+    assert BOS not in source.values
+
+
+@native
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("rules", [*RULES[:2], [Ban([7, 8])]], ids=["free", "by length", "always"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+def test_rows_that_stand_at_different_places_are_proposed_for(
+    strategy: Strategy, rules: list[Rule], precision: Any
+) -> None:
+    """Sources come into places that are free: kernels read each row's own place, and leave out those that are done."""
+    model = for_generation(network(), precision)
+    assert model.proposes
+    rows = [*SOURCES, *SOURCES[::-1], *SOURCES[1:]]
+    longest = torch.tensor([LONGEST, 3, 9, 5, LONGEST, 1, 7, LONGEST, 4, 12, 2])
+    asked = [
+        Wanted(Batch(Padded.from_rows(rows[first : first + 2])), longest[first : first + 2])
+        for first in range(0, len(rows), 2)
+    ]
+    found = refill(model, asked, strategy, places=4, rules=rules)
+    wanted = search(model, Batch(Padded.from_rows(rows)), strategy, longest=longest, rules=rules)
+    for one, other in zip(found, wanted, strict=True):
+        assert [line.ids for line in one] == [line.ids for line in other]
+        assert [line.score for line in one] == pytest.approx([line.score for line in other], abs=1e-3)

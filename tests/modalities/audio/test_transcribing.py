@@ -1,0 +1,161 @@
+"""Sound from a file to a text: the invented set, the recipe chosen for it, frames made elsewhere, and learning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import transduce
+from transduce.autoconfig import recipe_for
+from transduce.build import complete_recipe
+from transduce.errors import InputError
+from transduce.modalities.audio.modality import Features, Sound, keep_frames
+from transduce.synthetic.file_sets import FILED
+from transduce.synthetic.files import write_set
+from transduce.training.experiment import train
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+
+
+@pytest.fixture(scope="module")
+def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tones")
+    write_set(FILED, "tones", folder / "train", 1000, 1, False)
+    write_set(FILED, "tones", folder / "dev", 20, 2, False)
+    write_set(FILED, "tones", folder / "test", 50, 1, True)
+    return folder
+
+
+def lines(pairs: Path) -> list[list[str]]:
+    return [line.split("\t") for line in pairs.read_text().splitlines()]
+
+
+def test_the_truth_tells_when_each_word_is_sung(tones: Path) -> None:
+    """Loud inside the spans, quiet between them; and what is held out stands in no file to train on."""
+    truth = [json.loads(line)["spans"] for line in (tones / "train" / "truth.jsonl").read_text().splitlines()]
+    for (named, text), spans in list(zip(lines(tones / "train" / "pairs.tsv"), truth, strict=True))[:20]:
+        samples = Sound(rate=8000).read(str(tones / "train" / named)).astype(float)
+        inside = np.zeros(len(samples), bool)
+        for begin, end in spans:
+            inside[int(begin * 8000) : int(end * 8000)] = True
+        assert len(spans) == len(text.split())
+        assert samples[inside].std() > 4 * samples[~inside].std()
+    follows = [
+        {
+            pair
+            for _, text in lines(tones / name / "pairs.tsv")
+            for pair in zip(text.split(), text.split()[1:], strict=False)
+        }
+        for name in ("train", "test")
+    ]
+    assert follows[1] - follows[0]
+
+
+def test_a_recipe_is_chosen_for_sounds_and_for_frames(tones: Path, tmp_path: Path) -> None:
+    chosen = complete_recipe(recipe_for(str(tones / "train" / "pairs.tsv"), task="transcribe"))
+    assert chosen.data.sources["sound"]["kind"] == "sound"
+    assert chosen.data.sources["sound"]["rate"] == 8000
+    assert chosen.tokens.target.kind == "words"
+    few = tmp_path / "few.tsv"
+    few.write_text(
+        "".join(f"{tones}/test/{named}\t{text}\n" for named, text in lines(tones / "test" / "pairs.tsv")[:4])
+    )
+    made = keep_frames(few, tmp_path / "frames", rate=8000, mels=20)
+    named = complete_recipe(recipe_for(str(made), task="transcribe"))
+    assert named.data.sources["sound"]["kind"] == "features"
+    assert named.data.sources["sound"]["size"] == 20
+    sound, frames = Sound(rate=8000, mels=20), Features(size=20)
+    first = lines(few)[0][0]
+    np.testing.assert_allclose(
+        frames.padded([frames.read(f"{made.parent}/{lines(made)[0][0]}")]).values,
+        sound.padded([sound.read(first)]).values,
+        atol=1e-4,
+    )
+
+
+def test_what_cannot_be_transcribed_is_told(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("nothing.wav\tone\n")
+    with pytest.raises(InputError, match="not a readable sound"):
+        recipe_for(str(pairs), task="transcribe")
+    with pytest.raises(InputError, match="no such sound"):
+        keep_frames(pairs, tmp_path / "frames")
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*RECIPES.glob("an4/*.yaml"), *RECIPES.glob("fsdd/*.yaml")]), ids=lambda p: p.stem
+)
+def test_kept_recipes_run_from_frames_to_a_score(path: Path, tones: Path, tmp_path: Path) -> None:
+    """Two updates of a narrower model: all parts meet."""
+    few = tmp_path / "few.tsv"
+    few.write_text(
+        "".join(f"{tones}/train/{named}\t{text}\n" for named, text in lines(tones / "train" / "pairs.tsv")[:12])
+    )
+    size = yaml.safe_load(path.read_text())["data"]["sources"]["sound"]["size"]
+    made = keep_frames(few, tmp_path / "frames", rate=8000, mels=size)
+    changes = ["training.steps=2", "training.validate_every=2", "training.checkpoint_every=2", "data.dev_size=4"]
+    changes += ["generation.beam=2", "generation.max_length=5", "model.encoder.width=16", "model.encoder.layers=1"]
+    changes += ["model.decoder.width=16"] if "decoder" in yaml.safe_load(path.read_text())["model"] else []
+    files = [f"data.train={made}", f"data.test={made}", f"data.cache={tmp_path}/cache"]
+    run = train(recipe_for(str(path), [*changes, *files]), tmp_path / "run")
+    assert run is not None
+    assert transduce.load(tmp_path / "run").generate([f"{made.parent}/frames.npz#0"])
+
+
+@pytest.mark.slow
+def test_it_learns_to_hear_and_looks_where_it_hears(tones: Path, tmp_path: Path) -> None:
+    """Pairs of words that never followed each other in training; each row of the memory sees 85 ms of sound.
+
+    The state of a decoder that does not know where it looked last can but guess where the next word begins. Attention
+    that knows (Chorowski 2015) finds it: with five seeds the peak lay within the word for 93 to 99 of 100.
+    """
+    files = {name: f"{tones}/{name}/pairs.tsv" for name in ("train", "dev", "test")} | {"cache": f"{tmp_path}/cache"}
+    encoder = {"kind": "convolutional", "width": 64, "layers": 1, "kernel": 1, "position": "sinusoidal", "dropout": 0.0}
+    reader = {"kind": "bahdanau", "score": "location"}
+    decoder = {"kind": "recurrent", "width": 64, "reader": reader, "dropout": 0.0}
+    recipe = {
+        "data": {**files, "sources": {"sound": {"kind": "sound", "rate": 8000, "mels": 24}}},
+        "tokens": {"target": {"kind": "words"}},
+        "model": {
+            "encoder": {**encoder, "front": {"kind": "strided"}},
+            "decoder": decoder,
+            "ctc": {},
+        },
+        "training": {
+            "steps": 450,
+            "batch_tokens": 3200,
+            "optimiser": {"learning_rate": 4e-3},
+            "schedule": {"kind": "cosine", "warmup": 20},
+            "validate_every": 450,
+            "validate_examples": 20,
+            "objective": {"kind": "joint_ctc", "label_smoothing": 0.0},
+        },
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ["wer"]},
+    }
+    train(recipe, tmp_path / "run")
+    scores = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert scores["test"]["scores"]["wer"]["value"] < 12
+    model = transduce.load(tmp_path / "run")
+    looks, seen = words_in_sight(model, tones / "test")
+    assert seen > 90
+    assert looks / seen >= 0.9
+
+
+def words_in_sight(model: transduce.Model, folder: Path) -> tuple[int, int]:
+    """Of the words of right texts, how many had the middle of the row that they looked at most within their time."""
+    truth = [json.loads(line)["spans"] for line in (folder / "truth.jsonl").read_text().splitlines()]
+    looks = seen = 0
+    for (named, text), spans in zip(lines(folder / "pairs.tsv"), truth, strict=True):
+        told = model.explain(str(folder / named))
+        if told.output == text:
+            (scene,) = told.scenes
+            row = scene.extent / scene.grid[1]  # seconds
+            for weights, (begin, end) in zip(told.map().weights, spans, strict=False):  # S; without </s>
+                looks += begin <= (weights.argmax() + 0.5) * row <= end
+                seen += 1
+    return looks, seen

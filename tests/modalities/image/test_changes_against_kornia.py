@@ -1,0 +1,77 @@
+"""Random changes of a picture, at given draws, against the functions of kornia that draw nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.modalities.image.augmentation import Changes, coloured, resampled
+
+enhance = pytest.importorskip("kornia.enhance")
+transform = pytest.importorskip("kornia.geometry.transform")
+
+# Values that no factor here brings to the ends of the scale: kornia cuts them off after every change, we at the end.
+PICTURE = np.random.default_rng(0).integers(80, 150, (12, 10, 3), np.uint8)
+Factor = st.floats(0.8, 1.2)
+
+
+class Told:
+    """In place of chance."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = np.array(values)
+
+    def uniform(self, low: float, high: float, count: int) -> np.ndarray:
+        assert (low <= self.values).all()
+        assert (self.values <= high).all()
+        return self.values[:count]
+
+    def random(self) -> float:
+        return float(self.values[0])
+
+
+def as_tensor(picture: np.ndarray) -> torch.Tensor:
+    return torch.tensor(picture.astype(np.float64) / 255).permute(2, 0, 1)[None]  # 1 C Y X
+
+
+def as_bytes(picture: torch.Tensor) -> np.ndarray:
+    return (picture[0].permute(1, 2, 0) * 255).numpy()
+
+
+def assert_same(found: np.ndarray, wanted: torch.Tensor) -> None:
+    """To half a step of a byte: ours are rounded at last."""
+    assert np.abs(found - as_bytes(wanted)).max() <= 0.501
+
+
+@settings(max_examples=25)
+@given(Factor, Factor, Factor, st.sampled_from([1, 3]))
+def test_colours(bright, contrast, saturation, channels):
+    picture = PICTURE[:, :, :channels]
+    wanted = enhance.adjust_brightness_accumulative(as_tensor(picture), bright)
+    wanted = enhance.adjust_contrast_with_mean_subtraction(wanted, contrast)
+    if channels == 3:
+        wanted = enhance.adjust_saturation_with_gray_subtraction(wanted, saturation)
+    assert_same(coloured(picture, 0.21, Told(bright, contrast, saturation)), wanted)
+
+
+@settings(max_examples=25)
+@given(st.floats(0.5, 1), st.floats(0.5, 1), st.floats(0.3, 0.7), st.floats(0.3, 0.7), st.floats(-3.2, 3.2))
+def test_a_turned_window(high, wide, down, across, turn):
+    """The map from what is shown to the picture, as ours is; kornia asks for the way back."""
+    height, width = PICTURE.shape[:2]
+    cos, sin = np.cos(turn), np.sin(turn)
+    turned = np.array([[wide * cos, -high * sin], [wide * sin, high * cos]])  # of x and y
+    middle = np.array([across * width - 0.5, down * height - 0.5])
+    ahead = np.eye(3)
+    ahead[:2, :2], ahead[:2, 2] = turned, middle - turned @ np.array([width / 2 - 0.5, height / 2 - 0.5])
+    back = torch.tensor(np.linalg.inv(ahead)[None, :2])
+    wanted = transform.warp_affine(as_tensor(PICTURE), back, (height, width), padding_mode="border")
+    assert_same(resampled(PICTURE, np.array([down, across]), np.array([high, wide]), turn), wanted)
+
+
+def test_a_mirror():
+    assert_same(Changes(flip=0.5)(PICTURE, Told(0.4)), transform.hflip(as_tensor(PICTURE)))
+    assert_same(Changes(flip=0.5)(PICTURE, Told(0.6)), as_tensor(PICTURE))

@@ -1,0 +1,204 @@
+"""Pictures as lines of codes: the codebook by its definition, there and back, files that are none, fewer tokens."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image as Picture
+from safetensors.torch import load, save
+from torch.testing import assert_close
+from typer.testing import CliRunner
+
+from transduce.cli import app
+from transduce.errors import InputError
+from transduce.modalities.image import vector_quantisation as codes_file
+from transduce.modalities.image.files import fit
+from transduce.modalities.image.palette import Palette
+from transduce.modalities.image.vector_quantisation import SIZE, Autoencoder, Codebook, Codes, load_tokens
+from transduce.synthetic.shapes import draw_icons
+
+
+def icons(seed: int, count: int, size: int) -> list[np.ndarray]:
+    made = islice(draw_icons(random.Random(seed), False), count)
+    opened = (Picture.open(io.BytesIO(one.files["png"])).convert("RGB") for one in made)
+    return [fit(picture, size, size, "crop") for picture in opened]
+
+
+@pytest.fixture(scope="module")
+def untrained() -> Codes:
+    torch.manual_seed(1)
+    network = Autoencoder(5, 2).eval()
+    torch.nn.init.normal_(network.codebook.codes)
+    return Codes(network, 4, 6, 2)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 99))
+def test_the_nearest_code_is_chosen(count, vectors, seed):
+    draw = torch.Generator().manual_seed(seed)
+    book = Codebook(count)
+    book.codes = torch.randn(count, SIZE, generator=draw)
+    values = torch.randn(vectors, SIZE, generator=draw)
+    distances = (values[:, None] - book.codes).square().sum(-1)
+    assert_close(distances.gather(1, book.nearest(values)[:, None])[:, 0], distances.min(1).values)
+
+
+def test_gradients_pass_straight_through():
+    torch.manual_seed(1)
+    book = Codebook(4).eval()
+    torch.nn.init.normal_(book.codes)
+    vectors, wanted = torch.randn(7, SIZE, requires_grad=True), torch.randn(7, SIZE)
+    found, cost = book(vectors)
+    assert_close(found, book.codes[book.nearest(vectors)])
+    (gradient,) = torch.autograd.grad((found * wanted).sum(), vectors, retain_graph=True)
+    assert_close(gradient, wanted)
+    (towards,) = torch.autograd.grad(cost, vectors)
+    assert_close(towards, 2 * (vectors - found).detach() / vectors.numel())
+
+
+def test_codes_are_means_of_what_they_stand_for_and_none_is_left_unused():
+    torch.manual_seed(1)
+    middles = 10 * torch.randn(6, SIZE)
+    book = Codebook(12).train()
+    for _ in range(1500):
+        book(middles.repeat_interleave(20, 0) + 0.1 * torch.randn(120, SIZE))
+    nearest = torch.cdist(middles, book.codes)
+    assert nearest.min(1).values.max() < 0.5  # every cloud has a code of its own
+    assert nearest.min(0).values.max() < 2  # and no code lies anywhere else
+
+
+def test_a_code_that_stands_for_nothing_begins_anew():
+    book = Codebook(3).train()
+    book(torch.randn(30, SIZE))
+    book.codes[2], book.sums[2], book.counts[2] = 99.0, 99.0 * 0.05, 0.05
+    book(torch.randn(30, SIZE))
+    assert book.codes.abs().max() < 9
+
+
+def test_a_wrong_line_is_drawn_as_far_as_it_goes(untrained):
+    whole = "c1 c2 c3 c0 c4 c1"
+    drawn, fits = untrained.decode(whole)
+    assert fits
+    assert drawn.shape == (4, 6, 3)
+    for line in ("c1 c2", f"{whole} c0", "c1 c2 <unk> c0 c4 c1", "c1 c2 c5 c0 c4 c1", ""):
+        other, fits = untrained.decode(line)
+        assert not fits
+        assert other.shape == drawn.shape
+    assert np.array_equal(untrained.decode(f"{whole} c0")[0], drawn)
+
+
+def test_saved_and_loaded(untrained, tmp_path):
+    path = tmp_path / "codes.safetensors"
+    untrained.save(path)
+    again = load_tokens(path)
+    assert isinstance(again, Codes)
+    picture = np.random.default_rng(1).integers(0, 256, (4, 6, 3), np.uint8)
+    line = untrained.encode(picture)
+    assert again.encode(picture) == line
+    assert len(line.split()) == again.tokens == 6
+    assert np.array_equal(again.decode(line)[0], untrained.decode(line)[0])
+    with pytest.raises(ValueError, match="a picture of"):
+        again.encode(picture[:2])
+
+
+def test_what_is_no_file_of_codes_is_refused(untrained, tmp_path):
+    path = tmp_path / "codes.safetensors"
+    untrained.save(path)
+    content = path.read_bytes()
+    tensors, sizes = load(content), {"height": 4, "width": 6, "cell": 2, "count": 5}
+    name = next(iter(tensors))
+    missing = {other: values for other, values in tensors.items() if other != name}
+    bad = [
+        (tensors, {**sizes, "count": 6}),
+        (tensors, {**sizes, "cell": 3}),
+        (tensors, {**sizes, "height": 5}),
+        (tensors, {**sizes, "width": 10**9}),
+        (tensors, {**sizes, "height": "4"}),
+        (tensors, [1]),
+        (missing, sizes),
+        ({**tensors, name: torch.full_like(tensors[name], torch.nan)}, sizes),
+    ]
+    wrong = [b"", content[:200], save(tensors), *(save(one, {"codes": json.dumps(told)}) for one, told in bad)]
+    for broken in wrong:
+        path.write_bytes(broken)
+        with pytest.raises(InputError, match="not a file of codes"):
+            load_tokens(path)
+    with pytest.raises(InputError, match="no such file"):
+        load_tokens(tmp_path / "none.json")
+
+
+def test_squares_must_fill_a_picture():
+    with pytest.raises(InputError, match="a multiple of 4"):
+        Codes.of([np.zeros((6, 8, 3), np.uint8)], 4, 4, updates=1)
+
+
+def test_the_same_pictures_give_the_same_codes():
+    pictures = icons(1, 8, 8)
+    before = torch.get_rng_state()
+    one, other = (Codes.of(pictures, 8, 4, updates=3) for _ in range(2))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.network.state_dict().values(), other.network.state_dict().values(), strict=True)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def call(*words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_commands_write_and_draw_codes(tmp_path, monkeypatch):
+    monkeypatch.setattr(codes_file, "UPDATES", 3)
+    call("data", "icons", "--count", 6, "--output", tmp_path / "icons")
+    pairs = tmp_path / "icons" / "pairs.tsv"
+    told = call("pixels", pairs, "--kind", "vq", "--size", 8, "--colours", 8, "--output", tmp_path / "drawn")
+    assert "6 pictures of 8 x 8 pixels, 4 tokens each, in 8 codes" in told
+    lines = [line.split("\t")[1] for line in (tmp_path / "drawn" / "pairs.tsv").read_text().splitlines()]
+    assert [len(line.split()) for line in lines] == [4] * 6
+    kept = tmp_path / "drawn" / "codes.safetensors"
+    call("pixels", pairs, "--palette", kept, "--output", tmp_path / "again")
+    assert (tmp_path / "again" / "pairs.tsv").read_text() == (tmp_path / "drawn" / "pairs.tsv").read_text()
+    listed = tmp_path / "lines.txt"
+    listed.write_text("".join(f"{line}\n" for line in lines))
+    call("draw", listed, "--palette", kept, "--output", tmp_path / "made", "--times", 1)
+    shown = np.asarray(Picture.open(tmp_path / "made" / "00003.png"))
+    assert np.array_equal(shown, Codes.load(kept).decode(lines[2])[0])
+    wrong = CliRunner().invoke(
+        app, ["pixels", str(pairs), "--kind", "vq", "--size", "9", "--output", str(tmp_path / "no")]
+    )
+    assert wrong.exit_code != 0
+
+
+def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
+    return float(np.mean([(one.astype(float) - other) ** 2 for one, other in zip(drawn, true, strict=True)]))
+
+
+@pytest.mark.slow
+def test_pictures_come_back_better_than_from_as_many_colours():
+    """16 tokens for 256 pixels, on new pictures: the pixels of a palette would have to be 4 x 4, and drawn larger."""
+    seen, new = icons(1, 400, 16), icons(2, 60, 16)
+    codes = Codes.of(seen, 128, 4, updates=400)
+    drawn = [codes.decode(codes.encode(picture)) for picture in new]
+    assert all(fits for _, fits in drawn)
+
+    def resized(picture: np.ndarray, side: int, how: Picture.Resampling) -> np.ndarray:
+        return np.asarray(Picture.fromarray(picture).resize((side, side), how))
+
+    palette = Palette.of([resized(picture, 4, Picture.Resampling.BOX) for picture in seen], 128)
+    small = [palette.decode(palette.encode(resized(picture, 4, Picture.Resampling.BOX)))[0] for picture in new]
+    assert codes.tokens == palette.tokens == 16
+    best = min(
+        squared([resized(picture, 16, how) for picture in small], new)
+        for how in (Picture.Resampling.NEAREST, Picture.Resampling.BICUBIC)
+    )
+    assert squared([picture for picture, _ in drawn], new) < 0.5 * best

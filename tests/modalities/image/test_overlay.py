@@ -1,0 +1,91 @@
+"""Weights painted over what a person sees: on the pixels of their cells and on no other, in PNG and in the page."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+
+from transduce.contracts import Scene
+from transduce.explain import overlay
+from transduce.explain.alignment import AttentionMap
+from transduce.explain.html import Explained, render
+
+
+def scene(height: int, width: int, grid: tuple[int, int], **more) -> Scene:
+    return Scene(np.full((height, width, 3), 200, np.uint8), grid, **more)
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9), st.data())
+def test_all_weight_in_one_cell_paints_its_pixels_alone(rows, columns, more_down, more_across, data):
+    height, width = rows * 3 + more_down, columns * 3 + more_across
+    shown = scene(height, width, (rows, columns))
+    cell = data.draw(st.integers(0, rows * columns - 1))
+    weights = np.zeros(rows * columns)
+    weights[cell] = 0.3
+    painted = (overlay.paint(shown, weights) != 200).any(-1)
+    row, column = divmod(cell, columns)
+    for y in range(height):
+        for x in range(width):
+            assert painted[y, x] == (y * rows // height == row and x * columns // width == column)
+
+
+def test_cells_that_divide_a_picture_are_equal_squares():
+    painted = (overlay.paint(scene(64, 64, (8, 8)), np.eye(64)[19]) != 200).any(-1)
+    assert painted[16:24, 24:32].all()
+    assert painted.sum() == 64
+
+
+def test_a_stronger_weight_is_painted_stronger_and_none_not_at_all():
+    found = overlay.paint(scene(4, 12, (1, 3)), np.array([0.0, 0.2, 0.4])).astype(int)
+    distance = np.abs(found - overlay.COLOUR).sum(-1)[0, ::4]
+    assert (found[:, :4] == 200).all()
+    assert distance[0] > distance[1] > distance[2] > 0
+
+
+def explained(*scenes: Scene, cells: int) -> Explained:
+    weights = np.random.default_rng(1).dirichlet(np.ones(cells), (1, 1, 3)).astype(np.float32)
+    names = [str(number) for number in range(cells)]
+    return Explained("x.png", "a b", names, ["a", " b", "</s>"], range(cells), [0, 1, -1], [0.0] * 3, 0.0, weights,
+                     source_labels=names, scenes=scenes)  # fmt: skip
+
+
+def test_a_scene_takes_its_own_rows_of_the_memory():
+    shown = scene(8, 8, (2, 2), begin=3)
+    one = explained(shown, cells=9)
+    assert np.array_equal(overlay.over(shown, one.map()), one.map().weights[:, 3:7])
+
+
+@pytest.mark.parametrize("kind", ["picture", "sound", "both"])
+def test_a_panel_for_each_word(tmp_path, kind):
+    picture, sound = scene(16, 16, (2, 2)), scene(20, 90, (1, 7), begin=4, across="seconds", extent=1.5)
+    scenes = {"picture": [picture], "sound": [sound], "both": [picture, sound]}[kind]
+    overlay.draw(scenes, explained(*scenes, cells=11).map(), tmp_path / "x.png", "a title", "x.png")
+    assert Pillow.open(tmp_path / "x.png").width > 300
+
+
+def test_a_long_text_is_cut_and_says_so(tmp_path):
+    words = [f"w{number}" for number in range(70)]
+    weights = np.full((70, 4), 0.25)
+    attention = AttentionMap(weights, list("abcd"), words, range(4), range(70))
+    overlay.draw([scene(8, 8, (2, 2))], attention, tmp_path / "x.png", "title")
+    assert (tmp_path / "x.png").stat().st_size > 0
+
+
+def test_the_page_holds_the_pixels_and_asks_for_nothing(tmp_path):
+    shown = Scene(np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3), (2, 3))
+    page = render([explained(shown, cells=6)])
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    (found,) = data["items"][0]["scenes"]
+    assert found["size"] == [4, 6]
+    assert found["grid"] == [2, 3]
+    assert found["begin"] == 0
+    pixels = np.frombuffer(base64.b64decode(found["pixels"]), np.uint8).reshape(4, 6, 3)
+    assert np.array_equal(pixels, shown.pixels)
+    assert "default-src 'none'" in page
+    assert "http:" not in page.replace("http-equiv", "")
+    assert "https:" not in page

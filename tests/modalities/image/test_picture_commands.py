@@ -1,0 +1,145 @@
+"""Pictures on the command line: chosen recipes, one picture, a folder of them, pages and panels."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image as Pillow
+from typer.testing import CliRunner
+
+import transduce
+from transduce.autoconfig.select import recipe_for
+from transduce.build import complete_recipe
+from transduce.cli import app
+from transduce.cli.display import _near, _quoted
+from transduce.synthetic.file_sets import FILED
+from transduce.synthetic.files import write_set
+from transduce.training.experiment import train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("pictures")
+    write_set(FILED, "shapes", place / "shapes", 30, 1, False)
+    return place
+
+
+@pytest.fixture(scope="module", params=["grid", "patches"])
+def run(request, folder) -> Path:
+    """Three updates: enough to be asked."""
+    fronts = {
+        "grid": {"kind": "grid", "channels": 8, "stages": 3},
+        "patches": {"kind": "patches", "patch": 8, "leading": 1},
+    }
+    recipe = {
+        "data": {
+            "train": str(folder / "shapes" / "pairs.tsv"),
+            "sources": {"picture": {"kind": "image", "size": 32, "flip": 0.5}},
+            "cache": str(folder / "cache"),
+            "dev_size": 5,
+        },
+        "tokens": {"target": {"kind": "words"}},
+        "model": {
+            "encoder": {"kind": "plain", "width": 16, "front": fronts[request.param]},
+            "decoder": {"kind": "recurrent", "width": 16, "reader": "bahdanau"},
+        },
+        "training": {
+            "steps": 3,
+            "batch_tokens": 400,
+            "validate_every": 3,
+            "checkpoint_every": 3,
+            "validate_examples": 2,
+        },
+        "generation": {"beam": 2, "max_length": 5},
+        "evaluation": {"metrics": ["bleu1", "cider"], "references": "by_source", "resamples": 5},
+    }
+    train(recipe, folder / request.param)
+    return folder / request.param
+
+
+def call(*words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_one_picture_and_a_folder_of_them(run, folder):
+    pictures = sorted((folder / "shapes" / "files").iterdir())
+    alone = call("generate", run, pictures[0])
+    every = call("generate", run, folder / "shapes" / "files").splitlines()
+    assert alone.count("\n") == 1
+    assert len(every) == len(pictures)
+    assert every[0] == alone.strip("\n")
+    listed = folder / "list.txt"
+    listed.write_text("".join(f"{path}\n" for path in pictures))
+    assert call("generate", run, listed).splitlines() == every
+    pairs = call("generate", run, folder / "shapes" / "files", "--pairs").splitlines()
+    assert pairs[1] == f"{pictures[1]}\t{every[1]}"
+
+
+def test_a_picture_is_explained_with_panels_and_a_page(run, folder, tmp_path):
+    picture = next((folder / "shapes" / "files").iterdir())
+    told = call("explain", run, picture, "--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
+    assert "x.html" in told
+    assert "x.png" in told
+    assert Pillow.open(tmp_path / "x.png").width > 300
+    page = (tmp_path / "x.html").read_text()
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])["items"][0]
+    (scene,) = data["scenes"]
+    cells = scene["grid"][0] * scene["grid"][1]
+    assert cells == 16
+    assert scene["begin"] + cells == len(data["source_tokens"])  # <cls> stands before the grid
+    assert data["source_tokens"][scene["begin"]] == "1,1"
+    explained = transduce.load(run).explain(str(picture))
+    assert explained.scenes[0].pixels.shape == (32, 32, 3)
+
+
+def test_a_folder_is_explained_on_one_page(run, folder, tmp_path):
+    some = tmp_path / "some"
+    some.mkdir()
+    for path in sorted((folder / "shapes" / "files").iterdir())[:2]:
+        (some / path.name).write_bytes(path.read_bytes())
+    call("explain", run, some, "--html", tmp_path / "x.html")
+    assert (tmp_path / "x.html").read_text().count('"scenes":[{') == 2
+    refused = CliRunner().invoke(app, ["explain", str(run), str(some), "--png", str(tmp_path / "x.png")])
+    assert refused.exit_code != 0
+
+
+def test_a_folder_without_pictures_is_told(run, tmp_path):
+    (tmp_path / "notes.txt").write_text("no")
+    done = CliRunner().invoke(app, ["generate", str(run), str(tmp_path)])
+    assert done.exit_code != 0
+    assert "nothing in this folder" in str(done.exception)
+
+
+def test_commands_to_paste_name_files_from_here_and_write_tabs_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    near = _near(f"{tmp_path}/a/x.png\twhat's it ?\t/other/y.png")
+    assert near == "a/x.png\twhat's it ?\t/other/y.png"
+    for line in (near, "plain 'text'", "a\\b\tc $HOME `d`\t!"):
+        said = subprocess.run(["bash", "-c", f"printf %s {_quoted(line)}"], capture_output=True, text=True, check=True)
+        assert said.stdout == line
+        assert "\t" not in _quoted(line)
+
+
+def test_what_is_no_picture_is_an_error_in_words(run, tmp_path):
+    (tmp_path / "x.png").write_text("no")
+    for name in (tmp_path / "x.png", tmp_path / "away.png"):
+        done = CliRunner().invoke(app, ["explain", str(run), str(name)])
+        assert done.exit_code != 0
+        assert "Traceback" not in done.output
+
+
+def test_a_recipe_is_chosen_for_captions_and_for_labels(folder, tmp_path):
+    captions = recipe_for(str(folder / "shapes" / "pairs.tsv"), ["data.sources.picture.size=32"], "caption")
+    filled = complete_recipe(captions)
+    assert filled.data.sources["picture"]["size"] == 32
+    assert filled.data.sources["picture"]["kind"] == "image"
+    assert filled.evaluation.references == "by_source"
+    for label, path in zip("abab", sorted((folder / "shapes" / "files").iterdir()), strict=False):
+        (tmp_path / label).mkdir(exist_ok=True)
+        (tmp_path / label / path.name).write_bytes(path.read_bytes())
+    labels = complete_recipe(recipe_for(str(tmp_path), [], "classify-images"))
+    assert labels.model.head["kind"] == "classifier"
+    assert labels.tokens.target.kind == "labels"

@@ -1,0 +1,89 @@
+"""What makes rows of pixels: as many as the grid says, each from its own place, whatever else is in the batch."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.errors import InputError
+from transduce.flow import Padded
+from transduce.modalities.image.front_ends import Grid, Patches, Places2D
+
+
+def batch(values: torch.Tensor) -> Padded:
+    return Padded(values, torch.ones(values.shape[:2], dtype=torch.bool))
+
+
+FRONTS = {
+    "patches": lambda places="none": Patches(16, shape=(24, 16, 3), patch=8, places=places),
+    "cls": lambda places="none": Patches(16, shape=(24, 16, 3), patch=8, places=places, leading=2),
+    "grid": lambda places="none": Grid(16, shape=(24, 16, 3), channels=8, stages=3, places=places),
+    "shallow": lambda places="none": Grid(16, shape=(24, 16, 1), channels=12, stages=2, blocks=0, places=places),
+}
+
+
+@pytest.mark.parametrize("name", FRONTS)
+@pytest.mark.parametrize("places", ["none", "learned", "waves"])
+def test_rows_are_those_of_the_grid_and_no_picture_changes_another(name, places):
+    front = FRONTS[name](places)
+    values = torch.randn(3, 24, 16, 1 if name == "shallow" else 3)
+    found = front.rows(batch(values))
+    down, across = front.grid(24)
+    assert found.values.shape == (3, front.leading + down * across, 16)
+    assert found.mask.all()
+    alone = front.rows(batch(values[1:2]))
+    assert torch.allclose(found.values[1], alone.values[0], atol=1e-5)
+
+
+def test_a_patch_knows_its_own_pixels_alone():
+    front = FRONTS["cls"]()
+    values = torch.randn(1, 24, 16, 3)
+    before = front.rows(batch(values)).values
+    values[0, 8:16, 8:16] += 1
+    changed = (front.rows(batch(values)).values != before).any(-1)[0]
+    assert changed.nonzero().flatten().tolist() == [2 + 3]
+
+
+def test_a_cell_far_away_knows_nothing_of_a_change():
+    front = Grid(8, shape=(64, 64, 3), channels=8, stages=2, blocks=0, places="none")
+    values = torch.randn(1, 64, 64, 3)
+    before = front.rows(batch(values)).values
+    values[0, :8, :8] += 1
+    changed = (front.rows(batch(values)).values != before).any(-1)[0].view(16, 16)
+    assert changed[:2, :2].all()
+    assert not changed[4:].any()
+    assert not changed[:, 4:].any()
+
+
+def test_waves_tell_every_place_apart_and_rows_from_columns():
+    table = Places2D((5, 7), 16, "waves").table
+    distance = torch.cdist(table, table) + torch.eye(35) * 9
+    assert distance.min() > 0.1
+    assert not torch.allclose(table[1], table[7])
+
+
+def test_what_does_not_tile_is_refused():
+    for make in (
+        lambda: Patches(16, shape=(20, 16, 3), patch=8),
+        lambda: Grid(16, shape=(20, 16, 3), stages=3),
+        lambda: Patches(18, shape=(16, 16, 3), patch=8, places="waves"),
+    ):
+        with pytest.raises(InputError):
+            make()
+
+
+@given(st.integers(2, 6), st.integers(2, 6), st.integers(1, 3))
+def test_a_table_of_places_is_brought_to_another_size_and_stays_at_its_own(down, across, times):
+    places = Places2D((down, across), 4, "learned")
+    same = places.refit("table", places.table.data)
+    assert torch.allclose(same, places.table, atol=1e-6)
+    given = torch.arange(down * times, dtype=torch.float)[:, None, None].expand(-1, across * times, 4).reshape(-1, 4)
+    found = places.refit("table", given.contiguous()).view(down, across, 4)
+    assert torch.allclose(found, found[:, :1].expand_as(found), atol=1e-4)  # what differs by rows alone still does
+    assert (found[1:, 0, 0] > found[:-1, 0, 0]).all()
+
+
+def test_a_table_that_is_no_grid_is_left():
+    assert Places2D((4, 4), 4, "learned").refit("table", torch.zeros(7, 4)) is None
+    assert Places2D((4, 4), 4, "learned").refit("table", torch.zeros(16, 5)) is None
+    assert Places2D((4, 4), 4, "waves").refit("table", torch.zeros(25, 4)) is None

@@ -1,0 +1,180 @@
+"""Films: which frames are taken, from which files; rows of vectors; strips whose cells are the rows they stand for."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as Picture
+from torch.testing import assert_close
+
+from transduce.errors import InputError, UnreadableError
+from transduce.flow import Padded
+from transduce.modalities.video.files import read_film, taken, write_animation
+from transduce.modalities.video.front_ends import Frames, Tubelets
+from transduce.modalities.video.modality import Video
+
+SHADES = [0, 60, 120, 180, 240]
+
+
+def pictures() -> list:
+    return [Picture.new("RGB", (16, 16), (shade, 0, 0)) for shade in SHADES]
+
+
+def reds(frames: list) -> list[int]:
+    return [int(np.asarray(frame)[8, 8, 0]) for frame in frames]
+
+
+@given(st.integers(1, 300), st.integers(1, 40))
+def test_frames_are_taken_evenly(count, frames):
+    chosen = taken(count, frames)
+    assert len(chosen) == frames
+    assert chosen == sorted(chosen)
+    assert chosen[0] >= 0
+    assert chosen[-1] < count
+    steps = np.diff(chosen)
+    assert not len(steps) or steps.max() - steps.min() <= 1
+    assert abs(chosen[0] - (count - 1 - chosen[-1])) <= 1  # as much is left out before as behind
+    if count == frames:
+        assert chosen == list(range(count))
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path):
+    for place, picture in enumerate(pictures()):
+        picture.save(tmp_path / f"frame{place:02}.png")
+    (tmp_path / "notes.txt").write_text("no frame")
+    assert reds(read_film(tmp_path, 5)) == SHADES
+    assert reds(read_film(tmp_path, 1)) == [120]
+    assert reds(read_film(tmp_path, 10)) == [shade for shade in SHADES for _ in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_animations(kind, tmp_path):
+    first, *others = pictures()
+    path = tmp_path / f"film.{kind.lower()}"
+    options = {"lossless": True} if kind == "WEBP" else {}
+    first.save(path, kind, save_all=True, append_images=others, duration=50, **options)
+    assert reds(read_film(path, 5)) == pytest.approx(SHADES, abs=2)
+
+
+def test_a_written_animation_is_read_again(tmp_path):
+    stream = io.BytesIO()
+    write_animation(pictures(), stream)
+    (tmp_path / "film.gif").write_bytes(stream.getvalue())
+    assert reds(read_film(tmp_path / "film.gif", 5)) == SHADES
+
+
+def test_videos(tmp_path):
+    av = pytest.importorskip("av")
+    path = tmp_path / "film.mp4"
+    with av.open(str(path), "w") as written:
+        stream = written.add_stream("mpeg4", rate=5)
+        stream.width = stream.height = 16
+        stream.pix_fmt = "yuv420p"
+        for picture in pictures():
+            for packet in stream.encode(av.VideoFrame.from_image(picture)):
+                written.mux(packet)
+        for packet in stream.encode(None):
+            written.mux(packet)
+    assert reds(read_film(path, 5)) == pytest.approx(SHADES, abs=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("none.gif", None, "no such film"),
+        ("text.gif", b"no film at all", "not a readable film"),
+        ("text.mp4", b"no film at all", "not a readable film"),
+        ("folder", "folder", "no frames"),
+    ],
+)
+def test_what_cannot_be_read_is_told(name, content, reason, tmp_path):
+    if name.endswith("mp4"):
+        pytest.importorskip("av")
+    if content == "folder":
+        (tmp_path / name).mkdir()
+    elif content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UnreadableError) as told:
+        read_film(tmp_path / name, 4)
+    assert told.value.reason == reason
+
+
+def test_without_the_library_its_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    (tmp_path / "film.mp4").write_bytes(b"")
+    with pytest.raises(InputError, match=r"transduce\[video\]"):
+        read_film(tmp_path / "film.mp4", 2)
+
+
+@pytest.fixture
+def film(tmp_path):
+    for place in range(4):
+        pixels = np.random.default_rng(place).integers(0, 256, (8, 16, 3)).astype(np.uint8)
+        Picture.fromarray(pixels).save(tmp_path / f"{place}.png")
+    return Video(frames=4, size=8, width=16), tmp_path
+
+
+def test_a_film_in_a_batch(film):
+    video, path = film
+    kept = video.read(str(path))
+    assert (kept.shape, kept.dtype, video.shape, video.length(kept)) == ((4, 8, 16, 3), np.uint8, (4, 8, 16, 3), 4)
+    padded = video.padded([kept, kept])
+    assert padded.values.shape == (2, 4, 8, 16, 3)
+    assert padded.mask.all()
+    assert_close(padded.values[1], torch.from_numpy(kept).float() / 127.5 - 1)
+
+
+@pytest.mark.parametrize(("front", "grid"), [(Frames, (4,)), (Tubelets, (2, 2, 4))])
+def test_rows_stand_where_the_strip_shows_them(front, grid, film):
+    """Change one cell of the strip: the rows that stand for it change, and no others. One law for both."""
+    video, path = film
+    kept = video.read(str(path))
+    torch.manual_seed(1)
+    options = {"patch": 4, "through": 2} if front is Tubelets else {"stages": 2}
+    rows = front(12, shape=video.shape, **options).eval()
+    assert rows.grid(4) == grid
+    assert len(video.label(kept, grid)) == len(set(video.label(kept, grid))) == int(np.prod(grid))
+    before = rows.rows(video.padded([kept])).values[0]
+    assert len(before) == int(np.prod(grid))
+    scene = video.scene(kept, grid)
+    down, across = scene.grid
+    assert down * across == len(before)
+    cells = [cell for band in np.split(scene.pixels, down, 0) for cell in np.split(band, across, 1)]
+    for place, cell in enumerate(cells):
+        changed = kept.copy()
+        for time in range(4):
+            for top in range(0, 8, cell.shape[0]):
+                for left in range(0, 16, cell.shape[1]):
+                    spot = changed[time, top : top + cell.shape[0], left : left + cell.shape[1]]
+                    if np.array_equal(spot, cell):
+                        spot += 90
+        moved = (rows.rows(video.padded([changed])).values[0] - before).abs().amax(1) > 1e-5
+        assert moved.nonzero().flatten().tolist() == [place]
+
+
+@pytest.mark.parametrize("front", [Frames, Tubelets])
+def test_other_films_of_a_batch_change_nothing(front, film):
+    video, path = film
+    kept = video.read(str(path))
+    rows = front(12, shape=video.shape, **({"stages": 2} if front is Frames else {"patch": 4})).eval()
+    both = rows.rows(video.padded([kept, kept[::-1].copy()]))
+    assert isinstance(both, Padded)
+    assert_close(both.values[:1], rows.rows(video.padded([kept])).values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("front", "options", "problem"),
+    [
+        (Frames, {"stages": 4}, "cannot halve"),
+        (Tubelets, {"patch": 5}, "do not tile"),
+        (Tubelets, {"through": 3}, "4 frames"),
+    ],
+)
+def test_what_does_not_fit_is_refused(front, options, problem):
+    with pytest.raises(InputError, match=problem):
+        front(12, shape=(4, 8, 16, 3), **options)

@@ -1,0 +1,228 @@
+"""The models that the laws are tested on: made from the shelves, so a new row is tested the day it appears."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from transduce.attention.normalisers import NORMALISERS
+from transduce.attention.positions import POSITIONS
+from transduce.attention.scores import SCORES
+from transduce.attention.windows import WINDOWS
+from transduce.build import build_model, complete_recipe
+from transduce.decoders import DECODERS
+from transduce.decoders.context import READERS
+from transduce.encoders import ENCODERS
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.kernels.cuda_graph import copy_into, tensors_of
+from transduce.layers.recurrent import CELLS
+from transduce.recipe import parse
+
+SIZE = 11  # of both vocabularies
+WIDTH = 16
+SMALL = {
+    "both_ways": {"kind": "both_ways", "width": WIDTH, "layers": 2, "dropout": 0.3},
+    "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
+    "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
+    "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 24, "dropout": 0.3},
+    "plain": {"kind": "plain", "width": WIDTH, "dropout": 0.3},
+    "conformer": {
+        "kind": "conformer",
+        "width": WIDTH,
+        "layers": 2,
+        "heads": 2,
+        "hidden": 24,
+        "kernel": 3,
+        "dropout": 0.3,
+    },
+}
+# Without sources of their names every part reads the one source: two readers of one text.
+SMALL["joined"] = {
+    "kind": "joined",
+    "width": WIDTH,
+    "parts": {"one": SMALL["recurrent"], "two": {**SMALL["transformer"], "width": 12}},
+}
+# Options of the Transformer's blocks, together where they might disturb each other.
+BLOCKS = (
+    {"key_heads": 1},
+    {"heads": 4, "key_heads": 2, "position": "rotary", "normalisation": "rms", "gated": True, "activation": "silu"},
+    {"reach": 1},
+    {"reach": 2, "position": "relative", "norm": "after"},
+    {"reach": 1, "normaliser": "sparsemax", "key_heads": 1},
+    {"normalisation": "rms", "norm": "after", "bias": False},
+    {"normalisation": "batch"},
+    {"normalisation": "batch", "norm": "after", "bias": False},
+    {"gated": True, "activation": "gelu_tanh", "bias": False},
+    {"projections": "none", "score": "dot", "heads": 1},
+    {"projections": "none", "reach": 1},
+    {"own": "ssru"},
+    {"own": "ssru", "norm": "after", "position": "none"},
+    {"own": "average"},
+    {"own": "average", "norm": "after", "position": "learned", "bias": False},
+    {"position": {"kind": "sinusoidal", "join": "concatenate"}},
+    {"position": {"kind": "learned", "join": "concatenate"}},
+)
+CONVOLUTIONS = (
+    {"kernel": 1},
+    {"kernel": 5, "position": "sinusoidal"},
+    {"heads": 2, "score": "mlp", "normaliser": "sparsemax"},  # the decoder's alone
+)
+SCORED_READERS = ("bahdanau", "luong")
+READERS_ONLY = [name for name, part in NORMALISERS.items() if part.remembers or part.detached]
+
+
+def _cases() -> dict[str, dict]:
+    cases: dict[str, dict] = {}
+
+    def add(encoder: dict | None, decoder: dict, tie: str = "none", **more: object) -> None:
+        name = f"{_name(encoder)}>{_name(decoder)}" + ("" if tie == "none" else f"+tie-{tie}")
+        name += "".join(f"+{key}" + (f"-{value}" if value != {} else "") for key, value in more.items())
+        shared = tie == "all" or encoder is None or bool(more)
+        cases[name] = {
+            "tokens": {"shared": shared},
+            "model": {"encoder": encoder, "decoder": decoder, "tie": tie, **more},
+            "training": {
+                "objective": {
+                    "kind": "reinforce" if "drawn" in name else "joint_ctc" if "ctc" in more else "cross_entropy"
+                }
+            },
+        }
+
+    base_encoder, base_decoder = SMALL["recurrent"], SMALL["recurrent"]
+    for encoder in ENCODERS:  # every encoder with every decoder, and every decoder alone
+        for decoder in DECODERS:
+            add(SMALL[encoder], SMALL[decoder])
+            add(SMALL[encoder], SMALL[decoder], "target")
+            add(SMALL[encoder], SMALL[decoder], "all")
+    for decoder in DECODERS:
+        add(None, SMALL[decoder])
+    for cell in CELLS:
+        for reader in READERS:
+            add({**base_encoder, "cell": cell}, {**base_decoder, "cell": cell, "reader": reader})
+        add(None, {**base_decoder, "cell": cell, "residual": True})
+    for row, score in enumerate(SCORES):
+        for column, normaliser in enumerate(NORMALISERS):  # every pair of score, normaliser and place
+            part = {"score": score, "normaliser": normaliser}
+            place = (row + column) % (2 if SCORES[score].remembers or normaliser in READERS_ONLY else 3)
+            if place < 2:
+                add(base_encoder, {**base_decoder, "reader": {"kind": SCORED_READERS[place], **part}})
+            else:
+                add(base_encoder, {**SMALL["transformer"], **part})
+        if not SCORES[score].remembers:
+            add({**SMALL["transformer"], "score": score}, base_decoder)
+    for normaliser in NORMALISERS:
+        if normaliser not in READERS_ONLY:
+            add({**SMALL["transformer"], "normaliser": normaliser}, base_decoder)
+    unfed = {"kind": "luong", "input_feeding": False}
+    add(base_encoder, {**base_decoder, "reader": unfed})
+    add(base_encoder, {**base_decoder, "reader": {**unfed, "score": "location"}})
+    # Far from 0, an untrained walk stays at the first row or runs to the last; these go on row by row.
+    for reader, score, offset in (("bahdanau", "dot", 0.1), ("bahdanau", "coverage", 0.0), ("luong", "coverage", 0.1)):
+        walk = {"score": score, "normaliser": {"kind": "monotonic", "offset": offset}}
+        add(base_encoder, {**base_decoder, "reader": {"kind": reader, **walk}})
+    for window in WINDOWS:
+        for normaliser in NORMALISERS:
+            part = {"normaliser": normaliser, "window": window, "reach": 2}
+            add(base_encoder, {**base_decoder, "reader": {"kind": "luong", **part}})
+        part = {"window": window, "reach": 1}
+        add(base_encoder, {**base_decoder, "reader": {**unfed, **part}})
+        add(base_encoder, {**base_decoder, "reader": {"kind": "bahdanau", "score": "coverage", **part}})
+    for options in ({"bidirectional": False}, {"bidirectional": False, "reverse": True}, {"residual": True}):
+        add({**base_encoder, **options}, base_decoder)
+    # As other toolkits have it: a decoder that starts from the states of all layers, sources without their </s>.
+    for cell in ("gru", "lstm"):
+        deep = {"cell": cell, "layers": 2}
+        add({**base_encoder, **deep, "summary": "states"}, {**base_decoder, **deep, "bridge": "states"})
+    fed = {"kind": "luong", "bias": True}
+    add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "reader": fed}, closed=False)
+    waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": 2}}
+    add({**SMALL["transformer"], **waves}, {**SMALL["transformer"], **waves}, closed=False)
+    for position in POSITIONS:
+        for norm in ("before", "after"):
+            part = {"position": position, "norm": norm}
+            add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
+        add(None, {**SMALL["transformer"], "position": position})
+    for part in BLOCKS:
+        add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
+        add(None, {**SMALL["transformer"], **part})
+    add({**SMALL["transformer"], "layers": 4}, {**SMALL["transformer"], "layers": 1})  # deep, shallow
+    for decoder in DECODERS:
+        for encoder in ENCODERS:
+            add(SMALL[encoder], SMALL[decoder], copying={})
+    add({**base_encoder, "bidirectional": False, "reverse": True}, base_decoder, "all", copying={})
+    one_way = {**base_encoder, "bidirectional": False}
+    for one, other, tie in (
+        (one_way, {**base_decoder, "reader": "start"}, "none"),
+        (one_way, base_decoder, "target"),
+        (SMALL["transformer"], SMALL["transformer"], "all"),
+        (SMALL["convolutional"], SMALL["convolutional"], "none"),
+    ):
+        for share in ("layers", "all"):
+            add(one, other, tie, share=share)
+    add(SMALL["transformer"], SMALL["transformer"], share="all", copying={})
+    add(base_encoder, {**base_decoder, "reader": {**unfed, "normaliser": "sparsemax"}}, copying={})
+    add(base_encoder, {**base_decoder, "reader": {"kind": "luong", "score": "coverage"}}, "target", copying={})
+    add(SMALL["transformer"], {**SMALL["transformer"], "key_heads": 1}, copying={"layer": 0, "head": 1})
+    for decoder in DECODERS:  # rows that spell beside every decoder
+        add(SMALL["conformer"], SMALL[decoder], ctc={"weight": 0.4})
+    add({**SMALL["conformer"], "normalisation": "batch", "position": "rotary"}, base_decoder)
+    for part in CONVOLUTIONS:
+        both = {} if "heads" in part else part
+        add({**SMALL["convolutional"], **both}, {**SMALL["convolutional"], **part})
+        add(None, {**SMALL["convolutional"], **both})
+    return cases
+
+
+def _name(spec: dict | None) -> str:
+    if spec is None:
+        return "alone"
+    parts = [spec["kind"]]
+    for key, value in spec.items():
+        if value == SMALL[spec["kind"]].get(key):
+            continue
+        parts.append(f"{key}={'-'.join(map(str, value.values())) if isinstance(value, dict) else value}")
+    return ",".join(parts)
+
+
+CASES = _cases()
+
+
+def make(name: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    recipe = complete_recipe(parse(CASES[name]))
+    return build_model(recipe.model, SIZE, SIZE).eval()
+
+
+def example_batch(lengths: list[tuple[int, int]], seed: int = 3) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def row(length: int) -> list[int]:
+        return torch.randint(4, SIZE, (length,), generator=generator).tolist()
+
+    sources = [[*row(source), EOS] for source, _ in lengths]
+    targets = [[BOS, *row(target), EOS] for _, target in lengths]
+    return Batch(Padded.from_rows(sources), Padded.from_rows(targets))
+
+
+class Written:
+    """A recording without a GPU: a beginning and its steps read and write the same buffers, in the same shapes."""
+
+    def __init__(self, begin: Any, given: Any, *, steady: bool) -> None:
+        self.given, self.begin = tensors_of(given), partial(begin, given)
+        self.values = self.begin()
+        self.buffers, self.steps = tensors_of(self.values), {}
+
+    def learn(self, step: Any, said: Any, kind: Any) -> None:
+        step(self.values, said)  # the first run, which is not recorded
+        self.steps[kind] = SimpleNamespace(replay=lambda: self._write(step(self.values, said)))
+
+    def start(self, begin: Any, given: Any) -> None:
+        copy_into(self.given, tensors_of(given))
+        self._write(self.begin())
+
+    def _write(self, made: Any) -> None:
+        assert [one.shape for one in tensors_of(made)] == [one.shape for one in self.buffers]
+        copy_into(self.buffers, tensors_of(made))

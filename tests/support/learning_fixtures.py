@@ -1,0 +1,42 @@
+"""One small task that every rung must learn: letters copied or reversed, trained through the whole line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transduce.flow import Example
+from transduce.synthetic.algorithmic import split
+from transduce.training.experiment import Trained, train
+
+TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 4, "hidden": 128, "layers": 2, "dropout": 0.0}
+
+
+def learn(
+    task: str, encoder: dict | None, decoder: dict, steps: int, folder: Path, pool: int = 100
+) -> tuple[Trained, list[Example]]:
+    """The trained run and its test examples."""
+    sets = split(task, 6000, 100, 300, seed=2, length=(2, 7), symbols=tuple("abcdefgh"))
+    data = {"cache": str(folder / "cache")}
+    for name, examples in zip(("train", "dev", "test"), sets, strict=True):
+        path = folder / f"{name}.tsv"
+        path.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
+        data[name] = str(path)
+    tokens = {"kind": "words", "size": 100}
+    recipe = {
+        "data": data,
+        "tokens": {"source": tokens, "target": tokens, "shared": True},
+        "model": {"encoder": encoder, "decoder": decoder},
+        "training": {
+            "steps": steps,
+            "batch_tokens": 1024,
+            "pool": pool,
+            "objective": {"label_smoothing": 0.0},
+            "optimiser": {"learning_rate": 3e-3},
+            "schedule": {"kind": "cosine", "warmup": 50},
+            "validate_every": steps,
+            "checkpoint_every": steps,
+        },
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ["exact"], "resamples": 10},
+    }
+    return train(recipe, folder / "run"), sets[2]

@@ -1,0 +1,234 @@
+"""A tiny model and tiny batches for the tests of the training room, and a run in a process of its own.
+
+python training_fixtures.py '{"folder": ..., ...}'   trains, see `main`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from transduce.data.batching import Position
+from transduce.flow import BOS, EOS, Batch, Padded, State, Step
+from transduce.objectives import CrossEntropy, Loss, Model
+from transduce.recipe import TrainingRecipe
+
+WORDS = 24  # V
+
+
+class TinyModel(nn.Module):
+    """Says what follows a token, given the mean of the source. Padding-blind, with dropout and tied weights."""
+
+    def __init__(self, dropout: float = 0.0, width: int = 12, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(WORDS, width)
+        self.mix = nn.Linear(2 * width, width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(width, WORDS, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, batch: Batch) -> Step:
+        assert batch.source is not None
+        words = self.embedding(batch.source.values) * batch.source.mask[..., None]  # B S D
+        mean = words.sum(1) / batch.source.mask.sum(1, keepdim=True)  # B D
+        seen = self.embedding(batch.inputs.values)  # B T D
+        both = torch.cat([seen, mean[:, None].expand_as(seen)], -1)
+        return Step(self.output(self.dropout(self.norm(self.mix(both)).tanh())), State({}, {}))
+
+
+class TinyBatches:
+    """The target is the source reversed; a pure function of the position, like the real ones."""
+
+    def __init__(self, rows: int = 6, per_epoch: int = 9, seed: int = 0) -> None:
+        self.rows, self.per_epoch, self.seed = rows, per_epoch, seed
+
+    def at(self, position: Position) -> Batch:
+        draw = random.Random(f"{self.seed}/{position.epoch}/{position.index}")
+        sources = [[draw.randrange(4, WORDS) for _ in range(draw.randint(1, 7))] for _ in range(self.rows)]
+        first = position.index * self.rows
+        return Batch(
+            Padded.from_rows([[*source, EOS] for source in sources]),
+            Padded.from_rows([[BOS, *reversed(source), EOS] for source in sources]),
+            rows=tuple(range(first, first + self.rows)),
+        )
+
+    def after(self, position: Position) -> Position:
+        if position.index + 1 < self.per_epoch:
+            return Position(position.epoch, position.index + 1)
+        return Position(position.epoch + 1, 0)
+
+
+def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
+    """A validation: the loss on one fixed batch, and a metric for which more is better."""
+
+    def validate(model: nn.Module) -> dict[str, float]:
+        assert not model.training
+        objective, batch = CrossEntropy(), batches.at(Position(99, 0))
+        value = objective(model, batch).total.item() / objective.count(batch)
+        torch.rand(3)  # a careless validation must not change what training does next
+        return {"loss": value, "accuracy": -value}
+
+    return validate
+
+
+class Unlucky(CrossEntropy):
+    """Example 7 never fits into memory; 20 gives a loss that is not a number."""
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        if 7 in batch.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        loss = super().__call__(model, batch)
+        return replace(loss, total=loss.total * float("nan")) if 20 in batch.rows else loss
+
+
+def settings(**changes: Any) -> TrainingRecipe:
+    small = {
+        "steps": 12,
+        "checkpoint_every": 5,
+        "validate_every": 4,
+        "log_every": 1,
+        "patience": None,
+        "optimiser": {"learning_rate": 0.01},
+        "schedule": {"warmup": 4},
+    }
+    return TrainingRecipe.model_validate(small | changes)
+
+
+def main(options: dict[str, Any]) -> None:
+    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `unlucky`, and when to die (`die_at`)."""
+    from transduce.training.checkpoint import Checkpoints
+    from transduce.training.distributed import Processes, pick_device
+    from transduce.training.report import RunReport, Silent
+    from transduce.training.trainer import train
+
+    folder = Path(options["folder"])
+    if "die_at" in options:
+        die_at(options["die_at"])
+    device = pick_device("cpu")
+    with Processes.start(device) as processes:
+        batches = TinyBatches(options.get("rows", 6))
+        outcome = train(
+            TinyModel(options.get("dropout", 0.0), seed=processes.rank),
+            batches,
+            settings(**options["settings"]),
+            checkpoints=Checkpoints(folder / "checkpoints", options.get("keep", 3)),
+            report=RunReport(folder) if processes.is_main else Silent(),
+            processes=processes,
+            device=device,
+            validate=loss_on(batches),
+            objective=Unlucky() if options.get("unlucky") else None,
+        )
+        sys.exit(128 + outcome.signal if outcome.signal else 0)
+
+
+def die_at(count: int) -> None:
+    """SIGKILL at the count-th file operation of a save: before a sync, or on either side of a rename."""
+    left = [count]
+
+    def mortal(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*arguments, **named)
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return run
+
+    for name in ("fsync", "replace", "chmod", "unlink", "rmdir"):
+        setattr(os, name, mortal(getattr(os, name)))
+
+
+def fork(options: dict[str, Any], environment: dict[str, str] | None = None) -> int:
+    """A child that trains. Forked from a process that has loaded torch and not used it: it starts at once."""
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        os.environ.update(environment or {})
+        main(options)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 70
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def wait(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def start_together(options: dict[str, Any], size: int) -> list[int]:
+    """As torchrun would start it: `size` processes that find each other through the environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [fork(options, shared | {"RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(size)]
+
+
+def await_line(options: dict[str, Any]) -> None:
+    """Until the log grows: the training that was just started is under way."""
+    log = Path(options["folder"]) / "log.jsonl"
+    before, end = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 20
+    while time.monotonic() < end and (not log.exists() or log.stat().st_mtime_ns == before):
+        time.sleep(0.001)
+
+
+def kill_until_done(options: dict[str, Any], kills: int, seed: int) -> dict[str, int]:
+    """Kills a training process at random moments, every other time inside a save, and lets the last one finish."""
+    draw = random.Random(seed)
+    died = 0
+    for number in range(kills):
+        how = {"die_at": draw.randint(1, 60)} if number % 2 else {}
+        child = fork(options | how)
+        if not how:
+            await_line(options)
+            time.sleep(draw.uniform(0.0, 0.1))
+            os.kill(child, signal.SIGKILL)
+        died += wait(child) == -signal.SIGKILL
+    return {"died": died, "code": wait(fork(options))}
+
+
+def act(request: dict[str, Any]) -> Any:
+    do, options = request["do"], request.get("options", {})
+    if do == "train":
+        return wait(fork(options))
+    if do == "together":
+        return [wait(child) for child in start_together(options, request["size"])]
+    if do == "interrupt":  # only the first of them gets the signal
+        children = start_together(options, request["size"])
+        await_line(options)
+        time.sleep(0.1)
+        os.kill(children[0], request["signal"])
+        return [wait(child) for child in children]
+    return kill_until_done(options, request["kills"], request["seed"])
+
+
+if __name__ == "__main__":
+    # Loaded before the forks, not in each of them; the second is what torch loads with its first optimiser.
+    import torch._dynamo
+
+    print(json.dumps([act(request) for request in json.loads(sys.argv[1])]))

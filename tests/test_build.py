@@ -1,0 +1,200 @@
+"""Names become classes: the shelves, a user's own parts, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_fixtures import RECURRENT, Command, settings
+
+import transduce
+from transduce import build, contracts
+from transduce.errors import InputError
+from transduce.recipe import parse
+from transduce.recipe import registry as shelves
+
+OWN = '''
+import torch
+from torch import nn
+from transduce.contracts import Count, Encoder, Score
+from transduce.flow import Batch, Memory
+
+class Bag(Encoder):
+    """an encoder without order"""
+
+    def __init__(self, embedding, *, width: Count = 16, shout: bool = False, loud=1):
+        super().__init__()
+        self.width, self.embedding, self.layer = width, embedding, nn.Linear(width, width)
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
+        values = torch.tanh(self.layer(self.embedding(batch.source.values)))
+        mask = batch.source.mask
+        return Memory(values, mask, (values * mask[..., None]).sum(1))
+
+class Flat(Score):
+    """all keys fit alike"""
+
+    def __init__(self, query_width, memory_width):
+        super().__init__()
+
+    def forward(self, query, keys):
+        return (query.sum(-1, keepdim=True) * 0) + keys.sum(-1)[..., None, :] * 0
+
+class NoWidth(Encoder):
+    def __init__(self, embedding, *, size: int = 3):
+        super().__init__()
+
+    def forward(self, batch, *, with_attention=False): ...
+
+class NeedsMore(Encoder):
+    def __init__(self, embedding, *, width: Count = 16, must: int):
+        super().__init__()
+        self.width = width
+
+    def forward(self, batch, *, with_attention=False): ...
+
+class Stranger: ...
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file of the user's own parts, and the user in it."""
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def completed(encoder: object, decoder: object = None) -> transduce.Recipe:
+    return build.complete_recipe(parse({"model": {"encoder": encoder, "decoder": decoder or RECURRENT}}))
+
+
+class TestOwnParts:
+    def test_trained_from_a_local_file(self, own: Path, pairs: Path, command: Command) -> None:
+        reader = {"kind": "luong", "score": "mine:Flat"}
+        model = {"encoder": {"kind": "mine:Bag", "shout": True}, "decoder": {**RECURRENT, "reader": reader}}
+        trained = transduce.train(settings(pairs, model, "words", steps=3), "run")
+        assert trained.model.recipe.model.encoder == {"kind": "mine:Bag", "width": 16, "shout": True, "loud": 1}
+        weights = trained.model.generate(["red green"])[0].attention
+        assert weights is not None
+        assert weights == pytest.approx(1 / 3)
+        with pytest.raises(InputError, match=r"mine:Bag.*mine:Flat"):
+            transduce.load("run")
+        loaded = transduce.load("run", own_parts=True)
+        assert loaded.generate(["red green"])[0].text == trained.model.generate(["red green"])[0].text
+        refused = command("generate", "run", stdin=b"red\n")
+        assert (refused.code, "--own-parts" in refused.err) == (2, True)
+        assert command("generate", "run", "--own-parts", stdin=b"red\n").code == 0
+
+    def test_loading_runs_no_code(self, own: Path, pairs: Path) -> None:
+        """Wherever in the recipe the name stands, and however it is written."""
+        (own / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+        model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "reader": "luong"}}
+        transduce.train(settings(pairs, model, "words", steps=1), "run")
+        content = (own / "run" / "recipe.yaml").read_text()
+        for old, new in (("kind: luong", "kind: evil:X"), ("kind: dot", "kind: ./evil.py:X"), ("kind: gru", "a")):
+            changed = content.replace(old, new)
+            (own / "run" / "recipe.yaml").write_text(changed)
+            if changed != content:
+                with pytest.raises(InputError):
+                    transduce.load("run")
+        lines = content.split("\n")
+        start = next(number for number, line in enumerate(lines) if line.strip() == "reader:")
+        depth = len(lines[start]) - len(lines[start].lstrip())
+        after = next(n for n in range(start + 1, len(lines)) if len(lines[n]) - len(lines[n].lstrip()) <= depth)
+        lines[start:after] = [f"{lines[start]} evil:X"]
+        (own / "run" / "recipe.yaml").write_text("\n".join(lines))
+        with pytest.raises(InputError, match="evil:X"):
+            transduce.load("run")
+        assert not (own / "ran").exists()
+
+    @pytest.mark.parametrize(
+        ("kind", "told"),
+        [
+            ("other:Bag", "other.py"),
+            ("mine:Bagg", "Bagg"),
+            ("mine:Stranger", "Stranger"),
+            ("mine:Flat", "no Encoder"),
+            ("mine:NoWidth", "width"),
+            ("mine:NeedsMore", "must"),
+            ("mine:", "''"),
+        ],
+    )
+    def test_what_is_no_part(self, own: Path, kind: str, told: str) -> None:
+        with pytest.raises(InputError, match=told):
+            completed({"kind": kind})
+
+    def test_options_are_checked_like_any_other(self, own: Path) -> None:
+        with pytest.raises(InputError, match="did you mean 'shout'"):
+            completed({"kind": "mine:Bag", "shoot": True})
+        with pytest.raises(InputError, match="width"):
+            completed({"kind": "mine.py:Bag", "width": -1})
+
+
+class TestShelves:
+    @pytest.mark.parametrize("contract", list(shelves.SHELVES), ids=lambda contract: contract.__name__)
+    def test_every_row_keeps_its_contract_and_says_what_it_is(self, contract: type) -> None:
+        for part in shelves.SHELVES[contract].values():
+            assert issubclass(part, contract)
+            assert shelves.describe(part)
+            for name, (_, default) in shelves.options(part).items():
+                assert default is not ..., f"{part.__name__}.{name} has no default"
+
+    def test_a_name_alone_stands_for_its_kind(self) -> None:
+        short = completed(RECURRENT, {**RECURRENT, "reader": "luong"})
+        assert short == completed(RECURRENT, {**RECURRENT, "reader": {"kind": "luong"}})
+
+    @pytest.mark.parametrize("spec", [None, 3, [1], {}, {"kind": None}, {"kind": ["gru"]}, {"kind": {"a": 1}}])
+    def test_odd_parts(self, spec: object) -> None:
+        with pytest.raises(InputError, match="kind: start"):
+            shelves.complete(contracts.Reader, spec, "model.decoder.reader")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("value", [[1], {"a": 1}, {1: 2}, "x", None, float("nan"), 10**400])
+    def test_odd_options(self, value: object) -> None:
+        for name in ("layers", "width", "cell", "dropout", "reader"):
+            with pytest.raises(InputError):
+                completed(RECURRENT, {**RECURRENT, name: value})
+        with pytest.raises(InputError):
+            completed({1: 2, "kind": "recurrent"})
+
+    def test_completing_twice_is_completing_once(self) -> None:
+        once = completed(RECURRENT)
+        assert build.complete_recipe(once) == once
+
+    def test_positions_must_hold_what_is_let_through(self) -> None:
+        part = {"kind": "transformer", "width": 16, "heads": 2, "position": {"kind": "learned", "longest": 60}}
+        for length, fits in ((59, True), (60, False)):
+            recipe = parse({"model": {"encoder": part, "decoder": part}, "data": {"max_length": length}})
+            if fits:
+                build.complete_recipe(recipe)
+            else:
+                with pytest.raises(InputError, match=r"model\.encoder\.position"):
+                    build.complete_recipe(recipe)
+
+
+class TestMeasures:
+    def test_what_is_better_lower_is_known_for_every_metric(self) -> None:
+        from transduce.evaluation.evaluate import METRICS
+        from transduce.training.validation import LOWER_IS_BETTER
+
+        assert {"loss", "per", "wer", "cer", "ter"} <= LOWER_IS_BETTER
+        assert not {"exact", "bleu", "chrf"} & LOWER_IS_BETTER
+        assert {*METRICS, "loss"} >= LOWER_IS_BETTER
+
+
+def test_a_recipe_is_checked_without_torchs_compiler() -> None:
+    """Arithmetic on tensors without numbers would import it, which takes longer than all the rest of a start."""
+    code = """
+import sys
+from transduce.attention.positions import POSITIONS
+from transduce.build import complete_recipe
+from transduce.recipe import parse
+for position in POSITIONS:
+    part = {"kind": "transformer", "position": position}
+    complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
+assert "torch._dynamo" not in sys.modules and "torch.fx.experimental.symbolic_shapes" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

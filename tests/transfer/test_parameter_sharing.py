@@ -1,0 +1,111 @@
+"""Encoder and decoder with one set of weights: fewer numbers, gradients from both, saved and loaded as one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from transduce.build import build_model, complete_recipe, count_parameters
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.inference import load
+from transduce.recipe import parse
+from transduce.training.experiment import train
+
+SIZE, WIDTH = 11, 8
+GRU = {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.0}
+ONE_WAY = {**GRU, "bidirectional": False}
+STARTED = {**GRU, "reader": "start"}
+TRANSFORMER = {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
+BATCH = Batch(Padded.from_rows([[5, 6, EOS], [7, EOS]]), Padded.from_rows([[BOS, 6, 5, EOS], [BOS, 7, EOS]]))
+
+
+def build(encoder, decoder, share, tie="none", shared=True):
+    recipe = {
+        "tokens": {"shared": shared},
+        "model": {"encoder": encoder, "decoder": decoder, "share": share, "tie": tie},
+    }
+    torch.manual_seed(1)
+    return build_model(complete_recipe(parse(recipe)).model, SIZE, SIZE)
+
+
+def count(part, *inside: str) -> int:
+    named = part.named_parameters()
+    return sum(parameter.numel() for name, parameter in named if any(one in name for one in inside))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "inside"),
+    [(ONE_WAY, STARTED, ("stack.",)), (TRANSFORMER, TRANSFORMER, (".own.", ".feed_forward.", "er.norm."))],
+)
+def test_fewer_numbers(encoder, decoder, inside):
+    apart = build(encoder, decoder, "none")
+    layers, all_of_it = (build(encoder, decoder, share) for share in ("layers", "all"))
+    saved = count(apart, *(f"encoder.{one}" if one == "stack." else one for one in inside))
+    saved = saved if inside == ("stack.",) else saved // 2  # both sides have been counted
+    assert count_parameters(apart) - count_parameters(layers) == saved
+    assert count_parameters(layers) - count_parameters(all_of_it) == SIZE * WIDTH
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(ONE_WAY, STARTED), (ONE_WAY, GRU), (TRANSFORMER, TRANSFORMER)])
+@pytest.mark.parametrize(("share", "tie"), [("layers", "none"), ("all", "none"), ("all", "target"), ("layers", "all")])
+def test_gradients_come_from_both(encoder, decoder, share, tie):
+    """A twin whose weights are apart but equal: the shared gradient is the sum of its two."""
+    model, twin = build(encoder, decoder, share, tie), build(encoder, decoder, "none", tie)
+    twin.load_state_dict(model.state_dict())
+    for network in (model, twin):
+        torch.nn.functional.cross_entropy(network(BATCH).logits.flatten(0, 1), BATCH.gold.values.flatten()).backward()
+    assert_close(model(BATCH).logits, twin(BATCH).logits)
+    places: dict[int, list[torch.Tensor]] = {}
+    own = dict(twin.named_parameters(remove_duplicate=False))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(own[name])
+    for parameter in model.parameters():
+        distinct = {id(one): one.grad for one in places[id(parameter)]}
+        assert_close(parameter.grad, sum(distinct.values()), rtol=1e-4, atol=1e-6)
+    assert any(len({id(one) for one in several}) > 1 for several in places.values())
+
+
+def test_norms_of_unlike_blocks_are_not_mixed_up():
+    """The second norm of a decoder's block is that of its cross-attention; the encoder has none."""
+    model = build(TRANSFORMER, TRANSFORMER, "layers")
+    one, other = model.encoder.blocks[0].residuals, model.decoder.blocks[0].residuals
+    assert not {id(p) for p in one.parameters()} & {id(p) for p in other.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "share", "shared", "words"),
+    [
+        (GRU, GRU, "layers", True, "bidirectional: false"),
+        (ONE_WAY, TRANSFORMER, "layers", True, "one kind"),
+        (ONE_WAY, {**STARTED, "layers": 3}, "layers", True, "number of layers"),
+        (None, TRANSFORMER, "layers", True, "needs an encoder and a decoder"),
+        (ONE_WAY, STARTED, "all", False, "tokens.shared: true"),
+        (ONE_WAY, {**STARTED, "width": 10}, "all", True, "equal width"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(encoder, decoder, share, shared, words):
+    with pytest.raises(InputError) as told:
+        build(encoder, decoder, share, shared=shared)
+    assert words in str(told.value)
+
+
+def test_trained_saved_and_loaded(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"a b {one}\t{one} b a\n" for one in "cdefgh" * 10))
+    tokens = {"kind": "words"}
+    recipe = {
+        "data": {"train": str(path), "dev_size": 10, "cache": str(tmp_path / "cache")},
+        "tokens": {"source": tokens, "target": tokens, "shared": True},
+        "model": {"encoder": ONE_WAY, "decoder": STARTED, "share": "all", "tie": "target"},
+        "training": {"steps": 6, "batch_tokens": 128, "ema": 0.5},
+        "evaluation": {"metrics": ["exact"], "resamples": 10},
+    }
+    trained = train(recipe, tmp_path / "run")
+    again = load(tmp_path / "run")
+    assert again.parameters == trained.model.parameters
+    stacks = again.network.encoder.stack, again.network.decoder.stack
+    assert [id(p) for p in stacks[0].parameters()] == [id(p) for p in stacks[1].parameters()]
+    pair = [("a b c", "c b a")]
+    assert again.score(pair)[0].score == pytest.approx(trained.model.score(pair)[0].score)
