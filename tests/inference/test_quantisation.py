@@ -14,10 +14,9 @@ from torch import nn
 
 import transduce
 from transduce.errors import InputError
-from transduce.inference.quantisation import round_rows, rounded_weights, whole_weights
+from transduce.inference.quantisation import quantise, round_rows, rounded_weights, whole_weights
 from transduce.run import Run
 from transduce.training.experiment import train
-from transduce.transfer import quantise
 
 BLOCKS = {"kind": "transformer", "width": 32, "layers": 1, "heads": 2, "hidden": 64}
 MODELS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from transduce.build import build_model, build_reading
 from transduce.errors import InputError
 from transduce.flow import SPECIALS
 from transduce.recipe import InitRecipe
-from transduce.transfer.init import open_origins, take_weights
+from transduce.transfer.init import load_pretrained, open_pretrained
 
 SIZES = {
     "hidden_size": 32,
@@ -94,7 +94,7 @@ def test_a_folder_of_theirs_opens_like_a_run(tmp_path, pictures):
 def test_weights_of_one_resolution_serve_another(tmp_path):
     theirs = made(tmp_path / "theirs")
     interop.convert(tmp_path / "theirs", tmp_path / "run")
-    origins = open_origins(InitRecipe(model=str(tmp_path / "run")))
+    origins = open_pretrained(InitRecipe(model=str(tmp_path / "run")))
     recipe = origins[0].recipe
     content = recipe.model_dump()
     content["data"]["sources"]["picture"]["size"] = 24
@@ -102,7 +102,7 @@ def test_weights_of_one_resolution_serve_another(tmp_path):
     larger = type(recipe).model_validate(content)
     tokenizers = origins[0].tokenizers
     network = build_model(larger.model, tokenizers[0].size, tokenizers[1].size).eval()
-    transfer = take_weights(network, larger.model, tokenizers, origins)
+    transfer = load_pretrained(network, larger.model, tokenizers, origins)
     assert not transfer.new
     pixels = torch.randn(2, 3, 24, 24)
     from transduce.flow import Batch, Padded

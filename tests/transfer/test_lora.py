@@ -18,7 +18,7 @@ from transduce.recipe import AdaptersRecipe, parse
 from transduce.run import Run
 from transduce.training.experiment import train
 from transduce.training.resolve import settle
-from transduce.transfer.lora import BASE, attach, fingerprint, joined
+from transduce.transfer.lora import BASE_FINGERPRINT, add_adapters, fingerprint, merge_weights
 
 BLOCKS = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "hidden": 32, "dropout": 0.1}
 MODELS: dict[str, dict[str, Any]] = {
@@ -83,12 +83,12 @@ def test_the_first_output_is_that_of_the_base(name: str) -> None:
     )
     with torch.no_grad():  # to the bit, as it is read; training may add up in another order
         before, names = network(batch).logits, list(network.state_dict())
-        attach(network, AdaptersRecipe(rank=3), names)
+        add_adapters(network, AdaptersRecipe(rank=3), names)
         assert torch.equal(network(batch).logits, before)
     learned = network.state_dict()
-    assert all(".adapters." in one for one in learned if one != BASE)
+    assert all(".adapters." in one for one in learned if one != BASE_FINGERPRINT)
     for one, parameter in network.named_parameters():
-        if one.endswith(".up"):
+        if one.endswith(".lora_b"):
             nn.init.normal_(parameter)
     moved = network(batch).logits
     assert not torch.allclose(moved, before)
@@ -98,20 +98,20 @@ def test_the_first_output_is_that_of_the_base(name: str) -> None:
     for one in names:
         path, _, last = one.rpartition(".")
         part = f"{path}.adapters.{last}"
-        if f"{part}.up" in learned:
-            values[one] = values[one] + 16 / 3 * learned[f"{part}.up"] @ learned[f"{part}.down"]
+        if f"{part}.lora_b" in learned:
+            values[one] = values[one] + 16 / 3 * learned[f"{part}.lora_b"] @ learned[f"{part}.lora_a"]
     plain.load_state_dict(values, strict=False)
     torch.testing.assert_close(plain(batch).logits, moved, atol=1e-5, rtol=1e-4)
 
 
 def test_recurrent_cells_are_adapted_too(adapted: transduce.Model) -> None:
-    names = [name for name, _ in adapted.network.named_parameters() if name.endswith(".down")]
+    names = [name for name, _ in adapted.network.named_parameters() if name.endswith(".lora_a")]
     kind = adapted.recipe.model.encoder["kind"]  # type: ignore[index]
     looked_for = (
         "encoder.stack.layers.0.adapters.weight_hh_l0" if kind == "recurrent" else "cross.query.adapters.weight"
     )
     assert any(looked_for in name for name in names)
-    moved = [p for name, p in adapted.network.named_parameters() if name.endswith(".up") and p.abs().sum() > 0]
+    moved = [p for name, p in adapted.network.named_parameters() if name.endswith(".lora_b") and p.abs().sum() > 0]
     assert len(moved) == len(names)
 
 
@@ -129,7 +129,7 @@ def test_checkpoints_hold_what_was_learned_and_nothing_of_the_base(adapted: tran
     for step in run.checkpoints.steps():
         held = run.checkpoints.load(step)
         assert not held.weights.keys() & base.weights.keys()
-        assert all(".adapters." in name for name in held.weights if name != BASE)
+        assert all(".adapters." in name for name in held.weights if name != BASE_FINGERPRINT)
         assert all(".adapters." in name for name in held.tensors["optimiser"])
 
 
@@ -189,8 +189,8 @@ def test_a_new_head_is_learned_whole_beside_the_adapters(bases: dict[str, Path],
     loaded = transduce.load(tmp_path / "labels", device="cpu")
     assert [one.text for one in loaded.generate(TEXTS)] == [one.text for one in trained.model.generate(TEXTS)]
     # And a run may begin from such a run: what it gives is put together first.
-    (origin,) = transfer.open_origins(parse({"init": {"model": str(tmp_path / "labels")}}).init)
-    assert origin.weights.keys() == loaded.network.state_dict().keys()
+    (pretrained,) = transfer.open_pretrained(parse({"init": {"model": str(tmp_path / "labels")}}).init)
+    assert pretrained.weights.keys() == loaded.network.state_dict().keys()
 
 
 def test_a_base_that_is_gone_or_changed_is_told(bases: dict[str, Path], other_pairs: Path, tmp_path: Path) -> None:
@@ -230,17 +230,17 @@ def test_what_cannot_work_is_refused_before_anything_runs(bases: dict[str, Path]
 def test_a_tied_matrix_is_left_as_it_is() -> None:
     model = build.complete_recipe(parse({"model": {**MODELS["transformer"], "tie": "target"}})).model
     network = build.build_model(model, 9, 9)
-    assert "decoder.output.layer.weight" not in transfer.targets(network, AdaptersRecipe())
+    assert "decoder.output.layer.weight" not in transfer.adapter_targets(network, AdaptersRecipe())
     with pytest.raises(InputError, match=r"decoder\.output"):
-        transfer.targets(network, AdaptersRecipe(targets=("decoder.output",)))
+        transfer.adapter_targets(network, AdaptersRecipe(targets=("decoder.output",)))
 
 
 def test_joining_is_the_formula() -> None:
     base = {"a.weight": torch.eye(3), "a.bias": torch.ones(3)}
     up, down = torch.randn(3, 2), torch.randn(2, 3)
-    learned = {"a.adapters.weight.up": up, "a.adapters.weight.down": down, BASE: fingerprint(base)}
-    whole = joined(base, learned, list(base), AdaptersRecipe(rank=2, alpha=6), "base")
+    learned = {"a.adapters.weight.lora_b": up, "a.adapters.weight.lora_a": down, BASE_FINGERPRINT: fingerprint(base)}
+    whole = merge_weights(base, learned, list(base), AdaptersRecipe(rank=2, alpha=6), "base")
     torch.testing.assert_close(whole["a.weight"], torch.eye(3) + 3 * up @ down)
     assert torch.equal(whole["a.bias"], base["a.bias"])
     with pytest.raises(InputError, match="other weights"):
-        joined({**base, "a.bias": torch.zeros(3)}, learned, list(base), AdaptersRecipe(rank=2), "base")
+        merge_weights({**base, "a.bias": torch.zeros(3)}, learned, list(base), AdaptersRecipe(rank=2), "base")

@@ -1,4 +1,4 @@
-"""Beginning from trained runs: what fits is taken and told, what is frozen stays, and what gives nothing is refused."""
+"""Initialisation from trained runs, and frozen parameters."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def weights_of(run: Path) -> Weights:
     return transduce.load(run).network.state_dict()
 
 
-def begun(wanted: Recipe) -> tuple[Weights, transfer.Transfer]:
+def begun(wanted: Recipe) -> tuple[Weights, transfer.InitReport]:
     """The weights before the first update, as `train` makes them."""
-    origins = transfer.open_origins(wanted.init)
-    tokenizers = transfer.choose_tokenizers(wanted, origins)
+    pretrained = transfer.open_pretrained(wanted.init)
+    tokenizers = transfer.choose_tokenizers(wanted, pretrained)
     seed_everything(wanted.training.seed)
     network = build.build_model(wanted.model, *[one.size for one in tokenizers])  # type: ignore[arg-type]
-    taken = transfer.take_weights(network, wanted.model, tokenizers, origins)
-    return network.state_dict(), taken
+    report = transfer.load_pretrained(network, wanted.model, tokenizers, pretrained)
+    return network.state_dict(), report
 
 
 def equal(one: Weights, other: Weights, part: str = "") -> bool:
@@ -107,68 +107,68 @@ def alone(copies: Path) -> Path:
 class TestTaking:
     def test_an_encoder_is_taken_whole_with_its_tokens(self, both: Path, fewer: Path) -> None:
         wanted = recipe(fewer, {"encoder": GRU, "decoder": BLOCKS}, init={"encoder": str(both)})
-        first, taken = begun(wanted)
+        first, report = begun(wanted)
         given = weights_of(both)
         assert equal({k: v for k, v in given.items() if k.startswith("encoder.")}, first)
-        (load,) = taken.loads
-        assert load.tokens == ("source",)
-        assert set(load.taken) == {name for name in given if name.startswith("encoder.")}
-        assert set(load.left) == {name for name in given if name.startswith("decoder.")}
-        assert set(taken.new) == {name for name in first if name.startswith("decoder.")}
+        (load,) = report.runs
+        assert load.same_vocabulary == ("source",)
+        assert set(load.loaded) == {name for name in given if name.startswith("encoder.")}
+        assert set(load.skipped) == {name for name in given if name.startswith("decoder.")}
+        assert set(report.new) == {name for name in first if name.startswith("decoder.")}
         seed_everything(wanted.training.seed)
         sizes = [first[f"{part}.embedding.table.weight"].size(0) for part in ("encoder", "decoder")]
         plain = build.build_model(wanted.model, *sizes).state_dict()  # type: ignore[arg-type]
-        assert all(torch.equal(first[name], plain[name]) for name in taken.new)  # as it would have been
+        assert all(torch.equal(first[name], plain[name]) for name in report.new)  # as it would have been
 
     def test_the_whole_model(self, both: Path, fewer: Path) -> None:
-        first, taken = begun(recipe(fewer, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)}))
+        first, report = begun(recipe(fewer, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)}))
         assert equal(weights_of(both), first)
-        assert taken.new == taken.loads[0].left == ()
-        assert taken.loads[0].tokens == ("source", "target")
+        assert report.new == report.runs[0].skipped == ()
+        assert report.runs[0].same_vocabulary == ("source", "target")
 
     def test_tokens_of_another_kind_leave_embeddings_new(self, both: Path, copies: Path) -> None:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)})
         source = wanted.tokens.source.model_copy(update={"kind": "chars"})
         wanted = wanted.model_copy(update={"tokens": wanted.tokens.model_copy(update={"source": source})})
-        _, taken = begun(wanted)
-        assert taken.new == ("encoder.embedding.table.weight",)
-        assert taken.loads[0].left == taken.new
-        assert taken.loads[0].tokens == ("target",)
+        _, report = begun(wanted)
+        assert report.new == ("encoder.embedding.table.weight",)
+        assert report.runs[0].skipped == report.new
+        assert report.runs[0].same_vocabulary == ("target",)
 
     def test_equal_shapes_are_not_equal_tokens(self, both: Path, copies: Path, tmp_path: Path) -> None:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)})
-        (origin,) = transfer.open_origins(wanted.init)
-        source, target = origin.tokenizers
+        (run,) = transfer.open_pretrained(wanted.init)
+        source, target = run.tokenizers
         pieces = source.vocabulary.pieces
         turned = type(source)(replace(source.vocabulary, pieces=(*pieces[:4], *reversed(pieces[4:]))))
         network = build.build_model(wanted.model, source.size, target.size)
-        taken = transfer.take_weights(network, wanted.model, (turned, target), [origin])
-        assert taken.new == ("encoder.embedding.table.weight",)
+        report = transfer.load_pretrained(network, wanted.model, (turned, target), [run])
+        assert report.new == ("encoder.embedding.table.weight",)
 
     def test_a_shape_that_does_not_fit_is_new(self, both: Path, copies: Path) -> None:
         wide = {**GRU, "width": 24}
-        first, taken = begun(recipe(copies, {"encoder": GRU, "decoder": wide}, init={"model": str(both)}))
+        first, report = begun(recipe(copies, {"encoder": GRU, "decoder": wide}, init={"model": str(both)}))
         shapes = {name: tensor.shape for name, tensor in weights_of(both).items()}
-        assert {name for name in first if shapes.get(name) != first[name].shape} == set(taken.new)
-        assert "decoder.embedding.table.weight" in taken.new
+        assert {name for name in first if shapes.get(name) != first[name].shape} == set(report.new)
+        assert "decoder.embedding.table.weight" in report.new
 
     def test_a_decoder_trained_alone_joins_an_encoder(self, alone: Path, both: Path, copies: Path) -> None:
         init = {"encoder": str(both), "decoder": str(alone)}
-        first, taken = begun(recipe(copies, {"encoder": GRU, "decoder": BLOCKS}, init=init))
+        first, report = begun(recipe(copies, {"encoder": GRU, "decoder": BLOCKS}, init=init))
         given = weights_of(alone)
-        assert [load.section for load in taken.loads] == ["encoder", "decoder"]
-        assert set(taken.loads[1].taken) == set(given)
+        assert [load.section for load in report.runs] == ["encoder", "decoder"]
+        assert set(report.runs[1].loaded) == set(given)
         assert all(torch.equal(first[name], given[name]) for name in given)
-        assert taken.new  # alone it had nothing to read from a memory
-        assert all(name.startswith("decoder.") and name not in given for name in taken.new)
+        assert report.new  # alone it had nothing to read from a memory
+        assert all(name.startswith("decoder.") and name not in given for name in report.new)
 
     def test_a_tied_tensor_is_filled_once(self, both: Path, copies: Path) -> None:
         model = {"encoder": GRU, "decoder": GRU, "tie": "target"}
-        first, taken = begun(recipe(copies, model, init={"model": str(both)}))
+        first, report = begun(recipe(copies, model, init={"model": str(both)}))
         given = weights_of(both)
         assert torch.equal(first["decoder.output.layer.weight"], given["decoder.embedding.table.weight"])
-        assert taken.loads[0].left == ("decoder.output.layer.weight",)
-        assert taken.new == ()
+        assert report.runs[0].skipped == ("decoder.output.layer.weight",)
+        assert report.new == ()
 
     def test_a_head_learns_its_own_labels(self, both: Path, copies: Path) -> None:
         labelled = copies.with_name("labelled.tsv")
@@ -189,7 +189,7 @@ class TestTaking:
         )
         content["data"]["train"], content["init"] = str(other), {"model": str(trained.run.folder)}
         wanted = settle(content)
-        target = transfer.choose_tokenizers(wanted, transfer.open_origins(wanted.init))[1]
+        target = transfer.choose_tokenizers(wanted, transfer.open_pretrained(wanted.init))[1]
         assert set(target.vocabulary.pieces[4:]) == {"x", "y"}
         assert {name.partition(".")[0] for name in begun(wanted)[1].new} == {"head"}
 
@@ -200,15 +200,15 @@ class TestTelling:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"encoder": str(both)}, freeze="encoder")
         trained = train(wanted, tmp_path / "run", console=said)
         text = said.file.getvalue()  # type: ignore[attr-defined]
-        taken = begun(wanted)[1]
-        for line in taken.describe():
+        report = begun(wanted)[1]
+        for line in report.describe():
             assert line in text
-        assert f"{len(taken.new)} weights ({taken.new[0]}" in taken.describe()[-1]
+        assert f"{len(report.new)} weights ({report.new[0]}" in report.describe()[-1]
         moving = sum(p.numel() for name, p in trained.model.network.named_parameters() if name.startswith("decoder"))
         assert f"{moving:,} of them trained" in text
         (event,) = [line for line in read_log(trained.run.log) if line.get("event") == "init"]
-        assert event["new"] == list(taken.new)
-        assert event["loads"][0]["taken"] == list(taken.loads[0].taken)
+        assert event["new"] == list(report.new)
+        assert event["runs"][0]["loaded"] == list(report.runs[0].loaded)
         assert Run(tmp_path / "run").recipe().init.encoder == str(both)
 
     def test_runs_are_named_in_full(self, both: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ class TestFreezing:
 
     def test_afterwards_all_is_free_again(self) -> None:
         network = build.build_model(settle_model({"encoder": GRU, "decoder": GRU}).model, 9, 9)
-        with transfer.frozen(network, ["encoder"]):
+        with transfer.freeze(network, ["encoder"]):
             free = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
             assert free == {name for name, _ in network.named_parameters() if name.startswith("decoder.")}
         assert all(parameter.requires_grad for parameter in network.parameters())
@@ -275,7 +275,7 @@ class TestFreezing:
     def test_a_tied_weight_is_frozen_under_either_name(self) -> None:
         tied = settle_model({"encoder": GRU, "decoder": GRU, "tie": "target"})
         network = build.build_model(tied.model, 9, 9)
-        with transfer.frozen(network, ["decoder.output.layer.weight"]):
+        with transfer.freeze(network, ["decoder.output.layer.weight"]):
             assert not network.get_parameter("decoder.embedding.table.weight").requires_grad
 
     @given(st.data())
@@ -324,7 +324,7 @@ class TestRefusals:
             (
                 {"encoder": {**GRU, "width": 24}, "decoder": GRU},
                 "encoder",
-                r"is \(\d+, 16\) there and \(\d+, 24\) here",
+                r"has shape \(\d+, 16\) in the run and \(\d+, 24\) in this model",
             ),
             ({"encoder": GRU, "head": {"kind": "classifier"}}, "decoder", "this model has no decoder"),
         ],
@@ -343,7 +343,7 @@ class TestRefusals:
 
     def test_a_decoder_alone_gives_no_encoder(self, alone: Path, copies: Path, tmp_path: Path) -> None:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"encoder": str(alone)})
-        with pytest.raises(InputError, match=r"it has .*decoder\..* asks for .*encoder\."):
+        with pytest.raises(InputError, match=r"it has .*decoder\..* this model needs .*encoder\."):
             train(wanted, tmp_path / "run")
 
     def test_no_run_and_no_checkpoint(self, both: Path, copies: Path, tmp_path: Path) -> None:

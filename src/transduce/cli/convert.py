@@ -88,10 +88,10 @@ def merge(
 
         transduce merge runs/adapted runs/merged
     """
-    from transduce.transfer import merge as merge_run
+    from transduce.transfer import merge_adapters
 
     weights = open_run(run, "cpu", own_parts).network.state_dict()
-    print(merge_run(run, new, weights).folder)
+    print(merge_adapters(run, new, weights).folder)
 
 
 def quantise(
@@ -105,6 +105,6 @@ def quantise(
 
         transduce quantise runs/demo runs/small
     """
-    from transduce.transfer import quantise as quantise_run
+    from transduce.inference.quantisation import quantise as quantise_run
 
     print(quantise_run(run, new, open_run(run, "cpu", own_parts).network).folder)

@@ -19,7 +19,7 @@ from transduce.recipe import Recipe
 from transduce.recipe import registry as shelves
 from transduce.run import Run
 from transduce.training.distributed import pick_device
-from transduce.transfer.lora import weights_of
+from transduce.transfer.lora import load_run_weights
 
 
 def load(
@@ -50,7 +50,7 @@ def load(
     recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()
     network = build.build_model(recipe.model, source.size, target.size, source.starts)
-    fill_weights(network, weights_of(run, recipe, list(network.state_dict())), str(run.folder))
+    fill_weights(network, load_run_weights(run, recipe, list(network.state_dict())), str(run.folder))
     return _placed(network, (source, target), recipe, device, precision)
 
 

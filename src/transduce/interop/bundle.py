@@ -24,7 +24,7 @@ from transduce.recipe import InitRecipe
 from transduce.recipe import registry as shelves
 from transduce.run import Run
 from transduce.storage import TEMPORARY, sync
-from transduce.transfer.lora import weights_of
+from transduce.transfer.lora import load_run_weights
 
 SMALL, LARGE = 2**20, 256 * 2**20  # bytes of a list of facts, and of a tokenizer
 FINAL = "checkpoints/final"
@@ -71,7 +71,7 @@ def pack(run: Run, out: str | Path) -> Path:
     checkpoint = run.checkpoints.chosen()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
-    weights = checkpoint.weights if recipe.training.adapters is None else weights_of(run, recipe)
+    weights = checkpoint.weights if recipe.training.adapters is None else load_run_weights(run, recipe)
     changes = {"training": recipe.training.model_copy(update={"adapters": None}), "init": InitRecipe()}
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as folder:

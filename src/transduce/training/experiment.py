@@ -23,6 +23,7 @@ from transduce.evaluation import evaluate as evaluation
 from transduce.evaluation.scoring import answer, as_lines, read_corpora, score_outputs
 from transduce.inference import Model
 from transduce.inference import load as load_model
+from transduce.inference.quantisation import check_learns
 from transduce.objectives import Objective
 from transduce.recipe import Recipe
 from transduce.run import Run
@@ -97,7 +98,7 @@ def tell(
         f"padding {padding:.1%}",
         highlight=False,
     )
-    with transfer.frozen(network, still):
+    with transfer.freeze(network, still):
         moving = build.count_parameters(network)
     trained = f", {moving:,} of them trained," if still else ""
     console.print(
@@ -108,7 +109,7 @@ def tell(
     )
 
 
-def tell_transfer(run: Run, taken: transfer.Transfer, console: Console | None, processes: Processes) -> None:
+def tell_transfer(run: Run, taken: transfer.InitReport, console: Console | None, processes: Processes) -> None:
     """What the weights began as, said and kept: the log of a run without a checkpoint begins here."""
     lines = taken.describe()
     if processes.is_main:
@@ -135,22 +136,22 @@ def train(
         raise InputError(
             "there is a run here already", where=str(run.folder), remedy="go on with --resume, or give another --run"
         )
-    transfer.check_learns(run.recipe() if run.exists else wanted, str(run.folder))
+    check_learns(run.recipe() if run.exists else wanted, str(run.folder))
     device = pick_device(wanted.training.device)
     # A run that goes on has its weights already, and needs no longer those it began from: but adapters stand on them.
     again, adapters = bool(run.checkpoints.steps()), wanted.training.adapters
-    origins = [] if again and adapters is None else transfer.open_origins(wanted.init)
+    origins = [] if again and adapters is None else transfer.open_pretrained(wanted.init)
     with Processes.start(device) as processes:
         console = console if processes.is_main else None
         settled, tokenizers, data = _prepare(run, wanted, processes, origins, device)
         seed_everything(settled.training.seed)
         source, target = tokenizers
         network = build.build_model(settled.model, source.size, target.size, source.starts)
-        taken = transfer.take_weights(network, settled.model, tokenizers, origins)
+        taken = transfer.load_pretrained(network, settled.model, tokenizers, origins)
         still = settled.training.freeze
         if adapters is not None:
-            transfer.attach(network, adapters, taken.loads[0].taken)
-            still += taken.loads[0].taken
+            transfer.add_adapters(network, adapters, taken.runs[0].loaded)
+            still += taken.runs[0].loaded
         if console is not None:
             tell(console, run, settled, data, tokenizers, network, device, still)
             if wanted.training.batch_tokens == "auto":
@@ -163,7 +164,7 @@ def train(
         if processes.is_main:
             shown = console or Console(quiet=True)
             report = RunReport(run.folder, console=shown, tensorboard=settled.training.tensorboard)
-        with transfer.frozen(network, still), _beside(network, objective, settled):
+        with transfer.freeze(network, still), _beside(network, objective, settled):
             outcome = loop.train(
                 network,
                 data.batches(settled, tokenizers),
@@ -182,7 +183,7 @@ def train(
 
 
 def _prepare(
-    run: Run, wanted: Recipe, processes: Processes, origins: Sequence[transfer.Origin], device: torch.device
+    run: Run, wanted: Recipe, processes: Processes, origins: Sequence[transfer.PretrainedRun], device: torch.device
 ) -> tuple[Recipe, Tokenizers, Data]:
     """The first process writes recipe, tokenizers and stores; the others then find them."""
     if processes.is_main:
@@ -192,7 +193,7 @@ def _prepare(
         tokenizers = run.tokenizers() if begun else transfer.choose_tokenizers(settled, origins)
         if settled.data.form == "text":  # one side is all there is, whichever was lent
             tokenizers = (tokenizers[0 if settled.model.encoder else 1],) * 2
-        transfer.check_origins(settled, tokenizers, origins)
+        transfer.check_pretrained(settled, tokenizers, origins)
         data = prepare(settled, tokenizers)
         if not begun:
             for corpus in settled.data.test:  # what cannot be read must show now, not after training

@@ -45,7 +45,7 @@ def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
             transfer.frozen_names(build.build_model(completed.model, 8, 8), completed.training.freeze)
     if completed.training.adapters is not None:
         with torch.device("meta"):
-            transfer.targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
+            transfer.adapter_targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
     named = {name: str(as_run(folder).absolute()) for name, folder in completed.init if folder is not None}
     return _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
 

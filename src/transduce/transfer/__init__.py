@@ -1,34 +1,31 @@
-"""Trained runs -> the first weights and tokenizers of a new one; which weights stay as they are; adapters."""
+"""Transfer learning: initialisation from trained runs, frozen parameters, LoRA adapters."""
 
-from transduce.inference.quantisation import check_learns, quantise
-from transduce.transfer.freezing import frozen, frozen_names
+from transduce.transfer.freezing import freeze, frozen_names
 from transduce.transfer.init import (
-    Load,
-    Origin,
-    Transfer,
-    check_origins,
+    InitReport,
+    LoadReport,
+    PretrainedRun,
+    check_pretrained,
     choose_tokenizers,
-    open_origins,
-    take_weights,
+    load_pretrained,
+    open_pretrained,
     vocabulary_weights,
 )
-from transduce.transfer.lora import attach, merge, targets, weights_of
+from transduce.transfer.lora import adapter_targets, add_adapters, load_run_weights, merge_adapters
 
 __all__ = [
-    "Load",
-    "Origin",
-    "Transfer",
-    "attach",
-    "check_learns",
-    "check_origins",
+    "InitReport",
+    "LoadReport",
+    "PretrainedRun",
+    "adapter_targets",
+    "add_adapters",
+    "check_pretrained",
     "choose_tokenizers",
-    "frozen",
+    "freeze",
     "frozen_names",
-    "merge",
-    "open_origins",
-    "quantise",
-    "take_weights",
-    "targets",
+    "load_pretrained",
+    "load_run_weights",
+    "merge_adapters",
+    "open_pretrained",
     "vocabulary_weights",
-    "weights_of",
 ]

@@ -1,4 +1,4 @@
-"""Trained runs and a fresh network enter; the network leaves with their weights where they fit."""
+"""Initialisation of a model from trained runs: weights that fit, and tokenizers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from transduce.errors import InputError
 from transduce.inference.quantisation import check_learns
 from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe
 from transduce.run import Run
-from transduce.transfer.lora import weights_of
+from transduce.transfer.lora import load_run_weights
 
-SECTIONS = ("encoder", "decoder", "model")  # in this order: `model` gives what the others left open
-NAMED = 3  # names shown of a long list
+SECTIONS = ("encoder", "decoder", "model")  # in this order: `model` fills what the other two left uninitialised
+MAX_SHOWN = 3  # names printed of a long list
 
 
 @dataclass(frozen=True)
-class Origin:
-    """A trained run, opened to be drawn on. Its network is not built: only tensors are read, no code."""
+class PretrainedRun:
+    """A trained run named in the `init` section. Only tensors are read: no network is built and no code is run."""
 
     section: str
     folder: str
@@ -35,47 +35,47 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Load:
-    """What one run gave."""
+class LoadReport:
+    """The weights loaded from one run."""
 
     section: str
     run: str
-    tokens: tuple[str, ...]  # the sides whose tokens are the same in both
-    taken: tuple[str, ...]
-    left: tuple[str, ...]  # in the run, but not taken: not asked for, or of another name, shape or vocabulary
+    same_vocabulary: tuple[str, ...]  # the sides (source, target) on which both runs have the same tokens
+    loaded: tuple[str, ...]
+    skipped: tuple[str, ...]  # weights of the run that do not fit by section, name, shape or vocabulary
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """What all runs gave together, and what is new because none of them had it."""
+class InitReport:
+    """The weights loaded from all runs, and the names of those that no run provided."""
 
-    loads: tuple[Load, ...]
+    runs: tuple[LoadReport, ...]
     new: tuple[str, ...]
 
     def describe(self) -> list[str]:
         lines = []
-        for load in self.loads:
-            tokens = f"same tokens: {' and '.join(load.tokens)}" if load.tokens else "other tokens on both sides"
-            lines.append(
-                f"init.{load.section} from {load.run}: {_some(load.taken)} taken, {_some(load.left)} left; {tokens}"
-            )
-        return [*lines, f"init: {_some(self.new)} new"]
+        for one in self.runs:
+            sides = " and ".join(one.same_vocabulary)
+            vocabulary = f"same vocabulary: {sides}" if sides else "different vocabularies on both sides"
+            loaded, skipped = _summarise(one.loaded), _summarise(one.skipped)
+            lines.append(f"init.{one.section} from {one.run}: {loaded} loaded, {skipped} skipped; {vocabulary}")
+        return [*lines, f"init: {_summarise(self.new)} newly initialised"]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def _some(names: Sequence[str]) -> str:
+def _summarise(names: Sequence[str]) -> str:
     """`14 weights (a, b, c ...)`"""
     if not names:
         return "0 weights"
-    shown = ", ".join(names[:NAMED]) + (" ..." if len(names) > NAMED else "")
+    shown = ", ".join(names[:MAX_SHOWN]) + (" ..." if len(names) > MAX_SHOWN else "")
     return f"{len(names)} weight{'s' if len(names) > 1 else ''} ({shown})"
 
 
-def open_origins(init: InitRecipe) -> list[Origin]:
-    """The runs a recipe begins from; one that is missing or has learned nothing yet is refused."""
-    found = []
+def open_pretrained(init: InitRecipe) -> list[PretrainedRun]:
+    """Opens the runs of the `init` section. A run that is missing or has no checkpoint is an error."""
+    result = []
     for section in SECTIONS:
         folder = getattr(init, section)
         if folder is None:
@@ -87,125 +87,126 @@ def open_origins(init: InitRecipe) -> list[Origin]:
             raise InputError(
                 f"init.{section}: this run has no checkpoint yet", where=folder, remedy="train it with --resume"
             )
-        found.append(Origin(section, folder, recipe, run.tokenizers(), weights_of(run, recipe)))
-    return found
+        result.append(PretrainedRun(section, folder, recipe, run.tokenizers(), load_run_weights(run, recipe)))
+    return result
 
 
-def choose_tokenizers(recipe: Recipe, origins: Sequence[Origin]) -> Tokenizers:
-    """The tokenizers of the runs begun from, where the recipe asks for the same kind; else ones trained anew.
+def choose_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> Tokenizers:
+    """The tokenizers of the pretrained runs where the recipe has the same tokenizer settings, else newly trained ones.
 
-    Labels are always trained anew: what a head says belongs to its own data.
+    Labels are always collected from the new data: the classes of a head belong to its own data set.
     """
     tokens = recipe.tokens
-    lent: dict[int, Tokenizer] = {}  # 0: source, 1: target
+    reused: dict[int, Tokenizer] = {}  # 0: source, 1: target
     for side, part in enumerate(("encoder", "decoder")):
         wanted = (tokens.source, tokens.target)[side]
-        for origin in origins:
-            given = origin.recipe.tokens
-            same = _same_kind(wanted, (given.source, given.target)[side]) and given.numbered == tokens.numbered
-            if origin.section in (part, "model") and same:
-                lent.setdefault(side, origin.tokenizers[side])
+        for one in pretrained:
+            given = one.recipe.tokens
+            same = _same_settings(wanted, (given.source, given.target)[side]) and given.numbered == tokens.numbered
+            if one.section in (part, "model") and same:
+                reused.setdefault(side, one.tokenizers[side])
     if recipe.model.head is not None:
-        lent.pop(1, None)
-    if len(lent) == 2 and tokens.source.kind == "given":  # imported: two ways to cut texts into the same pieces
-        return lent[0], lent[1]
+        reused.pop(1, None)
+    if len(reused) == 2 and tokens.source.kind == "given":  # imported: two tokenizers over one vocabulary
+        return reused[0], reused[1]
     if tokens.shared:
-        both = [one for one in lent.values() if any(set(origin.tokenizers) == {one} for origin in origins)]
-        return (both[0], both[0]) if both else train_tokenizers(recipe)
-    if len(lent) == 2:
-        return lent[0], lent[1]
+        shared = [one for one in reused.values() if any(set(run.tokenizers) == {one} for run in pretrained)]
+        return (shared[0], shared[0]) if shared else train_tokenizers(recipe)
+    if len(reused) == 2:
+        return reused[0], reused[1]
     source, target = train_tokenizers(recipe)
-    return lent.get(0, source), lent.get(1, target)
+    return reused.get(0, source), reused.get(1, target)
 
 
-def _same_kind(wanted: TextRecipe, given: TextRecipe) -> bool:
-    """Dropout changes how a vocabulary is used, not what is in it."""
+def _same_settings(wanted: TextRecipe, given: TextRecipe) -> bool:
+    """Ignores BPE dropout, which changes the segmentation and not the vocabulary."""
     return wanted.model_copy(update={"dropout": 0.0}) == given.model_copy(update={"dropout": 0.0})
 
 
-def check_origins(recipe: Recipe, tokenizers: Tokenizers, origins: Sequence[Origin]) -> None:
-    """Refuses a run that would give nothing, on a network that takes no memory."""
-    if origins:
+def check_pretrained(recipe: Recipe, tokenizers: Tokenizers, pretrained: Sequence[PretrainedRun]) -> None:
+    """Raises an error for a run of which no weight fits, before any memory is allocated for the model."""
+    if pretrained:
         source, target = tokenizers
         with torch.device("meta"):
             network = build.build_model(recipe.model, source.size, target.size)
-        take_weights(network, recipe.model, tokenizers, origins)
+        load_pretrained(network, recipe.model, tokenizers, pretrained)
 
 
-def take_weights(
-    network: nn.Module, recipe: ModelRecipe, tokenizers: Tokenizers, origins: Sequence[Origin]
-) -> Transfer:
-    """Copies what fits: the same name, the same shape and, where rows stand for tokens, the same tokens."""
-    own = network.state_dict(keep_vars=True)  # the tensors themselves: tied ones are one object under two names
-    spoken = vocabulary_weights(recipe)
-    filled: dict[int, Tensor] = {}
-    loads = []
-    for origin in origins:
-        same = _same_sides(tokenizers, origin)
-        taken = []
+def load_pretrained(
+    network: nn.Module, recipe: ModelRecipe, tokenizers: Tokenizers, pretrained: Sequence[PretrainedRun]
+) -> InitReport:
+    """Copies every weight that has the same name, the same shape and, if its rows are tokens, the same vocabulary."""
+    own = network.state_dict(keep_vars=True)  # the tensors themselves: tied weights are one object with two names
+    vocabulary_sides = vocabulary_weights(recipe)
+    values: dict[int, Tensor] = {}  # id of a tensor of the network -> its new value
+    reports = []
+    for run in pretrained:
+        same = _same_vocabulary(tokenizers, run)
+        loaded = []
         for name, tensor in own.items():
-            given = _refit(network, name, origin.weights.get(name), tensor)
-            asked = origin.section == "model" or name.startswith(f"{origin.section}.")
-            if given is None or not asked or given.shape != tensor.shape or not spoken.get(name, set()) <= same:
+            given = _refit(network, name, run.weights.get(name), tensor)
+            in_section = run.section == "model" or name.startswith(f"{run.section}.")
+            same_tokens = vocabulary_sides.get(name, set()) <= same
+            if given is None or not in_section or given.shape != tensor.shape or not same_tokens:
                 continue
-            # The first to come fills a tensor; a tied one may come again under its other name.
-            if torch.equal(filled.setdefault(id(tensor), given), given):
-                taken.append(name)
-        if not taken:
-            raise _nothing(origin, own)
-        left = tuple(name for name in origin.weights if name not in taken)
-        loads.append(Load(origin.section, origin.folder, tuple(sorted(same)), tuple(taken), left))
+            # The first run that provides a tensor wins; a tied one may appear again under its other name.
+            if torch.equal(values.setdefault(id(tensor), given), given):
+                loaded.append(name)
+        if not loaded:
+            raise _no_fit_error(run, own)
+        skipped = tuple(name for name in run.weights if name not in loaded)
+        reports.append(LoadReport(run.section, run.folder, tuple(sorted(same)), tuple(loaded), skipped))
     with torch.no_grad():
         for tensor in own.values():
-            if id(tensor) in filled:
-                tensor.copy_(filled[id(tensor)])
-    return Transfer(tuple(loads), tuple(name for name, tensor in own.items() if id(tensor) not in filled))
+            if id(tensor) in values:
+                tensor.copy_(values[id(tensor)])
+    return InitReport(tuple(reports), tuple(name for name, tensor in own.items() if id(tensor) not in values))
 
 
 def _refit(network: nn.Module, name: str, given: Tensor | None, own: Tensor) -> Tensor | None:
-    """A weight of another shape as the module that has it would make it fit, where it can: see a module's `refit`."""
+    """A weight of another shape, converted by the `refit` method of its module where there is one."""
     if given is None or given.shape == own.shape:
         return given
-    place, _, leaf = name.rpartition(".")
-    refit = getattr(network.get_submodule(place), "refit", None)
-    made: Tensor | None = None if refit is None else refit(leaf, given)
-    return given if made is None else made
+    path, _, parameter = name.rpartition(".")
+    refit = getattr(network.get_submodule(path), "refit", None)
+    converted: Tensor | None = None if refit is None else refit(parameter, given)
+    return given if converted is None else converted
 
 
-def _same_sides(tokenizers: Tokenizers, origin: Origin) -> set[str]:
-    pairs = zip(("source", "target"), tokenizers, origin.tokenizers, strict=True)
+def _same_vocabulary(tokenizers: Tokenizers, run: PretrainedRun) -> set[str]:
+    pairs = zip(("source", "target"), tokenizers, run.tokenizers, strict=True)
     return {side for side, own, given in pairs if own.fingerprint == given.fingerprint}
 
 
 def vocabulary_weights(recipe: ModelRecipe) -> dict[str, set[str]]:
-    """Which weights have rows for tokens, and of which side: those whose shape goes with the size of a vocabulary."""
+    """The weights whose rows are tokens, with their sides: those whose shape depends on a vocabulary size."""
 
     def shapes(source: int, target: int) -> dict[str, torch.Size]:
         with torch.device("meta"):
             network = build.build_model(recipe, source, target)
         return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
-    plain, result = shapes(8, 8), dict[str, set[str]]()
+    reference, result = shapes(8, 8), dict[str, set[str]]()
     for side, changed in (("source", shapes(9, 8)), ("target", shapes(8, 9))):
         for name, shape in changed.items():
-            if shape != plain[name]:
+            if shape != reference[name]:
                 result.setdefault(name, set()).add(side)
     return result
 
 
-def _nothing(origin: Origin, own: Mapping[str, Tensor]) -> InputError:
-    """Why not: the first weight that both have and that differs, or the names that only one of them has."""
-    part = "" if origin.section == "model" else f"{origin.section}."
-    here = [name for name in own if name.startswith(part)]
-    both = [name for name in here if name in origin.weights]
-    differing = next((name for name in both if own[name].shape != origin.weights[name].shape), None)
+def _no_fit_error(run: PretrainedRun, own: Mapping[str, Tensor]) -> InputError:
+    """Names the first weight whose shapes differ, or the names that only one of the two models has."""
+    prefix = "" if run.section == "model" else f"{run.section}."
+    here = [name for name in own if name.startswith(prefix)]
+    common = [name for name in here if name in run.weights]
+    differing = next((name for name in common if own[name].shape != run.weights[name].shape), None)
     if not here:
-        reason = f"this model has no {origin.section}"
+        reason = f"this model has no {run.section}"
     elif differing:
-        there, wanted = tuple(origin.weights[differing].shape), tuple(own[differing].shape)
-        reason = f"{differing} is {there} there and {wanted} here: give both the same options"
-    elif both:
-        reason = "the weights they share stand for other tokens, or came from another run: leave it out"
+        there, wanted = tuple(run.weights[differing].shape), tuple(own[differing].shape)
+        reason = f"{differing} has shape {there} in the run and {wanted} in this model: give both the same options"
+    elif common:
+        reason = "their common weights belong to another vocabulary, or another run provided them: leave it out"
     else:
-        reason = f"it has {_some(list(origin.weights))}, and this model asks for {_some(here)}"
-    return InputError(f"init.{origin.section}: no weight of this run fits", where=origin.folder, remedy=reason)
+        reason = f"it has {_summarise(list(run.weights))}; this model needs {_summarise(here)}"
+    return InputError(f"init.{run.section}: no weight of this run fits", where=run.folder, remedy=reason)

@@ -1,8 +1,7 @@
-"""A network with the weights of a base enters; it leaves with low-rank adapters beside them, and learns only those.
+"""LoRA adapters (Hu et al. 2021): training, checkpoints without the base model, merging.
 
-W x becomes W x + alpha / rank * B A x (Hu et al. 2021, "LoRA"). B begins as 0, so the first output is the base's. The
-state of such a network is what it learned: adapters, and weights that the base did not have. `joined` puts the base
-and what was learned together again, as plain weights.
+W x becomes W x + alpha / rank * B A x. B starts at 0, so that the first output equals that of the base model. The
+state_dict of an adapted network holds only what is trained: the adapters, and the weights that the base does not have.
 """
 
 from __future__ import annotations
@@ -22,113 +21,114 @@ from torch.nn import functional as F
 from transduce import build
 from transduce.errors import InputError
 from transduce.inference.quantisation import whole_weights
-from transduce.recipe import AdaptersRecipe, InitRecipe, Recipe
-from transduce.recipe import registry as shelves
+from transduce.recipe import AdaptersRecipe, InitRecipe, Recipe, registry
 from transduce.run import Run
-from transduce.transfer.freezing import named
+from transduce.transfer.freezing import match_names
 
-BASE = "adapter_base"  # the fingerprint of the base, kept among the weights
-PLACE = re.compile(r"(.*)\.adapters\.(\w+)\.(down|up)")
+BASE_FINGERPRINT = "base_fingerprint"  # a buffer of the adapted network, saved with its weights
+ADAPTER_NAME = re.compile(r"(.*)\.adapters\.(\w+)\.lora_(a|b)")
 Weights = Mapping[str, Tensor]
 
 
-class LowRank(nn.Module):
-    """scale * B A, for a matrix of this shape."""
+class LoRA(nn.Module):
+    """Low-rank update of a matrix: scale * B A."""
 
     def __init__(self, rows: int, columns: int, rank: int, scale: float) -> None:
         super().__init__()
         self.scale = scale
-        self.down = nn.Parameter(torch.empty(rank, columns))  # A
-        self.up = nn.Parameter(torch.zeros(rows, rank))  # B
-        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
+        self.lora_a = nn.Parameter(torch.empty(rank, columns))
+        self.lora_b = nn.Parameter(torch.zeros(rows, rank))
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, values: Tensor) -> Tensor:
-        return F.linear(F.linear(values, self.down), self.up) * self.scale
+        return F.linear(F.linear(values, self.lora_a), self.lora_b) * self.scale
 
     def matrix(self) -> Tensor:
-        return self.scale * self.up @ self.down
+        return self.scale * self.lora_b @ self.lora_a
 
 
-def targets(network: nn.Module, settings: AdaptersRecipe, taken: Collection[str] | None = None) -> list[str]:
-    """The matrices that get an adapter: of dense layers and recurrent cells, taken from the base, in one place only.
+def adapter_targets(
+    network: nn.Module, settings: AdaptersRecipe, base_names: Collection[str] | None = None
+) -> list[str]:
+    """The names of the matrices that get an adapter: weights of linear layers and recurrent cells from the base.
 
-    One that two places share (a tied output layer) is left out: merged, it would change in both.
+    A tied matrix is left out: merging its adapter would change both of its uses.
     """
-    places = Counter(id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False))
+    uses = Counter(id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False))
     names = []
     for path, module in network.named_modules():
         if isinstance(module, (nn.Linear, nn.RNNBase)):
-            for name, parameter in module.named_parameters(recurse=False):
-                full = f"{path}.{name}"
-                if parameter.ndim == 2 and places[id(parameter)] == 1 and (taken is None or full in taken):
-                    names.append(full)
-    return named(names, settings.targets, "training.adapters.targets")
+            for parameter_name, parameter in module.named_parameters(recurse=False):
+                name = f"{path}.{parameter_name}"
+                if parameter.ndim == 2 and uses[id(parameter)] == 1 and (base_names is None or name in base_names):
+                    names.append(name)
+    return match_names(names, settings.targets, "training.adapters.targets")
 
 
-def attach(network: nn.Module, settings: AdaptersRecipe, taken: Sequence[str]) -> None:
-    """Adapters beside what was taken from the base, which the network's state then no longer holds."""
-    base = set(taken)
-    chosen = targets(network, settings, base)
+def add_adapters(network: nn.Module, settings: AdaptersRecipe, base_names: Sequence[str]) -> None:
+    """Adds adapters to the target matrices, and removes the weights of the base from the network's state_dict."""
+    base = set(base_names)
+    targets = adapter_targets(network, settings, base)
     own = network.state_dict()
-    network.register_buffer(BASE, fingerprint({name: own[name] for name in base}))
-    for full in chosen:
-        path, _, name = full.rpartition(".")
+    network.register_buffer(BASE_FINGERPRINT, fingerprint({name: own[name] for name in base}))
+    for name in targets:
+        path, _, parameter_name = name.rpartition(".")
         module = network.get_submodule(path)
-        held = getattr(module, "adapters", None)
-        if not isinstance(held, nn.ModuleDict):
-            held = module.adapters = nn.ModuleDict()
-            _hook(module)
-        rows, columns = own[full].shape
-        adapter = LowRank(rows, columns, settings.rank, settings.alpha / settings.rank)
-        held[name] = adapter.to(own[full])
-    _keep_apart(network, base)
+        adapters = getattr(module, "adapters", None)
+        if not isinstance(adapters, nn.ModuleDict):
+            adapters = module.adapters = nn.ModuleDict()
+            _register_forward_hooks(module)
+        rows, columns = own[name].shape
+        adapter = LoRA(rows, columns, settings.rank, settings.alpha / settings.rank)
+        adapters[parameter_name] = adapter.to(own[name])
+    _exclude_base_from_state_dict(network, base)
 
 
-def _hook(module: nn.Module) -> None:
+def _register_forward_hooks(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         module.register_forward_hook(lambda one, given, result: result + one.adapters["weight"](given[0]))
     else:
-        # A cell hands all its matrices to one kernel: for the length of a call they are the adapted ones.
-        module.register_forward_pre_hook(lambda one, _: _mount(one, adapted=True))
-        module.register_forward_hook(lambda one, *_: _mount(one, adapted=False), always_call=True)
+        # A recurrent cell passes all its matrices to one kernel: they are replaced for the duration of a call.
+        module.register_forward_pre_hook(lambda one, _: _set_flat_weights(one, adapted=True))
+        module.register_forward_hook(lambda one, *_: _set_flat_weights(one, adapted=False), always_call=True)
 
 
-def _mount(cell: Any, *, adapted: bool) -> None:
+def _set_flat_weights(cell: Any, *, adapted: bool) -> None:
     weights = {name: getattr(cell, name) for name in cell._flat_weights_names}
-    added = {name: adapter.matrix() for name, adapter in cell.adapters.items()} if adapted else {}
-    cell._flat_weights = [weight + added[name] if name in added else weight for name, weight in weights.items()]
+    updates = {name: adapter.matrix() for name, adapter in cell.adapters.items()} if adapted else {}
+    cell._flat_weights = [weight + updates[name] if name in updates else weight for name, weight in weights.items()]
 
 
-def _keep_apart(network: nn.Module, base: set[str]) -> None:
-    """The state of the network is what is not in the base; a state that stands on another base is refused."""
+def _exclude_base_from_state_dict(network: nn.Module, base: set[str]) -> None:
+    """Saves only what the base does not have; loading a state that belongs to another base is an error."""
 
-    def leave_out(_: nn.Module, state: dict[str, Tensor], prefix: str, __: Any) -> None:
+    def remove_base(_: nn.Module, state: dict[str, Tensor], prefix: str, __: Any) -> None:
         for name in base:
             state.pop(prefix + name, None)
 
-    def compare(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        given = state.get(prefix + BASE)
-        if given is not None and not torch.equal(given.cpu(), module.get_buffer(BASE).cpu()):
-            raise changed()
+    def check_fingerprint(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        given = state.get(prefix + BASE_FINGERPRINT)
+        if given is not None and not torch.equal(given.cpu(), module.get_buffer(BASE_FINGERPRINT).cpu()):
+            raise _base_changed_error()
 
-    def expect_less(_: nn.Module, keys: Any) -> None:
+    def allow_missing_base(_: nn.Module, keys: Any) -> None:
         keys.missing_keys[:] = [name for name in keys.missing_keys if name not in base]
 
-    network.register_state_dict_post_hook(leave_out)
-    network.register_load_state_dict_pre_hook(compare)
-    network.register_load_state_dict_post_hook(expect_less)
+    network.register_state_dict_post_hook(remove_base)
+    network.register_load_state_dict_pre_hook(check_fingerprint)
+    network.register_load_state_dict_post_hook(allow_missing_base)
 
 
-def changed(where: str = "init.model") -> InputError:
+def _base_changed_error(where: str = "init.model") -> InputError:
     return InputError(
         "the base of these adapters has other weights than when they were trained",
         where=where,
-        remedy="restore the base as it was; adapters say nothing without it",
+        remedy="restore the base run: adapters work only with the weights that they were trained on",
     )
 
 
 def fingerprint(weights: Weights) -> Tensor:
-    """32 bytes that name these weights, to the bit."""
+    """SHA-256 of names, types, shapes and bits, as 32 bytes."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
@@ -137,24 +137,30 @@ def fingerprint(weights: Weights) -> Tensor:
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
-def joined(
+def merge_weights(
     base: Weights, learned: Weights, names: Collection[str], settings: AdaptersRecipe, where: str
 ) -> dict[str, Tensor]:
-    """Plain weights of these names: the base's, those learned, and W + alpha / rank * B A where there is an adapter."""
-    kept = [name for name in names if name not in learned]
-    if not set(kept) <= base.keys() or not torch.equal(fingerprint({n: base[n] for n in kept}), learned[BASE]):
-        raise changed(where)
+    """Weights of a plain network: W + alpha / rank * B A where there is an adapter, else trained or base weights."""
+    from_base = [name for name in names if name not in learned]
+    unchanged = set(from_base) <= base.keys() and torch.equal(
+        fingerprint({name: base[name] for name in from_base}), learned[BASE_FINGERPRINT]
+    )
+    if not unchanged:
+        raise _base_changed_error(where)
     result = {name: learned[name] if name in learned else base[name] for name in names}
     for name in learned:
-        if (found := PLACE.fullmatch(name)) and found[3] == "down":
-            full = f"{found[1]}.{found[2]}"
-            up, down = learned[f"{name.removesuffix('down')}up"], learned[name]
-            result[full] = result[full] + settings.alpha / settings.rank * up @ down
+        if (match := ADAPTER_NAME.fullmatch(name)) and match[3] == "a":
+            target = f"{match[1]}.{match[2]}"
+            lora_a, lora_b = learned[name], learned[f"{name.removesuffix('lora_a')}lora_b"]
+            result[target] = result[target] + settings.alpha / settings.rank * lora_b @ lora_a
     return result
 
 
-def weights_of(run: Run, recipe: Recipe, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """What a run predicts with. `names` are those of its network; left out, they are found from its recipe."""
+def load_run_weights(run: Run, recipe: Recipe, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The weights that a run predicts with, adapters merged.
+
+    `names` are the parameter names of its network; by default they are derived from the recipe.
+    """
     checkpoint = run.checkpoints.chosen()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
@@ -167,40 +173,41 @@ def weights_of(run: Run, recipe: Recipe, names: Collection[str] | None = None) -
         raise InputError(
             f"the base of these adapters is gone: {base.folder}",
             where=str(run.recipe_file),
-            remedy="put the run back there, or set init.model in this file to where it is now",
+            remedy="restore that run, or set init.model in this file to its new folder",
         )
-    given = weights_of(base, base.recipe())
-    return joined(given, checkpoint.weights, names or _names(run, recipe), adapters, str(base.folder))
+    base_weights = load_run_weights(base, base.recipe())
+    names = names or _parameter_names(run, recipe)
+    return merge_weights(base_weights, checkpoint.weights, names, adapters, str(base.folder))
 
 
-def _names(run: Run, recipe: Recipe) -> list[str]:
-    if own := shelves.own_parts(recipe):
+def _parameter_names(run: Run, recipe: Recipe) -> list[str]:
+    if own := registry.own_parts(recipe):
         raise InputError(
             f"this model needs code of its own: {', '.join(own)}",
             where=str(run.recipe_file),
             remedy="merge it first: transduce merge RUN NEW_RUN --own-parts",
         )
-    with torch.device("meta"):  # the names are those of any vocabulary
+    with torch.device("meta"):  # the names do not depend on the vocabulary sizes
         return list(build.build_model(build.complete_recipe(recipe).model, 8, 8).state_dict())
 
 
-def merge(folder: str | Path, new: str | Path, weights: dict[str, Tensor] | None = None) -> Run:
-    """Writes a plain run that needs no base: the same recipe without adapters, the same tokens, the merged weights."""
+def merge_adapters(folder: str | Path, new: str | Path, weights: dict[str, Tensor] | None = None) -> Run:
+    """Writes a plain run without adapters: the same recipe and tokenizers, the merged weights."""
     run, target = Run(Path(folder)), Run(Path(new))
     recipe = run.recipe()
     if recipe.training.adapters is None:
-        raise InputError("this run has no adapters to merge", where=str(run.folder), remedy="it is a plain run already")
+        raise InputError("this run has no adapters to merge", where=str(run.folder), remedy="use it as it is")
     if target.exists or target.checkpoints.steps():
-        raise InputError("there is a run here already", where=str(target.folder), remedy="give another folder")
+        raise InputError("this folder already contains a run", where=str(target.folder), remedy="give another folder")
     checkpoint = run.checkpoints.chosen()
-    plain = weights or weights_of(run, recipe)
+    merged = weights or load_run_weights(run, recipe)
     assert checkpoint is not None
     tokenizers = run.tokenizers()
     target.folder.mkdir(parents=True, exist_ok=True)
     target.save_tokenizers(*tokenizers)
-    target.checkpoints.save_final(checkpoint.step, plain, {})
+    target.checkpoints.save_final(checkpoint.step, merged, {})
     training = recipe.training.model_copy(update={"adapters": None})
-    # Whoever trains the new run further begins from what was merged.
+    # Further training of the new run starts from the merged weights.
     init = InitRecipe(model=str(run.folder.absolute()))
     target.save_recipe(recipe.model_copy(update={"training": training, "init": init}))
     return target
