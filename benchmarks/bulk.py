@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.ctranslate2 import Translator
 from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
 from benchmarks.marian import SIZES, ours, theirs
-from transduce.data.batching import ordered
+from transduce.data.batching import batch_by_length
 from transduce.decoding.constraints import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import FullBeam, Greedy
@@ -70,7 +70,7 @@ def translate(own: Any, sources: list[list[int]], beam: int, workers: int, token
     """As `Model.generate` does it: sorted by length, in batches by tokens, so many at a time, in order again."""
     # A beam that goes on and stops as the peer's does: our own looks longer for better answers.
     strategy = Greedy() if beam == 1 else FullBeam(width=beam, length_penalty=1.0, stop="full")
-    batches = ordered([len(source) for source in sources], tokens)
+    batches = batch_by_length([len(source) for source in sources], tokens)
 
     def find(rows: list[int]) -> list[list[int]]:
         batch = Batch(Padded.from_rows([sources[row] for row in rows]))

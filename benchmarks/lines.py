@@ -73,9 +73,9 @@ def staged(name: str, lines: int, stages: list[Stage]) -> Iterator[None]:
 
 def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
     """Everything that happens to a corpus before and in the first epoch, the network apart."""
-    from transduce.data.batching import Batches, Position
+    from transduce.data.batching import Batches, DataPosition
     from transduce.data.filters import Filters
-    from transduce.data.readers.corpus import read
+    from transduce.data.readers.corpus import read_corpus
     from transduce.data.store import build_store, split
     from transduce.data.tokenizers.tokenizer import Tokenizer
     from transduce.recipe import Corpus
@@ -84,7 +84,7 @@ def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
     # What is loaded at the first use of anything is not counted.
     Tokenizer.train(["a first line"], "bpe", 300).encode_batch(["a line"])
     with staged("train tokenizers (bpe)", lines, stages):
-        sides = (example.source for example in read(corpus))
+        sides = (example.source for example in read_corpus(corpus))
         tokenizer = Tokenizer.train(sides, "bpe", 2000)
     with staged("tokenise and store", lines, stages):
         store = build_store([corpus], tokenizer, tokenizer, Filters(drop_duplicates=True), "error", folder)
@@ -95,7 +95,7 @@ def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
         count = batches.batches_in(0)
     with staged("gather its batches", lines, stages):
         for index in range(count):
-            batches.at(Position(0, index))
+            batches.at(DataPosition(0, index))
     with staged("plan the next epoch", lines, stages):
         batches.batches_in(1)
     return stages

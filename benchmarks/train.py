@@ -20,9 +20,9 @@ from benchmarks.harness import OURS, Contestant, Measured, measure
 from benchmarks.marian import PLACES, SIZES, Size, ours, theirs
 from transduce.attention.positions import places
 from transduce.data.batching import collate
-from transduce.data.epoch_plan import Plan
-from transduce.data.packing import Packing, needs
-from transduce.data.rng import Draw, Shuffle
+from transduce.data.epoch_plan import EpochPlan
+from transduce.data.packing import Packing, packed_lengths
+from transduce.data.rng import RandomPermutation, SeededRandom
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.kernels.training_graph import rounded
 from transduce.objectives import CrossEntropy
@@ -65,10 +65,10 @@ def in_turn(batch: Batch) -> list[Batch]:
     return [batch] * (4 if batch.inputs.values.is_cuda else 1)
 
 
-def _plan(widths: np.ndarray, tokens: int, packing: Packing | None = None) -> Plan:
+def _plan(widths: np.ndarray, tokens: int, packing: Packing | None = None) -> EpochPlan:
     """As for training."""
-    draw = Draw("order", 1, 0)
-    return Plan(widths, Shuffle(len(widths), draw), tokens, 100, draw, packing)
+    draw = SeededRandom("order", 1, 0)
+    return EpochPlan(widths, RandomPermutation(len(widths), draw), tokens, 100, draw, packing)
 
 
 def packed_batches(batches: list[Batch], tokens: int) -> list[Batch]:
@@ -79,7 +79,7 @@ def packed_batches(batches: list[Batch], tokens: int) -> list[Batch]:
         for side in parts
     ]
     widths = np.array([[len(source), len(said) + 1] for source, said in zip(*sides, strict=True)])
-    packing = Packing.within(tokens, needs(widths))
+    packing = Packing.within(tokens, packed_lengths(widths))
     assert packing is not None, "there are too few tokens for a row"
     plan = _plan(widths, tokens, packing)
     made = []

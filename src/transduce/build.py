@@ -22,8 +22,8 @@ from transduce.errors import InputError
 from transduce.flow import EOS
 from transduce.layers.embedding import Embedding, Output, deepened
 from transduce.layers.meta_init import outlined
-from transduce.modalities.source_encoding import PerceivedReading, Reading, TextReading
-from transduce.modalities.sources import Perceived, Written
+from transduce.modalities.source_encoding import ModalitySourceEncoding, SourceEncoding, TextSourceEncoding
+from transduce.modalities.sources import ModalitySource, TextModality
 from transduce.model import DecoderOnly, Embedder, EncoderDecoder, EncoderOnly, EncoderPaths, Transducer
 from transduce.objectives import Objective
 from transduce.recipe import DataRecipe, GenerationRecipe, ModelRecipe, Recipe
@@ -145,24 +145,24 @@ def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...] | None]:
     return {name: None if spec == {"kind": TEXT} else maker(contracts.Modality, spec)().shape for name, spec in specs}  # type: ignore[arg-type]
 
 
-def build_perceived(recipe: Recipe, source: Tokenizer) -> Perceived | None:
+def build_perceived(recipe: Recipe, source: Tokenizer) -> ModalitySource | None:
     """How the sources of a completed recipe are read where they are more than one text; None: they are texts."""
     specs = recipe.data.sources
     if not specs:
         return None
     parts = {
-        name: Written(source) if spec == {"kind": TEXT} else maker(contracts.Modality, spec)()  # type: ignore[arg-type]
+        name: TextModality(source) if spec == {"kind": TEXT} else maker(contracts.Modality, spec)()  # type: ignore[arg-type]
         for name, spec in specs.items()
     }
-    return Perceived.of(parts, [list(specs.items()), source.fingerprint])
+    return ModalitySource.of(parts, [list(specs.items()), source.fingerprint])
 
 
-def build_reading(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer]) -> Reading:
+def build_reading(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer]) -> SourceEncoding:
     """How a model of this recipe reads its sources."""
     perceived = build_perceived(recipe, tokenizers[0])
     if perceived is not None:
-        return PerceivedReading(perceived)
-    return TextReading(tokenizers[0], masked=recipe.data.noise is not None)
+        return ModalitySourceEncoding(perceived)
+    return TextSourceEncoding(tokenizers[0], masked=recipe.data.noise is not None)
 
 
 def complete_objective(spec: Mapping[str, Any], where: str) -> Spec:

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transduce.contracts import Front
 from transduce.errors import InputError
 from transduce.flow import Padded
-from transduce.modalities import FRONTS
+from transduce.modalities import FRONT_ENDS
 
 WIDTH = 8
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -24,14 +24,14 @@ def build(name: str, shape: tuple[int, ...], options: dict) -> Front | None:
     """None: this front does not read such rows."""
     torch.manual_seed(1)
     try:
-        return FRONTS[name](WIDTH, shape=shape, **options).eval()
+        return FRONT_ENDS[name](WIDTH, shape=shape, **options).eval()
     except (InputError, ValueError):
         return None
 
 
 CASES = [
     (name, shape, options)
-    for name in FRONTS
+    for name in FRONT_ENDS
     for shape in SHAPES
     for options in OPTIONS.get(name, ({},))
     if build(name, shape, options) is not None
@@ -63,7 +63,7 @@ LENGTHS = [9, 4, 1, 7, 8]
 
 
 def test_every_front_reads_something():
-    assert {name for name, _, _ in CASES} == set(FRONTS)
+    assert {name for name, _, _ in CASES} == set(FRONT_ENDS)
 
 
 def test_rows_are_those_of_the_grid(case):

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data.batching import Batches, Position, collate, gather, ordered
-from transduce.data.epoch_plan import Plan, Rows, cut
+from transduce.data.batching import Batches, DataPosition, batch_by_length, collate, gather
+from transduce.data.epoch_plan import EpochPlan, RowSubset, batch_starts
 from transduce.data.filters import Filters
-from transduce.data.rng import Draw
+from transduce.data.rng import SeededRandom
 from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
@@ -40,7 +40,7 @@ def _natural(n: int, seed: int = 0) -> np.ndarray:
     return np.stack([source, (source * np.exp(draw.normal(0, 0.25, n))).round().clip(1)], 1)
 
 
-def _rows(plan: Plan) -> np.ndarray:
+def _rows(plan: EpochPlan) -> np.ndarray:
     """All rows of an epoch, in its order."""
     return np.concatenate([plan.batch(index).rows for index in range(len(plan))])
 
@@ -99,25 +99,25 @@ def test_epochs_and_seeds_differ() -> None:
 
 @given(n=st.integers(0, 200), seed=st.integers())
 def test_a_permutation_is_one(n: int, seed: int) -> None:
-    drawn = Draw("test", seed).permutation(n)
+    drawn = SeededRandom("test", seed).permutation(n)
     assert sorted(drawn.tolist()) == list(range(n))
-    assert drawn.tolist() == Draw("test", seed).permutation(n).tolist()
+    assert drawn.tolist() == SeededRandom("test", seed).permutation(n).tolist()
 
 
 def test_every_place_of_a_permutation_is_as_likely() -> None:
-    first = Counter(int(Draw("test", seed).permutation(5)[0]) for seed in range(2000))
+    first = Counter(int(SeededRandom("test", seed).permutation(5)[0]) for seed in range(2000))
     assert all(330 < first[place] < 470 for place in range(5))
 
 
 def test_a_position_walks_through_every_batch_and_seeks() -> None:
     batches = _batches(_natural(300), batch_tokens=1000)
-    position, visited = Position(), []
+    position, visited = DataPosition(), []
     for _ in range(batches.batches_in(0) + 2):
         visited.append(position)
         position = batches.after(position)
-    assert visited[-1] == Position(1, 1)
+    assert visited[-1] == DataPosition(1, 1)
     assert [place.index for place in visited[:-2]] == list(range(batches.batches_in(0)))
-    assert Position.from_json(position.to_json()) == position
+    assert DataPosition.from_json(position.to_json()) == position
 
 
 def test_weights_multiply_how_often_a_corpus_comes() -> None:
@@ -161,7 +161,7 @@ def test_a_batch_holds_its_rows(built: tuple[Store, Tokenizer]) -> None:
     batches = Batches(store, indices, batch_tokens=500, pool=4, seed=7)
     seen: list[int] = []
     for index in range(batches.batches_in(0)):
-        batch = batches.at(Position(0, index))
+        batch = batches.at(DataPosition(0, index))
         assert batch.source is not None
         assert batch.target is not None
         assert batch.source.values.dtype == torch.long
@@ -204,7 +204,7 @@ def test_dropout_is_exact_at_every_visit(built: tuple[Store, Tokenizer]) -> None
     plain = Batches(store, np.arange(len(store)), **options)
     again = Batches(store, np.arange(len(store)), dropout=(0.3, 0.0), **options)
     spellings = set()
-    for position in (Position(0, 3), Position(0, 0), Position(1, 0), Position(2, 0)):
+    for position in (DataPosition(0, 3), DataPosition(0, 0), DataPosition(1, 0), DataPosition(2, 0)):
         batch, other, clean = noisy.at(position), again.at(position), plain.at(position)
         assert batch.source is not None
         assert other.source is not None
@@ -222,7 +222,7 @@ def test_dropout_is_exact_at_every_visit(built: tuple[Store, Tokenizer]) -> None
             for index in range(noisy.batches_in(epoch))
             for row in noisy.plan(epoch).batch(index).rows.tolist()
         }
-        batch = noisy.at(Position(epoch, rows[11]))
+        batch = noisy.at(DataPosition(epoch, rows[11]))
         assert batch.source is not None
         spellings.add(tuple(batch.source.values[batch.rows.index(11)].tolist()))
     assert len(spellings) > 1
@@ -237,7 +237,7 @@ def test_nothing_to_batch_is_an_error() -> None:
 
 @given(lengths=st.lists(st.integers(0, 50), max_size=100), budget=st.integers(1, 200))
 def test_ordered_groups_everything_within_the_budget(lengths: list[int], budget: int) -> None:
-    groups = ordered(lengths, budget)
+    groups = batch_by_length(lengths, budget)
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     assert all(len(group) * max(lengths[row] for row in group) <= budget or len(group) == 1 for group in groups)
     flat = [lengths[row] for group in groups for row in group]
@@ -256,7 +256,7 @@ def test_cut_equals_the_plain_loop(widths: list[tuple[int, int]], budget: int) -
             starts.append(row)
             count, wider = 0, (source, target)
         count, widest = count + 1, wider
-    assert cut(np.array(widths), budget).tolist() == starts
+    assert batch_starts(np.array(widths), budget).tolist() == starts
 
 
 def test_planning_a_million_pairs_takes_a_moment() -> None:
@@ -280,7 +280,7 @@ def test_planning_takes_the_same_memory_for_any_number_of_pairs(weights: tuple[f
         facts = {"lengths": _Computed(), "corpus_of": np.broadcast_to(np.uint8(0), n)}
         store: Any = SimpleNamespace(items=None, **facts, sourceless=False)
         tracemalloc.start()
-        batches = Batches(store, Rows(n, [5, 9]), batch_tokens=8192, pool=3, seed=1, weights=weights)
+        batches = Batches(store, RowSubset(n, [5, 9]), batch_tokens=8192, pool=3, seed=1, weights=weights)
         assert batches.batches_in(0) > 300
         assert batches.plan(0).batch(batches.batches_in(0) - 1).rows.max() < n
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.filters import FilterReport, Filters, Seen
+from transduce.data.filters import FilterReport, Filters, PairHashSet
 
 
 def test_each_reason_at_its_edge() -> None:
@@ -32,12 +32,12 @@ def test_what_is_not_asked_for_is_not_done() -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3))))
 def test_only_the_very_same_pair_is_a_duplicate(pairs: list[tuple[str, str]]) -> None:
-    seen = Seen()
+    seen = PairHashSet()
     assert [seen.before(*pair) for pair in pairs] == [pair in pairs[:place] for place, pair in enumerate(pairs)]
 
 
 def test_the_border_between_the_sides_counts() -> None:
-    seen = Seen()
+    seen = PairHashSet()
     assert not seen.before("a b", "c")
     assert not seen.before("a", "b c")
 
@@ -60,7 +60,7 @@ def test_the_report_adds_up(reasons: list[str]) -> None:
 
 
 def test_seen_pairs_stay_known_while_the_table_grows():
-    seen, rounds = Seen(), 20_000  # several times as many as it has room for at first
+    seen, rounds = PairHashSet(), 20_000  # several times as many as it has room for at first
     assert not any(seen.before(f"source {number}", "target") for number in range(rounds))
     assert all(seen.before(f"source {number}", "target") for number in range(rounds))
     assert not seen.before("source 1", "another target")
@@ -68,7 +68,7 @@ def test_seen_pairs_stay_known_while_the_table_grows():
 
 def test_what_was_seen_lies_on_disk(tmp_path: Path):
     """Of the memory of the process it takes a moment's part, however much was seen; and no file is left."""
-    seen = Seen(tmp_path)
+    seen = PairHashSet(tmp_path)
     tracemalloc.start()
     try:
         for number in range(40_000):
@@ -91,5 +91,5 @@ def test_half_a_hash_is_not_enough(monkeypatch: pytest.MonkeyPatch):
             return bytes(8) + sum(self.content).to_bytes(8, "little")
 
     monkeypatch.setattr("transduce.data.filters.hashlib.blake2b", Digest)
-    seen = Seen()
+    seen = PairHashSet()
     assert [seen.before("a", letter) for letter in "bcdbcd"] == [False] * 3 + [True] * 3

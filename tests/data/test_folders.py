@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transduce.data.readers.corpus import Tally, fingerprint, read
-from transduce.data.readers.folders import array, read_arrays
+from transduce.data.readers.corpus import DropCounter, fingerprint, read_corpus
+from transduce.data.readers.folders import idx_array, read_idx
 from transduce.errors import InputError, UnreadableError
 from transduce.recipe import Corpus
 
@@ -34,7 +34,7 @@ def labelled(tmp_path):
 
 
 def test_a_folder_for_each_label(labelled):
-    found = list(read(corpus(labelled)))
+    found = list(read_corpus(corpus(labelled)))
     wanted = [("a dog/1", "a dog"), ("cat/1", "cat"), ("cat/2", "cat"), ("cat/deep/3", "cat")]
     assert [(one.source, one.target) for one in found] == [(str(labelled / name), label) for name, label in wanted]
     assert [one.line for one in found] == [1, 2, 3, 4]
@@ -56,7 +56,7 @@ def test_a_list_of_files_and_texts(tmp_path, name, fields):
     text = ["first", "second"] if target == "captions" else "first"
     lines = [{source: "one", target: text, "id": 3}, {source: "one", target: "third"}]
     (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = [(one.source, one.target, one.line, one.file) for one in read(corpus(tmp_path))]
+    found = [(one.source, one.target, one.line, one.file) for one in read_corpus(corpus(tmp_path))]
     at, place = str(tmp_path / "one"), str(tmp_path / name)
     more = [(at, "second", 1, place)] if target == "captions" else []
     assert found == [(at, "first", 1, place), *more, (at, "third", 2, place)]
@@ -64,7 +64,7 @@ def test_a_list_of_files_and_texts(tmp_path, name, fields):
 
 def test_a_corpus_may_name_the_fields_of_a_list(tmp_path):
     (tmp_path / "captions.jsonl").write_text(json.dumps({"a": "x", "b": "y", "caption": "no"}) + "\n")
-    found = next(read(corpus(tmp_path, fields=("a", "b"))))
+    found = next(read_corpus(corpus(tmp_path, fields=("a", "b"))))
     assert (found.source, found.target) == (str(tmp_path / "x"), "y")
 
 
@@ -73,18 +73,18 @@ def test_lines_of_a_list_that_cannot_be_read(tmp_path):
     bad = ["{", "[1]", '{"file_name": "one"}', '{"caption": "x"}', '{"file_name": "one", "caption": [3]}']
     good = '{"file_name": "one", "caption": ["x", "y"]}'
     (tmp_path / "captions.jsonl").write_text("\n".join([*bad, good]) + "\n")
-    counts = Tally()
-    assert [one.target for one in read(corpus(tmp_path), "drop", counts)] == ["x", "y"]
+    counts = DropCounter()
+    assert [one.target for one in read_corpus(corpus(tmp_path), "drop", counts)] == ["x", "y"]
     assert counts == {"malformed JSON": 2, "missing field": 2, "not text": 1}
     assert counts.places["not text"] == (str(tmp_path / "captions.jsonl"), 5)
     with pytest.raises(InputError) as error:
-        list(read(corpus(tmp_path)))
+        list(read_corpus(corpus(tmp_path)))
     assert error.value.where.endswith("captions.jsonl:1")
 
 
 def test_a_folder_that_tells_nothing_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    for action in (lambda one: list(read(one)), fingerprint):
+    for action in (lambda one: list(read_corpus(one)), fingerprint):
         with pytest.raises(InputError, match="tells nothing"):
             action(corpus(tmp_path))
 
@@ -95,21 +95,21 @@ def test_arrays_are_named_one_by_one(tmp_path, ending):
     source = idx(tmp_path / f"some-idx3-ubyte{ending}", values)
     target = idx(tmp_path / f"labels-idx1-ubyte{ending}", np.array([7, 0, 7], np.uint8))
     pairs = Corpus(source=str(source), target=str(target), reads=("a file",))
-    found = list(read(pairs))
+    found = list(read_corpus(pairs))
     assert [(one.source, one.target) for one in found] == [(f"{source}#{n}", label) for n, label in enumerate("707")]
     for number, one in enumerate(found):
-        assert np.array_equal(array(one.source), values[number])
-    assert read_arrays(str(source)) is read_arrays(str(source))  # once a process
+        assert np.array_equal(idx_array(one.source), values[number])
+    assert read_idx(str(source)) is read_idx(str(source))  # once a process
     before = fingerprint(pairs)
     idx(target, np.array([7, 1, 7], np.uint8))
     assert fingerprint(pairs) != before
-    assert [one.target for one in read(pairs)] == ["7", "1", "7"]
+    assert [one.target for one in read_corpus(pairs)] == ["7", "1", "7"]
 
 
 def test_numbers_of_every_kind(tmp_path):
     for kind, name in ((9, ">i1"), (11, ">i2"), (12, ">i4"), (13, ">f4"), (14, ">f8")):
         values = np.array([[1, -2], [3, 100]], name)
-        assert np.array_equal(read_arrays(str(idx(tmp_path / f"{kind}-idx2", values, kind))), values)
+        assert np.array_equal(read_idx(str(idx(tmp_path / f"{kind}-idx2", values, kind))), values)
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "kind", "huge", "gzip", "empty"])
@@ -125,17 +125,17 @@ def test_damaged_files_of_arrays(tmp_path, damage):
         changed["huge"] = raw + b"\xff\xff\xff\xff" * 2
     path.write_bytes(changed[damage])
     with pytest.raises(InputError) as error:
-        read_arrays(str(path))
+        read_idx(str(path))
     assert str(path) in error.value.where
     with pytest.raises(UnreadableError):
-        array(f"{path}#0")
+        idx_array(f"{path}#0")
 
 
 def test_arrays_that_are_not_there(tmp_path):
     path = idx(tmp_path / "x-idx1-ubyte", np.arange(9, dtype=np.uint8))
     for name in (f"{path}#9", f"{path}#x", f"{path}#-1", "nowhere#0"):
         with pytest.raises(UnreadableError):
-            array(name)
+            idx_array(name)
     other = idx(tmp_path / "y-idx1-ubyte", np.arange(8, dtype=np.uint8))
     with pytest.raises(InputError, match="labels of shape"):
-        list(read(Corpus(source=str(path), target=str(other), reads=("a file",))))
+        list(read_corpus(Corpus(source=str(path), target=str(other), reads=("a file",))))

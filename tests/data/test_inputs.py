@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.readers.corpus import fingerprint, read
+from transduce.data.readers.corpus import fingerprint, read_corpus
 from transduce.data.store import Filters, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
@@ -73,14 +73,14 @@ def test_masks_side_by_side() -> None:
 def test_columns_and_fields(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("p\th\tyes\tmore\n")
     (tmp_path / "a.jsonl").write_text(json.dumps({"p": "p", "h": "h", "label": "yes", "x": "more"}) + "\n")
-    (one,) = read(Corpus(path=str(tmp_path / "a.tsv"), inputs=2))
+    (one,) = read_corpus(Corpus(path=str(tmp_path / "a.tsv"), inputs=2))
     assert (one.source, one.target, one.extra) == ("p\th", "yes", {"column4": "more"})
     corpus = Corpus(path=str(tmp_path / "a.jsonl"), fields=("p", "h", "label"))
-    (other,) = read(corpus)
+    (other,) = read_corpus(corpus)
     assert corpus.inputs == 2
     assert (other.source, other.target, other.extra) == ("p\th", "yes", {"x": "more"})
     plain = Corpus(path=str(tmp_path / "a.tsv"))
-    assert next(read(plain)).target == "h"
+    assert next(read_corpus(plain)).target == "h"
     assert fingerprint(plain) != fingerprint(Corpus(path=str(tmp_path / "a.tsv"), inputs=2))
 
 
@@ -89,18 +89,18 @@ def test_parquet_fields(tmp_path) -> None:
     import pyarrow.parquet as parquet
 
     parquet.write_table(arrow.table({"p": ["p"], "h": ["h"], "label": ["yes"]}), tmp_path / "a.parquet")
-    (one,) = read(Corpus(path=str(tmp_path / "a.parquet"), fields=("p", "h", "label")))
+    (one,) = read_corpus(Corpus(path=str(tmp_path / "a.parquet"), fields=("p", "h", "label")))
     assert (one.source, one.target) == ("p\th", "yes")
 
 
 def test_what_is_missing_is_told(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("p\th\tyes\np\tno\n")
     with pytest.raises(InputError, match="expected three columns separated by a tab, found 2") as told:
-        list(read(Corpus(path=str(tmp_path / "a.tsv"), inputs=2)))
+        list(read_corpus(Corpus(path=str(tmp_path / "a.tsv"), inputs=2)))
     assert "a.tsv:2" in str(told.value)
     (tmp_path / "a.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="which fields are the 2 inputs"):
-        list(read(Corpus(path=str(tmp_path / "a.jsonl"), inputs=2)))
+        list(read_corpus(Corpus(path=str(tmp_path / "a.jsonl"), inputs=2)))
     with pytest.raises(InputError, match="1 inputs and a target, but 3 fields"):
         parse({"data": {"train": {"path": "a.jsonl", "inputs": 1, "fields": ["a", "b", "c"]}}})
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.batching import Batches, LinkedBatches, Position
+from transduce.data.batching import AlignedBatches, Batches, DataPosition
 from transduce.data.filters import Filters
-from transduce.data.readers.corpus import fingerprint, read
+from transduce.data.readers.corpus import fingerprint, read_corpus
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.data.word_alignment import LinkError, check_links, read_links, token_links
+from transduce.data.word_alignment import AlignmentError, check_alignment, parse_alignment, token_alignment
 from transduce.errors import InputError
 from transduce.recipe import Corpus, parse
 
@@ -44,46 +44,46 @@ def corpora(folder: Path) -> dict[str, Corpus]:
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl", "parallel"])
 def test_links_are_read_from_every_form(form: str, tmp_path: Path) -> None:
-    found = list(read(corpora(tmp_path)[form]))
+    found = list(read_corpus(corpora(tmp_path)[form]))
     assert [(one.source, one.target, one.extra["alignment"]) for one in found] == PAIRS
 
 
 def test_tokens_of_linked_words_are_linked() -> None:
     words, chars = tokenizers("words"), tokenizers("chars")
-    assert token_links("0-1 1-0", "ab c", "X YZ", words) == [(0, 1), (1, 0)]
+    assert token_alignment("0-1 1-0", "ab c", "X YZ", words) == [(0, 1), (1, 0)]
     # a b _ c; X _ Y Z: white space goes with the word after it
     expected = {(s, t) for s in (0, 1) for t in (1, 2, 3)} | {(2, 0), (3, 0)}
-    assert set(token_links("0-1 1-0", "ab c", "X YZ", chars)) == expected
-    assert token_links("1-0", "ab\tc", "X", words) == [(2, 0)]  # place 1 is the </s> between the parts
+    assert set(token_alignment("0-1 1-0", "ab c", "X YZ", chars)) == expected
+    assert token_alignment("1-0", "ab\tc", "X", words) == [(2, 0)]  # place 1 is the </s> between the parts
 
 
 def test_a_batch_holds_the_links_of_its_rows(tmp_path: Path) -> None:
     both = tokenizers("words")
     store = build_store([corpora(tmp_path)["tsv"]], *both, Filters(), "error", tmp_path / "stores")
     plain = Batches(store, range(3), batch_tokens=100, pool=1, seed=1)  # type: ignore[arg-type]
-    batch = LinkedBatches(plain, both).at(Position())
+    batch = AlignedBatches(plain, both).at(DataPosition())
     links = batch.extra["alignment"]
     for place, row in enumerate(batch.rows):
         held = [tuple(link) for link in links.values[place][links.mask[place]].tolist()]
-        assert held == read_links(PAIRS[row][2])  # one word is one token here
+        assert held == parse_alignment(PAIRS[row][2])  # one word is one token here
     assert batch.select(links.mask.sum(1).argmin()[None]).extra["alignment"].values.shape == (1, 0, 2)
 
 
 def test_what_is_wrong_with_links_is_told_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(LinkError, match="word 2 of a target of 2 words"):
-        check_links("0-0 1-2", "a b", "X Y")
-    with pytest.raises(LinkError, match="1:2"):
-        check_links("1:2", "a b", "X Y")
+    with pytest.raises(AlignmentError, match="word 2 of a target of 2 words"):
+        check_alignment("0-0 1-2", "a b", "X Y")
+    with pytest.raises(AlignmentError, match="1:2"):
+        check_alignment("1:2", "a b", "X Y")
     file = tmp_path / "bad.tsv"
     file.write_text("a b\tX\t0-0\na\tX\t1-0\nc\tY\n")
     corpus = Corpus(path=str(file), alignment="column3")
     with pytest.raises(InputError, match=r"bad\.tsv:2: bad links"):
-        list(read(corpus))
-    assert len(list(read(corpus, "drop"))) == 1  # the third has no links at all
+        list(read_corpus(corpus))
+    assert len(list(read_corpus(corpus, "drop"))) == 1  # the third has no links at all
     (tmp_path / "short").write_text("0-0\n")
     sides = corpora(tmp_path)["parallel"].model_copy(update={"alignment": str(tmp_path / "short")})
     with pytest.raises(InputError, match="3 lines"):
-        list(read(sides))
+        list(read_corpus(sides))
 
 
 def test_other_links_are_another_corpus(tmp_path: Path) -> None:

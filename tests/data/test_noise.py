@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from transduce.data.noise import (
     HELD_OUT,
     NOISES,
-    MaskTokens,
-    Nothing,
-    Permute,
-    damage,
+    NoNoise,
+    SentencePermutation,
+    TokenMasking,
+    add_noise,
     delete_tokens,
     mask_spans,
     permute_parts,
@@ -114,7 +114,7 @@ def clean(rows: list[list[int]]) -> Batch:
 
 @given(KNOWN, SEED)
 def test_only_chosen_tokens_are_masked_and_asked_for(ids: list[int], seed: int) -> None:
-    found = MaskTokens(WORDS)(ids, Random(seed))
+    found = TokenMasking(WORDS)(ids, Random(seed))
     assert len(found.ids) == len(found.asked) == len(ids)
     assert all(asked or now == before for now, before, asked in zip(found.ids, ids, found.asked, strict=True))
     assert max(1, int(0.15 * len(ids))) <= sum(found.asked) <= max(1, int(0.15 * len(ids)) + 1)
@@ -123,7 +123,7 @@ def test_only_chosen_tokens_are_masked_and_asked_for(ids: list[int], seed: int) 
 
 def test_most_are_masked_some_replaced_some_kept() -> None:
     ids = [4 + number % (WORDS.size - 4) for number in range(30_000)]
-    found = MaskTokens(WORDS)(ids, Random(1))
+    found = TokenMasking(WORDS)(ids, Random(1))
     asked = [(now, before) for now, before, wanted in zip(found.ids, ids, found.asked, strict=True) if wanted]
     assert len(asked) / len(ids) == pytest.approx(0.15, abs=0.001)
     assert sum(now == UNK for now, _ in asked) / len(asked) == pytest.approx(0.8, abs=0.02)
@@ -132,12 +132,12 @@ def test_most_are_masked_some_replaced_some_kept() -> None:
 
 def test_unknown_words_are_never_asked_for() -> None:
     for seed in range(50):
-        found = MaskTokens(WORDS, rate=1.0)([5, UNK, 6], Random(seed))
+        found = TokenMasking(WORDS, rate=1.0)([5, UNK, 6], Random(seed))
         assert found.asked == [True, False, True]
-    assert Nothing(WORDS)([5, UNK, 6], Random(1)).asked == [True, False, True]
-    assert MaskTokens(WORDS)([UNK, UNK], Random(1)).asked == [False, False]
+    assert NoNoise(WORDS)([5, UNK, 6], Random(1)).asked == [True, False, True]
+    assert TokenMasking(WORDS)([UNK, UNK], Random(1)).asked == [False, False]
     with pytest.raises(InputError, match="more than all"):
-        MaskTokens(WORDS, masked=0.8, replaced=0.3)
+        TokenMasking(WORDS, masked=0.8, replaced=0.3)
 
 
 @given(SEED)
@@ -145,14 +145,14 @@ def test_whole_words_go_as_a_whole(seed: int) -> None:
     ids = PIECES.encode("banana cabbage ban nab bandana").ids
     words = [sum(PIECES.starts[one] for one in ids[: place + 1]) for place in range(len(ids))]
     assert len(set(words)) < len(ids)
-    found = MaskTokens(PIECES, rate=0.3, whole_words=True)(ids, Random(seed))
+    found = TokenMasking(PIECES, rate=0.3, whole_words=True)(ids, Random(seed))
     for word in set(words):
         assert len({asked for asked, own in zip(found.asked, words, strict=True) if own == word}) == 1
 
 
 def test_parts_end_where_the_text_says() -> None:
     ids = WORDS.encode("a b . c d ; e .").ids
-    orders = {WORDS.decode(Permute(WORDS)(ids, Random(seed)).ids) for seed in range(40)}
+    orders = {WORDS.decode(SentencePermutation(WORDS)(ids, Random(seed)).ids) for seed in range(40)}
     assert "e . a b . c d ;" in orders
     assert len(orders) == 6
 
@@ -160,8 +160,8 @@ def test_parts_end_where_the_text_says() -> None:
 @pytest.mark.parametrize("kind", NOISES)
 def test_damage_depends_on_seed_epoch_and_row_alone(kind: str) -> None:
     noise, rows = NOISES[kind](WORDS), [[5, 6, 7, 8, 9, 16, 11, 17] * 3, [9, 8, 16, 6] * 4]
-    both = damage(clean(rows), noise, 1, 3)
-    alone = damage(clean(rows).select(Padded.from_rows([[1]]).values[0]), noise, 1, 3)
+    both = add_noise(clean(rows), noise, 1, 3)
+    alone = add_noise(clean(rows).select(Padded.from_rows([[1]]).values[0]), noise, 1, 3)
     second = both.select(Padded.from_rows([[1]]).values[0])
     assert second.source.values.tolist() == alone.source.values.tolist()
     assert both.target is not None
@@ -170,7 +170,7 @@ def test_damage_depends_on_seed_epoch_and_row_alone(kind: str) -> None:
         assert both.asked.values.shape == both.target.values.shape
         assert not both.gold.mask[both.gold.values == EOS].any()
     if kind != "nothing":
-        differing = [damage(clean(rows), noise, *key).source.values.tolist() for key in ((1, 3), (1, 4), (2, 3))]
+        differing = [add_noise(clean(rows), noise, *key).source.values.tolist() for key in ((1, 3), (1, 4), (2, 3))]
         assert differing[0] not in differing[1:]
-    held = [damage(clean(rows), noise, 1).source.values.tolist() for _ in range(2)]
-    assert held[0] == held[1] == damage(clean(rows), noise, 1, HELD_OUT).source.values.tolist()
+    held = [add_noise(clean(rows), noise, 1).source.values.tolist() for _ in range(2)]
+    assert held[0] == held[1] == add_noise(clean(rows), noise, 1, HELD_OUT).source.values.tolist()

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batching import _batches, _natural
 
-from transduce.data.batching import Batches, Position, gather
+from transduce.data.batching import Batches, DataPosition, gather
 from transduce.data.filters import Filters
-from transduce.data.packing import LONGEST, Packing, deal, needs
+from transduce.data.packing import ROW_LENGTH, Packing, assign_bins, packed_lengths
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, EOS, Batch
@@ -23,16 +23,16 @@ ROOM = np.array([24, 32])
 
 
 def test_rows_are_as_long_as_the_kernels_take() -> None:
-    assert LONGEST == tiles.MOST
+    assert ROW_LENGTH == tiles.MOST
 
 
 @settings(max_examples=80)
 @given(lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(2, 33)), min_size=1, max_size=120))
 def test_no_row_is_given_more_than_its_room(lengths: list[tuple[int, int]]) -> None:
     widths = np.array(lengths)
-    lines = deal(widths, ROOM)
+    lines = assign_bins(widths, ROOM)
     filled = np.zeros((lines.max() + 1, 2), np.int64)
-    np.add.at(filled, lines, needs(widths))
+    np.add.at(filled, lines, packed_lengths(widths))
     assert (filled <= ROOM).all()
     assert (filled.sum(1) > 0).all()  # no row for nothing
 
@@ -108,7 +108,7 @@ def test_a_store_in_packed_batches_is_the_store(tmp_path: Path) -> None:
     batches = Batches(store, np.arange(90), batch_tokens=140, pool=3, seed=2, packing=Packing(4, 16, 16))
     held = []
     for index in range(batches.batches_in(0)):
-        batch = batches.at(Position(0, index))
+        batch = batches.at(DataPosition(0, index))
         assert batch.source is not None
         assert batch.source.values.shape == batch.inputs.values.shape == (4, 16)
         held += _pairs(batch)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data.batching import Position, gather
+from transduce.data.batching import DataPosition, gather
 from transduce.data.filters import Filters
-from transduce.data.lm_blocks import Passages, Stream, consecutive, hold_out, streams
-from transduce.data.readers.corpus import blocks, read
+from transduce.data.lm_blocks import BlockBatches, TokenStream, consecutive_blocks, hold_out_end, token_streams
+from transduce.data.readers.corpus import read_corpus, text_chunks
 from transduce.data.store import Store, build_store, split
-from transduce.data.tokenizers.running_text import encode_running, measure
+from transduce.data.tokenizers.running_text import count_text, encode_running_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Example
@@ -27,7 +27,7 @@ LINES = st.lists(st.text(st.sampled_from("ab c.\tü😀"), max_size=12), min_siz
 
 
 def put_together(lines: list[str], characters: int = 8) -> list[str]:
-    return [one.target or "" for one in blocks((Example("", line) for line in lines), characters)]
+    return [one.target or "" for one in text_chunks((Example("", line) for line in lines), characters)]
 
 
 def everything(batches: list[Batch]) -> list[int]:
@@ -47,7 +47,7 @@ def test_blocks_are_the_text_again(lines: list[str], characters: int) -> None:
 @given(lines=LINES)
 def test_ids_of_blocks_are_the_text_to_the_letter(kind: str, lines: list[str]) -> None:
     tokenizer = tokenizers()[kind]
-    ids = [one for block in encode_running(tokenizer, put_together(lines)) for one in block]
+    ids = [one for block in encode_running_text(tokenizer, put_together(lines)) for one in block]
     text = "\n".join(lines)
     if kind == "words":
         known = set(tokenizer.vocabulary.pieces)
@@ -70,7 +70,7 @@ def tokenizers() -> dict[str, Tokenizer]:
 @given(lines=LINES)
 def test_every_word_and_character_is_counted_once(kind: str, lines: list[str]) -> None:
     text = "\n".join(lines)
-    measured = measure(tokenizers()[kind], put_together(lines))
+    measured = count_text(tokenizers()[kind], put_together(lines))
     assert (measured.ids[0], measured.ids[-1]) == (BOS, EOS)
     assert len(measured.words) == len(measured.characters) == len(measured.ids) - 1
     assert (measured.characters >= 0).all()
@@ -79,8 +79,8 @@ def test_every_word_and_character_is_counted_once(kind: str, lines: list[str]) -
         assert measured.words.sum() == len(text.split()) + 1
 
 
-def stream(length: int, closed: bool = True, corpus: int = 0) -> Stream:
-    return Stream(np.arange(4, 4 + length), corpus, closed)
+def stream(length: int, closed: bool = True, corpus: int = 0) -> TokenStream:
+    return TokenStream(np.arange(4, 4 + length), corpus, closed)
 
 
 @settings(max_examples=100, deadline=None)
@@ -88,10 +88,10 @@ def stream(length: int, closed: bool = True, corpus: int = 0) -> Stream:
 def test_each_token_is_foretold_once_an_epoch(lengths: list[int], size: int, tokens: int, epoch: int) -> None:
     texts = [stream(length, closed=number % 2 == 0, corpus=number) for number, length in enumerate(lengths)]
     expected = sorted(token for text in texts for token in text.ids(1, len(text)).tolist())
-    passages = Passages(texts, size, batch_tokens=tokens, seed=3)
-    found = [passages.at(Position(epoch, index)) for index in range(passages.batches_in(epoch))]
+    passages = BlockBatches(texts, size, batch_tokens=tokens, seed=3)
+    found = [passages.at(DataPosition(epoch, index)) for index in range(passages.batches_in(epoch))]
     assert sorted(everything(found)) == expected
-    assert sorted(everything(list(consecutive(texts, size, tokens)))) == expected
+    assert sorted(everything(list(consecutive_blocks(texts, size, tokens)))) == expected
     for batch in found:
         assert batch.source is None
         assert batch.target is not None
@@ -107,11 +107,11 @@ def test_each_token_is_foretold_once_an_epoch(lengths: list[int], size: int, tok
 
 def test_cuts_move_and_positions_seek() -> None:
     texts = [stream(1000)]
-    make = Passages(texts, 16, batch_tokens=64, seed=1)
-    again = Passages(texts, 16, batch_tokens=64, seed=1)
-    other = Passages(texts, 16, batch_tokens=64, seed=2)
+    make = BlockBatches(texts, 16, batch_tokens=64, seed=1)
+    again = BlockBatches(texts, 16, batch_tokens=64, seed=1)
+    other = BlockBatches(texts, 16, batch_tokens=64, seed=2)
     rows = {}
-    position = Position()
+    position = DataPosition()
     for _ in range(3 * make.batches_in(0)):
         batch = make.at(position)
         assert batch.target is not None
@@ -121,15 +121,15 @@ def test_cuts_move_and_positions_seek() -> None:
     assert position.epoch >= 2
     firsts = [sorted(one for place, row in rows.items() if place.epoch == epoch for one in row) for epoch in (0, 1)]
     assert firsts[0] != firsts[1]  # the cuts are elsewhere
-    assert rows[Position(1, 2)] != other.at(Position(1, 2)).target.values[:, 0].tolist()  # type: ignore[union-attr]
+    assert rows[DataPosition(1, 2)] != other.at(DataPosition(1, 2)).target.values[:, 0].tolist()  # type: ignore[union-attr]
     with pytest.raises(IndexError):
-        make.at(Position(0, make.batches_in(0)))
+        make.at(DataPosition(0, make.batches_in(0)))
 
 
 def test_weights_say_how_often_a_file_comes() -> None:
     texts = [stream(320, corpus=0), stream(320, corpus=1)]
-    passages = Passages(texts, 8, batch_tokens=64, seed=1, weights=[2.0, 1.0])
-    count = len(everything([passages.at(Position(0, index)) for index in range(passages.batches_in(0))]))
+    passages = BlockBatches(texts, 8, batch_tokens=64, seed=1, weights=[2.0, 1.0])
+    count = len(everything([passages.at(DataPosition(0, index)) for index in range(passages.batches_in(0))]))
     assert count == 3 * 321
 
 
@@ -142,7 +142,7 @@ def book(tmp_path: Path) -> Path:
 
 def stored(path: Path, form: str, filters: Filters | None = None) -> tuple[Store, Tokenizer]:
     corpus = Corpus(path=str(path), form=form)  # type: ignore[arg-type]
-    tokenizer = Tokenizer.train((example.target or "" for example in read(corpus)), "chars", 100)
+    tokenizer = Tokenizer.train((example.target or "" for example in read_corpus(corpus)), "chars", 100)
     keep = filters or Filters(0, 2**31 - 1)
     return build_store([corpus], tokenizer, tokenizer, keep, "error", path.parent / "cache"), tokenizer
 
@@ -150,21 +150,21 @@ def stored(path: Path, form: str, filters: Filters | None = None) -> tuple[Store
 def test_a_file_becomes_a_stream_and_its_end_is_held_out(book: Path) -> None:
     store, tokenizer = stored(book, "running")
     assert store.sourceless
-    (whole,) = streams(store, np.arange(len(store)))
+    (whole,) = token_streams(store, np.arange(len(store)))
     ids = whole.ids(0, len(whole))
     assert (ids[0], ids[-1]) == (BOS, EOS)
     assert tokenizer.decode(ids[1:-1].tolist()) + "\n" == book.read_text()
-    rows, held = hold_out(store, None)
+    rows, held = hold_out_end(store, None)
     assert rows.tolist() == list(range(len(rows)))
     assert held.tolist() == list(range(len(rows), len(store)))
     share = store.lengths[held, 1].sum() / store.lengths[:, 1].sum()
     assert 0.02 < share <= 0.1
-    (first,), (second,) = streams(store, rows), streams(store, held)
+    (first,), (second,) = token_streams(store, rows), token_streams(store, held)
     assert not first.closed
     assert second.closed
     assert len(first.content) + len(second.content) == len(whole.content)
     with pytest.raises(InputError, match="hold out"):
-        hold_out(store, int(store.lengths.sum()))
+        hold_out_end(store, int(store.lengths.sum()))
 
 
 def test_lines_have_no_source_and_blank_ones_are_dropped(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_lines_have_no_source_and_blank_ones_are_dropped(tmp_path: Path) -> None
 def test_of_several_fields_the_last_is_the_text(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"target": "one", "source": "x"}\n{"target": "two\\nthree"}\n')
-    assert [one.target for one in read(Corpus(path=str(path), form="lines"))] == ["one", "two\nthree"]
-    (block,) = read(Corpus(path=str(path), form="running"))
+    assert [one.target for one in read_corpus(Corpus(path=str(path), form="lines"))] == ["one", "two\nthree"]
+    (block,) = read_corpus(Corpus(path=str(path), form="running"))
     assert (block.source, block.target) == ("", "one\ntwo\nthree")
 
 

@@ -11,7 +11,7 @@ import torch
 
 import transduce
 from transduce import build
-from transduce.data.batching import Batches, Position, gather
+from transduce.data.batching import Batches, DataPosition, gather
 from transduce.data.filters import Filters
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -170,10 +170,10 @@ def test_a_changed_file_makes_another_store(folder: Path) -> None:
 def test_what_is_changed_at_random_follows_the_epoch_and_nothing_else(folder: Path) -> None:
     _, store = perceived(folder, noise=1.0)
     one, other = (Batches(store, np.arange(len(store)), batch_tokens=100, pool=4, seed=3) for _ in range(2))
-    for place in (Position(0, 1), Position(2, 0)):
+    for place in (DataPosition(0, 1), DataPosition(2, 0)):
         assert torch.equal(one.at(place).source.values, other.at(place).source.values)
-    rows = one.at(Position(0, 0)).rows
-    assert not torch.equal(one.at(Position(0, 0)).source.values, gather(store, rows).source.values)
+    rows = one.at(DataPosition(0, 0)).rows
+    assert not torch.equal(one.at(DataPosition(0, 0)).source.values, gather(store, rows).source.values)
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "no such file"), ("nonsense", "no numbers")])

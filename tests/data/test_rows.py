@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data import rng as draws
-from transduce.data.epoch_plan import Lengths, Mixture, Rows, corpus_sizes, stretches
-from transduce.data.rng import Draw, Shuffle
+from transduce.data.epoch_plan import CorpusMixture, PairLengths, RowSubset, chunks, corpus_sizes
+from transduce.data.rng import RandomPermutation, SeededRandom
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_computed_order_has_every_number_once(n: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(draws, "CHUNK", 0)
-        order = Shuffle(n, Draw("test", seed))
+        order = RandomPermutation(n, SeededRandom("test", seed))
     found = order[np.arange(n)]
     assert sorted(found.tolist()) == list(range(n))
     places = np.array([n - 1, 0, n // 2])
@@ -35,7 +35,7 @@ def test_a_computed_order_has_every_number_once(n: int, seed: int) -> None:
 @pytest.mark.parametrize("n", [1000, 70_000, 2**17, 2**17 + 1])
 def test_it_is_an_order_as_random_as_a_drawn_one(n: int, computed: None) -> None:
     """Neighbours are not alike, no stretch holds more of one part of the numbers, and another seed is another order."""
-    order, other = (Shuffle(n, Draw("test", seed))[np.arange(n)] for seed in (1, 2))
+    order, other = (RandomPermutation(n, SeededRandom("test", seed))[np.arange(n)] for seed in (1, 2))
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 4 / n**0.5
     assert abs(np.corrcoef(order, other)[0, 1]) < 4 / n**0.5
     assert np.count_nonzero(order == other) < 12
@@ -48,7 +48,7 @@ def test_it_is_an_order_as_random_as_a_drawn_one(n: int, computed: None) -> None
 
 def test_every_number_is_as_likely_at_a_place(computed: None) -> None:
     n, seeds = 1000, 2000
-    found = np.array([Shuffle(n, Draw("test", seed))[np.array([0, 1])] for seed in range(seeds)])
+    found = np.array([RandomPermutation(n, SeededRandom("test", seed))[np.array([0, 1])] for seed in range(seeds)])
     for place in (0, 1):
         counts = np.histogram(found[:, place], 10)[0]
         assert ((counts - seeds / 10) ** 2 / (seeds / 10)).sum() < 35  # 9 degrees of freedom
@@ -59,12 +59,12 @@ def test_every_number_is_as_likely_at_a_place(computed: None) -> None:
 @given(n=st.integers(0, 60), data=st.data())
 def test_rows_are_all_but_those_left_out(n: int, data: st.DataObject) -> None:
     without = data.draw(st.sets(st.integers(0, n - 1))) if n else set()
-    rows, wanted = Rows(n, list(without)), [row for row in range(n) if row not in without]
+    rows, wanted = RowSubset(n, list(without)), [row for row in range(n) if row not in without]
     assert list(rows) == np.asarray(rows).tolist() == wanted
     assert len(rows) == len(wanted)
     assert rows[1:4].tolist() == wanted[1:4]
     assert [int(rows[place]) for place in range(len(rows))] == wanted
-    parts = [part.tolist() for part in stretches(rows, 7)]
+    parts = [part.tolist() for part in chunks(rows, 7)]
     assert [row for part in parts for row in part] == wanted
     assert all(len(part) == 7 for part in parts[:-1])
 
@@ -72,7 +72,7 @@ def test_rows_are_all_but_those_left_out(n: int, data: st.DataObject) -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
 def test_lengths_are_where_ends_part(pairs: list[tuple[int, int]]) -> None:
     array = np.array(pairs)
-    lengths = Lengths(*np.cumsum(array, 0).T, None)
+    lengths = PairLengths(*np.cumsum(array, 0).T, None)
     assert lengths[:].tolist() == array.tolist()
     assert lengths[0].tolist() == array[0].tolist()
     assert lengths[:, 1].tolist() == array[:, 1].tolist()
@@ -80,7 +80,7 @@ def test_lengths_are_where_ends_part(pairs: list[tuple[int, int]]) -> None:
     assert lengths[rows].tolist() == array[rows].tolist()
     assert int(lengths[len(array) - 1, 0]) == pairs[-1][0]
     assert lengths.sum() == array.sum()
-    assert Lengths(*np.cumsum(array, 0).T, array[:, 1])[:, 0].tolist() == array[:, 1].tolist()
+    assert PairLengths(*np.cumsum(array, 0).T, array[:, 1])[:, 0].tolist() == array[:, 1].tolist()
 
 
 @given(
@@ -90,7 +90,7 @@ def test_lengths_are_where_ends_part(pairs: list[tuple[int, int]]) -> None:
 )
 def test_a_mixture_has_what_the_weights_say(sizes: list[int], seed: int, data: st.DataObject) -> None:
     weights = [data.draw(st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.25, 2.0, 3.5])) for _ in sizes]
-    mixture = Mixture(sizes, weights, Draw("test", seed))
+    mixture = CorpusMixture(sizes, weights, SeededRandom("test", seed))
     counts = Counter(mixture[np.arange(len(mixture))].tolist())
     begin, nothing = 0, not any(int(w) * n + round((w - int(w)) * n) for w, n in zip(weights, sizes, strict=True))
     for size, weight in zip(sizes, weights, strict=True):
@@ -104,7 +104,7 @@ def test_a_mixture_has_what_the_weights_say(sizes: list[int], seed: int, data: s
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any))
 def test_sizes_are_found_by_halving(sizes: list[int]) -> None:
     corpus_of = np.repeat(np.arange(len(sizes)), sizes)
-    assert corpus_sizes(Rows(len(corpus_of)), corpus_of, len(sizes)) == sizes
+    assert corpus_sizes(RowSubset(len(corpus_of)), corpus_of, len(sizes)) == sizes
     some = np.arange(0, len(corpus_of), 2)
     wanted = np.bincount(corpus_of[some], minlength=len(sizes)).tolist()
     assert corpus_sizes(some, corpus_of, len(sizes)) == wanted

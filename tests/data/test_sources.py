@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.readers.corpus import Tally, fingerprint, read, read_lines
+from transduce.data.readers.corpus import DropCounter, fingerprint, read_corpus, read_lines
 from transduce.data.readers.formats import suspicious_line
 from transduce.errors import InputError
 from transduce.flow import Example
@@ -55,13 +55,13 @@ def test_all_forms_say_the_same(tmp_path: Path, packed: str, end: str, mark: byt
     sides = [store(f"a.{side}", [pair[side] for pair in PAIRS]) for side in (0, 1)]
     parallel = Corpus(source=sides[0], target=sides[1])
     for corpus in (tsv, jsonl, parallel):
-        examples = list(read(corpus))
+        examples = list(read_corpus(corpus))
         assert _pairs(examples) == PAIRS
         assert [example.line for example in examples] == [1, 2, 3, 4]
         assert {example.file for example in examples} == {str(corpus.path or corpus.source)}
     assert len(list(read_lines(sides[0]))) == 4
     assert list(read_lines(sides[1])) == [target for _, target in PAIRS]
-    assert next(read(jsonl)).extra == {"id": "7"}
+    assert next(read_corpus(jsonl)).extra == {"id": "7"}
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -71,16 +71,16 @@ def test_parquet(tmp_path: Path) -> None:
     path = str(tmp_path / "a.parquet")
     table = arrow.table({"de": [a for a, _ in PAIRS], "en": [b for _, b in PAIRS], "year": [1, 2, None, 4]})
     parquet.write_table(table, path, row_group_size=2)
-    examples = list(read(Corpus(path=path, fields=("de", "en"))))
+    examples = list(read_corpus(Corpus(path=path, fields=("de", "en"))))
     assert _pairs(examples) == PAIRS
     assert [dict(example.extra) for example in examples] == [{"year": "1"}, {"year": "2"}, {}, {"year": "4"}]
     with pytest.raises(InputError, match=r"no column 'dee'(.|\n)*did you mean 'de'"):
-        list(read(Corpus(path=path, fields=("dee", "en"))))
+        list(read_corpus(Corpus(path=path, fields=("dee", "en"))))
     with pytest.raises(InputError, match="not text"):
-        list(read(Corpus(path=path, fields=("year", "en"))))
+        list(read_corpus(Corpus(path=path, fields=("year", "en"))))
     Path(path).write_bytes(Path(path).read_bytes()[:-9])
     with pytest.raises(InputError, match="Parquet"):
-        list(read(Corpus(path=path)))
+        list(read_corpus(Corpus(path=path)))
 
 
 def test_parquet_with_holes_and_bad_bytes(tmp_path: Path) -> None:
@@ -92,13 +92,13 @@ def test_parquet_with_holes_and_bad_bytes(tmp_path: Path) -> None:
     source = arrow.StringArray.from_buffers(4, *bad.buffers()[1:])
     parquet.write_table(arrow.table({"source": source, "target": ["a", "b", "c", None]}), path)
     counts: Counter[str] = Counter()
-    assert _pairs(read(Corpus(path=path), "drop", counts)) == [("good", "a")]
+    assert _pairs(read_corpus(Corpus(path=path), "drop", counts)) == [("good", "a")]
     assert counts == {"invalid UTF-8": 1, "NUL character": 1, "missing field": 1}
 
 
 def test_further_columns_are_kept_as_extra(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.txt", b"a\tb\tc\td\n")
-    example = next(read(Corpus(path=path)))
+    example = next(read_corpus(Corpus(path=path)))
     assert example == Example("a", "b", {"column3": "c", "column4": "d"}, path, 1)
 
 
@@ -123,28 +123,32 @@ def test_a_bad_line_is_named_or_counted(tmp_path: Path, name: str, line: bytes, 
     good = b"x\ty" if name == "a.tsv" else b'{"source": "x", "target": "y"}'
     corpus = Corpus(path=_write(tmp_path / name, b"\n".join([good, line, good, line, b""])))
     with pytest.raises(InputError, match=reason) as caught:
-        list(read(corpus))
+        list(read_corpus(corpus))
     assert caught.value.where == f"{corpus.path}:2"
-    counts = Tally()
-    assert _pairs(read(corpus, "drop", counts)) == [("x", "y")] * 2
+    counts = DropCounter()
+    assert _pairs(read_corpus(corpus, "drop", counts)) == [("x", "y")] * 2
     assert counts == {reason: 2}
     assert counts.places == {reason: (corpus.path, 2)}
     plain: Counter[str] = Counter()
-    list(read(corpus, "drop", plain))
+    list(read_corpus(corpus, "drop", plain))
     assert plain == counts
 
 
 def test_a_bad_side_of_parallel_files_is_named(tmp_path: Path) -> None:
     sides = _write(tmp_path / "a.de", b"a\nb\n"), _write(tmp_path / "a.en", b"a\n\xff\n")
     with pytest.raises(InputError) as caught:
-        list(read(Corpus(source=sides[0], target=sides[1])))
+        list(read_corpus(Corpus(source=sides[0], target=sides[1])))
     assert caught.value.where == f"{sides[1]}:2"
     assert "byte 0xff at byte 1" in str(caught.value)
 
 
 def test_blank_lines_are_empty_pairs(tmp_path: Path) -> None:
-    assert _pairs(read(Corpus(path=_write(tmp_path / "a.tsv", b"\na\tb\n\r\n")))) == [("", ""), ("a", "b"), ("", "")]
-    assert _pairs(read(Corpus(path=_write(tmp_path / "a.jsonl", b"\n")))) == [("", "")]
+    assert _pairs(read_corpus(Corpus(path=_write(tmp_path / "a.tsv", b"\na\tb\n\r\n")))) == [
+        ("", ""),
+        ("a", "b"),
+        ("", ""),
+    ]
+    assert _pairs(read_corpus(Corpus(path=_write(tmp_path / "a.jsonl", b"\n")))) == [("", "")]
 
 
 def test_a_mark_inside_a_file_stays(tmp_path: Path) -> None:
@@ -156,17 +160,17 @@ def test_a_mark_inside_a_file_stays(tmp_path: Path) -> None:
 def test_an_empty_file(tmp_path: Path, name: str) -> None:
     path = _write(tmp_path / name, b"")
     with pytest.raises(InputError, match="no pairs"):
-        list(read(Corpus(path=path)))
+        list(read_corpus(Corpus(path=path)))
     assert list(read_lines(path)) == []
 
 
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     for path, problem in ((tmp_path / "none.tsv", "no such file"), (tmp_path, "directory")):
-        for action in (lambda path: list(read(Corpus(path=path))), lambda path: fingerprint(Corpus(path=path))):
+        for action in (lambda path: list(read_corpus(Corpus(path=path))), lambda path: fingerprint(Corpus(path=path))):
             with pytest.raises(InputError, match=problem):
                 action(str(path))
     with pytest.raises(InputError, match="both"):
-        list(read(Corpus(source=str(tmp_path / "a"))))
+        list(read_corpus(Corpus(source=str(tmp_path / "a"))))
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
@@ -176,11 +180,11 @@ def test_a_truncated_archive_is_never_taken_for_a_whole_one(tmp_path: Path, endi
     path = tmp_path / f"a.tsv{ending}"
     path.write_bytes(gzip.compress(lines) if ending == ".gz" else zstandard.compress(lines))
     whole = path.read_bytes()
-    assert len(list(read(Corpus(path=str(path))))) == 20_000
+    assert len(list(read_corpus(Corpus(path=str(path))))) == 20_000
     for damage in (whole[: len(whole) // 2], whole[:-1], b"not an archive" + whole):
         path.write_bytes(damage)
         with pytest.raises(InputError, match="cannot be read on") as caught:
-            list(read(Corpus(path=str(path)), invalid))
+            list(read_corpus(Corpus(path=str(path)), invalid))
         assert caught.value.where.startswith(f"{path}:")
 
 
@@ -189,7 +193,7 @@ def test_lines_of_different_number(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.de", b"\n".join(words))
     target = _write(tmp_path / "a.en", b"\n".join(words[:60] + words[61:]))
     with pytest.raises(InputError) as caught:
-        list(read(Corpus(source=source, target=target)))
+        list(read_corpus(Corpus(source=source, target=target)))
     assert "has 100 lines" in str(caught.value)
     assert "has 99" in str(caught.value)
     assert caught.value.where == f"{source}:61"
@@ -239,7 +243,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_utf_16_is_recognised(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.tsv", "a\tb\n".encode("utf-16"))
     with pytest.raises(InputError, match="UTF-16"):
-        list(read(Corpus(path=path)))
+        list(read_corpus(Corpus(path=path)))
 
 
 def test_fingerprint_follows_content_not_name(tmp_path: Path) -> None:
@@ -260,9 +264,9 @@ def test_a_large_file_is_streamed(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.tsv", b"some words here\tsome words there\n" * 300_000)
     code = """
 import resource, sys
-from transduce.data.readers.corpus import read
+from transduce.data.readers.corpus import read_corpus
 from transduce.recipe import Corpus
-examples = read(Corpus(path=sys.argv[1])); next(examples)
+examples = read_corpus(Corpus(path=sys.argv[1])); next(examples)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(1 for _ in examples)
 print(count + 1, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -156,12 +156,12 @@ def test_a_failing_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 BUILD = """
 import sys
 from pathlib import Path
-from transduce.data import writer
+from transduce.data import store as stores
 from transduce.data.filters import Filters
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.recipe import Corpus
-writer.CHUNK = 50
+stores.CHUNK = 50
 tokenizer = Tokenizer.train([], "bytes", 260)
 store = build_store([Corpus(path=sys.argv[1])], tokenizer, tokenizer, Filters(), "error", sys.argv[2])
 print(len(store), store.folder.name)

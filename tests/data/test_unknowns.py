@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from transduce.data.filters import Filters
 from transduce.data.store import build_store
-from transduce.data.tokenizers.oov import encode_sources, encode_targets, unknown_words
+from transduce.data.tokenizers.oov import encode_sources, encode_targets, oov_words
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import SPECIALS, UNK
@@ -47,7 +47,7 @@ def test_numbers_become_words_again(source, target):
     texts = " ".join(source), " ".join(target)
     (ids,) = encode_targets(TOKENIZER, [texts[1]], [texts[0]])
     words = [word if number != UNK else "<unk>" for word, number in zip(target, ids, strict=True)]
-    assert TOKENIZER.decode(ids, unknown_words(TOKENIZER, texts[0])) == " ".join(words)
+    assert TOKENIZER.decode(ids, oov_words(TOKENIZER, texts[0])) == " ".join(words)
 
 
 def test_a_number_without_a_word_is_shown():
@@ -63,7 +63,7 @@ def test_text_that_looks_like_a_number_is_text():
 
 
 def test_white_space_has_no_number():
-    assert unknown_words(TOKENIZER, "my\u2003name zorblax") == ["zorblax"]
+    assert oov_words(TOKENIZER, "my\u2003name zorblax") == ["zorblax"]
 
 
 def test_saved_and_loaded(tmp_path):

@@ -15,8 +15,8 @@ from run_fixtures import RECURRENT, call
 import transduce
 from transduce.autoconfig import recipe_for
 from transduce.contracts import Scored
-from transduce.data.readers.corpus import blocks
-from transduce.data.tokenizers.running_text import measure
+from transduce.data.readers.corpus import text_chunks
+from transduce.data.tokenizers.running_text import count_text
 from transduce.errors import InputError
 from transduce.evaluation.comparison import compare
 from transduce.evaluation.evaluate import Outputs, evaluate, find
@@ -128,8 +128,8 @@ def test_lines_are_scored_as_they_are(trained: dict[str, Trained], book: Path) -
 @pytest.mark.parametrize("name", ["running", "limited"])
 def test_running_text_is_scored_in_one_or_in_passages(name: str, trained: dict[str, Trained], book: Path) -> None:
     model = trained[name].model
-    parts = [one.target or "" for one in blocks(Example("", line) for line in book.read_text().split("\n")[:60])]
-    text = measure(model.target, parts)
+    parts = [one.target or "" for one in text_chunks(Example("", line) for line in book.read_text().split("\n")[:60])]
+    text = count_text(model.target, parts)
     found = model.score_running(parts)
     count, ids = len(text.ids) - 1, text.ids.tolist()
     assert [one.tokens for one in found] == [min(24, count - begin) for begin in range(0, count, 24)]

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 from transduce.autoconfig import recipe_for
 from transduce.build import build_model, complete_recipe
-from transduce.data.batching import Position
-from transduce.data.prepare import prepare, train_tokenizers
+from transduce.data.batching import DataPosition
+from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.errors import InputError
 from transduce.evaluation.scoring import answer, held_out
 from transduce.flow import BOS, EOS, UNK, Batch, Padded
@@ -90,13 +90,13 @@ def test_the_output_layer_is_the_embedding(run):
 def test_damage_is_another_in_every_epoch_and_the_same_again(tmp_path):
     settled = complete_recipe(parse(recipe(tmp_path, head={"kind": "filler"})))
     tokenizers = train_tokenizers(settled)
-    one, two = (prepare(settled, tokenizers) for _ in range(2))
+    one, two = (prepare_data(settled, tokenizers) for _ in range(2))
     batches, again = one.batches(settled, tokenizers), two.batches(settled, tokenizers)
 
     def sources(made, epoch):
         found = {}
         for index in range(made.batches_in(epoch)):
-            batch = made.at(Position(epoch, index))
+            batch = made.at(DataPosition(epoch, index))
             assert torch.equal(batch.target.values[:, 1:][batch.gold.mask], batch.gold.values[batch.gold.mask])
             found.update(zip(batch.rows, batch.source.values.tolist(), strict=True))
         return found
@@ -261,7 +261,7 @@ def test_an_unknown_word_is_not_asked_for(tmp_path):
     settled = complete_recipe(parse(recipe(tmp_path, head={"kind": "neighbours"})))
     tokenizers = train_tokenizers(settled)
     (tmp_path / "text.txt").write_text("".join(f"the zebra sees the {one}\n" for one in "abcd"))
-    data = prepare(settled, tokenizers)
-    batch = data.batches(settled, tokenizers).at(Position())
+    data = prepare_data(settled, tokenizers)
+    batch = data.batches(settled, tokenizers).at(DataPosition())
     assert (batch.gold.values == UNK).any()
     assert not (batch.gold.mask & (batch.gold.values == UNK)).any()

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import transduce
 from transduce.cli import app
-from transduce.data.word_alignment import token_links
+from transduce.data.word_alignment import token_alignment
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.interop import Languages, convert
@@ -193,7 +193,7 @@ def test_what_is_said_of_a_source_knows_the_code_after_it(tmp_path):
     assert short == [*row[:2], *row[-2:]]  # cut before the code, not behind it
     told = model.reading.tell(text, short, None)
     assert (list(told.tokens), list(told.words)) == (["w1", "w2", "</s>", "<eng>", "</s>"], [0, 1, -1, -1, -1])
-    assert token_links("1-0 2-1", text, "w5 w6", (model.source, model.target)) == [(1, 0), (3, 1)]
+    assert token_alignment("1-0 2-1", text, "w5 w6", (model.source, model.target)) == [(1, 0), (3, 1)]
     assert len(model.score([("w1", "w2 w3")])[0].tokens) == 3  # two words and </s>, no code
     explained = model.generate(["w4 w5 w6"], max_length=5)[0].explained
     assert list(explained.source_tokens)[3:] == ["</s>", "<eng>", "</s>"]

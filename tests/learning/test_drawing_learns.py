@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import transduce
-from transduce.modalities.image.files import fit, read_picture
-from transduce.modalities.image.palette import Palette
-from transduce.modalities.image.vector_quantisation import Codes
+from transduce.modalities.image.files import fit, read_image
+from transduce.modalities.image.palette import PaletteTokenizer
+from transduce.modalities.image.vector_quantisation import VQTokenizer
 from transduce.synthetic.file_sets import FILED
 from transduce.synthetic.files import write_set
 
@@ -21,7 +21,7 @@ def pictures(folder: Path, count: int, size: int) -> list[tuple[str, np.ndarray]
     """Texts and pictures of the invented set."""
     pairs = write_set(FILED, "icons", folder, count, 1, False)
     lines = [line.split("\t") for line in pairs.read_text().splitlines()]
-    return [(text, fit(read_picture(folder / name), size, size, "crop")) for name, text in lines]
+    return [(text, fit(read_image(folder / name), size, size, "crop")) for name, text in lines]
 
 
 @pytest.mark.parametrize("kind", ["colours", "codes"])
@@ -29,7 +29,7 @@ def test_a_text_is_drawn(tmp_path, kind):
     """In 64 tokens, each a pixel; or in 16, each a square of 16 pixels."""
     seen = pictures(tmp_path / "seen", 600, 8 if kind == "colours" else 16)
     shown = [picture for _, picture in seen]
-    palette = Palette.of(shown, 24) if kind == "colours" else Codes.of(shown, 128, 4, updates=700)
+    palette = PaletteTokenizer.of(shown, 24) if kind == "colours" else VQTokenizer.of(shown, 128, 4, updates=700)
     (tmp_path / "train.tsv").write_text("".join(f"{text}\t{palette.encode(picture)}\n" for text, picture in seen))
     part = {"kind": "transformer", "width": 48, "heads": 4, "hidden": 96, "dropout": 0.0}
     recipe = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import transduce
-from transduce.modalities.image.files import read_picture
+from transduce.modalities.image.files import read_image
 from transduce.synthetic.file_sets import FILED
 from transduce.synthetic.files import write_set
 from transduce.synthetic.shapes import COLOURS
@@ -123,5 +123,5 @@ def test_the_picture_alone_does_not_answer(looks, tmp_path):
 
 
 def colours_of(picture: Path) -> list[str]:
-    pixels = np.asarray(read_picture(picture).convert("RGB")).astype(int)
+    pixels = np.asarray(read_image(picture).convert("RGB")).astype(int)
     return [colour for colour, value in COLOURS.items() if (np.abs(pixels - value).max(-1) < 12).sum() > 40]

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from transduce.attention.positions import NoPosition
 from transduce.encoders.conformer import ConformerEncoder
 from transduce.flow import Batch, Padded
-from transduce.modalities.audio.front_ends import Stacked
+from transduce.modalities.audio.front_ends import FrameStacking
 
 WIDTH, HEADS, HIDDEN, KERNEL = 16, 4, 24, 5
 
@@ -56,7 +56,7 @@ def test_a_block_is_that_of_the_library() -> None:
     layer.conv_module.batch_norm.running_mean.normal_()
     layer.conv_module.batch_norm.running_var.uniform_(0.5, 2)
     encoder = ConformerEncoder(
-        Stacked(WIDTH, shape=(WIDTH,)), layers=1, width=WIDTH, heads=HEADS, hidden=HIDDEN, kernel=KERNEL,
+        FrameStacking(WIDTH, shape=(WIDTH,)), layers=1, width=WIDTH, heads=HEADS, hidden=HIDDEN, kernel=KERNEL,
         normalisation="batch", position=NoPosition,
     ).eval()  # fmt: skip
     with torch.no_grad():

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
 from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.recipe import TrainingRecipe
@@ -56,7 +56,7 @@ class TinyBatches:
     def __init__(self, rows: int = 6, per_epoch: int = 9, seed: int = 0) -> None:
         self.rows, self.per_epoch, self.seed = rows, per_epoch, seed
 
-    def at(self, position: Position) -> Batch:
+    def at(self, position: DataPosition) -> Batch:
         draw = random.Random(f"{self.seed}/{position.epoch}/{position.index}")
         sources = [[draw.randrange(4, WORDS) for _ in range(draw.randint(1, 7))] for _ in range(self.rows)]
         first = position.index * self.rows
@@ -66,10 +66,10 @@ class TinyBatches:
             rows=tuple(range(first, first + self.rows)),
         )
 
-    def after(self, position: Position) -> Position:
+    def after(self, position: DataPosition) -> DataPosition:
         if position.index + 1 < self.per_epoch:
-            return Position(position.epoch, position.index + 1)
-        return Position(position.epoch + 1, 0)
+            return DataPosition(position.epoch, position.index + 1)
+        return DataPosition(position.epoch + 1, 0)
 
 
 def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
@@ -77,7 +77,7 @@ def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
 
     def validate(model: nn.Module) -> dict[str, float]:
         assert not model.training
-        objective, batch = CrossEntropy(), batches.at(Position(99, 0))
+        objective, batch = CrossEntropy(), batches.at(DataPosition(99, 0))
         value = objective(model, batch).total.item() / objective.count(batch)
         torch.rand(3)  # a careless validation must not change what training does next
         return {"loss": value, "accuracy": -value}

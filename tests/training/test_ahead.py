@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 from training_fixtures import TinyBatches, TinyModel
 
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.recipe import parse
@@ -22,7 +22,7 @@ class Poisoned(CrossEntropy):
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         loss = super().__call__(model, batch)
-        bad = torch.equal(batch.gold.values, TinyBatches().at(Position(0, 3)).gold.values)
+        bad = torch.equal(batch.gold.values, TinyBatches().at(DataPosition(0, 3)).gold.values)
         return Loss(loss.total * float("nan"), loss.parts) if bad else loss
 
 
@@ -40,7 +40,7 @@ def test_the_same_weights(kind: str, poisoned: bool, clip: float | None, monkeyp
         update = Update(model, optimiser, objective, settings, Processes(), torch.device("cpu"))
         results = []
         for step in range(1, 7):
-            batch = batches.at(Position(0, step))
+            batch = batches.at(DataPosition(0, step))
             results.append(update(Work([Piece(0, batch)], objective.count(batch)), step, 0.01))
         found.append((model.state_dict(), flatten(optimiser, model), [one.bad for one in results]))
     (weights, memory, bad), (others, remembered, told) = found

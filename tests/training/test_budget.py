@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.prepare import prepare, train_tokenizers
+from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss
 from transduce.recipe import Recipe, parse
@@ -78,7 +78,7 @@ def test_on_a_cpu_a_plain_number_is_saved_and_goes_on(tmp_path: Path) -> None:
 def test_the_trial_is_a_batch_of_the_longest_rows(tmp_path: Path) -> None:
     recipe = asked(tmp_path)
     tokenizers = train_tokenizers(recipe)
-    data = prepare(recipe, tokenizers)
+    data = prepare_data(recipe, tokenizers)
     batch = worst_batch(recipe, tokenizers, data, 100)
     assert batch.slots <= 100
     longest = data.train.lengths[data.rows].max(1)
@@ -88,7 +88,7 @@ def test_the_trial_is_a_batch_of_the_longest_rows(tmp_path: Path) -> None:
 def test_a_device_is_tried_out(tmp_path: Path) -> None:
     recipe = asked(tmp_path)
     tokenizers = train_tokenizers(recipe)
-    data = prepare(recipe, tokenizers)
+    data = prepare_data(recipe, tokenizers)
 
     class Scarce(CrossEntropy):
         def __call__(self, model: Any, batch: Batch) -> Loss:

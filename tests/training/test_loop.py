@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from training_fixtures import TinyBatches, TinyModel, loss_on, settings
 
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.errors import InputError
 from transduce.flow import Batch, Step
 from transduce.objectives import CrossEntropy, Loss, Model
@@ -98,7 +98,7 @@ def moved(pieces: int, objective: CrossEntropy | None = None, rows: int = 7) -> 
     model = TinyModel().double()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     update = update_of(model, objective)
-    batch = TinyBatches(rows).at(Position())
+    batch = TinyBatches(rows).at(DataPosition())
     result = update(Work(pieces_of(batch, Processes(), pieces), CrossEntropy().count(batch)), 1, 1.0)
     return {name: before[name] - p.detach() for name, p in model.named_parameters()}, result
 
@@ -118,7 +118,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(rows: int, pieces: int) ->
 def test_the_gradient_is_that_of_the_mean_over_real_tokens() -> None:
     gradients, result = moved(3)
     model = TinyModel().double()
-    batch = TinyBatches(7).at(Position())
+    batch = TinyBatches(7).at(DataPosition())
     logits = model(batch).logits.flatten(0, 1)
     gold = batch.gold.values.masked_fill(~batch.gold.mask, -1).flatten()
     loss = nn.functional.cross_entropy(logits, gold, ignore_index=-1, label_smoothing=0.1)
@@ -177,7 +177,7 @@ def test_a_row_that_does_not_fit_alone_is_left_out_and_named(when: str) -> None:
     assert result.lost == (4,)
     rest = torch.tensor([0, 1, 2, 3, 5, 6])
     model = TinyModel().double()
-    batch = TinyBatches(7).at(Position()).select(rest)
+    batch = TinyBatches(7).at(DataPosition()).select(rest)
     objective = CrossEntropy(label_smoothing=0.1)
     loss = objective(model, batch)
     (loss.total / objective.count(batch)).backward()
@@ -191,7 +191,7 @@ def test_a_row_that_does_not_fit_alone_is_left_out_and_named(when: str) -> None:
 def test_a_size_that_failed_is_not_tried_again() -> None:
     model, objective = TinyModel(), Narrow(3, "forward")
     update = update_of(model, objective)
-    batch = TinyBatches(8).at(Position())
+    batch = TinyBatches(8).at(DataPosition())
     work = Work(pieces_of(batch, Processes(), 1), CrossEntropy().count(batch))
     assert update(work, 1, 0.1).splits > 0
     objective.tries = 0
@@ -457,7 +457,7 @@ def test_lines_tell_speed_padding_and_time_left(tmp_path: Path) -> None:
     run(tmp_path, diary=diary, steps=20, log_every=5)
     assert [line.step for line in diary.lines] == [5, 10, 15, 20]
     assert [line.epoch for line in diary.lines] == [0, 1, 1, 2]  # nine batches an epoch
-    batches, position = TinyBatches(), Position()
+    batches, position = TinyBatches(), DataPosition()
     tokens = slots = 0
     for _ in range(5):
         batch = batches.at(position)
@@ -500,7 +500,7 @@ def test_prefetching_stops_when_it_is_closed() -> None:
 
 def test_an_error_in_the_data_ends_training(tmp_path: Path) -> None:
     class Broken(TinyBatches):
-        def at(self, position: Position) -> Batch:
+        def at(self, position: DataPosition) -> Batch:
             if position.index == 3:
                 raise InputError("unreadable", where="pairs.tsv:17")
             return super().at(position)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from training_fixtures import WORDS, TinyBatches, TinyModel
 
 from transduce.build import build_model, complete_recipe
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded, State, Step
 from transduce.objectives import (
@@ -118,7 +118,7 @@ def test_every_objective_is_a_sum_over_rows(name: str) -> None:
 
 
 def test_half_precision_logits_are_summed_in_single_precision() -> None:
-    batch = TinyBatches(4).at(Position())
+    batch = TinyBatches(4).at(DataPosition())
     model = TinyModel()
     logits = model(batch).logits
     exact, half = (CrossEntropy()(saying(x), batch).total for x in (logits.bfloat16().float(), logits.bfloat16()))
@@ -145,7 +145,7 @@ def test_r_drop_is_its_formula(case: tuple[Batch, Tensor], weight: float, seed: 
 
 
 def test_r_drop_needs_two_different_passes() -> None:
-    batch = TinyBatches(4).at(Position())
+    batch = TinyBatches(4).at(DataPosition())
     plain, dropped = TinyModel(), TinyModel(dropout=0.4)
     assert RDrop()(plain, batch).parts["divergence"].item() == pytest.approx(0, abs=1e-5)
     assert RDrop()(dropped, batch).parts["divergence"] > 0.01
@@ -170,7 +170,7 @@ class Recorder(nn.Module):
 
 @pytest.mark.parametrize("kind", sorted(PARTS))
 def test_scheduled_sampling_reads_its_own_predictions(kind: str) -> None:
-    model, batch = Recorder(built(kind)), TinyBatches(5).at(Position())
+    model, batch = Recorder(built(kind)), TinyBatches(5).at(DataPosition())
     loss = ScheduledSampling(rate=1.0, label_smoothing=0.0)(model, batch)
     first, second = model.given
     assert model.learned == [False, True]
@@ -190,7 +190,7 @@ def test_scheduled_sampling_reads_its_own_predictions(kind: str) -> None:
 
 
 def test_scheduled_sampling_mixes_by_its_rate() -> None:
-    batch = TinyBatches(200).at(Position())
+    batch = TinyBatches(200).at(DataPosition())
     assert batch.target is not None
     for rate in (0.0, 0.3, 1.0):
         model = Recorder(TinyModel())
@@ -208,7 +208,7 @@ def test_scheduled_sampling_mixes_by_its_rate() -> None:
 @pytest.mark.parametrize("name", ["scheduled_sampling", "minimum_risk"])
 def test_a_pass_without_gradient_does_not_starve_the_next_one(name: str) -> None:
     """Autocast keeps the weights it has cast: those of the first pass carry no gradient."""
-    model, batch = built("transformer"), TinyBatches(4).at(Position())
+    model, batch = built("transformer"), TinyBatches(4).at(DataPosition())
     with torch.autocast("cpu", torch.bfloat16):
         OBJECTIVES[name]()(model, batch).total.backward()
     dead = [name for name, p in model.named_parameters() if p.grad is None]
@@ -233,7 +233,7 @@ def test_distillation_is_its_formula(case: tuple[Batch, Tensor], temperature: fl
 
 def test_a_teacher_is_not_taught() -> None:
     teacher, student = TinyModel(seed=1), TinyModel(seed=2)
-    batch = TinyBatches(4).at(Position())
+    batch = TinyBatches(4).at(DataPosition())
     Distillation(teacher, weight=1.0)(student, batch).total.backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert student.mix.weight.grad is not None
@@ -243,7 +243,7 @@ def test_a_teacher_is_not_taught() -> None:
 
 def linked(rows: int) -> Batch:
     """The tiny task with its links: target word t is source word n - 1 - t, and the first word has two links."""
-    batch = TinyBatches(rows).at(Position())
+    batch = TinyBatches(rows).at(DataPosition())
     assert batch.source is not None
     links = []
     for length in batch.source.mask.sum(1).tolist():
@@ -292,4 +292,4 @@ def test_attention_learns_from_links_alone(kind: str) -> None:
 
 def test_guided_alignment_says_what_is_missing() -> None:
     with pytest.raises(InputError, match="links"):
-        GuidedAlignment()(built("transformer"), TinyBatches(2).at(Position()))
+        GuidedAlignment()(built("transformer"), TinyBatches(2).at(DataPosition()))

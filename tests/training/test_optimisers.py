@@ -12,7 +12,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 from training_fixtures import TinyBatches, TinyModel
 
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.objectives import CrossEntropy
 from transduce.recipe import OptimiserRecipe, ScheduleRecipe
 from transduce.training.optimisers import (
@@ -30,7 +30,7 @@ KINDS = ("adamw", "adam", "sgd")
 
 def steps_of(model: TinyModel, optimiser: torch.optim.Optimizer, first: int, last: int) -> None:
     for index in range(first, last):
-        CrossEntropy()(model, TinyBatches().at(Position(0, index))).total.backward()
+        CrossEntropy()(model, TinyBatches().at(DataPosition(0, index))).total.backward()
         optimiser.step()
         optimiser.zero_grad()
 

@@ -10,7 +10,7 @@ import torch
 from test_budget import asked
 from torch.testing import assert_close
 
-from transduce.data.prepare import prepare, train_tokenizers
+from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.errors import InputError
 from transduce.objectives import CrossEntropy, MinimumRisk
 from transduce.recipe import Recipe
@@ -53,7 +53,7 @@ def test_where_nothing_is_recorded_auto_is_no(tmp_path: Path) -> None:
 
 def settled(recipe: Recipe, objective: Any = None, device: str = "cuda") -> bool | str:
     tokenizers = train_tokenizers(recipe)
-    data = prepare(recipe, tokenizers)
+    data = prepare_data(recipe, tokenizers)
     made = with_packing(recipe, tokenizers, data, objective or CrossEntropy(), torch.device(device))
     return made.training.packed
 
@@ -99,7 +99,7 @@ def with_parts(recipe: Recipe, **options: Any) -> Recipe:
 def test_dropout_of_merges_is_not_packed(tmp_path: Path) -> None:
     recipe = changed(asked(tmp_path), batch_tokens=4096, packed=True)
     tokenizers = train_tokenizers(recipe)
-    data = prepare(recipe, tokenizers)
+    data = prepare_data(recipe, tokenizers)
     side = recipe.tokens.source.model_copy(update={"dropout": 0.1})
     recipe = recipe.model_copy(update={"tokens": recipe.tokens.model_copy(update={"source": side})})
     with pytest.raises(InputError, match="lengths of texts change"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from training_fixtures import WORDS, TinyBatches
 
 from transduce.build import build_model, complete_recipe
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.flow import BOS, EOS, Batch
 from transduce.model import Transducer
 from transduce.objectives import MinimumRisk
@@ -65,7 +65,7 @@ def test_f1_is_the_harmonic_mean(hypothesis: list[int], reference: list[int]) ->
     st.sampled_from([0.3, 1.0]),
 )
 def test_minimum_risk_is_its_formula(kind: str, cost: str, sharpness: float, weight: float) -> None:
-    model, batch = built(kind), TinyBatches(3).at(Position())
+    model, batch = built(kind), TinyBatches(3).at(DataPosition())
     objective = MinimumRisk(samples=4, sharpness=sharpness, cost=cost, weight=weight)  # type: ignore[arg-type]
     torch.manual_seed(7)
     candidates = objective._candidates(model, batch)
@@ -100,7 +100,7 @@ def one_by_one(model: Transducer, batch: Batch, ids: tuple[int, ...]) -> float:
 
 
 def test_samples_do_not_depend_on_the_neighbours() -> None:
-    model, batch, objective = built("recurrent"), TinyBatches(6).at(Position()), MinimumRisk(samples=5)
+    model, batch, objective = built("recurrent"), TinyBatches(6).at(DataPosition()), MinimumRisk(samples=5)
     torch.manual_seed(1)
     together = objective._candidates(model, batch)
     torch.manual_seed(1)
@@ -109,7 +109,7 @@ def test_samples_do_not_depend_on_the_neighbours() -> None:
 
 
 def test_risk_falls_when_it_is_made_small() -> None:
-    model, batch = built("transformer"), TinyBatches(4).at(Position())
+    model, batch = built("transformer"), TinyBatches(4).at(DataPosition())
     objective = MinimumRisk(samples=8, sharpness=0.5)
     optimiser = torch.optim.Adam(model.parameters(), 0.01)
     risks = []

@@ -7,11 +7,11 @@ from typing import Any
 
 from transduce.autoconfig.sizes import cosine, pieces_for
 from transduce.autoconfig.statistics import Look
-from transduce.data.readers.corpus import read
+from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError, UnreadableError
 from transduce.modalities.audio.files import soundfile
-from transduce.modalities.audio.frames import frame_width
-from transduce.modalities.audio.modality import Features
+from transduce.modalities.audio.frames import stored_frame_width
+from transduce.modalities.audio.modality import AudioFeatures
 from transduce.recipe import parse
 
 HIGHEST = 16_000  # samples a second: what speech needs; sounds with fewer are taken as they are
@@ -22,7 +22,7 @@ SPREAD = {"time_masks": 2, "time_width": 20, "frequency_masks": 1}
 def heard(data: dict[str, Any]) -> dict[str, Any]:
     """What the first line names: a sound, with its rate, or frames that were made of one, with their width."""
     told = parse({"data": {**data, "sources": {"sound": {"kind": "sound"}}}}).data
-    example = next((one for corpus in told.train for one in read(corpus, told.invalid)), None)
+    example = next((one for corpus in told.train for one in read_corpus(corpus, told.invalid)), None)
     if example is None:
         raise InputError(
             "there is nothing to transcribe", where=str(told.train[0].path), remedy="give lines: FILE TAB TEXT"
@@ -35,8 +35,8 @@ def heard(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spec(named: str) -> dict[str, Any]:
-    if Path(named.partition("#")[0]).suffix.lower() in Features.endings:
-        return {"kind": "features", "size": frame_width(named), **SPREAD}
+    if Path(named.partition("#")[0]).suffix.lower() in AudioFeatures.endings:
+        return {"kind": "features", "size": stored_frame_width(named), **SPREAD}
     library = soundfile()
     try:
         rate = int(library.info(named).samplerate)

@@ -8,8 +8,8 @@ from typing import Any
 
 from transduce.autoconfig.statistics import look
 from transduce.autoconfig.tasks import FORMS, INPUTS, TASKS
-from transduce.data.readers.corpus import Invalid, read
-from transduce.data.readers.formats import form
+from transduce.data.readers.corpus import Invalid, read_corpus
+from transduce.data.readers.formats import corpus_format
 from transduce.errors import InputError, nearest
 from transduce.interop import as_run
 from transduce.recipe import Corpus, Recipe, load, override, parse
@@ -61,7 +61,7 @@ def _with_inputs(data: dict[str, Any], inputs: int | None) -> list[dict[str, Any
 
 def _columns(corpus: Corpus, invalid: Invalid) -> int:
     """How many columns the first line of a TSV has; of another format, two."""
-    first = next(read(corpus, invalid), None) if form(corpus) == "tsv" else None
+    first = next(read_corpus(corpus, invalid), None) if corpus_format(corpus) == "tsv" else None
     return 2 if first is None else 2 + len(first.extra)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import median
 
-from transduce.data.readers.corpus import Invalid, Tally, read
+from transduce.data.readers.corpus import DropCounter, Invalid, read_corpus
 from transduce.errors import InputError
 from transduce.evaluation.overlap_metrics import marks_spans
 from transduce.flow import Example
@@ -68,8 +68,8 @@ class Look:
 
 
 def look(corpora: Corpora, invalid: Invalid) -> Look:
-    counts = Tally()
-    sides = (_sides(corpus, example) for corpus in corpora for example in read(corpus, invalid, counts))
+    counts = DropCounter()
+    sides = (_sides(corpus, example) for corpus in corpora for example in read_corpus(corpus, invalid, counts))
     pairs = (pair for pair in sides if pair[0].strip() and pair[1].strip())
     sample = list(islice(pairs, SAMPLE))
     more = sum(1 for _ in pairs)

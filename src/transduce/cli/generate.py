@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 def read_sources(model: Model, file: str) -> Iterator[str]:
     """The lines of a file, or of standard input. What a line of a file names is found from the folder of that file."""
-    from transduce.data.readers.corpus import located, read_lines
+    from transduce.data.readers.corpus import read_lines, resolve_paths
 
     reads = next((corpus.reads for corpus in model.recipe.data.train), ())
     folder = Path() if file == "-" else Path(file).parent
-    return (located(line, folder, reads) for line in read_lines(file))
+    return (resolve_paths(line, folder, reads) for line in read_lines(file))
 
 
 def generate(
@@ -123,14 +123,14 @@ def generate(
 
 
 def _lines(model: Model, file: str, from_nothing: int) -> Iterator[str]:
-    from transduce.modalities.source_encoding import TextReading
+    from transduce.modalities.source_encoding import TextSourceEncoding
 
     if from_nothing and not model.sourceless:
         raise InputError("this model needs a source", where="--from-nothing", remedy="give lines to read")
     if from_nothing:
         return iter([""] * from_nothing)
     named = model.reading.found(file)  # the file is a source itself, or a folder of them
-    if not named and not isinstance(model.reading, TextReading) and Path(file).is_dir():
+    if not named and not isinstance(model.reading, TextSourceEncoding) and Path(file).is_dir():
         raise InputError(
             "nothing in this folder is a source of this model",
             where=file,

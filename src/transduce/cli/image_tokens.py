@@ -14,7 +14,7 @@ from transduce.errors import InputError, UnreadableError
 if TYPE_CHECKING:
     import numpy as np
 
-    from transduce.modalities.image.vector_quantisation import Codes
+    from transduce.modalities.image.vector_quantisation import VQTokenizer
 
 Kind = Literal["colours", "vq"]
 
@@ -48,10 +48,10 @@ def pixels(
 
         transduce generate runs/pairs captions.txt --sample | transduce draw --palette drawn/palette.json --output made
     """
-    from transduce.modalities.image.palette import Palette
-    from transduce.modalities.image.vector_quantisation import Codes, load_tokens
+    from transduce.modalities.image.palette import PaletteTokenizer
+    from transduce.modalities.image.vector_quantisation import VQTokenizer, load_image_tokenizer
 
-    chosen = None if palette is None else load_tokens(palette)
+    chosen = None if palette is None else load_image_tokenizer(palette)
     if chosen is None and kind == "vq" and (cell & (cell - 1) or size % cell):
         raise InputError(
             f"squares of {cell} pixels do not fill a side of {size}",
@@ -60,9 +60,9 @@ def pixels(
     height, width = (size, size) if chosen is None else (chosen.height, chosen.width)
     said, pictures = _read_pictures(file, height, width)
     if chosen is None:
-        chosen = _coded(pictures, colours, cell) if kind == "vq" else Palette.of(pictures, colours)
+        chosen = _coded(pictures, colours, cell) if kind == "vq" else PaletteTokenizer.of(pictures, colours)
     output.mkdir(parents=True, exist_ok=True)
-    chosen.save(output / ("codes.safetensors" if isinstance(chosen, Codes) else "palette.json"))
+    chosen.save(output / ("codes.safetensors" if isinstance(chosen, VQTokenizer) else "palette.json"))
     lines = (f"{text}\t{chosen.encode(picture)}\n" for text, picture in zip(said, pictures, strict=True))
     (output / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
     told = f"{len(said):,} pictures of {height} x {width} pixels, {chosen.tokens} tokens each, in {chosen.count} "
@@ -72,7 +72,7 @@ def pixels(
 
 def _read_pictures(file: Path, height: int, width: int) -> tuple[list[str], list[np.ndarray]]:
     """What is said of each picture of a TSV, and its pixels."""
-    from transduce.modalities.image.files import fit, read_picture
+    from transduce.modalities.image.files import fit, read_image
 
     said, pictures = [], []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
@@ -80,7 +80,7 @@ def _read_pictures(file: Path, height: int, width: int) -> tuple[list[str], list
         if not text:
             raise InputError("a picture and a text make a line", where=f"{file}:{number}")
         try:
-            pictures.append(fit(read_picture(file.parent / named), height, width, "crop"))
+            pictures.append(fit(read_image(file.parent / named), height, width, "crop"))
         except UnreadableError as bad:
             raise InputError(bad.problem, where=f"{file}:{number}", remedy=bad.remedy) from None
         said.append(text.replace("\t", " "))
@@ -89,11 +89,11 @@ def _read_pictures(file: Path, height: int, width: int) -> tuple[list[str], list
     return said, pictures
 
 
-def _coded(pictures: list[np.ndarray], count: int, cell: int) -> Codes:
+def _coded(pictures: list[np.ndarray], count: int, cell: int) -> VQTokenizer:
     """The network that is trained on them, while a bar goes on."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from transduce.modalities.image.vector_quantisation import UPDATES, Codes
+    from transduce.modalities.image.vector_quantisation import UPDATES, VQTokenizer
 
     columns = (TextColumn("codes"), BarColumn(), TextColumn("error {task.fields[error]:.4f}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(), transient=True) as bar:
@@ -102,7 +102,7 @@ def _coded(pictures: list[np.ndarray], count: int, cell: int) -> Codes:
         def tell(step: int, error: float) -> None:
             bar.update(task, completed=step, error=error)
 
-        return Codes.of(pictures, count, cell, updates=UPDATES, tell=tell)
+        return VQTokenizer.of(pictures, count, cell, updates=UPDATES, tell=tell)
 
 
 def draw(
@@ -118,17 +118,17 @@ def draw(
         transduce generate runs/pairs captions.txt | transduce draw --palette drawn/palette.json --output made
     """
     from transduce.data.readers.corpus import read_lines
-    from transduce.modalities.image.palette import tiled, write_png
-    from transduce.modalities.image.vector_quantisation import load_tokens
+    from transduce.modalities.image.palette import image_grid, write_png
+    from transduce.modalities.image.vector_quantisation import load_image_tokenizer
 
-    chosen = load_tokens(palette)
+    chosen = load_image_tokenizer(palette)
     drawn = [chosen.decode(line) for line in read_lines(file)]
     if not drawn:
         raise InputError("no lines to draw", where=file)
     output.mkdir(parents=True, exist_ok=True)
     for number, (picture, _) in enumerate(drawn, 1):
-        write_png(tiled([picture], times, 0), output / f"{number:05}.png")
-    write_png(tiled([picture for picture, _ in drawn], times), output / "all.png")
+        write_png(image_grid([picture], times, 0), output / f"{number:05}.png")
+    write_png(image_grid([picture for picture, _ in drawn], times), output / "all.png")
     if wrong := sum(not fits for _, fits in drawn):
         print(f"lines with too few, too many or unknown {chosen.what}: {wrong:,}", file=sys.stderr)
     open_console().print(f"{len(drawn):,} pictures: {output}", highlight=False, soft_wrap=True)

@@ -16,21 +16,21 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from transduce.data.epoch_plan import Mixture, Numbers, Plan, Rows, corpus_sizes, cut
+from transduce.data.epoch_plan import CorpusMixture, EpochPlan, IndexMap, RowSubset, batch_starts, corpus_sizes
 from transduce.data.packing import Packing
-from transduce.data.rng import Draw, Shuffle
+from transduce.data.rng import RandomPermutation, SeededRandom
 from transduce.data.store import Store
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.data.word_alignment import LINKS, token_links
+from transduce.data.word_alignment import ALIGNMENT, token_alignment
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
-from transduce.modalities.item_store import Items
+from transduce.modalities.item_store import ItemStore
 
 SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
-class Position:
+class DataPosition:
     """Where training stands in the data: the next batch."""
 
     epoch: int = 0
@@ -50,7 +50,7 @@ class Batches:
     def __init__(
         self,
         store: Store,
-        indices: Rows | np.ndarray,
+        indices: RowSubset | np.ndarray,
         *,
         batch_tokens: int,
         pool: int,
@@ -66,33 +66,35 @@ class Batches:
             raise ValueError("dropout needs the tokenizers")
         if packing is not None and (any(dropout) or store.sourceless or store.items is not None):
             raise ValueError("packed are pairs of texts whose lengths are known")
-        self.store, self.indices = store, indices if isinstance(indices, Rows) else np.sort(np.asarray(indices))
+        self.store, self.indices = store, indices if isinstance(indices, RowSubset) else np.sort(np.asarray(indices))
         self._budget, self._pool, self._seed = batch_tokens, pool, seed
         self._weights = None if weights is None or set(weights) == {1.0} else tuple(weights)
         self._dropout, self._tokenizers, self._packing = dropout, tokenizers, packing
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, EpochPlan] = {}
         self._lock = threading.Lock()  # batches are fetched ahead from another thread
 
-    def plan(self, epoch: int) -> Plan:
+    def plan(self, epoch: int) -> EpochPlan:
         with self._lock:
             if epoch not in self._plans:
                 kept = {number: plan for number, plan in self._plans.items() if number == epoch - 1}
                 self._plans = {**kept, epoch: self._make(epoch)}
             return self._plans[epoch]
 
-    def _make(self, epoch: int) -> Plan:
-        draw, widths = Draw("order", self._seed, epoch), _Widths(self.store, self.indices)
+    def _make(self, epoch: int) -> EpochPlan:
+        draw, widths = SeededRandom("order", self._seed, epoch), _SlotCounts(self.store, self.indices)
         if self._weights is None:
-            return Plan(widths, Shuffle(len(widths), draw), self._budget, self._pool, draw, self._packing)
+            return EpochPlan(
+                widths, RandomPermutation(len(widths), draw), self._budget, self._pool, draw, self._packing
+            )
         last = int(self.store.corpus_of[self.indices[len(self.indices) - 1]])
         if last >= len(self._weights):
             raise InputError(f"{len(self._weights)} mixing weights for {last + 1} corpora")
         sizes = corpus_sizes(self.indices, self.store.corpus_of, len(self._weights))
-        mixture = Mixture(sizes, self._weights, Draw("mixture", self._seed, epoch))
-        order = _After(Shuffle(len(mixture), draw), mixture)
-        return Plan(widths, order, self._budget, self._pool, draw, self._packing)
+        mixture = CorpusMixture(sizes, self._weights, SeededRandom("mixture", self._seed, epoch))
+        order = _Composition(RandomPermutation(len(mixture), draw), mixture)
+        return EpochPlan(widths, order, self._budget, self._pool, draw, self._packing)
 
-    def at(self, position: Position) -> Batch:
+    def at(self, position: DataPosition) -> Batch:
         planned = self.plan(position.epoch).batch(position.index)
         rows = self.indices[planned.rows]
         target = self._side(1, rows, position.epoch)
@@ -100,14 +102,14 @@ class Batches:
             source = self._side(0, rows, position.epoch)
             return self._packing.packed((source.closed(), target.closed()), planned.lines)
         if self.store.items is not None:
-            draws = [Draw("change", self._seed, position.epoch, int(row)).generator() for row in rows]
-            return _perceived(self.store.items, target, rows.tolist(), draws)
+            draws = [SeededRandom("change", self._seed, position.epoch, int(row)).generator() for row in rows]
+            return _modality_batch(self.store.items, target, rows.tolist(), draws)
         return _batch(None if self.store.sourceless else self._side(0, rows, position.epoch), target, rows.tolist())
 
-    def after(self, position: Position) -> Position:
+    def after(self, position: DataPosition) -> DataPosition:
         if position.index + 1 < self.batches_in(position.epoch):
-            return Position(position.epoch, position.index + 1)
-        return Position(position.epoch + 1, 0)
+            return DataPosition(position.epoch, position.index + 1)
+        return DataPosition(position.epoch + 1, 0)
 
     def batches_in(self, epoch: int) -> int:
         return len(self.plan(epoch))
@@ -116,22 +118,22 @@ class Batches:
         """Share of the slots of an epoch that hold no token."""
         return self.plan(epoch).padding
 
-    def _side(self, side: int, rows: np.ndarray, epoch: int) -> _Flat:
+    def _side(self, side: int, rows: np.ndarray, epoch: int) -> _Ragged:
         rate = self._dropout[side]
         if not rate or self._tokenizers is None:
-            return _Flat(*self.store.side(SIDES[side], rows))
+            return _Ragged(*self.store.side(SIDES[side], rows))
         encoded = []
         for row in rows.tolist():
             generator = random.Random(f"{self._seed} {epoch} {row} {side}")
             text = self.store.text(SIDES[side], row)
             encoded.append(self._tokenizers[side].encode_dropout(text, rate, generator, parts=side == 0))
-        return _Flat.of(encoded)
+        return _Ragged.of(encoded)
 
 
-class _Widths:
+class _SlotCounts:
     """Slots of both sides of chosen rows of a store, special tokens included."""
 
-    def __init__(self, store: Store, indices: Rows | np.ndarray) -> None:
+    def __init__(self, store: Store, indices: RowSubset | np.ndarray) -> None:
         self._store, self._indices = store, indices
         added = [0 if store.sourceless or store.items is not None else 1, 2]  # </s>; <s> and </s>
         self._added = np.array(added, np.int32)
@@ -145,11 +147,11 @@ class _Widths:
 
 
 @dataclass(frozen=True)
-class _After:
+class _Composition:
     """Numbers by way of other numbers."""
 
-    first: Numbers
-    then: Numbers
+    first: IndexMap
+    then: IndexMap
 
     def __len__(self) -> int:
         return len(self.first)
@@ -159,7 +161,7 @@ class _After:
 
 
 @dataclass(frozen=True)
-class _Flat:
+class _Ragged:
     """Sequences end to end."""
 
     ids: np.ndarray
@@ -185,7 +187,7 @@ class _Flat:
         return Padded(torch.from_numpy(values), torch.from_numpy(columns <= ends[:, None]))
 
 
-def _batch(source: _Flat | None, target: _Flat | None, rows: Sequence[int]) -> Batch:
+def _batch(source: _Ragged | None, target: _Ragged | None, rows: Sequence[int]) -> Batch:
     sides = source.padded(0) if source is not None else None, target.padded(1) if target is not None else None
     return Batch(*sides, rows=tuple(rows))
 
@@ -193,15 +195,15 @@ def _batch(source: _Flat | None, target: _Flat | None, rows: Sequence[int]) -> B
 def gather(store: Store, rows: np.ndarray | Sequence[int]) -> Batch:
     """These pairs of a store as one batch."""
     numbers = np.asarray(rows, np.int64)
-    target = _Flat(*store.side("target", numbers))
+    target = _Ragged(*store.side("target", numbers))
     if store.items is not None:
-        return _perceived(store.items, target, numbers.tolist())
-    source = None if store.sourceless else _Flat(*store.side("source", numbers))
+        return _modality_batch(store.items, target, numbers.tolist())
+    source = None if store.sourceless else _Ragged(*store.side("source", numbers))
     return _batch(source, target, numbers.tolist())
 
 
-def _perceived(
-    items: Items, target: _Flat, rows: list[int], draws: Sequence[np.random.Generator] | None = None
+def _modality_batch(
+    items: ItemStore, target: _Ragged, rows: list[int], draws: Sequence[np.random.Generator] | None = None
 ) -> Batch:
     return items.perceived.onto(_batch(None, target, rows), items.of(rows), draws)
 
@@ -209,14 +211,14 @@ def _perceived(
 def collate(pairs: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], rows: Sequence[int]) -> Batch:
     """Pairs of ids as one batch; without sources or targets when the pairs have none."""
     given = [source for source, _ in pairs if source is not None]
-    sources = _Flat.of(given) if len(given) == len(pairs) else None
+    sources = _Ragged.of(given) if len(given) == len(pairs) else None
     targets = [target for _, target in pairs if target is not None]
     if targets and len(targets) < len(pairs):
         raise ValueError("some pairs of a batch have a target, some have none")
-    return _batch(sources, _Flat.of(targets) if targets else None, rows)
+    return _batch(sources, _Ragged.of(targets) if targets else None, rows)
 
 
-def ordered(lengths: np.ndarray | Sequence[int], budget: int) -> list[list[int]]:
+def batch_by_length(lengths: np.ndarray | Sequence[int], budget: int) -> list[list[int]]:
     """Row numbers in batches of like length within a budget of slots, the longest first, so that memory fails early.
 
     `lengths` is (n,), or (n, 2) for both sides; they count special tokens or not as the caller likes.
@@ -226,29 +228,30 @@ def ordered(lengths: np.ndarray | Sequence[int], budget: int) -> list[list[int]]
     if len(widths) == 0:
         return []
     order = np.lexsort((np.arange(len(widths)), -widths.sum(1), -widths.max(1)))
-    return [part.tolist() for part in np.split(order, cut(widths[order], budget)[1:])]
+    return [part.tolist() for part in np.split(order, batch_starts(widths[order], budget)[1:])]
 
 
-class LinkedBatches:
+class AlignedBatches:
     """Batches whose `extra["alignment"]` holds the links of their tokens (B M 2)."""
 
     def __init__(self, plain: Batches, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
         self.plain, self.tokenizers = plain, tokenizers
 
-    def at(self, position: Position) -> Batch:
+    def at(self, position: DataPosition) -> Batch:
         batch = self.plain.at(position)
         examples = [self.plain.store.example(row) for row in batch.rows]
         rows = [
-            token_links(one.extra.get(LINKS, ""), one.source, one.target or "", self.tokenizers) for one in examples
+            token_alignment(one.extra.get(ALIGNMENT, ""), one.source, one.target or "", self.tokenizers)
+            for one in examples
         ]
         counts, most = torch.tensor([len(row) for row in rows]), max(map(len, rows))
         values = torch.zeros(len(rows), most, 2, dtype=torch.long)  # B M 2
         for place, row in enumerate(rows):
             values[place, : len(row)] = torch.tensor(row, dtype=torch.long).view(-1, 2)
         links = Padded(values, torch.arange(most) < counts[:, None])
-        return replace(batch, extra={**batch.extra, LINKS: links})
+        return replace(batch, extra={**batch.extra, ALIGNMENT: links})
 
-    def after(self, position: Position) -> Position:
+    def after(self, position: DataPosition) -> DataPosition:
         return self.plain.after(position)
 
     def batches_in(self, epoch: int) -> int:

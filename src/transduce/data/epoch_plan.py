@@ -24,14 +24,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from transduce.data.packing import Packing, deal, needs
-from transduce.data.rng import CHUNK, Draw, Shuffle
+from transduce.data.packing import Packing, assign_bins, packed_lengths
+from transduce.data.rng import CHUNK, RandomPermutation, SeededRandom
 
 STRIP = 0.25  # batches in a strip, for the square root of the batches in the pool
 KEPT = 4  # pools in memory: readers in several threads are never far apart
 
 
-class Numbers(Protocol):
+class IndexMap(Protocol):
     """What gives a number for each number below its length; an array is one."""
 
     def __len__(self) -> int: ...
@@ -40,7 +40,7 @@ class Numbers(Protocol):
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedBatch:
     """The pairs of a batch."""
 
     rows: np.ndarray
@@ -48,7 +48,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class _Pool:
+class _Bucket:
     """The batches of a pool, as stretches of its rows in a random order."""
 
     rows: np.ndarray
@@ -58,17 +58,23 @@ class _Pool:
     slots: int
     tokens: int
 
-    def batch(self, index: int) -> Planned:
+    def batch(self, index: int) -> PlannedBatch:
         here = slice(self.begins[index], self.ends[index])
-        return Planned(self.rows[here], self.lines[here] if self.lines[here.start] >= 0 else None)
+        return PlannedBatch(self.rows[here], self.lines[here] if self.lines[here.start] >= 0 else None)
 
 
-class Plan:
+class EpochPlan:
     """The batches of an epoch. `widths` (n, 2) tells the slots of source and target of rows, special tokens included;
     `order` tells which row comes at each place of the epoch, before pools are sorted."""
 
     def __init__(
-        self, widths: Numbers, order: Numbers, budget: int, pool: int, draw: Draw, packing: Packing | None = None
+        self,
+        widths: IndexMap,
+        order: IndexMap,
+        budget: int,
+        pool: int,
+        draw: SeededRandom,
+        packing: Packing | None = None,
     ) -> None:
         self._widths, self._order, self._budget, self._packing = widths, order, budget, packing
         # A short first batch moves all others, or data smaller than a pool would meet in the same batches every epoch.
@@ -86,7 +92,7 @@ class Plan:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def batch(self, index: int) -> Planned:
+    def batch(self, index: int) -> PlannedBatch:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of an epoch of {len(self)}")
         number = int(np.searchsorted(self._ends, index, "right"))
@@ -104,17 +110,21 @@ class Plan:
             before, last = int(filled[-1]), int(pools[-1])
         return [*edges, len(self._order)]
 
-    def _make(self, number: int) -> _Pool:
+    def _make(self, number: int) -> _Bucket:
         rows = self._order[np.arange(*self._edges[number : number + 2])]
         widths = self._widths[rows]
         short = np.zeros(len(rows), bool) if self._packing is None else self._packing.takes(widths)
-        draw = Draw("batches", self._seed, number)
-        packed = _no_pool() if self._packing is None else _packed(rows[short], widths[short], self._packing, draw)
+        draw = SeededRandom("batches", self._seed, number)
+        packed = (
+            _empty_bucket()
+            if self._packing is None
+            else _packed_bucket(rows[short], widths[short], self._packing, draw)
+        )
         padded = self._padded(rows[~short])
         begins = np.concatenate((packed.begins, len(packed.rows) + padded.begins))
         ends = np.concatenate((packed.ends, len(packed.rows) + padded.ends))
         order = draw.permutation(len(begins))
-        return _Pool(
+        return _Bucket(
             np.concatenate((packed.rows, padded.rows)),
             np.concatenate((packed.lines, padded.lines)),
             begins[order],
@@ -123,40 +133,42 @@ class Plan:
             packed.tokens + padded.tokens,
         )
 
-    def _padded(self, rows: np.ndarray) -> _Pool:
+    def _padded(self, rows: np.ndarray) -> _Bucket:
         """Batches of rows of like lengths."""
         if not len(rows):
-            return _no_pool()
+            return _empty_bucket()
         rows = _sort(rows, self._widths, self._budget)
         widths = self._widths[rows]
         filled = np.cumsum(widths.sum(1, dtype=np.int64))
         head = int(np.searchsorted(filled, self._short))
-        begins = np.concatenate((cut(widths[:head], self._budget), head + cut(widths[head:], self._budget)))
+        begins = np.concatenate(
+            (batch_starts(widths[:head], self._budget), head + batch_starts(widths[head:], self._budget))
+        )
         ends = np.append(begins[1:], len(rows))
         widest = np.maximum.reduceat(widths, begins, axis=0).sum(1, dtype=np.int64)
         slots = int((widest * (ends - begins)).sum())
-        return _Pool(rows, np.full(len(rows), -1), begins, ends, slots, int(filled[-1]))
+        return _Bucket(rows, np.full(len(rows), -1), begins, ends, slots, int(filled[-1]))
 
 
-def _no_pool() -> _Pool:
+def _empty_bucket() -> _Bucket:
     none = np.zeros(0, np.int64)
-    return _Pool(none, none, none, none, 0, 0)
+    return _Bucket(none, none, none, none, 0, 0)
 
 
-def _packed(rows: np.ndarray, widths: np.ndarray, packing: Packing, draw: Draw) -> _Pool:
+def _packed_bucket(rows: np.ndarray, widths: np.ndarray, packing: Packing, draw: SeededRandom) -> _Bucket:
     """Lines that several rows share, in a random order, so many to a batch."""
     if not len(rows):
-        return _no_pool()
-    lines = deal(widths, packing.room)
+        return _empty_bucket()
+    lines = assign_bins(widths, packing.room)
     lines = draw.permutation(int(lines.max()) + 1)[lines]
     order = np.argsort(lines, kind="stable")
     batches, lines = np.divmod(lines[order], packing.rows)
     begins = np.flatnonzero(np.diff(batches, prepend=-1))
     ends = np.append(begins[1:], len(rows))
-    return _Pool(rows[order], lines, begins, ends, len(begins) * packing.slots, int(needs(widths).sum()))
+    return _Bucket(rows[order], lines, begins, ends, len(begins) * packing.slots, int(packed_lengths(widths).sum()))
 
 
-def _sort(rows: np.ndarray, widths: Numbers, budget: int) -> np.ndarray:
+def _sort(rows: np.ndarray, widths: IndexMap, budget: int) -> np.ndarray:
     """The rows of a pool by strip of the longer side, then difference; equal ones stay in their random order."""
     source, target = widths[rows].T.astype(np.int64)
     by_length = np.lexsort((source + target, np.maximum(source, target)))
@@ -170,7 +182,7 @@ def _sort(rows: np.ndarray, widths: Numbers, budget: int) -> np.ndarray:
     return rows[np.lexsort((difference, strips))]
 
 
-def cut(widths: np.ndarray, budget: int) -> np.ndarray:
+def batch_starts(widths: np.ndarray, budget: int) -> np.ndarray:
     """Where batches begin when rows in this order fill them: count * (widest source + widest target) <= budget.
 
     A row that is too wide alone is a batch of its own.
@@ -190,7 +202,7 @@ def cut(widths: np.ndarray, budget: int) -> np.ndarray:
     return np.array(starts, np.int64)
 
 
-def repeats(corpus_of: np.ndarray, weights: Sequence[float], draw: Draw) -> np.ndarray:
+def repeat_counts(corpus_of: np.ndarray, weights: Sequence[float], draw: SeededRandom) -> np.ndarray:
     """How often each row comes in an epoch: weight 2 is twice, 0.5 a random half, 1.5 all once and a half again."""
     result = np.zeros(len(corpus_of), np.int64)
     order = draw.permutation(len(corpus_of))
@@ -201,7 +213,7 @@ def repeats(corpus_of: np.ndarray, weights: Sequence[float], draw: Draw) -> np.n
     return result if result.any() else np.ones_like(result)  # an epoch is never empty
 
 
-class Rows:
+class RowSubset:
     """The rows 0 .. n - 1 in order, but for a few that are left out: only those are kept."""
 
     def __init__(self, n: int, without: np.ndarray | Sequence[int] = ()) -> None:
@@ -217,18 +229,18 @@ class Rows:
         return places + np.searchsorted(self._gaps, places, "right")
 
     def __iter__(self) -> Iterator[int]:
-        return (row for part in stretches(self) for row in part.tolist())
+        return (row for part in chunks(self) for row in part.tolist())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[:], dtype)
 
 
-def stretches(rows: Rows | np.ndarray, size: int = CHUNK) -> Iterator[np.ndarray]:
+def chunks(rows: RowSubset | np.ndarray, size: int = CHUNK) -> Iterator[np.ndarray]:
     """The rows in order, some at a time."""
     return (rows[begin : begin + size] for begin in range(0, len(rows), size))
 
 
-class Lengths:
+class PairLengths:
     """(n, 2) int32: how long both sides of each row are, computed from where they end when it is asked for."""
 
     def __init__(self, source_ends: np.ndarray, target_ends: np.ndarray, source_rows: np.ndarray | None) -> None:
@@ -251,16 +263,16 @@ class Lengths:
         return np.asarray(ends[rows] - np.where(rows > 0, ends[rows - 1], 0)).astype(np.int32)
 
     def sum(self) -> int:
-        return sum(int(self[part].sum()) for part in stretches(Rows(len(self))))
+        return sum(int(self[part].sum()) for part in chunks(RowSubset(len(self))))
 
 
-class Mixture:
+class CorpusMixture:
     """Rows of several corpora as often as their weights say: 2 is twice, 0.5 a random half, 1.5 all and a half again.
 
     Rows of a corpus stand together. Numbers 0 .. len - 1 stand for all that comes in an epoch, corpus after corpus.
     """
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float], draw: Draw) -> None:
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], draw: SeededRandom) -> None:
         whole = [int(weight) * size for weight, size in zip(weights, sizes, strict=True)]
         part = [round((weight - int(weight)) * size) for weight, size in zip(weights, sizes, strict=True)]
         if not sum(whole) + sum(part):
@@ -268,7 +280,7 @@ class Mixture:
         self._sizes, self._whole = np.array(sizes), np.array(whole)
         self._first = np.cumsum(self._sizes) - self._sizes
         self._ends = np.cumsum(self._whole + np.array(part))
-        self._orders = [Shuffle(size, draw) for size in sizes]
+        self._orders = [RandomPermutation(size, draw) for size in sizes]
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -285,7 +297,7 @@ class Mixture:
         return self._first[corpus] + places
 
 
-def corpus_sizes(rows: Rows | np.ndarray, corpus_of: np.ndarray, corpora: int) -> list[int]:
+def corpus_sizes(rows: RowSubset | np.ndarray, corpus_of: np.ndarray, corpora: int) -> list[int]:
     """How many of these rows, which are in order, belong to each corpus; corpora stand one after the other."""
     everything = range(len(rows))
     edges = [

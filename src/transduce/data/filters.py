@@ -40,7 +40,7 @@ class Filters:
         return "duplicate" if duplicate and self.drop_duplicates else None
 
 
-class Seen:
+class PairHashSet:
     """Pairs met so far, by 128 bits of their hash: two different pairs with the same are not to be expected, ever.
 
     The numbers lie in one table, each at its place or in the next free one: 24 to 48 bytes a pair, in a file without a
@@ -64,7 +64,7 @@ class Seen:
 
     def _grow(self) -> None:
         held = self._table
-        self._table = _room(max(2 * len(held), SMALLEST), self._folder)
+        self._table = _mapped_table(max(2 * len(held), SMALLEST), self._folder)
         for begin in range(0, len(held), SMALLEST):
             part = held[begin : begin + SMALLEST].tolist()
             for first, second in zip(part[::2], part[1::2], strict=True):
@@ -82,7 +82,7 @@ class Seen:
         return False
 
 
-def _room(numbers: int, folder: Path | None) -> memoryview:
+def _mapped_table(numbers: int, folder: Path | None) -> memoryview:
     """So many numbers, all 0, in a file that has its blocks from the start: a full disk is told here, and not later."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.truncate(8 * numbers)

@@ -16,16 +16,16 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from transduce.data.batching import Position
-from transduce.data.epoch_plan import Rows, repeats
-from transduce.data.rng import Draw
+from transduce.data.batching import DataPosition
+from transduce.data.epoch_plan import RowSubset, repeat_counts
+from transduce.data.rng import SeededRandom
 from transduce.data.store import Store
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 
 
 @dataclass(frozen=True)
-class Stream:
+class TokenStream:
     """Blocks of one file that follow one another, as ids between <s> and </s>; nothing is read before it is asked for.
 
     `closed` is False where the text goes on in blocks that are held out: then no </s> is foretold.
@@ -46,7 +46,7 @@ class Stream:
         return np.concatenate([np.array(part, np.int64) for part in (first, inner, last)])
 
 
-def streams(store: Store, rows: Rows | np.ndarray) -> list[Stream]:
+def token_streams(store: Store, rows: RowSubset | np.ndarray) -> list[TokenStream]:
     """These blocks of a store as streams, one a file; rows of one file follow one another."""
     rows = np.asarray(rows)
     corpus_of = store.corpus_of[rows]
@@ -55,11 +55,11 @@ def streams(store: Store, rows: Rows | np.ndarray) -> list[Stream]:
     for begin, end in pairwise(edges):
         corpus, last = int(corpus_of[begin]), int(rows[end - 1]) + 1
         goes_on = last < len(store) and int(store.corpus_of[last]) == corpus
-        result.append(Stream(store.stretch("target", int(rows[begin]), last), corpus, closed=not goes_on))
+        result.append(TokenStream(store.stretch("target", int(rows[begin]), last), corpus, closed=not goes_on))
     return result
 
 
-def hold_out(store: Store, tokens: int | None) -> tuple[np.ndarray, np.ndarray]:
+def hold_out_end(store: Store, tokens: int | None) -> tuple[np.ndarray, np.ndarray]:
     """(train, development) blocks: the end of every file is held out, so many tokens in all, in whole blocks."""
     lengths = store.lengths[:, 1].astype(np.int64)
     total = int(lengths.sum())
@@ -80,18 +80,18 @@ def hold_out(store: Store, tokens: int | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class _Cuts:
+class _BlockSpans:
     """The passages of one epoch, in the order they are read in."""
 
     stream: np.ndarray
     begin: np.ndarray  # place of the first id of each
     end: np.ndarray  # place after its last id
 
-    def part(self, rows: np.ndarray | slice) -> _Cuts:
-        return _Cuts(self.stream[rows], self.begin[rows], self.end[rows])
+    def part(self, rows: np.ndarray | slice) -> _BlockSpans:
+        return _BlockSpans(self.stream[rows], self.begin[rows], self.end[rows])
 
 
-def cut(texts: Sequence[Stream], size: int, offsets: Sequence[int]) -> _Cuts:
+def block_spans(texts: Sequence[TokenStream], size: int, offsets: Sequence[int]) -> _BlockSpans:
     """All passages, file after file: the first of each has `offset` tokens (0: `size`), all others `size`."""
     parts = []
     for number, (text, offset) in enumerate(zip(texts, offsets, strict=True)):
@@ -99,15 +99,15 @@ def cut(texts: Sequence[Stream], size: int, offsets: Sequence[int]) -> _Cuts:
         begins = np.arange(offset - size if offset and last else 0, last, size).clip(min=0)
         ends = np.append(begins[1:], last)[: len(begins)] + 1
         parts.append((np.full(len(begins), number), begins, ends))
-    return _Cuts(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return _BlockSpans(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-class Passages:
+class BlockBatches:
     """Endless batches of passages, epoch after epoch: as many in a batch as make `batch_tokens` foretold tokens."""
 
     def __init__(
         self,
-        texts: Sequence[Stream],
+        texts: Sequence[TokenStream],
         size: int,
         *,
         batch_tokens: int,
@@ -119,35 +119,35 @@ class Passages:
         self._texts, self._size, self._seed = list(texts), size, seed
         self._rows = max(1, batch_tokens // size)
         self._weights = None if weights is None or set(weights) == {1.0} else tuple(weights)
-        self._cuts: dict[int, _Cuts] = {}
+        self._cuts: dict[int, _BlockSpans] = {}
         self._lock = threading.Lock()  # batches are fetched ahead from another thread
 
-    def _epoch(self, epoch: int) -> _Cuts:
+    def _epoch(self, epoch: int) -> _BlockSpans:
         with self._lock:
             if epoch not in self._cuts:
                 kept = {number: cuts for number, cuts in self._cuts.items() if number == epoch - 1}
                 self._cuts = {**kept, epoch: self._make(epoch)}
             return self._cuts[epoch]
 
-    def _make(self, epoch: int) -> _Cuts:
-        draw = Draw("passages", self._seed, epoch)
-        cuts = cut(self._texts, self._size, [draw.below(self._size) for _ in self._texts])
+    def _make(self, epoch: int) -> _BlockSpans:
+        draw = SeededRandom("passages", self._seed, epoch)
+        cuts = block_spans(self._texts, self._size, [draw.below(self._size) for _ in self._texts])
         if self._weights is not None:
             corpora = np.array([text.corpus for text in self._texts])
-            often = repeats(corpora[cuts.stream], self._weights, Draw("mixture", self._seed, epoch))
+            often = repeat_counts(corpora[cuts.stream], self._weights, SeededRandom("mixture", self._seed, epoch))
             cuts = cuts.part(np.repeat(np.arange(len(often)), often))
         return cuts.part(draw.permutation(len(cuts.begin)))
 
-    def at(self, position: Position) -> Batch:
+    def at(self, position: DataPosition) -> Batch:
         if not 0 <= position.index < self.batches_in(position.epoch):
             raise IndexError(f"batch {position.index} of an epoch of {self.batches_in(position.epoch)}")
         first = position.index * self._rows
         return _gather(self._texts, self._epoch(position.epoch), first, first + self._rows)
 
-    def after(self, position: Position) -> Position:
+    def after(self, position: DataPosition) -> DataPosition:
         if position.index + 1 < self.batches_in(position.epoch):
-            return Position(position.epoch, position.index + 1)
-        return Position(position.epoch + 1, 0)
+            return DataPosition(position.epoch, position.index + 1)
+        return DataPosition(position.epoch + 1, 0)
 
     def batches_in(self, epoch: int) -> int:
         return -(-len(self._epoch(epoch).begin) // self._rows)
@@ -161,14 +161,14 @@ class Passages:
         return 1 - int(lengths.sum()) / int((widest * counts).sum())
 
 
-def consecutive(texts: Sequence[Stream], size: int, batch_tokens: int) -> Iterator[Batch]:
+def consecutive_blocks(texts: Sequence[TokenStream], size: int, batch_tokens: int) -> Iterator[Batch]:
     """Every passage once, in order, from the beginning of each text: how held-out text is read."""
-    cuts, rows = cut(texts, size, [0] * len(texts)), max(1, batch_tokens // size)
+    cuts, rows = block_spans(texts, size, [0] * len(texts)), max(1, batch_tokens // size)
     for first in range(0, len(cuts.begin), rows):
         yield _gather(texts, cuts, first, first + rows)
 
 
-def _gather(texts: Sequence[Stream], cuts: _Cuts, first: int, last: int) -> Batch:
+def _gather(texts: Sequence[TokenStream], cuts: _BlockSpans, first: int, last: int) -> Batch:
     some = cuts.part(slice(first, last))
     lengths = some.end - some.begin
     values = np.full((len(lengths), int(lengths.max())), PAD, np.int64)  # B T

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from transduce.data.batching import Batches, Position
+from transduce.data.batching import Batches, DataPosition
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, UNK, Batch, Padded
@@ -22,7 +22,7 @@ HELD_OUT = -1  # the epoch of held-out text: its damage is always the same, so i
 
 
 @dataclass(frozen=True)
-class Damaged:
+class NoisedText:
     """What a model reads in place of the clean ids."""
 
     ids: list[int]
@@ -39,14 +39,14 @@ class Noise(ABC):
         self.tokenizer = tokenizer
 
     @abstractmethod
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> Damaged: ...
+    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText: ...
 
-    def damage(self, ids: Sequence[int], seed: int, epoch: int, row: int) -> Damaged:
+    def apply(self, ids: Sequence[int], seed: int, epoch: int, row: int) -> NoisedText:
         """The same damage for the same line in the same epoch, whatever else is in the batch."""
         return self(ids, random.Random(f"noise {seed} {epoch} {row}"))
 
 
-class MaskTokens(Noise):
+class TokenMasking(Noise):
     """tokens to be found again, most of them masked, some replaced, some left as they are (Devlin 2019)
 
     A share `rate` of the tokens is chosen, at least one; with `whole_words` all tokens of a word or none. Of the
@@ -69,7 +69,7 @@ class MaskTokens(Noise):
         self.rate, self.masked, self.replaced, self.whole_words = rate, masked, replaced, whole_words
         self.first = len(SPECIALS) + tokenizer.numbered  # of the tokens that a text can spell
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> Damaged:
+    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
         # What the vocabulary does not know cannot be foretold, so it is never asked for.
         groups = [group for group in self._groups(ids) if all(ids[place] >= self.first for place in group)]
         chance.shuffle(groups)
@@ -80,7 +80,7 @@ class MaskTokens(Noise):
                 break
             chosen.update(group)
         damaged = [self._instead(token, chance) if place in chosen else token for place, token in enumerate(ids)]
-        return Damaged(damaged, [place in chosen for place in range(len(ids))])
+        return NoisedText(damaged, [place in chosen for place in range(len(ids))])
 
     def _groups(self, ids: Sequence[int]) -> list[list[int]]:
         """Places that are chosen together."""
@@ -99,37 +99,37 @@ class MaskTokens(Noise):
         return chance.randrange(self.first, self.tokenizer.size) if draw < self.masked + self.replaced else token
 
 
-class Nothing(Noise):
+class NoNoise(Noise):
     """no damage: for a head that never sees the token it foretells; what the vocabulary lacks is not asked for"""
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> Damaged:
+    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
         first = len(SPECIALS) + self.tokenizer.numbered
-        return Damaged(list(ids), [token >= first for token in ids])
+        return NoisedText(list(ids), [token >= first for token in ids])
 
 
-class MaskSpans(Noise):
+class TextInfilling(Noise):
     """stretches of tokens, each for one mask: the model must also find out how many are missing (Lewis 2020)"""
 
     def __init__(self, tokenizer: Tokenizer, *, rate: Part = 0.3, mean: Annotated[float, Gt(0), Le(100)] = 3.0) -> None:
         super().__init__(tokenizer)
         self.rate, self.mean = rate, mean
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> Damaged:
-        return Damaged(mask_spans(ids, rate=self.rate, mask=UNK, chance=chance, mean=self.mean))
+    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
+        return NoisedText(mask_spans(ids, rate=self.rate, mask=UNK, chance=chance, mean=self.mean))
 
 
-class Delete(Noise):
+class TokenDeletion(Noise):
     """tokens left out: the model must also find out where (Lewis 2020)"""
 
     def __init__(self, tokenizer: Tokenizer, *, rate: Part = 0.15) -> None:
         super().__init__(tokenizer)
         self.rate = rate
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> Damaged:
-        return Damaged(delete_tokens(ids, rate=self.rate, chance=chance))
+    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
+        return NoisedText(delete_tokens(ids, rate=self.rate, chance=chance))
 
 
-class Permute(Noise):
+class SentencePermutation(Noise):
     """parts of a line in another order; a part ends where a token ends in one of the characters `ends` (Lewis 2020)"""
 
     def __init__(self, tokenizer: Tokenizer, *, ends: str = ".!?;") -> None:
@@ -137,20 +137,20 @@ class Permute(Noise):
         pieces = map(tokenizer.piece, range(len(SPECIALS), tokenizer.size))
         self.ends = {number for number, piece in enumerate(pieces, len(SPECIALS)) if piece.endswith(tuple(ends))}
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> Damaged:
-        return Damaged(permute_parts(ids, ends=self.ends, chance=chance))
+    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
+        return NoisedText(permute_parts(ids, ends=self.ends, chance=chance))
 
 
-class DamagedBatches:
+class NoisyBatches:
     """Batches of text whose source is their own target, damaged anew in every epoch."""
 
     def __init__(self, clean: Batches, noise: Noise, seed: int) -> None:
         self.clean, self.noise, self.seed = clean, noise, seed
 
-    def at(self, position: Position) -> Batch:
-        return damage(self.clean.at(position), self.noise, self.seed, position.epoch)
+    def at(self, position: DataPosition) -> Batch:
+        return add_noise(self.clean.at(position), self.noise, self.seed, position.epoch)
 
-    def after(self, position: Position) -> Position:
+    def after(self, position: DataPosition) -> DataPosition:
         return self.clean.after(position)
 
     def batches_in(self, epoch: int) -> int:
@@ -160,11 +160,11 @@ class DamagedBatches:
         return self.clean.padding(epoch)
 
 
-def damage(batch: Batch, noise: Noise, seed: int, epoch: int = HELD_OUT) -> Batch:
+def add_noise(batch: Batch, noise: Noise, seed: int, epoch: int = HELD_OUT) -> Batch:
     """The batch with its damaged target as the source. What happens to a line depends on no other one."""
     assert batch.target is not None, "there is nothing to damage"
     clean = [row[real][1:-1].tolist() for row, real in zip(batch.target.values, batch.target.mask, strict=True)]
-    found = [noise.damage(ids, seed, epoch, number) for ids, number in zip(clean, batch.rows, strict=True)]
+    found = [noise.apply(ids, seed, epoch, number) for ids, number in zip(clean, batch.rows, strict=True)]
     asked = [[0, *one.asked, 0] for one in found if one.asked is not None]  # neither <s> nor </s> is asked for
     marks = Padded.from_rows(asked) if asked else None
     return replace(
@@ -175,11 +175,11 @@ def damage(batch: Batch, noise: Noise, seed: int, epoch: int = HELD_OUT) -> Batc
 
 
 NOISES: dict[str, type[Noise]] = {
-    "mask_tokens": MaskTokens,
-    "mask_spans": MaskSpans,
-    "delete": Delete,
-    "permute": Permute,
-    "nothing": Nothing,
+    "mask_tokens": TokenMasking,
+    "mask_spans": TextInfilling,
+    "delete": TokenDeletion,
+    "permute": SentencePermutation,
+    "nothing": NoNoise,
 }
 
 

@@ -18,7 +18,7 @@ STRIP = 64  # pairs of like length among which those that suit a row's two sides
 GRAIN = 16  # a row has a multiple of so many places
 # Places in a row: what attention/tiles.py takes. Attention over rows of 64, forward and backward, took 66 microseconds
 # a layer where those of 128 took 140 (16,384 tokens), but they were filled to 87 % where those were to 95.
-LONGEST = 128
+ROW_LENGTH = 128
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Packing:
         The side that is longer on the whole gets all places that a row may have.
         """
         sums = needed.sum(0)
-        source, target = (GRAIN * math.ceil(LONGEST * side / sums.max() / GRAIN) for side in sums)
+        source, target = (GRAIN * math.ceil(ROW_LENGTH * side / sums.max() / GRAIN) for side in sums)
         rows = budget // (source + target)
         return cls(rows, source, target) if rows else None
 
@@ -51,9 +51,9 @@ class Packing:
 
     def takes(self, widths: np.ndarray) -> np.ndarray:
         """Which pairs of these widths (n, 2) can be in it; the others go into padded batches."""
-        return np.all(needs(widths) <= self.room, axis=1)
+        return np.all(packed_lengths(widths) <= self.room, axis=1)
 
-    def packed(self, sides: tuple[Rows, Rows], lines: np.ndarray) -> Batch:
+    def packed(self, sides: tuple[Ragged, Ragged], lines: np.ndarray) -> Batch:
         """Sources `x1 .. xm </s>` and targets `y1 .. yn </s>`, the pair i in row lines[i]. Pairs are ordered by row."""
         (sources, source_lengths), (targets, target_lengths) = sides
         source = self._laid(sources, source_lengths, lines, self.source)
@@ -79,21 +79,21 @@ class Packing:
         return Padded(made[0], made[1] > 0, Shared(*made[1:]))
 
 
-Rows = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each row has
+Ragged = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each row has
 
 
-def needs(widths: np.ndarray) -> np.ndarray:
+def packed_lengths(widths: np.ndarray) -> np.ndarray:
     """Places of both sides in a row, for slots in a padded batch: what a decoder reads is one shorter than a target."""
     return widths - np.array([0, 1])
 
 
-def deal(widths: np.ndarray, room: np.ndarray) -> np.ndarray:
+def assign_bins(widths: np.ndarray, room: np.ndarray) -> np.ndarray:
     """A row for each pair, counted from 0: longest first, in rounds, and in each the longest to the row with most room.
 
     Pairs of like length are given out so that both sides of a row fill up alike. On 70,000 pairs of log-normal lengths
     (about 25 tokens, target within a quarter of the source) rows of 128 and 128 places are filled to 95 %.
     """
-    needed, lines, rows = needs(widths), np.zeros(len(widths), np.int64), 0
+    needed, lines, rows = packed_lengths(widths), np.zeros(len(widths), np.int64), 0
     left = np.argsort(-needed.max(1), kind="stable")
     while len(left):
         count = max(1, math.ceil((needed[left].sum(0) / room).max() / AIM))

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from transduce.build import build_noise, build_perceived
-from transduce.data.batching import Batches, LinkedBatches, gather, ordered
-from transduce.data.epoch_plan import Rows, stretches
+from transduce.data.batching import AlignedBatches, Batches, batch_by_length, gather
+from transduce.data.epoch_plan import RowSubset, chunks
 from transduce.data.filters import Filters
-from transduce.data.lm_blocks import Passages, consecutive, hold_out, streams
-from transduce.data.noise import DamagedBatches, Noise, damage
+from transduce.data.lm_blocks import BlockBatches, consecutive_blocks, hold_out_end, token_streams
+from transduce.data.noise import Noise, NoisyBatches, add_noise
 from transduce.data.packing import Packing
-from transduce.data.readers.corpus import TEXT, read, written
+from transduce.data.readers.corpus import TEXT, read_corpus, text_parts
 from transduce.data.store import Store, build_store, split
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
@@ -30,20 +30,20 @@ KEEP = Filters(min_length=0, max_length=2**31 - 1)
 
 
 @dataclass(frozen=True)
-class Data:
+class PreparedData:
     """The stored pairs of a run: what is trained on, and what is held out to watch it."""
 
     train: Store
-    rows: Rows | np.ndarray
+    rows: RowSubset | np.ndarray
     dev: Store
     dev_rows: np.ndarray
     noise: Noise | None = None  # what makes a source of a text
 
-    def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches | Passages | DamagedBatches | LinkedBatches:
+    def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches | BlockBatches | NoisyBatches | AlignedBatches:
         training, tokens = recipe.training, recipe.tokens
         if recipe.data.passage is not None:
-            return Passages(
-                streams(self.train, self.rows),
+            return BlockBatches(
+                token_streams(self.train, self.rows),
                 recipe.data.passage,
                 batch_tokens=training.budget,
                 seed=training.seed,
@@ -62,23 +62,23 @@ class Data:
             packing=self.packing(recipe) if training.packed is True else None,
         )
         if training.objective.get("kind") == "guided_alignment":
-            return LinkedBatches(clean, tokenizers)
-        return clean if self.noise is None else DamagedBatches(clean, self.noise, training.seed)
+            return AlignedBatches(clean, tokenizers)
+        return clean if self.noise is None else NoisyBatches(clean, self.noise, training.seed)
 
     def packing(self, recipe: Recipe) -> Packing | None:
         """How packed batches of these pairs look, by the lengths of some of them; None: their budget is too small."""
-        rows = next(stretches(self.rows))
+        rows = next(chunks(self.rows))
         return Packing.within(recipe.training.budget, self.train.lengths[rows] + 1)
 
     def dev_batches(self, recipe: Recipe) -> Iterator[Batch]:
         """All that is held out, once."""
         budget = recipe.training.budget
         if recipe.data.passage is not None:
-            yield from consecutive(streams(self.dev, self.dev_rows), recipe.data.passage, budget)
+            yield from consecutive_blocks(token_streams(self.dev, self.dev_rows), recipe.data.passage, budget)
             return
-        for rows in ordered(self.dev.lengths[self.dev_rows], budget):
+        for rows in batch_by_length(self.dev.lengths[self.dev_rows], budget):
             batch = gather(self.dev, self.dev_rows[rows])
-            yield batch if self.noise is None else damage(batch, self.noise, recipe.training.seed)
+            yield batch if self.noise is None else add_noise(batch, self.noise, recipe.training.seed)
 
     def dev_examples(self, most: int | None = None) -> list[Example]:
         return [self.dev.example(int(row)) for row in self.dev_rows[:most]]
@@ -89,10 +89,10 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
 
     def texts(*sides: str) -> Iterator[str]:
         for corpus in recipe.data.train:
-            for example in read(corpus, recipe.data.invalid):
+            for example in read_corpus(corpus, recipe.data.invalid):
                 for side in sides:  # a tab in a source parts it, so no token may reach over it
                     text = getattr(example, side) or ""
-                    yield from written(text, corpus.reads) if side == "source" else [text]
+                    yield from text_parts(text, corpus.reads) if side == "source" else [text]
 
     if not recipe.data.train:
         raise InputError("there is nothing to train on", remedy="set data.train to a file of pairs")
@@ -125,7 +125,7 @@ def train_store(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int]
     return build_store(data.train, *sides, kept, data.invalid, cache_folder(data), progress=progress)
 
 
-def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> Data:
+def prepare_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> PreparedData:
     """The pairs of a recipe as ids on disk, found in the cache or built there."""
     data, noise = recipe.data, build_noise(recipe.data.noise, tokenizers[1])
     train = train_store(recipe, tokenizers, progress)
@@ -138,13 +138,13 @@ def prepare(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], No
     if data.dev:
         sides = build_perceived(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
         dev = build_store(data.dev, *sides, KEEP, data.invalid, cache_folder(data), progress=progress)
-        return Data(train, Rows(len(train)), dev, np.arange(len(dev)), noise)
-    rows: Rows | np.ndarray
+        return PreparedData(train, RowSubset(len(train)), dev, np.arange(len(dev)), noise)
+    rows: RowSubset | np.ndarray
     if data.passage is not None:
-        rows, dev_rows = hold_out(train, data.dev_size)
+        rows, dev_rows = hold_out_end(train, data.dev_size)
     else:
         rows, dev_rows = split(len(train), _dev_size(data, len(train)), recipe.training.seed, train.groups())
-    return Data(train, rows, train, dev_rows, noise)
+    return PreparedData(train, rows, train, dev_rows, noise)
 
 
 def _check_tags(store: Store, source: Tokenizer, chunk: int = 10_000) -> None:

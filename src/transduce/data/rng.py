@@ -10,7 +10,7 @@ CHUNK = 1 << 16  # numbers that are looked at together; orders of no more are ke
 ROUNDS = 4
 
 
-class Draw:
+class SeededRandom:
     """Random numbers that are the same in every version of numpy: only the raw stream is promised to stay."""
 
     def __init__(self, purpose: str, *numbers: int) -> None:
@@ -37,7 +37,7 @@ class Draw:
         return keys.view(np.int64)
 
 
-class Shuffle:
+class RandomPermutation:
     """0 .. n - 1 in a random order that is computed, not kept: the number at any place, in constant memory.
 
     Rounds of x -> a x + c, x -> x ^ (x >> half) in whole numbers of just enough bits, each of which can be undone, so
@@ -45,7 +45,7 @@ class Shuffle:
     and kept: of few bits such rounds make too few different orders.
     """
 
-    def __init__(self, n: int, draw: Draw) -> None:
+    def __init__(self, n: int, draw: SeededRandom) -> None:
         self._n, self._bits = n, max(n - 1, 1).bit_length()
         self._list = draw.permutation(n) if n <= CHUNK else None
         self._keys = [(draw.below(2**64) | 1, draw.below(2**64)) for _ in range(ROUNDS)]

@@ -30,18 +30,18 @@ from typing import Any
 
 import numpy as np
 
-from transduce.data.epoch_plan import Lengths, Rows
-from transduce.data.filters import FilterReport, Filters, Seen
-from transduce.data.readers.corpus import Invalid, Tally, fingerprint, named_files, read
-from transduce.data.rng import Draw
+from transduce.data.epoch_plan import PairLengths, RowSubset
+from transduce.data.filters import FilterReport, Filters, PairHashSet
+from transduce.data.readers.corpus import DropCounter, Invalid, file_fingerprint, fingerprint, read_corpus
+from transduce.data.rng import SeededRandom
 from transduce.data.tokenizers.oov import encode_sources, encode_targets
-from transduce.data.tokenizers.running_text import encode_running
+from transduce.data.tokenizers.running_text import encode_running_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
 from transduce.modalities import item_store as items
-from transduce.modalities.item_store import Items, ItemWriter
-from transduce.modalities.sources import Perceived
+from transduce.modalities.item_store import ItemStore, ItemWriter
+from transduce.modalities.sources import ModalitySource
 from transduce.recipe import Corpus
 from transduce.storage import sync
 
@@ -56,22 +56,22 @@ def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
 class StoreWriter:
     """Appends chunk after chunk, so memory stays the same however long the corpora are."""
 
-    def __init__(self, folder: Path, source: Tokenizer | Perceived, target: Tokenizer, filters: Filters) -> None:
-        self._folder, self._filters, self._seen = folder, filters, Seen(folder)
-        parts = list(source.parts) if isinstance(source, Perceived) else []
+    def __init__(self, folder: Path, source: Tokenizer | ModalitySource, target: Tokenizer, filters: Filters) -> None:
+        self._folder, self._filters, self._seen = folder, filters, PairHashSet(folder)
+        parts = list(source.parts) if isinstance(source, ModalitySource) else []
         names = [*file_names(), *items.file_names(parts)]
         self._files = {name: open(folder / name, "wb") for name in names}  # noqa: SIM115 (see close)
-        self._items = ItemWriter(source, self._files) if isinstance(source, Perceived) else None
+        self._items = ItemWriter(source, self._files) if isinstance(source, ModalitySource) else None
         # What is perceived has no ids, so it matters little whose they are.
-        self._tokenizers = {"source": target if isinstance(source, Perceived) else source, "target": target}
+        self._tokenizers = {"source": target if isinstance(source, ModalitySource) else source, "target": target}
         self._ends = dict.fromkeys(["source.ids", "target.ids", *(f"{side}.text" for side in TEXTS)], 0)
         self._form = "pairs"  # of the corpus that is being added
         self.report = FilterReport()
 
     def add_all(self, corpora: Sequence[Corpus], invalid: Invalid, progress: Callable[[int], None] | None) -> None:
         for number, corpus in enumerate(corpora):
-            self._form, unreadable = corpus.form, Tally()
-            examples = read(corpus, invalid, unreadable)
+            self._form, unreadable = corpus.form, DropCounter()
+            examples = read_corpus(corpus, invalid, unreadable)
             while chunk := list(islice(examples, CHUNK)):
                 self._add(number, self._readable(number, chunk, invalid))
                 if progress is not None:
@@ -100,7 +100,7 @@ class StoreWriter:
         texts = [source for source, _ in pairs]
         sources = encode_sources(self._tokenizers["source"], texts) if self._items is None else [[] for _ in texts]
         if self._form == "running":
-            targets = encode_running(self._tokenizers["target"], [target for _, target in pairs])
+            targets = encode_running_text(self._tokenizers["target"], [target for _, target in pairs])
         else:
             targets = encode_targets(self._tokenizers["target"], [target for _, target in pairs], texts)
         kept = []
@@ -186,7 +186,7 @@ _STALE = 24 * 3600.0  # seconds after which an unfinished folder has no living b
 
 def build_store(
     corpora: Sequence[Corpus],
-    source: Tokenizer | Perceived,
+    source: Tokenizer | ModalitySource,
     target: Tokenizer,
     filters: Filters,
     invalid: Invalid,
@@ -205,7 +205,9 @@ def build_store(
         "filters": asdict(filters),
         "invalid": invalid,
         "forms": [corpus.form for corpus in corpora],
-        "files": [named_files(corpus, invalid) for corpus in corpora] if isinstance(source, Perceived) else [],
+        "files": [file_fingerprint(corpus, invalid) for corpus in corpora]
+        if isinstance(source, ModalitySource)
+        else [],
     }
     folder = Path(folder)
     place = folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
@@ -223,7 +225,7 @@ def build_store(
         finally:
             writer.close()
             shutil.rmtree(unfinished, ignore_errors=True)
-    return Store(place, names, source if isinstance(source, Perceived) else None)
+    return Store(place, names, source if isinstance(source, ModalitySource) else None)
 
 
 def _remove_stale(folder: Path) -> None:
@@ -247,7 +249,7 @@ def _settle(unfinished: Path, place: Path) -> None:
 class Store:
     """A finished store; nothing is read from disk before it is asked for."""
 
-    def __init__(self, folder: str | Path, names: Sequence[str] = (), perceived: Perceived | None = None) -> None:
+    def __init__(self, folder: str | Path, names: Sequence[str] = (), perceived: ModalitySource | None = None) -> None:
         self.folder = Path(folder)
         try:
             meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
@@ -261,7 +263,7 @@ class Store:
             corpora = len(meta["corpora"])
             self.sourceless = meta["forms"][0] != "pairs"  # text: there is no other side
             self.what = {"running": "blocks of text"}.get(meta["forms"][0], meta["forms"][0])
-            self.items = None if perceived is None else Items(self.folder, perceived, meta["parts"])
+            self.items = None if perceived is None else ItemStore(self.folder, perceived, meta["parts"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             remedy = f"delete the folder {self.folder}: it is built again"
             raise InputError(f"a damaged store: {error}", where=str(self.folder), remedy=remedy) from None
@@ -288,10 +290,10 @@ class Store:
         return self.report.lines(self.names, self.what)
 
     @cached_property
-    def lengths(self) -> Lengths:
+    def lengths(self) -> PairLengths:
         """(n, 2) int32: tokens of source and target, without special ones; of what is no text, rows in a batch."""
-        read = None if self.items is None else self.items.rows
-        return Lengths(self._id_ends["source"], self._id_ends["target"], read)
+        read_corpus = None if self.items is None else self.items.rows
+        return PairLengths(self._id_ends["source"], self._id_ends["target"], read_corpus)
 
     def side(self, side: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids of one side of these pairs, end to end, and how many each has."""
@@ -326,14 +328,14 @@ class Store:
         return self._groups
 
 
-def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[Rows, np.ndarray]:
+def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[RowSubset, np.ndarray]:
     """(train, development) rows in order; pairs of one group (an equal source) are never on both sides.
 
     Whole groups are drawn until `size` pairs are reached; a group too large for what is missing is passed over.
     """
     if len(groups) != n or not 0 <= size < n:
         raise InputError(f"cannot split {size:,} development pairs off {n:,}", remedy="lower `data.dev_size`")
-    salt = Draw("split", seed).below(2**64)
+    salt = SeededRandom("split", seed).below(2**64)
     # Groups come in the order of their keys. A part of the keys, a few times what is wanted, is all that is looked at;
     # where groups were too large for it, twice as many. The keys are even, so the choice does not depend on the part.
     part = 4 * (size + 100) / n
@@ -346,7 +348,7 @@ def split(n: int, size: int, seed: int, groups: np.ndarray) -> tuple[Rows, np.nd
         part *= 2
     if size and not len(development):
         raise InputError(f"every source stands in more than {size:,} pairs: no development set can be split off")
-    return Rows(n, development), development
+    return RowSubset(n, development), development
 
 
 def _draw_groups(groups: np.ndarray, salt: int, below: int, size: int, chunk: int = 1 << 16) -> np.ndarray:

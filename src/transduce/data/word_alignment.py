@@ -11,31 +11,31 @@ import re
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import EOS
 
-LINKS = "alignment"  # the name of the links in `Example.extra` and `Batch.extra`
+ALIGNMENT = "alignment"  # the name of the links in `Example.extra` and `Batch.extra`
 Link = tuple[int, int]
 
 
-class LinkError(ValueError):
+class AlignmentError(ValueError):
     """What is wrong with a line of links."""
 
 
-def read_links(text: str) -> list[Link]:
+def parse_alignment(text: str) -> list[Link]:
     found = [re.fullmatch(r"([0-9]+)-([0-9]+)", item) for item in text.split()]
     if None in found:
-        raise LinkError(f"cannot read {text.split()[found.index(None)]!r}: links are written 0-0 1-2")
+        raise AlignmentError(f"cannot read {text.split()[found.index(None)]!r}: links are written 0-0 1-2")
     return [(int(match[1]), int(match[2])) for match in found if match is not None]
 
 
-def check_links(text: str, source: str, target: str) -> None:
+def check_alignment(text: str, source: str, target: str) -> None:
     """Refuses links to words that are not there."""
     words = [len(Tokenizer.words(side)) for side in (source, target)]
-    for link in read_links(text):
+    for link in parse_alignment(text):
         for place, count, side in zip(link, words, ("source", "target"), strict=True):
             if place >= count:
-                raise LinkError(f"{link[0]}-{link[1]} links word {place} of a {side} of {count} words, from 0")
+                raise AlignmentError(f"{link[0]}-{link[1]} links word {place} of a {side} of {count} words, from 0")
 
 
-def token_links(links: str, source: str, target: str, tokenizers: tuple[Tokenizer, Tokenizer]) -> list[Link]:
+def token_alignment(links: str, source: str, target: str, tokenizers: tuple[Tokenizer, Tokenizer]) -> list[Link]:
     """Links of words -> links of tokens: all of one word with all of the other."""
     read = (tokenizers[0].encode_source(source), source), (tokenizers[1].encode(target), target)
     sides: list[dict[int, list[int]]] = []
@@ -45,5 +45,5 @@ def token_links(links: str, source: str, target: str, tokenizers: tuple[Tokenize
             if encoded.ids[place] != EOS:  # which parts two texts, and is no word of either
                 tokens.setdefault(word, []).append(place)
         sides.append(tokens)
-    pairs = read_links(links)
+    pairs = parse_alignment(links)
     return [(s, t) for one, other in pairs for s in sides[0].get(one, []) for t in sides[1].get(other, [])]

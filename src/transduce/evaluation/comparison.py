@@ -17,8 +17,8 @@ from rich.table import Table
 from transduce.build import build_reading
 from transduce.cli.display import as_line
 from transduce.contracts import Metric, TextMetric
-from transduce.data.prepare import prepare
-from transduce.data.readers.corpus import read
+from transduce.data.prepare import prepare_data
+from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
 from transduce.evaluation import evaluate as evaluation
 from transduce.evaluation.contestants import (
@@ -204,11 +204,11 @@ def _held_out(first: Candidate, data: str | None) -> tuple[str, list[Line]]:
     corpora = settings.data.test if data is None else settings.data.held_out(data)
     if corpora:
         name = f"the test set of {first.name}" if data is None else data
-        examples = [example for corpus in corpora for example in read(corpus, settings.data.invalid)]
+        examples = [example for corpus in corpora for example in read_corpus(corpus, settings.data.invalid)]
     else:
         name, examples = (
             f"the development set of {first.name}",
-            prepare(settings, first.run.tokenizers()).dev_examples(),
+            prepare_data(settings, first.run.tokenizers()).dev_examples(),
         )
     return name, as_lines(examples, settings.evaluation)
 

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from transduce import build
-from transduce.data.batching import Position
-from transduce.data.prepare import Tokenizers, prepare, train_tokenizers
+from transduce.data.batching import DataPosition
+from transduce.data.prepare import Tokenizers, prepare_data, train_tokenizers
 from transduce.errors import InputError
 from transduce.recipe import ModelRecipe, Recipe
 from transduce.recipe import load as load_recipe
@@ -199,7 +199,7 @@ def _is_finished(entrant: Candidate) -> bool:
     if run.recipe() != recipe:
         return False
     tokenizers, newest = run.tokenizers(), run.checkpoints.latest(only=())
-    begins = prepare(recipe, tokenizers).batches(recipe, tokenizers).at(Position())
+    begins = prepare_data(recipe, tokenizers).batches(recipe, tokenizers).at(DataPosition())
     return newest is not None and newest.facts["identity"]["data"] == fingerprint(begins)
 
 

@@ -12,10 +12,10 @@ import torch
 
 from transduce import build
 from transduce.contracts import Embedded, Scored, ScoreMetric, TextMetric, VectorMetric
-from transduce.data.batching import collate, ordered
-from transduce.data.noise import damage
-from transduce.data.prepare import prepare
-from transduce.data.readers.corpus import read
+from transduce.data.batching import batch_by_length, collate
+from transduce.data.noise import add_noise
+from transduce.data.prepare import prepare_data
+from transduce.data.readers.corpus import read_corpus
 from transduce.data.tokenizers.tokenizer import MASK, Tokenizer
 from transduce.decoding.scoring import score
 from transduce.evaluation import evaluate as evaluation
@@ -45,9 +45,9 @@ def restore(model: Model, texts: Sequence[str], **settings: Any) -> Outputs:
     assert noise is not None, "this run damages nothing"
     ids, found = model.target.encode_batch(texts), dict[int, Restored]()
     chosen = model.settings(**settings)
-    for rows in ordered([len(one) for one in ids], chosen.batch_tokens):
+    for rows in batch_by_length([len(one) for one in ids], chosen.batch_tokens):
         clean = collate([(ids[row], ids[row]) for row in rows], rows)
-        batch = damage(clean, noise, model.recipe.training.seed).to(model.device)
+        batch = add_noise(clean, noise, model.recipe.training.seed).to(model.device)
         part = [texts[row] for row in rows]
         restored = _whole_restore(model, batch, part, chosen) if batch.asked is None else _some(model, batch)
         found.update(zip(rows, restored, strict=True))
@@ -114,7 +114,7 @@ def as_lines(examples: Sequence[Example], settings: EvaluationRecipe) -> list[Li
 
 
 def read_corpora(corpora: Corpora, model: Model) -> list[Example]:
-    return [example for corpus in corpora for example in read(corpus, model.recipe.data.invalid)]
+    return [example for corpus in corpora for example in read_corpus(corpus, model.recipe.data.invalid)]
 
 
 def held_out(model: Model, data: str | None) -> tuple[str, list[Line]]:
@@ -125,7 +125,7 @@ def held_out(model: Model, data: str | None) -> tuple[str, list[Line]]:
     elif settings.data.test:
         name, examples = "test", read_corpora(settings.data.test, model)
     else:
-        name, examples = "dev", prepare(settings, (model.source, model.target)).dev_examples()
+        name, examples = "dev", prepare_data(settings, (model.source, model.target)).dev_examples()
     return name, as_lines(examples, settings.evaluation)
 
 
@@ -210,7 +210,7 @@ class ScoredLine:
 def score_lines(model: Model, file: str, *, as_json: bool, chunk: int = 2000) -> Iterator[ScoredLine]:
     """The probability of each pair or line, or of a whole running text, with the line to write for it."""
     (corpus,) = model.recipe.data.held_out(file)
-    examples = read(corpus, model.recipe.data.invalid)
+    examples = read_corpus(corpus, model.recipe.data.invalid)
     if model.running:
         yield _whole(_sum(model.score_running([example.target or "" for example in examples])), as_json)
         return

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from transduce.errors import InputError
-from transduce.modalities.source_encoding import END
+from transduce.modalities.source_encoding import NO_WORD
 
 Link = tuple[int, int]  # (source position, target position), both from 0
 Symmetry = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
@@ -41,15 +41,15 @@ class AttentionMap:
                 raise ValueError(f"{len(tokens)} {side} tokens but {len(words)} word numbers")
             if not getattr(self, f"{side}_labels"):
                 object.__setattr__(self, f"{side}_labels", join_tokens(tokens, words))
-            elif max(words, default=END) >= len(getattr(self, f"{side}_labels")):
+            elif max(words, default=NO_WORD) >= len(getattr(self, f"{side}_labels")):
                 raise ValueError(f"a {side} token belongs to a word that has no label")
 
 
 def join_tokens(tokens: Sequence[str], words: Sequence[int]) -> list[str]:
     """Labels for words that came without: their tokens put together."""
-    labels = [""] * (max(words, default=END) + 1)
+    labels = [""] * (max(words, default=NO_WORD) + 1)
     for token, word in zip(tokens, words, strict=True):
-        if word != END:
+        if word != NO_WORD:
             labels[word] += token
     return [label.strip("▁") or label for label in labels]  # the mark of a word's beginning in subword models
 
@@ -95,16 +95,16 @@ def _membership(
     words: Sequence[int], tokens: Sequence[str], labels: Sequence[str], keep_end: bool
 ) -> tuple[np.ndarray, list[str]]:
     """tokens x words of 0 and 1, and the labels, with a last column for tokens of no word when they are kept."""
-    ends = [token for token, word in zip(tokens, words, strict=True) if word == END]
+    ends = [token for token, word in zip(tokens, words, strict=True) if word == NO_WORD]
     member = np.zeros((len(words), len(labels) + 1))
-    member[np.arange(len(words)), [len(labels) if word == END else word for word in words]] = 1
+    member[np.arange(len(words)), [len(labels) if word == NO_WORD else word for word in words]] = 1
     if keep_end and ends:
         return member, [*labels, ends[0] if len(set(ends)) == 1 else "other"]
     return member[:, :-1], list(labels)
 
 
 def _word_numbers(labels: Sequence[str], member: np.ndarray) -> list[int]:
-    return [*range(len(labels)), *([END] * (member.shape[1] - len(labels)))]
+    return [*range(len(labels)), *([NO_WORD] * (member.shape[1] - len(labels)))]
 
 
 def links(attention: AttentionMap, threshold: float = 0.0) -> list[Link]:
@@ -114,10 +114,10 @@ def links(attention: AttentionMap, threshold: float = 0.0) -> list[Link]:
     """
     result = []
     for target, row in enumerate(attention.weights):
-        if attention.target_words[target] == END or not row.size:
+        if attention.target_words[target] == NO_WORD or not row.size:
             continue
         source = int(row.argmax())
-        if attention.source_words[source] != END and row[source] > 0 and row[source] >= threshold:
+        if attention.source_words[source] != NO_WORD and row[source] > 0 and row[source] >= threshold:
             result.append((source, target))
     return sorted(result)
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.data.batching import ordered
+from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.explain.html import Explained
 from transduce.flow import BOS, Batch, Hypothesis, Padded, Step
-from transduce.modalities.source_encoding import END, Reading, Source, Told
+from transduce.modalities.source_encoding import NO_WORD, EncodedSource, SourceEncoding, SourceLabels
 from transduce.model import Transducer
 
 
@@ -27,7 +27,7 @@ class Path:
     """A source and the hypothesis that won for it."""
 
     text: str
-    source: Source | None  # None: the model reads no source
+    source: EncodedSource | None  # None: the model reads no source
     hypothesis: Hypothesis
     nbest: tuple[tuple[str, float], ...] = ()
 
@@ -37,7 +37,7 @@ class Rereader:
     """A network and how its sources and targets are read; `facts` is what a page may say about it."""
 
     network: Transducer
-    reading: Reading
+    reading: SourceEncoding
     target: Tokenizer
     facts: Mapping[str, Any]
 
@@ -47,30 +47,30 @@ class Rereader:
         seen = [self._seen(path, one) for path, one in zip(paths, said, strict=True)]
         sizes = [(len(one.tokens), len(path.hypothesis.ids)) for one, path in zip(seen, paths, strict=True)]
         weights: list[np.ndarray | None] = [None] * len(paths)
-        for rows in ordered(np.array(sizes).reshape(-1, 2), budget):
+        for rows in batch_by_length(np.array(sizes).reshape(-1, 2), budget):
             looks = self._look([paths[row] for row in rows])
             for row, look in zip(rows, looks, strict=True):
                 weights[row] = None if look is None else look[:, :, : sizes[row][1], : sizes[row][0]]
         return [self._explain(*one) for one in zip(paths, said, seen, weights, strict=True)]
 
-    def _said(self, path: Path) -> Told:
+    def _said(self, path: Path) -> SourceLabels:
         """What was written."""
         words, unknown = path.hypothesis.words, self.reading.unknown(path.text)
         output = self.target.decode(words, unknown)
         spans, closing = spans_of(self.target, words, output, unknown), ["</s>"] * path.hypothesis.complete
         shown = zip(spans, words, strict=True)
         tokens = [output[begin:end] or self.target.piece(number) for (begin, end), number in shown]
-        return Told(
+        return SourceLabels(
             [*tokens, *closing],
-            [*self.target.word_of(spans, output), *[END for _ in closing]],
+            [*self.target.word_of(spans, output), *[NO_WORD for _ in closing]],
             [output[begin:end] for begin, end in self.target.words(output)],
         )
 
-    def _seen(self, path: Path, said: Told) -> Told:
+    def _seen(self, path: Path, said: SourceLabels) -> SourceLabels:
         """What was looked at: the source; without one, what was read before: <s> and the output but its last token."""
         if path.source is not None:
             return self.reading.tell(path.text, path.source, getattr(self.network, "encoder", None))
-        return Told(["<s>", *said.tokens[:-1]], [END, *said.words[:-1]], said.labels)
+        return SourceLabels(["<s>", *said.tokens[:-1]], [NO_WORD, *said.words[:-1]], said.labels)
 
     @torch.inference_mode()
     def _look(self, paths: Sequence[Path]) -> list[np.ndarray] | list[None]:
@@ -87,7 +87,7 @@ class Rereader:
         weights = _over_source(step, batch)
         return [None] * len(paths) if weights is None else list(weights.float().cpu().numpy())
 
-    def _explain(self, path: Path, said: Told, seen: Told, weights: np.ndarray | None) -> Explained:
+    def _explain(self, path: Path, said: SourceLabels, seen: SourceLabels, weights: np.ndarray | None) -> Explained:
         hypothesis = path.hypothesis
         return Explained(
             source=path.text,

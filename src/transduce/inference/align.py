@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from transduce.data.readers.corpus import read, read_lines
+from transduce.data.readers.corpus import read_corpus, read_lines
 from transduce.errors import InputError
 from transduce.explain.alignment import (
     Gold,
@@ -55,7 +55,7 @@ def align_both(
 def read_pairs(model: Model, file: str, chunk: int = 2000) -> Iterator[list[Pair]]:
     """The pairs of a file, many at a time: enough to sort by length, few enough to stream."""
     (corpus,) = model.recipe.data.held_out(file)
-    examples = read(corpus, model.recipe.data.invalid)
+    examples = read_corpus(corpus, model.recipe.data.invalid)
     while some := list(islice(examples, chunk)):
         yield [(example.source, example.target or "") for example in some]
 

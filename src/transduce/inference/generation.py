@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce import build
 from transduce.contracts import Rule, Strategy
-from transduce.data.batching import ordered
+from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.continuous_batching import Wanted, plan, refill
 from transduce.decoding.search import search
@@ -21,7 +21,7 @@ from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis, Padded
 from transduce.inference.shortlist import OutputRows, Shortlist, narrow
 from transduce.kernels.cuda_graph import Graphs
-from transduce.modalities.source_encoding import Reading, Source, TextReading
+from transduce.modalities.source_encoding import EncodedSource, SourceEncoding, TextSourceEncoding
 from transduce.model import Transducer
 from transduce.recipe import GenerationRecipe, Recipe, explain_error
 
@@ -54,7 +54,7 @@ Chooser = tuple[Strategy, tuple[Rule, ...]]
 class Searcher:
     """A network that is asked, how its sources are read, and where its targets end."""
 
-    def __init__(self, network: Transducer, reading: Reading, reach: int, graphs: Graphs | None) -> None:
+    def __init__(self, network: Transducer, reading: SourceEncoding, reach: int, graphs: Graphs | None) -> None:
         self.network, self.reading, self.reach, self.graphs = network, reading, reach, graphs
         self._choosers: dict[GenerationRecipe, Chooser] = {}
         self._listed: ListedSearcher | None = None
@@ -66,11 +66,11 @@ class Searcher:
     @property
     def refills(self) -> bool:
         """Whether places of a search are filled again: where steps are recorded, rows that are done would go along."""
-        return self.graphs is not None and isinstance(self.reading, TextReading)
+        return self.graphs is not None and isinstance(self.reading, TextSourceEncoding)
 
     def every(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[EncodedSource],
         prefixes: list[list[int]] | None,
         settings: GenerationRecipe,
         numbers: Sequence[int],
@@ -88,7 +88,7 @@ class Searcher:
             begun = None if prefixes is None else [prefixes[row] for row in rows]
             return self.sources(some, begun, settings, [numbers[row] for row in rows])
 
-        batches = ordered(lengths, settings.batch_tokens)
+        batches = batch_by_length(lengths, settings.batch_tokens)
         if self.refills and draft is None and workers == 1:
             batches = []
             for one in plan(lengths, settings.batch_tokens):
@@ -112,7 +112,7 @@ class Searcher:
     def wanted(
         self,
         rows: list[int],
-        sources: Sequence[Source],
+        sources: Sequence[EncodedSource],
         prefixes: list[list[int]] | None,
         settings: GenerationRecipe,
         numbers: Sequence[int],
@@ -129,7 +129,7 @@ class Searcher:
 
     def sources(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[EncodedSource],
         prefixes: list[list[int]] | None,
         settings: GenerationRecipe,
         numbers: Sequence[int],
@@ -137,7 +137,9 @@ class Searcher:
         """The same for one batch; `numbers` seed the draws of each."""
         return self.batch(settings, self.reading.batch(sources), self._longest(sources, settings), prefixes, numbers)
 
-    def ahead(self, draft: Transducer, sources: Sequence[Source], settings: GenerationRecipe) -> list[list[Hypothesis]]:
+    def ahead(
+        self, draft: Transducer, sources: Sequence[EncodedSource], settings: GenerationRecipe
+    ) -> list[list[Hypothesis]]:
         """The same by greedy search, where a quick network proposes."""
         batch, (_, rules) = self.reading.batch(sources).to(self.device), self._chooser(settings)
         found = speculate(self.network, draft, batch, longest=self._longest(sources, settings), rules=rules)
@@ -172,7 +174,7 @@ class Searcher:
             self._listed = ListedSearcher(self, shortlist)
         return self._listed
 
-    def _longest(self, sources: Sequence[Source], settings: GenerationRecipe) -> Tensor:
+    def _longest(self, sources: Sequence[EncodedSource], settings: GenerationRecipe) -> Tensor:
         """B: most tokens of what is said of each."""
         lengths = torch.tensor([len(source) for source in sources])
         return (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self.reach)).long()

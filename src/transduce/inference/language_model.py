@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from transduce.contracts import Scored
-from transduce.data.batching import ordered
-from transduce.data.tokenizers.running_text import Text
+from transduce.data.batching import batch_by_length
+from transduce.data.tokenizers.running_text import CountedText
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.model import Transducer
@@ -40,7 +40,7 @@ def go_on(
     encoded = tokenizer.encode_batch(texts)
     begun = [ids[-most:] for ids in encoded]
     results: dict[int, Continued] = {}
-    for rows in ordered([len(ids) + 1 for ids in begun], settings.batch_tokens):
+    for rows in batch_by_length([len(ids) + 1 for ids in begun], settings.batch_tokens):
         first = Padded.from_rows([[BOS] for _ in rows])
         prefixes = [begun[row] for row in rows]
         longest = torch.tensor([min(len(ids) + settings.max_length, reach) for ids in prefixes])
@@ -51,7 +51,7 @@ def go_on(
     return [results[row] for row in range(len(texts))]
 
 
-def score_running(network: Transducer, text: Text, passage: int, batch_tokens: int) -> list[Scored]:
+def score_running(network: Transducer, text: CountedText, passage: int, batch_tokens: int) -> list[Scored]:
     """How probable a text is, passage by passage.
 
     A network whose state can go on over any length reads the whole text in one; any other begins anew with every
@@ -87,7 +87,7 @@ def _carried(network: Transducer, ids: np.ndarray, edges: Edges) -> np.ndarray:
 def _apart(network: Transducer, ids: np.ndarray, edges: Edges, batch_tokens: int) -> np.ndarray:
     """The same, each passage by itself."""
     logs = np.zeros(len(ids) - 1)
-    for rows in ordered([end - begin for begin, end in edges], batch_tokens):
+    for rows in batch_by_length([end - begin for begin, end in edges], batch_tokens):
         batch = Batch(target=Padded.from_rows([ids[edges[row][0] : edges[row][1] + 1].tolist() for row in rows]))
         batch = batch.to(_device(network))
         chosen = _chosen(network(batch).logits, batch.gold.values).cpu().double().numpy()

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from transduce import build
 from transduce.contracts import Scored
-from transduce.data.batching import collate, ordered
+from transduce.data.batching import batch_by_length, collate
 from transduce.data.tokenizers.oov import encode_targets
-from transduce.data.tokenizers.running_text import measure
+from transduce.data.tokenizers.running_text import count_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.mask_filling import Filling
 from transduce.decoding.scoring import score as score_batch
@@ -30,7 +30,7 @@ from transduce.inference.generation import Searcher, change_settings, check_draf
 from transduce.inference.language_model import go_on, score_running
 from transduce.inference.shortlist import Shortlist
 from transduce.kernels.cuda_graph import Graphs
-from transduce.modalities.source_encoding import Source
+from transduce.modalities.source_encoding import EncodedSource
 from transduce.model import Embedder, EncoderOnly, Transducer, speechless
 from transduce.recipe import GenerationRecipe, Recipe
 
@@ -199,7 +199,9 @@ class Model:
         """Whether the model learned to restore a text, so that `<mask>` may stand for a token."""
         return self.recipe.data.noise is not None
 
-    def _prediction(self, text: str, source: Source | None, hypotheses: list[Hypothesis], cut: bool) -> Prediction:
+    def _prediction(
+        self, text: str, source: EncodedSource | None, hypotheses: list[Hypothesis], cut: bool
+    ) -> Prediction:
         unknown = self.reading.unknown(text)
         rivals = tuple(
             Prediction(
@@ -246,7 +248,7 @@ class Model:
         targets = encode_targets(self.target, [target for _, target in pairs], texts)
         results: list[PairScore | None] = [None] * len(pairs)
         lengths = [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
-        for rows in ordered(lengths, self.recipe.generation.batch_tokens):
+        for rows in batch_by_length(lengths, self.recipe.generation.batch_tokens):
             given = [targets[row] for row in rows]
             if self.sourceless:
                 batch = collate([(None, target) for target in given], rows).to(self.device)
@@ -262,7 +264,7 @@ class Model:
         passage = self.recipe.data.passage
         if passage is None:
             raise InputError("this model did not learn from running text", remedy="score lines: model.score([...])")
-        text = measure(self.target, blocks)
+        text = count_text(self.target, blocks)
         return score_running(self.network, text, passage, self.recipe.generation.batch_tokens)
 
     @torch.inference_mode()
@@ -275,7 +277,7 @@ class Model:
             warnings.warn(f"{cut:,} texts were cut to {most:,} tokens", stacklevel=2)
         sources = [self.reading.cut(source, most) for source in encoded]
         found: dict[int, np.ndarray] = {}
-        for rows in ordered([len(ids) + 1 for ids in sources], self.recipe.generation.batch_tokens):
+        for rows in batch_by_length([len(ids) + 1 for ids in sources], self.recipe.generation.batch_tokens):
             batch = self.reading.batch([sources[row] for row in rows]).to(self.device)
             assert batch.source is not None
             found.update(zip(rows, self.network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))

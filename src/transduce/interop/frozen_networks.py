@@ -24,7 +24,7 @@ from transduce.errors import InputError
 from transduce.interop.legacy import safe_pickle as opcodes
 from transduce.interop.legacy.safe_pickle import Machine, RefusedError
 from transduce.interop.legacy.unpack import SIZES, placed
-from transduce.modalities.image.efficientnet import Lite0
+from transduce.modalities.image.efficientnet import EfficientNetLite0
 
 LARGEST = 2**30  # bytes
 MARK = 0x1950A86A20F9469CFC6C  # what such a file begins with
@@ -68,7 +68,7 @@ def convert(source: str | Path, new: str | Path) -> Network:
     except (RefusedError, ValueError, IndexError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise InputError(f"not a file of weights: {error}", where=where, remedy="fetch it again") from None
     ours = {_renamed(name): tensor for name, tensor in theirs.items()}
-    wanted = Lite0().state_dict()
+    wanted = EfficientNetLite0().state_dict()
     for name in sorted(set(wanted) ^ set(ours)):
         problem = f"{name} is {'missing' if name in wanted else 'no part of EfficientNet-Lite0'}"
         raise InputError(problem, where=where, remedy="only the weights of EfficientNet-Lite0 are known")
@@ -77,7 +77,7 @@ def convert(source: str | Path, new: str | Path) -> Network:
             raise InputError(f"{name} is {tuple(tensor.shape)}, or not finite", where=where, remedy="fetch it again")
     save_file(ours, str(new))
     Path(new).chmod(0o644)
-    return Network(Path(new), sum(parameter.numel() for parameter in Lite0().parameters()))
+    return Network(Path(new), sum(parameter.numel() for parameter in EfficientNetLite0().parameters()))
 
 
 def _content(path: Path) -> bytes:

@@ -1,29 +1,29 @@
 """A name in, how such sources are read out: the shelf of everything that is no text."""
 
 from transduce.contracts import Front, Modality
-from transduce.modalities.audio.front_ends import Stacked, Strided
-from transduce.modalities.audio.modality import Features, Sound
-from transduce.modalities.image.features import Cells, ImageFeatures
-from transduce.modalities.image.front_ends import Grid, Patches
+from transduce.modalities.audio.front_ends import ConvSubsampling, FrameStacking
+from transduce.modalities.audio.modality import Audio, AudioFeatures
+from transduce.modalities.image.features import FeatureGrid, ImageFeatures
+from transduce.modalities.image.front_ends import CNNGrid, PatchEmbedding
 from transduce.modalities.image.modality import Image
-from transduce.modalities.video.front_ends import Frames, Tubelets
+from transduce.modalities.video.front_ends import FrameEmbedding, TubeletEmbedding
 from transduce.modalities.video.modality import Video
 
 MODALITIES: dict[str, type[Modality]] = {
     "image": Image,
     "image_features": ImageFeatures,
-    "sound": Sound,
-    "features": Features,
+    "sound": Audio,
+    "features": AudioFeatures,
     "video": Video,
 }
 
 
-FRONTS: dict[str, type[Front]] = {
-    "patches": Patches,
-    "grid": Grid,
-    "cells": Cells,
-    "strided": Strided,
-    "stacked": Stacked,
-    "frames": Frames,
-    "tubelets": Tubelets,
+FRONT_ENDS: dict[str, type[Front]] = {
+    "patches": PatchEmbedding,
+    "grid": CNNGrid,
+    "cells": FeatureGrid,
+    "strided": ConvSubsampling,
+    "stacked": FrameStacking,
+    "frames": FrameEmbedding,
+    "tubelets": TubeletEmbedding,
 }

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from transduce.modalities.sources import Item, Perceived
+from transduce.modalities.sources import ModalitySource, SourceItem
 
 
 def file_names(parts: Sequence[str]) -> Iterator[str]:
@@ -26,7 +26,7 @@ def file_names(parts: Sequence[str]) -> Iterator[str]:
 class ItemWriter:
     """Appends the sources of pairs; a file that was met before is neither read nor written again."""
 
-    def __init__(self, perceived: Perceived, files: Mapping[str, BinaryIO]) -> None:
+    def __init__(self, perceived: ModalitySource, files: Mapping[str, BinaryIO]) -> None:
         self._perceived, self._files = perceived, files
         self._known: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in perceived.parts}  # -> number, rows
         self._ends = dict.fromkeys(perceived.parts, 0)
@@ -61,10 +61,10 @@ class ItemWriter:
         self._files["source.rows"].write(rows.tobytes())
 
 
-class Items:
+class ItemStore:
     """The sources of a finished store."""
 
-    def __init__(self, folder: Path, perceived: Perceived, kinds: Mapping[str, tuple[str, int]]) -> None:
+    def __init__(self, folder: Path, perceived: ModalitySource, kinds: Mapping[str, tuple[str, int]]) -> None:
         self.perceived = perceived
         self._data, self._ends, self._shape, self._item = {}, {}, {}, {}
         for name in perceived.parts:
@@ -75,7 +75,7 @@ class Items:
             self._item[name] = _mapped(folder / f"part.{name}.item", "<i8")
         self.rows = _mapped(folder / "source.rows", "<i8")
 
-    def of(self, rows: Sequence[int]) -> list[Item]:
+    def of(self, rows: Sequence[int]) -> list[SourceItem]:
         return [self.perceived.item([self._kept(name, row) for name in self.perceived.parts]) for row in rows]
 
     def _kept(self, name: str, row: int) -> np.ndarray:

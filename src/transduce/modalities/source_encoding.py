@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 
 from transduce.contracts import Encoder, Scene
 from transduce.data.batching import collate
-from transduce.data.tokenizers.oov import encode_sources, unknown_words
+from transduce.data.tokenizers.oov import encode_sources, oov_words
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import Batch
-from transduce.modalities.sources import Item, Perceived
+from transduce.modalities.sources import ModalitySource, SourceItem
 
-END = -1  # the word of a token that belongs to no word, such as </s>
-Source = Any  # what was read of one source; it has a length
+NO_WORD = -1  # the word of a token that belongs to no word, such as </s>
+EncodedSource = Any  # what was read of one source; it has a length
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Told:
+class SourceLabels:
     """What the rows of a memory stand for, in words and for the eye."""
 
     tokens: Sequence[str]
@@ -31,18 +31,18 @@ class Told:
     scenes: Sequence[Scene] = ()
 
 
-class Reading(ABC):
+class SourceEncoding(ABC):
     """How the sources of one model are read."""
 
     @abstractmethod
-    def read(self, texts: Sequence[str]) -> list[Source]: ...
+    def read(self, texts: Sequence[str]) -> list[EncodedSource]: ...
 
     @abstractmethod
-    def batch(self, sources: Sequence[Source], targets: Sequence[Sequence[int]] | None = None) -> Batch:
+    def batch(self, sources: Sequence[EncodedSource], targets: Sequence[Sequence[int]] | None = None) -> Batch:
         """Sources, and targets where they are given, as one batch."""
 
     @abstractmethod
-    def tell(self, text: str, source: Source, encoder: Encoder | None) -> Told:
+    def tell(self, text: str, source: EncodedSource, encoder: Encoder | None) -> SourceLabels:
         """What each row of the memory stands for that this encoder makes of a source."""
 
     def found(self, place: str) -> list[str]:
@@ -52,7 +52,7 @@ class Reading(ABC):
     def lengths(self, texts: Sequence[str]) -> list[int]:
         return [len(source) for source in self.read(texts)]
 
-    def cut(self, source: Source, most: int) -> Source:
+    def cut(self, source: EncodedSource, most: int) -> EncodedSource:
         """No more rows of it than this, where a source can be cut."""
         return source
 
@@ -61,30 +61,30 @@ class Reading(ABC):
         return []
 
 
-class TextReading(Reading):
+class TextSourceEncoding(SourceEncoding):
     """Sources that are texts; `masked`: `<mask>` stands for a token."""
 
     def __init__(self, tokenizer: Tokenizer, *, masked: bool = False) -> None:
         self._tokenizer, self._masked = tokenizer, masked
 
-    def read(self, texts: Sequence[str]) -> list[Source]:
+    def read(self, texts: Sequence[str]) -> list[EncodedSource]:
         if self._masked:
             return self._tokenizer.encode_sources(texts, masked=True)
         return encode_sources(self._tokenizer, texts)
 
-    def batch(self, sources: Sequence[Source], targets: Sequence[Sequence[int]] | None = None) -> Batch:
+    def batch(self, sources: Sequence[EncodedSource], targets: Sequence[Sequence[int]] | None = None) -> Batch:
         given = [None] * len(sources) if targets is None else targets
         return collate(list(zip(sources, given, strict=True)), range(len(sources)))
 
-    def tell(self, text: str, source: Source, encoder: Encoder | None) -> Told:
+    def tell(self, text: str, source: EncodedSource, encoder: Encoder | None) -> SourceLabels:
         encoded, count = self._tokenizer.encode_source(text, masked=self._masked), len(source)
         shown = [text[begin:end] or piece for (begin, end), piece in zip(encoded.offsets, encoded.pieces, strict=True)]
         own = len(encoded.ids) - len(self._tokenizer.tail)  # a tail belongs to no word
-        words = [word if row < own else END for row, word in enumerate(self._tokenizer.word_of(encoded, text))]
-        shown, words = self._within(shown, count), [*self._within(words, count), END]
-        return Told([*shown, "</s>"], words, [text[begin:end] for begin, end in self._tokenizer.words(text)])
+        words = [word if row < own else NO_WORD for row, word in enumerate(self._tokenizer.word_of(encoded, text))]
+        shown, words = self._within(shown, count), [*self._within(words, count), NO_WORD]
+        return SourceLabels([*shown, "</s>"], words, [text[begin:end] for begin, end in self._tokenizer.words(text)])
 
-    def cut(self, source: Source, most: int) -> Source:
+    def cut(self, source: EncodedSource, most: int) -> EncodedSource:
         return self._within(source, most)
 
     def _within(self, row: Sequence[T], most: int) -> list[T]:
@@ -95,16 +95,16 @@ class TextReading(Reading):
         return [*row[:own], *row[len(row) - most + own :]]
 
     def unknown(self, text: str) -> list[str]:
-        return unknown_words(self._tokenizer, text)
+        return oov_words(self._tokenizer, text)
 
 
-class PerceivedReading(Reading):
+class ModalitySourceEncoding(SourceEncoding):
     """Sources that are more than one text."""
 
-    def __init__(self, perceived: Perceived) -> None:
+    def __init__(self, perceived: ModalitySource) -> None:
         self.perceived = perceived
 
-    def read(self, texts: Sequence[str]) -> list[Source]:
+    def read(self, texts: Sequence[str]) -> list[EncodedSource]:
         return list(self.perceived.read_all(texts))
 
     def found(self, place: str) -> list[str]:
@@ -122,15 +122,15 @@ class PerceivedReading(Reading):
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         return [str(one) for one in files if one.suffix.lower() in first.endings and one.is_file()]
 
-    def batch(self, sources: Sequence[Source], targets: Sequence[Sequence[int]] | None = None) -> Batch:
+    def batch(self, sources: Sequence[EncodedSource], targets: Sequence[Sequence[int]] | None = None) -> Batch:
         begun = Batch(rows=tuple(range(len(sources))))
         if targets is not None:
             begun = collate([(None, target) for target in targets], range(len(sources)))
         return self.perceived.onto(begun, sources)
 
-    def tell(self, text: str, source: Source, encoder: Encoder | None) -> Told:
-        assert isinstance(source, Item)
+    def tell(self, text: str, source: EncodedSource, encoder: Encoder | None) -> SourceLabels:
+        assert isinstance(source, SourceItem)
         assert encoder is not None, "what is perceived is read by an encoder"
         grids, leading = encoder.grids(source.rows), encoder.leading()
         labels = self.perceived.labels(source, grids, leading)
-        return Told(labels, range(len(labels)), labels, self.perceived.scenes(source, grids, leading))
+        return SourceLabels(labels, range(len(labels)), labels, self.perceived.scenes(source, grids, leading))

@@ -21,7 +21,7 @@ from transduce.flow import EOS, Batch, Padded
 
 
 @dataclass(frozen=True)
-class Item:
+class SourceItem:
     """What is kept of each part of one source, and how many rows all of them have in a batch."""
 
     parts: tuple[np.ndarray, ...]
@@ -31,7 +31,7 @@ class Item:
         return sum(self.rows)
 
 
-class Written(Modality):
+class TextModality(Modality):
     """a text, in the tokens of the source"""
 
     names_files = False
@@ -57,14 +57,14 @@ class Written(Modality):
 
 
 @dataclass(frozen=True)
-class Perceived:
+class ModalitySource:
     """The named parts of a source, in the order of their columns."""
 
     parts: Mapping[str, Modality]
     fingerprint: str  # of all that decides what is kept
 
     @classmethod
-    def of(cls, parts: Mapping[str, Modality], facts: object) -> Perceived:
+    def of(cls, parts: Mapping[str, Modality], facts: object) -> ModalitySource:
         return cls(parts, hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest())
 
     def split(self, text: str) -> list[str]:
@@ -75,14 +75,14 @@ class Perceived:
             raise UnreadableError("missing column", f"{len(named)} of {len(self.parts)} sources ({wanted})")
         return named
 
-    def read(self, text: str) -> Item:
+    def read(self, text: str) -> SourceItem:
         return self.item([part.read(one) for part, one in zip(self.parts.values(), self.split(text), strict=True)])
 
-    def item(self, kept: Sequence[np.ndarray]) -> Item:
+    def item(self, kept: Sequence[np.ndarray]) -> SourceItem:
         rows = tuple(part.length(one) for part, one in zip(self.parts.values(), kept, strict=True))
-        return Item(tuple(kept), rows)
+        return SourceItem(tuple(kept), rows)
 
-    def read_all(self, texts: Sequence[str]) -> list[Item]:
+    def read_all(self, texts: Sequence[str]) -> list[SourceItem]:
         items = []
         for text in texts:
             try:
@@ -91,7 +91,9 @@ class Perceived:
                 raise InputError(bad.problem, where=text, remedy=bad.remedy) from None
         return items
 
-    def onto(self, batch: Batch, items: Sequence[Item], draws: Sequence[np.random.Generator] | None = None) -> Batch:
+    def onto(
+        self, batch: Batch, items: Sequence[SourceItem], draws: Sequence[np.random.Generator] | None = None
+    ) -> Batch:
         """A batch with these as its sources."""
         sides = {
             name: part.padded([item.parts[place] for item in items], draws)
@@ -100,12 +102,12 @@ class Perceived:
         first, *others = sides
         return replace(batch, source=sides[first], extra={**batch.extra, **{name: sides[name] for name in others}})
 
-    def labels(self, item: Item, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[str]:
+    def labels(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[str]:
         """A name for each row of the memory."""
         parts = zip(self.parts.values(), item.parts, grids, leading, strict=True)
         return [label for part, kept, grid, more in parts for label in (*["<cls>"] * more, *part.label(kept, grid))]
 
-    def scenes(self, item: Item, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[Scene]:
+    def scenes(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[Scene]:
         """What a person sees of it."""
         found, begin = [], 0
         for part, kept, grid, more in zip(self.parts.values(), item.parts, grids, leading, strict=True):

@@ -23,13 +23,13 @@ from transduce.decoding.strategies import STRATEGIES
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError, nearest
 from transduce.heads import HEADS
-from transduce.modalities import FRONTS, MODALITIES
+from transduce.modalities import FRONT_ENDS, MODALITIES
 from transduce.objectives import OBJECTIVES, Objective
 from transduce.recipe import Recipe, explain_error
 
 SHELVES: dict[type, Mapping[str, type]] = {
     contracts.Modality: MODALITIES,
-    contracts.Front: FRONTS,
+    contracts.Front: FRONT_ENDS,
     contracts.Encoder: ENCODERS,
     contracts.Decoder: DECODERS,
     contracts.Head: HEADS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transduce.data.readers.corpus import read
+from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
 from transduce.evaluation.retrieval_metrics import unit
 from transduce.inference import Model
@@ -53,7 +53,7 @@ class Likeness:
 def compare_pairs(model: Model, pairs: str) -> Iterator[Likeness]:
     """Each line of a file of pairs; a third column, or a field `score`, is the gold similarity where there is one."""
     (corpus,) = parse({"data": {"test": pairs}}).data.test
-    examples = list(read(corpus, model.recipe.data.invalid))
+    examples = list(read_corpus(corpus, model.recipe.data.invalid))
     texts = [[example.source for example in examples], [example.target or "" for example in examples]]
     one, other = (unit(model.embed(side)) for side in texts)
     golds = [_gold(example.extra, f"{example.file}:{example.line}") for example in examples]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from transduce import build
-from transduce.data.batching import Position, gather, ordered
-from transduce.data.epoch_plan import stretches
-from transduce.data.noise import damage
-from transduce.data.prepare import Data, Tokenizers
+from transduce.data.batching import DataPosition, batch_by_length, gather
+from transduce.data.epoch_plan import chunks
+from transduce.data.noise import add_noise
+from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.flow import Batch
 from transduce.layers.transformer import recompute
 from transduce.objectives import Objective
@@ -31,7 +31,7 @@ LONGEST = 100_000  # rows among which the worst batch is looked for
 def with_budget(
     recipe: Recipe,
     tokenizers: Tokenizers,
-    data: Data,
+    data: PreparedData,
     objective: Callable[[], Objective],
     device: torch.device,
     processes: int,
@@ -43,7 +43,7 @@ def with_budget(
     if device.type == "cpu":
         return _said(recipe, PLAIN)
     shares = processes * training.accumulate  # an update is computed in so many pieces
-    tokens = sum(int(data.train.lengths[rows].sum(dtype=np.int64)) for rows in stretches(data.rows))
+    tokens = sum(int(data.train.lengths[rows].sum(dtype=np.int64)) for rows in chunks(data.rows))
     run = partial(_try, recipe, tokenizers, data, objective(), device)
     return _said(recipe, shares * largest(run, max(PLAIN, tokens // UPDATES // shares)))
 
@@ -83,7 +83,7 @@ def _fits(run: Callable[[int], object], budget: int) -> bool:
 
 
 def _try(
-    recipe: Recipe, tokenizers: Tokenizers, data: Data, objective: Objective, device: torch.device, budget: int
+    recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, objective: Objective, device: torch.device, budget: int
 ) -> None:
     """Two updates of a network that is thrown away: in the second the optimiser has all that it keeps."""
     settings, (source, target) = recipe.training, tokenizers
@@ -107,14 +107,14 @@ def _try(
             torch.cuda.empty_cache()
 
 
-def worst_batch(recipe: Recipe, tokenizers: Tokenizers, data: Data, budget: int) -> Batch:
+def worst_batch(recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, budget: int) -> Batch:
     """A batch of so many tokens, made of the longest rows where rows differ."""
     if recipe.data.passage is not None or recipe.training.objective.get("kind") == "guided_alignment":
-        return data.batches(_said(recipe, budget), tokenizers).at(Position())
+        return data.batches(_said(recipe, budget), tokenizers).at(DataPosition())
     rows = np.zeros(0, np.int64)
-    for part in stretches(data.rows):  # the longest so far
+    for part in chunks(data.rows):  # the longest so far
         rows = np.concatenate((rows, part))
         rows = rows[np.argsort(-data.train.lengths[rows].max(1), kind="stable")[:LONGEST]]
     budget = budget if data.noise is None else -(-budget // 2)
-    batch = gather(data.train, rows[ordered(data.train.lengths[rows] + SPECIAL, budget)[0]])
-    return batch if data.noise is None else damage(batch, data.noise, recipe.training.seed)
+    batch = gather(data.train, rows[batch_by_length(data.train.lengths[rows] + SPECIAL, budget)[0]])
+    return batch if data.noise is None else add_noise(batch, data.noise, recipe.training.seed)

@@ -16,8 +16,8 @@ from rich.console import Console
 from torch import nn
 
 from transduce import build, transfer
-from transduce.data.prepare import Data, Tokenizers, prepare
-from transduce.data.readers.corpus import read
+from transduce.data.prepare import PreparedData, Tokenizers, prepare_data
+from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
 from transduce.evaluation import evaluate as evaluation
 from transduce.evaluation.scoring import answer, as_lines, read_corpora, score_outputs
@@ -49,7 +49,7 @@ class Trained:
     examples: tuple[tuple[str, str, str], ...]  # source, output, reference
 
 
-def finish(run: Run, model: Model, outcome: loop.Outcome, data: Data) -> Trained:
+def finish(run: Run, model: Model, outcome: loop.Outcome, data: PreparedData) -> Trained:
     """Scores what was held out, and writes down how it went."""
     settings = model.recipe
     sets = {"dev": data.dev_examples()}
@@ -82,7 +82,7 @@ def tell(
     console: Console,
     run: Run,
     recipe: Recipe,
-    data: Data,
+    data: PreparedData,
     tokenizers: Tokenizers,
     network: nn.Module,
     device: torch.device,
@@ -184,7 +184,7 @@ def train(
 
 def _prepare(
     run: Run, wanted: Recipe, processes: Processes, origins: Sequence[transfer.PretrainedRun], device: torch.device
-) -> tuple[Recipe, Tokenizers, Data]:
+) -> tuple[Recipe, Tokenizers, PreparedData]:
     """The first process writes recipe, tokenizers and stores; the others then find them."""
     if processes.is_main:
         settled = continued(run.recipe(), wanted, str(run.recipe_file)) if run.exists else wanted
@@ -194,10 +194,10 @@ def _prepare(
         if settled.data.form == "text":  # one side is all there is, whichever was lent
             tokenizers = (tokenizers[0 if settled.model.encoder else 1],) * 2
         transfer.check_pretrained(settled, tokenizers, origins)
-        data = prepare(settled, tokenizers)
+        data = prepare_data(settled, tokenizers)
         if not begun:
             for corpus in settled.data.test:  # what cannot be read must show now, not after training
-                deque(read(corpus, settled.data.invalid), maxlen=0)
+                deque(read_corpus(corpus, settled.data.invalid), maxlen=0)
             run.folder.mkdir(parents=True, exist_ok=True)
             run.save_tokenizers(*tokenizers)
         if not run.exists:
@@ -209,7 +209,7 @@ def _prepare(
     else:
         processes.barrier()
         settled, tokenizers = continued(run.recipe(), wanted, str(run.recipe_file)), run.tokenizers()
-        data = prepare(settled, tokenizers)
+        data = prepare_data(settled, tokenizers)
     return settled, tokenizers, data
 
 

@@ -10,7 +10,7 @@ from threading import Event, Thread
 from typing import Generic, Protocol, Self, TypeVar
 
 from transduce.attention.positions import places
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.flow import Batch
 from transduce.kernels.training_graph import rounded
 from transduce.training.micro_batch import Piece, Work, pieces_of
@@ -20,9 +20,9 @@ from transduce.training.update import Update
 class Batches(Protocol):
     """Batches by position: a pure function, so resuming is seeking."""
 
-    def at(self, position: Position) -> Batch: ...
+    def at(self, position: DataPosition) -> Batch: ...
 
-    def after(self, position: Position) -> Position: ...
+    def after(self, position: DataPosition) -> DataPosition: ...
 
 
 def fingerprint(batch: Batch) -> str:
@@ -40,12 +40,12 @@ class Fetched:
 
     work: Work
     epoch: int
-    following: Position
+    following: DataPosition
     tokens: int
     slots: int
 
 
-def fetch(batches: Batches, position: Position, update: Update) -> Iterator[Fetched]:
+def fetch(batches: Batches, position: DataPosition, update: Update) -> Iterator[Fetched]:
     """Runs in the prefetching thread, so copies to the device go on beside the computation."""
     while True:
         batch = batches.at(position)

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.training.micro_batch import Result
 from transduce.training.optimisers import Plateau
 
@@ -36,7 +36,7 @@ class Progress:
     """All that a resumed run must know besides tensors."""
 
     step: int = 0
-    position: Position = field(default_factory=Position)  # of the next batch
+    position: DataPosition = field(default_factory=DataPosition)  # of the next batch
     best_step: int | None = None
     best_value: float | None = None
     stale: int = 0  # validations since the best one
@@ -72,7 +72,7 @@ class Progress:
         return cls(
             **{
                 **content,
-                "position": Position.from_json(content["position"]),
+                "position": DataPosition.from_json(content["position"]),
                 "plateau": Plateau.from_json(content["plateau"]),
                 "window": Window(**content["window"]),
             }

@@ -13,8 +13,8 @@ from transduce import build, transfer
 from transduce.attention.attend import Attend
 from transduce.attention.positions import places
 from transduce.contracts import Position, TextMetric, VectorMetric
-from transduce.data.packing import LONGEST
-from transduce.data.prepare import Data, Tokenizers
+from transduce.data.packing import ROW_LENGTH
+from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.errors import InputError, nearest
 from transduce.evaluation import evaluate as evaluation
 from transduce.interop import as_run
@@ -125,7 +125,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def with_packing(
-    recipe: Recipe, tokenizers: Tokenizers, data: Data, objective: Objective, device: torch.device
+    recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, objective: Objective, device: torch.device
 ) -> Recipe:
     """Batches are packed where passes are recorded, which one shape makes faster, and where all parts can be."""
     asked = recipe.training.packed
@@ -149,7 +149,7 @@ def _fused(network: nn.Module) -> bool:
     return all(kind.bias is Position.bias for kind in kinds) and all(one.fused for one in attentions)
 
 
-def why_not(recipe: Recipe, network: Transducer, data: Data, objective: Objective) -> str:
+def why_not(recipe: Recipe, network: Transducer, data: PreparedData, objective: Objective) -> str:
     """What stands against several pairs in a row; nothing: they can be."""
     end = places(network)
     dropout = recipe.tokens.source.dropout or recipe.tokens.target.dropout
@@ -159,7 +159,7 @@ def why_not(recipe: Recipe, network: Transducer, data: Data, objective: Objectiv
         (not objective.packs, "this objective does not read packed batches"),
         (not texts or data.train.sourceless, "only pairs of texts can be packed"),
         (bool(dropout), "with dropout of merges the lengths of texts change"),
-        (end is not None and end < LONGEST, f"rows have up to {LONGEST} places, and the model has {end}"),
+        (end is not None and end < ROW_LENGTH, f"rows have up to {ROW_LENGTH} tokens, and the model has {end}"),
         (data.packing(recipe) is None, f"{recipe.training.budget} tokens are not one row of a packed batch"),
     ):
         if wrong:

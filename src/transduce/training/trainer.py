@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-from transduce.data.batching import Position
+from transduce.data.batching import DataPosition
 from transduce.errors import InputError, nearest
 from transduce.objectives import CrossEntropy, Objective
 from transduce.recipe import TrainingRecipe
@@ -104,7 +104,7 @@ class Trainer:
         layer_decay, unfreeze = self.settings.layer_decay, self.settings.unfreeze
         optimiser = build_optimiser(self.settings.optimiser, self.model, layer_decay=layer_decay, unfreeze=unfreeze)
         self.update = Update(self.model, optimiser, self.objective, self.settings, self.processes, self.device)
-        data = fingerprint(self.batches.at(Position()))
+        data = fingerprint(self.batches.at(DataPosition()))
         self.keeper = Keeper(self.model, optimiser, self.settings, self.checkpoints, self.processes, data)
         self.progress = Progress()
         self.untold: Untold | None = None

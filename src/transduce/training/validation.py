@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.data.prepare import Data
+from transduce.data.prepare import PreparedData
 from transduce.evaluation import evaluate as evaluation
 from transduce.evaluation.scoring import answer, as_lines
 from transduce.flow import Batch
@@ -23,7 +23,7 @@ LOWER_IS_BETTER = loop.LOWER_IS_BETTER | {
 }
 
 
-def validation(model: Model, data: Data) -> Callable[[nn.Module], dict[str, float]]:
+def validation(model: Model, data: PreparedData) -> Callable[[nn.Module], dict[str, float]]:
     """Loss over the development set and metrics over real, greedy generation for part of it."""
     settings = model.recipe
     held_out = as_lines(data.dev_examples(settings.training.validate_examples), settings.evaluation)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transduce.errors import UnreadableError
 from transduce.modalities.audio.files import FULL, in_16_bits, read_waveform, resample
 from transduce.modalities.audio.frames import read_frames, write_frames
-from transduce.modalities.audio.modality import Features, Sound
+from transduce.modalities.audio.modality import Audio, AudioFeatures
 
 
 def sine(rate: int, seconds: float = 0.5, pitch: float = 440.0) -> np.ndarray:
@@ -78,13 +78,13 @@ def test_a_file_cut_off_is_refused(tmp_path: Path, ending: str) -> None:
 def test_sounds_shorter_than_a_window_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "short.wav", sine(8000, 0.02))
     with pytest.raises(UnreadableError, match="sound too short"):
-        Sound(rate=8000).read(path)
+        Audio(rate=8000).read(path)
 
 
 def test_frames_of_many_in_one_file(tmp_path: Path) -> None:
     rows = [np.random.default_rng(n).normal(size=(n + 2, 3)).astype(np.float32) for n in range(4)]
     write_frames(rows, tmp_path / "all.npz")
-    part = Features(size=3)
+    part = AudioFeatures(size=3)
     for number, row in enumerate(rows):
         np.testing.assert_array_equal(part.read(f"{tmp_path}/all.npz#{number}"), row)
     np.save(tmp_path / "one.npy", rows[1].astype(np.float64))

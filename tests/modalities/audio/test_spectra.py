@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from transduce.modalities.audio.modality import Features, Sound
-from transduce.modalities.audio.spectrogram import Spectrum
+from transduce.modalities.audio.modality import Audio, AudioFeatures
+from transduce.modalities.audio.spectrogram import LogMelSpectrogram
 
 
 def noise(samples: int, seed: int = 1) -> np.ndarray:
@@ -34,7 +34,7 @@ def test_frames_are_kaldis(rate: int, bands: int, window: float, hop: float) -> 
     kaldi.accept_waveform(rate, samples.astype(np.float32).tolist())
     kaldi.input_finished()
     wanted = np.stack([kaldi.get_frame(number) for number in range(kaldi.num_frames_ready)])
-    spectrum = Spectrum(rate, bands, window, hop, "kaldi")
+    spectrum = LogMelSpectrogram(rate, bands, window, hop, "kaldi")
     found = spectrum(torch.tensor(samples)).numpy()
     assert found.shape == wanted.shape == (spectrum.frames(len(samples)), bands)
     np.testing.assert_allclose(found, wanted, atol=2e-3)
@@ -45,7 +45,7 @@ def test_frames_are_whispers() -> None:
     samples = noise(16000 * 2)
     extractor = transformers.WhisperFeatureExtractor()
     wanted = extractor(samples / 32768, sampling_rate=16000, return_tensors="np").input_features[0].T
-    part = Sound(scale="whisper", fill=True, normalise=False)
+    part = Audio(scale="whisper", fill=True, normalise=False)
     found = part.padded([samples]).values[0].numpy()
     assert found.shape == wanted.shape == (3000, 80)
     np.testing.assert_allclose(found, wanted, atol=1e-3)
@@ -54,7 +54,7 @@ def test_frames_are_whispers() -> None:
 @trials(deadline=None, max_examples=20)
 @given(st.integers(400, 4000), st.integers(400, 4000), st.sampled_from(["kaldi", "whisper"]))
 def test_length_is_what_a_batch_has_and_neighbours_change_nothing(one: int, other: int, scale: str) -> None:
-    part = Sound(scale=scale, mels=20)
+    part = Audio(scale=scale, mels=20)
     kept = [noise(one), noise(other, 2)]
     both = part.padded(kept)
     assert both.mask.sum(1).tolist() == [part.length(row) for row in kept]
@@ -63,7 +63,7 @@ def test_length_is_what_a_batch_has_and_neighbours_change_nothing(one: int, othe
 
 
 def test_chance_changes_training_alone_and_comes_from_its_draw() -> None:
-    part = Sound(speed=0.1, time_masks=2, frequency_masks=2, mels=20)
+    part = Audio(speed=0.1, time_masks=2, frequency_masks=2, mels=20)
     kept = [noise(16000)]
     plain = part.padded(kept)
     torch.testing.assert_close(part.padded(kept).values, plain.values)
@@ -78,7 +78,9 @@ def test_chance_changes_training_alone_and_comes_from_its_draw() -> None:
 @trials(deadline=None, max_examples=40)
 @given(st.integers(1, 60), st.integers(0, 3), st.integers(0, 3), st.integers(0, 999))
 def test_masks_hide_whole_frames_and_bands_and_no_more_than_told(length: int, time: int, bands: int, seed: int) -> None:
-    part = Features(size=8, normalise=False, time_masks=time, time_width=5, frequency_masks=bands, frequency_width=2)
+    part = AudioFeatures(
+        size=8, normalise=False, time_masks=time, time_width=5, frequency_masks=bands, frequency_width=2
+    )
     kept = np.random.default_rng(seed).normal(size=(length, 8)).astype(np.float32)
     found = part.padded([kept], [np.random.default_rng(seed)]).values[0].numpy()
     hidden = found != kept
@@ -90,14 +92,14 @@ def test_masks_hide_whole_frames_and_bands_and_no_more_than_told(length: int, ti
 
 def test_a_level_for_each_utterance() -> None:
     kept = (5 + 3 * np.random.default_rng(1).normal(size=(50, 4))).astype(np.float32)
-    values = Features(size=4).padded([kept]).values[0]
+    values = AudioFeatures(size=4).padded([kept]).values[0]
     torch.testing.assert_close(values.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
     torch.testing.assert_close(values.std(0, correction=0), torch.ones(4))
-    torch.testing.assert_close(Features(size=4).padded([2 * kept + 1]).values[0], values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(AudioFeatures(size=4).padded([2 * kept + 1]).values[0], values, atol=1e-4, rtol=0)
 
 
 def test_a_scene_is_the_spectrogram_low_pitches_at_the_bottom() -> None:
-    part = Sound(rate=16000, mels=30)
+    part = Audio(rate=16000, mels=30)
     place = np.arange(16000) / 16000
     samples = np.where(place < 0.5, np.sin(2 * np.pi * 300 * place), np.sin(2 * np.pi * 5000 * place))
     kept = (20000 * samples).astype(np.int16)

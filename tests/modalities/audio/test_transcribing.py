@@ -13,7 +13,7 @@ import transduce
 from transduce.autoconfig import recipe_for
 from transduce.build import complete_recipe
 from transduce.errors import InputError
-from transduce.modalities.audio.modality import Features, Sound, keep_frames
+from transduce.modalities.audio.modality import Audio, AudioFeatures, extract_features
 from transduce.synthetic.file_sets import FILED
 from transduce.synthetic.files import write_set
 from transduce.training.experiment import train
@@ -38,7 +38,7 @@ def test_the_truth_tells_when_each_word_is_sung(tones: Path) -> None:
     """Loud inside the spans, quiet between them; and what is held out stands in no file to train on."""
     truth = [json.loads(line)["spans"] for line in (tones / "train" / "truth.jsonl").read_text().splitlines()]
     for (named, text), spans in list(zip(lines(tones / "train" / "pairs.tsv"), truth, strict=True))[:20]:
-        samples = Sound(rate=8000).read(str(tones / "train" / named)).astype(float)
+        samples = Audio(rate=8000).read(str(tones / "train" / named)).astype(float)
         inside = np.zeros(len(samples), bool)
         for begin, end in spans:
             inside[int(begin * 8000) : int(end * 8000)] = True
@@ -64,11 +64,11 @@ def test_a_recipe_is_chosen_for_sounds_and_for_frames(tones: Path, tmp_path: Pat
     few.write_text(
         "".join(f"{tones}/test/{named}\t{text}\n" for named, text in lines(tones / "test" / "pairs.tsv")[:4])
     )
-    made = keep_frames(few, tmp_path / "frames", rate=8000, mels=20)
+    made = extract_features(few, tmp_path / "frames", rate=8000, mels=20)
     named = complete_recipe(recipe_for(str(made), task="transcribe"))
     assert named.data.sources["sound"]["kind"] == "features"
     assert named.data.sources["sound"]["size"] == 20
-    sound, frames = Sound(rate=8000, mels=20), Features(size=20)
+    sound, frames = Audio(rate=8000, mels=20), AudioFeatures(size=20)
     first = lines(few)[0][0]
     np.testing.assert_allclose(
         frames.padded([frames.read(f"{made.parent}/{lines(made)[0][0]}")]).values,
@@ -83,7 +83,7 @@ def test_what_cannot_be_transcribed_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a readable sound"):
         recipe_for(str(pairs), task="transcribe")
     with pytest.raises(InputError, match="no such sound"):
-        keep_frames(pairs, tmp_path / "frames")
+        extract_features(pairs, tmp_path / "frames")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_kept_recipes_run_from_frames_to_a_score(path: Path, tones: Path, tmp_pa
         "".join(f"{tones}/train/{named}\t{text}\n" for named, text in lines(tones / "train" / "pairs.tsv")[:12])
     )
     size = yaml.safe_load(path.read_text())["data"]["sources"]["sound"]["size"]
-    made = keep_frames(few, tmp_path / "frames", rate=8000, mels=size)
+    made = extract_features(few, tmp_path / "frames", rate=8000, mels=size)
     changes = ["training.steps=2", "training.validate_every=2", "training.checkpoint_every=2", "data.dev_size=4"]
     changes += ["generation.beam=2", "generation.max_length=5", "model.encoder.width=16", "model.encoder.layers=1"]
     changes += ["model.decoder.width=16"] if "decoder" in yaml.safe_load(path.read_text())["model"] else []

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.modalities.image.augmentation import Changes, coloured, resampled
+from transduce.modalities.image.augmentation import ImageAugmentation, colour_jitter, resampled_window
 
 enhance = pytest.importorskip("kornia.enhance")
 transform = pytest.importorskip("kornia.geometry.transform")
@@ -54,7 +54,7 @@ def test_colours(bright, contrast, saturation, channels):
     wanted = enhance.adjust_contrast_with_mean_subtraction(wanted, contrast)
     if channels == 3:
         wanted = enhance.adjust_saturation_with_gray_subtraction(wanted, saturation)
-    assert_same(coloured(picture, 0.21, Told(bright, contrast, saturation)), wanted)
+    assert_same(colour_jitter(picture, 0.21, Told(bright, contrast, saturation)), wanted)
 
 
 @settings(max_examples=25)
@@ -69,9 +69,9 @@ def test_a_turned_window(high, wide, down, across, turn):
     ahead[:2, :2], ahead[:2, 2] = turned, middle - turned @ np.array([width / 2 - 0.5, height / 2 - 0.5])
     back = torch.tensor(np.linalg.inv(ahead)[None, :2])
     wanted = transform.warp_affine(as_tensor(PICTURE), back, (height, width), padding_mode="border")
-    assert_same(resampled(PICTURE, np.array([down, across]), np.array([high, wide]), turn), wanted)
+    assert_same(resampled_window(PICTURE, np.array([down, across]), np.array([high, wide]), turn), wanted)
 
 
 def test_a_mirror():
-    assert_same(Changes(flip=0.5)(PICTURE, Told(0.4)), transform.hflip(as_tensor(PICTURE)))
-    assert_same(Changes(flip=0.5)(PICTURE, Told(0.6)), as_tensor(PICTURE))
+    assert_same(ImageAugmentation(flip=0.5)(PICTURE, Told(0.4)), transform.hflip(as_tensor(PICTURE)))
+    assert_same(ImageAugmentation(flip=0.5)(PICTURE, Told(0.6)), as_tensor(PICTURE))

@@ -21,8 +21,8 @@ from transduce.cli import app
 from transduce.errors import InputError
 from transduce.modalities.image import vector_quantisation as codes_file
 from transduce.modalities.image.files import fit
-from transduce.modalities.image.palette import Palette
-from transduce.modalities.image.vector_quantisation import SIZE, Autoencoder, Codebook, Codes, load_tokens
+from transduce.modalities.image.palette import PaletteTokenizer
+from transduce.modalities.image.vector_quantisation import SIZE, VQVAE, Codebook, VQTokenizer, load_image_tokenizer
 from transduce.synthetic.shapes import draw_icons
 
 
@@ -33,11 +33,11 @@ def icons(seed: int, count: int, size: int) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def untrained() -> Codes:
+def untrained() -> VQTokenizer:
     torch.manual_seed(1)
-    network = Autoencoder(5, 2).eval()
+    network = VQVAE(5, 2).eval()
     torch.nn.init.normal_(network.codebook.codes)
-    return Codes(network, 4, 6, 2)
+    return VQTokenizer(network, 4, 6, 2)
 
 
 @settings(max_examples=25)
@@ -98,8 +98,8 @@ def test_a_wrong_line_is_drawn_as_far_as_it_goes(untrained):
 def test_saved_and_loaded(untrained, tmp_path):
     path = tmp_path / "codes.safetensors"
     untrained.save(path)
-    again = load_tokens(path)
-    assert isinstance(again, Codes)
+    again = load_image_tokenizer(path)
+    assert isinstance(again, VQTokenizer)
     picture = np.random.default_rng(1).integers(0, 256, (4, 6, 3), np.uint8)
     line = untrained.encode(picture)
     assert again.encode(picture) == line
@@ -130,20 +130,20 @@ def test_what_is_no_file_of_codes_is_refused(untrained, tmp_path):
     for broken in wrong:
         path.write_bytes(broken)
         with pytest.raises(InputError, match="not a file of codes"):
-            load_tokens(path)
+            load_image_tokenizer(path)
     with pytest.raises(InputError, match="no such file"):
-        load_tokens(tmp_path / "none.json")
+        load_image_tokenizer(tmp_path / "none.json")
 
 
 def test_squares_must_fill_a_picture():
     with pytest.raises(InputError, match="a multiple of 4"):
-        Codes.of([np.zeros((6, 8, 3), np.uint8)], 4, 4, updates=1)
+        VQTokenizer.of([np.zeros((6, 8, 3), np.uint8)], 4, 4, updates=1)
 
 
 def test_the_same_pictures_give_the_same_codes():
     pictures = icons(1, 8, 8)
     before = torch.get_rng_state()
-    one, other = (Codes.of(pictures, 8, 4, updates=3) for _ in range(2))
+    one, other = (VQTokenizer.of(pictures, 8, 4, updates=3) for _ in range(2))
     assert all(
         torch.equal(a, b)
         for a, b in zip(one.network.state_dict().values(), other.network.state_dict().values(), strict=True)
@@ -172,7 +172,7 @@ def test_the_commands_write_and_draw_codes(tmp_path, monkeypatch):
     listed.write_text("".join(f"{line}\n" for line in lines))
     call("draw", listed, "--palette", kept, "--output", tmp_path / "made", "--times", 1)
     shown = np.asarray(Picture.open(tmp_path / "made" / "00003.png"))
-    assert np.array_equal(shown, Codes.load(kept).decode(lines[2])[0])
+    assert np.array_equal(shown, VQTokenizer.load(kept).decode(lines[2])[0])
     wrong = CliRunner().invoke(
         app, ["pixels", str(pairs), "--kind", "vq", "--size", "9", "--output", str(tmp_path / "no")]
     )
@@ -187,14 +187,14 @@ def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
 def test_pictures_come_back_better_than_from_as_many_colours():
     """16 tokens for 256 pixels, on new pictures: the pixels of a palette would have to be 4 x 4, and drawn larger."""
     seen, new = icons(1, 400, 16), icons(2, 60, 16)
-    codes = Codes.of(seen, 128, 4, updates=400)
+    codes = VQTokenizer.of(seen, 128, 4, updates=400)
     drawn = [codes.decode(codes.encode(picture)) for picture in new]
     assert all(fits for _, fits in drawn)
 
     def resized(picture: np.ndarray, side: int, how: Picture.Resampling) -> np.ndarray:
         return np.asarray(Picture.fromarray(picture).resize((side, side), how))
 
-    palette = Palette.of([resized(picture, 4, Picture.Resampling.BOX) for picture in seen], 128)
+    palette = PaletteTokenizer.of([resized(picture, 4, Picture.Resampling.BOX) for picture in seen], 128)
     small = [palette.decode(palette.encode(resized(picture, 4, Picture.Resampling.BOX)))[0] for picture in new]
     assert codes.tokens == palette.tokens == 16
     best = min(

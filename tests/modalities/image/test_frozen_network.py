@@ -10,8 +10,8 @@ from PIL import Image as Pillow
 
 from transduce.errors import InputError
 from transduce.interop import frozen_networks as networks
-from transduce.modalities.image.efficientnet import CHANNELS, Lite0, open_network
-from transduce.modalities.image.features import Cells, ImageFeatures
+from transduce.modalities.image.efficientnet import CHANNELS, EfficientNetLite0, load_efficientnet
+from transduce.modalities.image.features import FeatureGrid, ImageFeatures
 
 NAMES = (
     (r"^stem\.conv", "_conv_stem"),
@@ -33,9 +33,9 @@ def theirs(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def network() -> Lite0:
+def network() -> EfficientNetLite0:
     torch.manual_seed(4)
-    made = Lite0().eval()
+    made = EfficientNetLite0().eval()
     for name, buffer in made.named_buffers():
         if name.endswith("running_mean"):
             buffer.normal_(0, 0.1)
@@ -61,7 +61,7 @@ def test_it_has_the_size_that_is_told_of_it(network):
 def test_every_weight_of_the_file_is_used(network, file, tmp_path):
     found = networks.convert(file, tmp_path / "lite0.safetensors")
     assert found.parameters == 4_652_008
-    opened = open_network(str(tmp_path / "lite0.safetensors"))
+    opened = load_efficientnet(str(tmp_path / "lite0.safetensors"))
     for name, tensor in network.state_dict().items():
         assert torch.equal(opened.state_dict()[name], tensor), name
     assert not any(parameter.requires_grad for parameter in opened.parameters())
@@ -115,11 +115,11 @@ def test_features_are_kept_with_a_small_picture(file, tmp_path):
     assert modality.shape == (2, 2, 320)
     batch = modality.padded([kept, kept])
     with torch.no_grad():
-        wanted = open_network(str(tmp_path / "lite0.safetensors")).cells(
+        wanted = load_efficientnet(str(tmp_path / "lite0.safetensors")).cells(
             torch.from_numpy(picture).permute(2, 0, 1)[None].float(), 32
         )
     assert torch.allclose(batch.values[1].permute(2, 0, 1), wanted[0], rtol=2e-3, atol=2e-3)
-    front = Cells(24, shape=modality.shape)
+    front = FeatureGrid(24, shape=modality.shape)
     assert front.rows(batch).values.shape == (2, 4, 24)
     assert front.grid(2) == (2, 2)
     scene = modality.scene(kept, (2, 2))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.modalities.image.augmentation import Changes, coloured, resampled
+from transduce.modalities.image.augmentation import ImageAugmentation, colour_jitter, resampled_window
 from transduce.modalities.image.modality import Image
 
 KINDS = {"flip": 0.9, "shift": 0.2, "crop": 0.5, "rotate": 30.0, "colour": 0.4}
@@ -18,7 +18,7 @@ def draws(seed: int, count: int = 1) -> list[np.random.Generator]:
 
 @given(st.sampled_from(sorted(KINDS)), st.integers(0, 10_000), st.sampled_from([1, 3]))
 def test_a_change_keeps_the_form_and_follows_from_its_draw(kind, seed, channels):
-    change, picture = Changes(**{kind: KINDS[kind]}), PICTURE[:, :, :channels]
+    change, picture = ImageAugmentation(**{kind: KINDS[kind]}), PICTURE[:, :, :channels]
     first, again = (change(picture, *draws(seed)) for _ in range(2))
     assert first.shape == picture.shape
     assert first.dtype == np.uint8
@@ -27,8 +27,11 @@ def test_a_change_keeps_the_form_and_follows_from_its_draw(kind, seed, channels)
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_change_changes_and_nothing_is_changed_unasked(kind):
-    assert any(not np.array_equal(Changes(**{kind: KINDS[kind]})(PICTURE, *draws(seed)), PICTURE) for seed in range(9))
-    assert Changes()(PICTURE, *draws(1)) is PICTURE
+    assert any(
+        not np.array_equal(ImageAugmentation(**{kind: KINDS[kind]})(PICTURE, *draws(seed)), PICTURE)
+        for seed in range(9)
+    )
+    assert ImageAugmentation()(PICTURE, *draws(1)) is PICTURE
 
 
 def test_a_row_is_changed_in_the_same_way_whatever_its_batch():
@@ -42,21 +45,21 @@ def test_a_row_is_changed_in_the_same_way_whatever_its_batch():
 
 def test_the_whole_window_is_the_picture_and_half_a_turn_turns_it():
     middle, all_of_it = np.array([0.5, 0.5]), np.ones(2)
-    assert np.array_equal(resampled(PICTURE, middle, all_of_it, 0.0), PICTURE)
-    assert np.array_equal(resampled(PICTURE, middle, all_of_it, np.pi), PICTURE[::-1, ::-1])
+    assert np.array_equal(resampled_window(PICTURE, middle, all_of_it, 0.0), PICTURE)
+    assert np.array_equal(resampled_window(PICTURE, middle, all_of_it, np.pi), PICTURE[::-1, ::-1])
     square = PICTURE[:10]
-    assert np.array_equal(resampled(square, middle, all_of_it, np.pi / 2), np.rot90(square))
+    assert np.array_equal(resampled_window(square, middle, all_of_it, np.pi / 2), np.rot90(square))
 
 
 def test_a_window_enlarges_what_it_shows():
     picture = np.zeros((8, 8, 1), np.uint8)
     picture[:4, :4] = 200
-    corner = resampled(picture, np.array([0.25, 0.25]), np.array([0.5, 0.5]), 0.0)
+    corner = resampled_window(picture, np.array([0.25, 0.25]), np.array([0.5, 0.5]), 0.0)
     assert (corner[:7, :7] == 200).all()
 
 
 def test_colours_change_together():
     grey = np.full((4, 4, 3), 100, np.uint8)
-    found = coloured(grey, 0.5, *draws(3))
+    found = colour_jitter(grey, 0.5, *draws(3))
     assert (found == found[0, 0, 0]).all()  # grey stays grey: only its brightness can change
     assert found[0, 0, 0] != 100

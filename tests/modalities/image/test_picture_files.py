@@ -13,9 +13,9 @@ from transduce.data.filters import Filters
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, UnreadableError
-from transduce.modalities.image.files import fit, read_picture
+from transduce.modalities.image.files import fit, read_image
 from transduce.modalities.image.modality import Image
-from transduce.modalities.sources import Perceived
+from transduce.modalities.sources import ModalitySource
 from transduce.recipe import parse
 
 RED, WHITE = (214, 40, 40), (255, 255, 255)
@@ -27,7 +27,7 @@ def saved(path: Path, picture, **options) -> Path:
 
 
 def pixels(path: Path, channels: int = 3) -> np.ndarray:
-    picture = read_picture(path, channels)
+    picture = read_image(path, channels)
     return fit(picture, picture.height, picture.width, "crop")
 
 
@@ -48,7 +48,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path, side):
     path = bomb(tmp_path / "bomb.png", side)
     assert path.stat().st_size < 500
     with pytest.raises(UnreadableError) as error:
-        read_picture(path)
+        read_image(path)
     assert error.value.reason == "picture too large"
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path, damage):
     else:
         path = tmp_path / "nowhere.jpg" if damage == "missing" else tmp_path
     with pytest.raises(UnreadableError) as error:
-        read_picture(path)
+        read_image(path)
     wanted = "no such picture" if damage in ("missing", "folder") else "not a readable picture"
     assert error.value.reason == wanted
     assert str(path) in error.value.problem
@@ -166,7 +166,7 @@ def many(folder: Path) -> Path:
 def store_of(path: Path, invalid: str):
     recipe = parse({"data": {"train": str(path), "sources": {"seen": {"kind": "image"}}, "invalid": invalid}})
     target = Tokenizer.train(["a thing"], "words", 10, 1)
-    perceived = Perceived.of({"seen": Image(size=8)}, "test")
+    perceived = ModalitySource.of({"seen": Image(size=8)}, "test")
     return build_store(recipe.data.train, perceived, target, Filters(), invalid, path.parent / "cache")
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from transduce.errors import InputError
 from transduce.flow import Padded
-from transduce.modalities.image.front_ends import Grid, Patches, Places2D
+from transduce.modalities.image.front_ends import CNNGrid, PatchEmbedding, PositionEmbedding2D
 
 
 def batch(values: torch.Tensor) -> Padded:
@@ -15,10 +15,10 @@ def batch(values: torch.Tensor) -> Padded:
 
 
 FRONTS = {
-    "patches": lambda places="none": Patches(16, shape=(24, 16, 3), patch=8, places=places),
-    "cls": lambda places="none": Patches(16, shape=(24, 16, 3), patch=8, places=places, leading=2),
-    "grid": lambda places="none": Grid(16, shape=(24, 16, 3), channels=8, stages=3, places=places),
-    "shallow": lambda places="none": Grid(16, shape=(24, 16, 1), channels=12, stages=2, blocks=0, places=places),
+    "patches": lambda places="none": PatchEmbedding(16, shape=(24, 16, 3), patch=8, places=places),
+    "cls": lambda places="none": PatchEmbedding(16, shape=(24, 16, 3), patch=8, places=places, leading=2),
+    "grid": lambda places="none": CNNGrid(16, shape=(24, 16, 3), channels=8, stages=3, places=places),
+    "shallow": lambda places="none": CNNGrid(16, shape=(24, 16, 1), channels=12, stages=2, blocks=0, places=places),
 }
 
 
@@ -45,7 +45,7 @@ def test_a_patch_knows_its_own_pixels_alone():
 
 
 def test_a_cell_far_away_knows_nothing_of_a_change():
-    front = Grid(8, shape=(64, 64, 3), channels=8, stages=2, blocks=0, places="none")
+    front = CNNGrid(8, shape=(64, 64, 3), channels=8, stages=2, blocks=0, places="none")
     values = torch.randn(1, 64, 64, 3)
     before = front.rows(batch(values)).values
     values[0, :8, :8] += 1
@@ -56,7 +56,7 @@ def test_a_cell_far_away_knows_nothing_of_a_change():
 
 
 def test_waves_tell_every_place_apart_and_rows_from_columns():
-    table = Places2D((5, 7), 16, "waves").table
+    table = PositionEmbedding2D((5, 7), 16, "waves").table
     distance = torch.cdist(table, table) + torch.eye(35) * 9
     assert distance.min() > 0.1
     assert not torch.allclose(table[1], table[7])
@@ -64,9 +64,9 @@ def test_waves_tell_every_place_apart_and_rows_from_columns():
 
 def test_what_does_not_tile_is_refused():
     for make in (
-        lambda: Patches(16, shape=(20, 16, 3), patch=8),
-        lambda: Grid(16, shape=(20, 16, 3), stages=3),
-        lambda: Patches(18, shape=(16, 16, 3), patch=8, places="waves"),
+        lambda: PatchEmbedding(16, shape=(20, 16, 3), patch=8),
+        lambda: CNNGrid(16, shape=(20, 16, 3), stages=3),
+        lambda: PatchEmbedding(18, shape=(16, 16, 3), patch=8, places="waves"),
     ):
         with pytest.raises(InputError):
             make()
@@ -74,7 +74,7 @@ def test_what_does_not_tile_is_refused():
 
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(1, 3))
 def test_a_table_of_places_is_brought_to_another_size_and_stays_at_its_own(down, across, times):
-    places = Places2D((down, across), 4, "learned")
+    places = PositionEmbedding2D((down, across), 4, "learned")
     same = places.refit("table", places.table.data)
     assert torch.allclose(same, places.table, atol=1e-6)
     given = torch.arange(down * times, dtype=torch.float)[:, None, None].expand(-1, across * times, 4).reshape(-1, 4)
@@ -84,6 +84,6 @@ def test_a_table_of_places_is_brought_to_another_size_and_stays_at_its_own(down,
 
 
 def test_a_table_that_is_no_grid_is_left():
-    assert Places2D((4, 4), 4, "learned").refit("table", torch.zeros(7, 4)) is None
-    assert Places2D((4, 4), 4, "learned").refit("table", torch.zeros(16, 5)) is None
-    assert Places2D((4, 4), 4, "waves").refit("table", torch.zeros(25, 4)) is None
+    assert PositionEmbedding2D((4, 4), 4, "learned").refit("table", torch.zeros(7, 4)) is None
+    assert PositionEmbedding2D((4, 4), 4, "learned").refit("table", torch.zeros(16, 5)) is None
+    assert PositionEmbedding2D((4, 4), 4, "waves").refit("table", torch.zeros(25, 4)) is None

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
-from transduce.modalities.video.files import read_film, taken, write_animation
-from transduce.modalities.video.front_ends import Frames, Tubelets
+from transduce.modalities.video.files import frame_indices, read_video, write_animation
+from transduce.modalities.video.front_ends import FrameEmbedding, TubeletEmbedding
 from transduce.modalities.video.modality import Video
 
 SHADES = [0, 60, 120, 180, 240]
@@ -31,7 +31,7 @@ def reds(frames: list) -> list[int]:
 
 @given(st.integers(1, 300), st.integers(1, 40))
 def test_frames_are_taken_evenly(count, frames):
-    chosen = taken(count, frames)
+    chosen = frame_indices(count, frames)
     assert len(chosen) == frames
     assert chosen == sorted(chosen)
     assert chosen[0] >= 0
@@ -47,9 +47,9 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     for place, picture in enumerate(pictures()):
         picture.save(tmp_path / f"frame{place:02}.png")
     (tmp_path / "notes.txt").write_text("no frame")
-    assert reds(read_film(tmp_path, 5)) == SHADES
-    assert reds(read_film(tmp_path, 1)) == [120]
-    assert reds(read_film(tmp_path, 10)) == [shade for shade in SHADES for _ in range(2)]
+    assert reds(read_video(tmp_path, 5)) == SHADES
+    assert reds(read_video(tmp_path, 1)) == [120]
+    assert reds(read_video(tmp_path, 10)) == [shade for shade in SHADES for _ in range(2)]
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
@@ -58,14 +58,14 @@ def test_animations(kind, tmp_path):
     path = tmp_path / f"film.{kind.lower()}"
     options = {"lossless": True} if kind == "WEBP" else {}
     first.save(path, kind, save_all=True, append_images=others, duration=50, **options)
-    assert reds(read_film(path, 5)) == pytest.approx(SHADES, abs=2)
+    assert reds(read_video(path, 5)) == pytest.approx(SHADES, abs=2)
 
 
 def test_a_written_animation_is_read_again(tmp_path):
     stream = io.BytesIO()
     write_animation(pictures(), stream)
     (tmp_path / "film.gif").write_bytes(stream.getvalue())
-    assert reds(read_film(tmp_path / "film.gif", 5)) == SHADES
+    assert reds(read_video(tmp_path / "film.gif", 5)) == SHADES
 
 
 def test_videos(tmp_path):
@@ -80,7 +80,7 @@ def test_videos(tmp_path):
                 written.mux(packet)
         for packet in stream.encode(None):
             written.mux(packet)
-    assert reds(read_film(path, 5)) == pytest.approx(SHADES, abs=16)
+    assert reds(read_video(path, 5)) == pytest.approx(SHADES, abs=16)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_cannot_be_read_is_told(name, content, reason, tmp_path):
     elif content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UnreadableError) as told:
-        read_film(tmp_path / name, 4)
+        read_video(tmp_path / name, 4)
     assert told.value.reason == reason
 
 
@@ -108,7 +108,7 @@ def test_without_the_library_its_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "av", None)
     (tmp_path / "film.mp4").write_bytes(b"")
     with pytest.raises(InputError, match=r"transduce\[video\]"):
-        read_film(tmp_path / "film.mp4", 2)
+        read_video(tmp_path / "film.mp4", 2)
 
 
 @pytest.fixture
@@ -129,13 +129,13 @@ def test_a_film_in_a_batch(film):
     assert_close(padded.values[1], torch.from_numpy(kept).float() / 127.5 - 1)
 
 
-@pytest.mark.parametrize(("front", "grid"), [(Frames, (4,)), (Tubelets, (2, 2, 4))])
+@pytest.mark.parametrize(("front", "grid"), [(FrameEmbedding, (4,)), (TubeletEmbedding, (2, 2, 4))])
 def test_rows_stand_where_the_strip_shows_them(front, grid, film):
     """Change one cell of the strip: the rows that stand for it change, and no others. One law for both."""
     video, path = film
     kept = video.read(str(path))
     torch.manual_seed(1)
-    options = {"patch": 4, "through": 2} if front is Tubelets else {"stages": 2}
+    options = {"patch": 4, "through": 2} if front is TubeletEmbedding else {"stages": 2}
     rows = front(12, shape=video.shape, **options).eval()
     assert rows.grid(4) == grid
     assert len(video.label(kept, grid)) == len(set(video.label(kept, grid))) == int(np.prod(grid))
@@ -157,11 +157,11 @@ def test_rows_stand_where_the_strip_shows_them(front, grid, film):
         assert moved.nonzero().flatten().tolist() == [place]
 
 
-@pytest.mark.parametrize("front", [Frames, Tubelets])
+@pytest.mark.parametrize("front", [FrameEmbedding, TubeletEmbedding])
 def test_other_films_of_a_batch_change_nothing(front, film):
     video, path = film
     kept = video.read(str(path))
-    rows = front(12, shape=video.shape, **({"stages": 2} if front is Frames else {"patch": 4})).eval()
+    rows = front(12, shape=video.shape, **({"stages": 2} if front is FrameEmbedding else {"patch": 4})).eval()
     both = rows.rows(video.padded([kept, kept[::-1].copy()]))
     assert isinstance(both, Padded)
     assert_close(both.values[:1], rows.rows(video.padded([kept])).values, rtol=1e-4, atol=1e-5)
@@ -170,9 +170,9 @@ def test_other_films_of_a_batch_change_nothing(front, film):
 @pytest.mark.parametrize(
     ("front", "options", "problem"),
     [
-        (Frames, {"stages": 4}, "cannot halve"),
-        (Tubelets, {"patch": 5}, "do not tile"),
-        (Tubelets, {"through": 3}, "4 frames"),
+        (FrameEmbedding, {"stages": 4}, "cannot halve"),
+        (TubeletEmbedding, {"patch": 5}, "do not tile"),
+        (TubeletEmbedding, {"through": 3}, "4 frames"),
     ],
 )
 def test_what_does_not_fit_is_refused(front, options, problem):

@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 from transduce.data.readers import formats
 from transduce.data.readers.files import open_bytes, stored_lines
-from transduce.data.readers.folders import array_rows, folder_rows, labelled, listed, names_arrays
-from transduce.data.readers.formats import Parse, decode, form, mismatch
-from transduce.data.word_alignment import LINKS, LinkError, check_links
+from transduce.data.readers.folders import folder_rows, idx_rows, is_idx, labelled_files, metadata_file
+from transduce.data.readers.formats import Parse, corpus_format, decode, mismatch
+from transduce.data.word_alignment import ALIGNMENT, AlignmentError, check_alignment
 from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example
 from transduce.recipe import Corpus
@@ -35,7 +35,7 @@ Invalid = Literal["error", "drop"]
 TEXT = "text"  # the kind of a source that names no file
 
 
-class Tally(Counter[str]):
+class DropCounter(Counter[str]):
     """Dropped lines by reason, and where the first of each stood."""
 
     def __init__(self) -> None:
@@ -47,16 +47,16 @@ class Tally(Counter[str]):
         self.places.setdefault(reason, (file, line))
 
 
-def read(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str] | None = None) -> Iterator[Example]:
+def read_corpus(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str] | None = None) -> Iterator[Example]:
     """Every pair of a corpus in order. Dropped lines are counted by reason in `counts` (with places in a `Tally`)."""
-    counts = Tally() if counts is None else counts
+    counts = DropCounter() if counts is None else counts
     examples = _read(corpus, invalid, counts)
-    return examples if corpus.form != "running" else blocks(examples)
+    return examples if corpus.form != "running" else text_chunks(examples)
 
 
 def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Example]:
     file = _list_of(corpus) or str(corpus.path or corpus.source)
-    folder = Path(file) if form(corpus) == "folder" and Path(file).is_dir() else Path(file).parent
+    folder = Path(file) if corpus_format(corpus) == "folder" and Path(file).is_dir() else Path(file).parent
     rows, parse = _rows(corpus)
     if corpus.alignment is not None:
         rows, parse = _with_links(corpus, corpus.alignment, rows, parse)
@@ -68,7 +68,7 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
             if invalid == "error":
                 remedy = bad.remedy or "correct the line, or set `data.invalid=drop` to drop and count such lines"
                 raise InputError(bad.problem, where=f"{bad.file or file}:{number}", remedy=remedy) from None
-            if isinstance(counts, Tally):
+            if isinstance(counts, DropCounter):
                 counts.drop(bad.reason, bad.file or file, number)
             else:
                 counts[bad.reason] += 1
@@ -78,15 +78,15 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
 
 def _list_of(corpus: Corpus) -> str | None:
     """The file that lists the files of a folder."""
-    found = listed(str(corpus.path)) if form(corpus) == "folder" else None
+    found = metadata_file(str(corpus.path)) if corpus_format(corpus) == "folder" else None
     return None if found is None else str(found)
 
 
 def _located(example: Example, reads: tuple[str, ...], folder: Path) -> Example:
-    return replace(example, source=located(example.source, folder, reads))
+    return replace(example, source=resolve_paths(example.source, folder, reads))
 
 
-def located(source: str, folder: Path, reads: tuple[str, ...]) -> str:
+def resolve_paths(source: str, folder: Path, reads: tuple[str, ...]) -> str:
     """Where parts of a source name files, they are named from here, not from the folder of the file that names them."""
     if all(kind == TEXT for kind in reads):
         return source
@@ -95,7 +95,7 @@ def located(source: str, folder: Path, reads: tuple[str, ...]) -> str:
     return "\t".join(named)
 
 
-def written(source: str, reads: tuple[str, ...]) -> list[str]:
+def text_parts(source: str, reads: tuple[str, ...]) -> list[str]:
     """The parts of a source that are text."""
     parts = source.split("\t")
     if not reads:
@@ -104,7 +104,7 @@ def written(source: str, reads: tuple[str, ...]) -> list[str]:
     return [text for part, kind in zip(parts, reads, strict=False) if kind == TEXT for text in part.split("\t")]
 
 
-def blocks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Example]:
+def text_chunks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Example]:
     """The lines of a running text, put together again: blocks of about so many characters, cut between lines.
 
     Every block but the first begins with the line feed that parts it from the one before, so the texts of all blocks,
@@ -125,13 +125,13 @@ def blocks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Example
 
 def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """Numbered raw rows, and how one of them becomes an example."""
-    kind = form(corpus)
+    kind = corpus_format(corpus)
     if corpus.form != "pairs":
         return _text_rows(corpus, kind)
     if kind == "folder":
         return folder_rows(corpus)
-    if formats.names_files(corpus) and names_arrays(corpus.source) and names_arrays(corpus.target):
-        return array_rows(corpus)
+    if formats.names_files(corpus) and is_idx(corpus.source) and is_idx(corpus.target):
+        return idx_rows(corpus)
     if kind in ("jsonl", "parquet") and len(corpus.fields) != corpus.inputs + 1:
         raise InputError(
             f"which fields are the {corpus.inputs} inputs?",
@@ -180,10 +180,10 @@ def _with_links(
 
 def _linked(example: Example, links: str) -> Example:
     try:
-        check_links(links, example.source, example.target or "")
-    except LinkError as error:
+        check_alignment(links, example.source, example.target or "")
+    except AlignmentError as error:
         raise UnreadableError("bad links", str(error)) from None
-    return replace(example, extra={**example.extra, LINKS: links})
+    return replace(example, extra={**example.extra, ALIGNMENT: links})
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -198,12 +198,12 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 def fingerprint(corpus: Corpus) -> str:
     """SHA-256 of all that decides which pairs are read: the bytes of the files, their form and field names."""
-    facts = [form(corpus), corpus.form, corpus.inputs, corpus.fields, corpus.alignment]
+    facts = [corpus_format(corpus), corpus.form, corpus.inputs, corpus.fields, corpus.alignment]
     digest = hashlib.sha256(json.dumps(facts).encode())
     third = corpus.alignment if corpus.path is None else None
     whole = _list_of(corpus) or corpus.path
-    if whole is not None and form(corpus) == "folder" and Path(whole).is_dir():
-        digest.update(json.dumps(list(labelled(Path(whole)))).encode())
+    if whole is not None and corpus_format(corpus) == "folder" and Path(whole).is_dir():
+        digest.update(json.dumps(list(labelled_files(Path(whole)))).encode())
         whole = None
     for path in (whole, corpus.source, corpus.target, third):
         if path is not None:
@@ -213,10 +213,10 @@ def fingerprint(corpus: Corpus) -> str:
     return digest.hexdigest()
 
 
-def named_files(corpus: Corpus, invalid: Invalid) -> str:
+def file_fingerprint(corpus: Corpus, invalid: Invalid) -> str:
     """SHA-256 of which files the sources of a corpus name, how large they are and when they were written."""
     digest, known = hashlib.sha256(), set[str]()
-    for example in read(corpus, invalid):
+    for example in read_corpus(corpus, invalid):
         for part, kind in zip(example.source.split("\t"), corpus.reads, strict=False):
             if kind != TEXT and part not in known:
                 known.add(part)

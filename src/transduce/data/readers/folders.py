@@ -34,7 +34,7 @@ SOURCES = ("file_name", "file", "path", "source")
 TARGETS = ("captions", "caption", "texts", "text", "transcription", "label", "target")
 
 
-def listed(folder: str | Path) -> Path | None:
+def metadata_file(folder: str | Path) -> Path | None:
     """The list of a folder, where it has one."""
     return next((Path(folder) / name for name in LISTS if (Path(folder) / name).is_file()), None)
 
@@ -43,12 +43,12 @@ def folder_rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """Numbered raw rows, and how one of them becomes an example whose source is named from the folder on."""
     folder = Path(str(corpus.path))
     given = corpus.fields if "fields" in corpus.model_fields_set else None
-    if (path := listed(folder)) is not None:
+    if (path := metadata_file(folder)) is not None:
         return _told(path, given), _pair_of_list(folder, given)
-    return enumerate(labelled(folder), 1), lambda row, file, number: Example(row[0], row[1], {}, file, number)
+    return enumerate(labelled_files(folder), 1), lambda row, file, number: Example(row[0], row[1], {}, file, number)
 
 
-def labelled(folder: Path) -> Iterator[tuple[str, str]]:
+def labelled_files(folder: Path) -> Iterator[tuple[str, str]]:
     """The files of each label in order: a name from the folder on, and the label."""
     labels = sorted(place.name for place in folder.iterdir() if place.is_dir() and not place.name.startswith("."))
     if not labels:
@@ -116,18 +116,18 @@ KINDS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 LARGEST = 2**32  # bytes of one file, unpacked
 
 
-def names_arrays(name: str | None) -> bool:
+def is_idx(name: str | None) -> bool:
     """`train-labels-idx1-ubyte.gz` and the like."""
     return name is not None and re.search(r"[-.]idx\d?(-ubyte)?(\.gz)?$", name) is not None
 
 
-def array(named: str) -> np.ndarray:
+def idx_array(named: str) -> np.ndarray:
     """What `FILE#17` stands for, counted from 0."""
     file, _, number = named.rpartition("#")
     if not file or not number.isdecimal():
         raise UnreadableError("no such file", named)
     try:
-        whole = read_arrays(file)
+        whole = read_idx(file)
     except InputError as error:
         raise UnreadableError("not a readable file of arrays", f"{file}: {error.problem}") from None
     if int(number) >= len(whole):
@@ -136,7 +136,7 @@ def array(named: str) -> np.ndarray:
     return found
 
 
-def read_arrays(file: str) -> np.ndarray:
+def read_idx(file: str) -> np.ndarray:
     """All of a file, read once in a process as long as the file stays as it is."""
     try:
         stamp = Path(file).stat()
@@ -167,10 +167,10 @@ def _read(file: str, size: int, changed: int) -> np.ndarray:
     return np.frombuffer(rest, kind).reshape(sizes)
 
 
-def array_rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
+def idx_rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """The name of each array of the source, and the number that stands at its place in the target."""
     source, target = str(corpus.source), str(corpus.target)
-    labels, count = read_arrays(target), len(read_arrays(source))
+    labels, count = read_idx(target), len(read_idx(source))
     if labels.ndim != 1 or len(labels) != count:
         problem = f"{count:,} arrays but labels of shape {list(labels.shape)}"
         raise InputError(problem, where=f"{source}, {target}", remedy="name two files that belong together")

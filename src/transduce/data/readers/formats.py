@@ -61,7 +61,7 @@ Format = Literal["tsv", "jsonl", "parquet", "parallel", "folder"]
 Parse = Callable[[Any, str, int], Example]
 
 
-def form(corpus: Corpus) -> Format:
+def corpus_format(corpus: Corpus) -> Format:
     """How the pairs of a corpus are written, by the ending of its name."""
     if corpus.path is None:
         return "parallel"

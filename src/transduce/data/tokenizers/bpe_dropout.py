@@ -9,7 +9,7 @@ from transduce.data.tokenizers.vocabulary import Vocabulary
 from transduce.flow import SPECIALS
 
 
-class Merges:
+class BPEDropout:
     """The merges of one BPE vocabulary, in the order they were learnt."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:

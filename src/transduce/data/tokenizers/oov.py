@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transduce.data.tokenizers.tokenizer import Encoded, Tokenizer
+from transduce.data.tokenizers.tokenizer import Encoding, Tokenizer
 from transduce.flow import UNK
 
 
-def unknown_words(tokenizer: Tokenizer, source: str) -> list[str]:
+def oov_words(tokenizer: Tokenizer, source: str) -> list[str]:
     """The different words of a source that have a number, in its order."""
     if not tokenizer.numbered:
         return []
@@ -45,8 +45,8 @@ def encode_targets(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence
     ]
 
 
-def _number(tokenizer: Tokenizer, text: str, encoded: Encoded, source: str) -> list[int]:
-    number_of = dict(zip(unknown_words(tokenizer, source), tokenizer.numbers, strict=False))
+def _number(tokenizer: Tokenizer, text: str, encoded: Encoding, source: str) -> list[int]:
+    number_of = dict(zip(oov_words(tokenizer, source), tokenizer.numbers, strict=False))
     return [
         number_of.get(text[begin:end], UNK) if number == UNK else number
         for number, (begin, end) in zip(encoded.ids, encoded.offsets, strict=True)

@@ -14,7 +14,7 @@ from transduce.flow import BOS, EOS
 _BEFORE = "x"  # any letter: what stands before a line feed never becomes one piece with it
 
 
-def encode_running(tokenizer: Tokenizer, blocks: Sequence[str]) -> list[list[int]]:
+def encode_running_text(tokenizer: Tokenizer, blocks: Sequence[str]) -> list[list[int]]:
     """The ids of blocks that follow one another (see `sources.blocks`).
 
     A block that goes on from another one begins with a line feed. It is read after a letter, which is taken off again:
@@ -28,7 +28,7 @@ def encode_running(tokenizer: Tokenizer, blocks: Sequence[str]) -> list[list[int
 
 
 @dataclass(frozen=True)
-class Text:
+class CountedText:
     """One text as a model foretells it: <s> and n ids, the last of them </s>, and what the n foretold ones hold."""
 
     ids: np.ndarray  # n + 1
@@ -36,7 +36,7 @@ class Text:
     characters: np.ndarray  # n: characters up to the end of it, after the one before
 
 
-def measure(tokenizer: Tokenizer, blocks: Iterable[str]) -> Text:
+def count_text(tokenizer: Tokenizer, blocks: Iterable[str]) -> CountedText:
     """The text of these blocks in ids, with the words and characters of each; </s> is one word and one character.
 
     White space that tokens leave unsaid belongs to the token after it. Of a character in several tokens the first has
@@ -52,14 +52,16 @@ def measure(tokenizer: Tokenizer, blocks: Iterable[str]) -> Text:
         if ends:
             ends[-1] = len(block)  # white space at the end that no token says
         counted = np.maximum.accumulate(np.array([0, *ends]))
-        begins = np.concatenate(([0], np.cumsum(word_begins(block))))  # words that begin before each character
+        begins = np.concatenate(([0], np.cumsum(word_starts(block))))  # words that begin before each character
         characters.append(np.diff(counted))
         words.append(np.diff(begins[counted]))
     one = np.ones(1, np.int64)
-    return Text(np.array([*ids, EOS], np.int64), np.concatenate([*words, one]), np.concatenate([*characters, one]))
+    return CountedText(
+        np.array([*ids, EOS], np.int64), np.concatenate([*words, one]), np.concatenate([*characters, one])
+    )
 
 
-def word_begins(text: str) -> list[bool]:
+def word_starts(text: str) -> list[bool]:
     """For each character, whether a word begins with it: a block begins after white space, or is the first."""
     space = [True, *(character.isspace() for character in text)]
     return [before and not now for before, now in pairwise(space)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from transduce.data.tokenizers import vocabulary as vocabularies
-from transduce.data.tokenizers.bpe_dropout import Merges
+from transduce.data.tokenizers.bpe_dropout import BPEDropout
 from transduce.data.tokenizers.vocabulary import Vocabulary
 from transduce.errors import InputError, nearest
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
@@ -24,7 +24,7 @@ MASK = "<mask>"  # what a user writes for a token to be filled in; the model rea
 
 
 @dataclass(frozen=True)
-class Encoded:
+class Encoding:
     """A text in tokens; no special ones are added."""
 
     ids: list[int]
@@ -128,10 +128,10 @@ class Tokenizer:
             for number, content in enumerate(self._content)
         ]
 
-    def encode(self, text: str) -> Encoded:
+    def encode(self, text: str) -> Encoding:
         result = self._backend.encode(text, add_special_tokens=False)
         ids = self._numbers(result.ids)
-        return Encoded(ids, [self.piece(number) for number in ids], result.offsets)
+        return Encoding(ids, [self.piece(number) for number in ids], result.offsets)
 
     def _numbers(self, ids: list[int]) -> list[int]:
         """Ours for those of the library, which are the same but in a given tokenizer."""
@@ -141,14 +141,14 @@ class Tokenizer:
         found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._numbers(result.ids) for result in found]
 
-    def encode_source(self, text: str, *, masked: bool = False) -> Encoded:
+    def encode_source(self, text: str, *, masked: bool = False) -> Encoding:
         """A source, whose parts are separated by tabs: each tab becomes </s>, and every part is read by itself.
 
         With `masked`, it is one text, in which each `<mask>` stands for a token and becomes <unk>. Where tokens are
         words or begin with their space, the space on either side of the mask goes with it.
         """
         lead = list(self.lead)
-        result = Encoded(lead, [self.piece(number) for number in lead], [(0, 0)] * len(lead))
+        result = Encoding(lead, [self.piece(number) for number in lead], [(0, 0)] * len(lead))
         mark, number = self._mark(masked)
         for begin, end, after in _between(text, mark):
             part = self.encode(text[begin:end])
@@ -227,8 +227,8 @@ class Tokenizer:
         return [number for word, _ in words for number in self._merges(word, rate, generator)]
 
     @cached_property
-    def _merges(self) -> Merges:
-        return Merges(self.vocabulary)
+    def _merges(self) -> BPEDropout:
+        return BPEDropout(self.vocabulary)
 
     @staticmethod
     def words(text: str) -> list[tuple[int, int]]:
@@ -236,9 +236,9 @@ class Tokenizer:
         return [match.span() for match in _WORD.finditer(text)]
 
     @staticmethod
-    def word_of(tokens: Encoded | Sequence[tuple[int, int]], text: str) -> list[int]:
+    def word_of(tokens: Encoding | Sequence[tuple[int, int]], text: str) -> list[int]:
         """The word each token belongs to; white space belongs to the word after it, or to the last (-1: no word)."""
-        offsets = tokens.offsets if isinstance(tokens, Encoded) else tokens
+        offsets = tokens.offsets if isinstance(tokens, Encoding) else tokens
         words = Tokenizer.words(text)
         at = [len(words) - 1] * (len(text) + 1)
         position = 0

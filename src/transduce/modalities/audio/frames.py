@@ -21,7 +21,7 @@ SHARE = 0.2  # of an utterance that one mask may hide at most
 
 
 @dataclass(frozen=True)
-class Masks:
+class SpecAugment:
     """How much of an utterance is hidden from whoever learns (SpecAugment, Park 2019), and how it is levelled."""
 
     normalise: bool
@@ -38,15 +38,15 @@ class Masks:
             return frames
         hidden = torch.zeros(frames.shape, dtype=torch.bool)
         for _ in range(self.time):
-            begin, end = _run(draw, len(frames), min(self.time_width, int(SHARE * len(frames))))
+            begin, end = _span(draw, len(frames), min(self.time_width, int(SHARE * len(frames))))
             hidden[begin:end] = True
         for _ in range(self.bands):
-            begin, end = _run(draw, frames.size(1), min(self.band_width, frames.size(1)))
+            begin, end = _span(draw, frames.size(1), min(self.band_width, frames.size(1)))
             hidden[:, begin:end] = True
         return torch.where(hidden, frames.mean(), frames)
 
 
-def _run(draw: np.random.Generator, room: int, longest: int) -> tuple[int, int]:
+def _span(draw: np.random.Generator, room: int, longest: int) -> tuple[int, int]:
     width = int(draw.integers(0, longest + 1))
     begin = int(draw.integers(0, room - width + 1))
     return begin, begin + width
@@ -82,7 +82,7 @@ def read_frames(named: str, width: int, most: int) -> np.ndarray:
     return frames.astype(np.float32)
 
 
-def frame_width(named: str) -> int:
+def stored_frame_width(named: str) -> int:
     """How many numbers a frame of this file has."""
     file, mark, number = named.partition("#")
     try:

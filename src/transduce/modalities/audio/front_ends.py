@@ -16,7 +16,7 @@ from transduce.layers.feed_forward import dense
 KERNEL = 3
 
 
-class Strided(Front):
+class ConvSubsampling(Front):
     """f(conv f(conv x)): convolutions over three frames each, which leave out every other one
 
     A row stands where the middle of its window stood, so it is real where that was. Padding is zero before every layer,
@@ -33,7 +33,7 @@ class Strided(Front):
     ) -> None:
         super().__init__()
         self.width, self.strides, self.activation = width, strides, ACTIVATIONS[activation]
-        sizes = [one_axis(shape), *(width for _ in strides)]
+        sizes = [frame_width(shape), *(width for _ in strides)]
         self.layers = nn.ModuleList(
             nn.Conv1d(below, size, KERNEL, stride, KERNEL // 2)
             for below, size, stride in zip(sizes[:-1], sizes[1:], strides, strict=True)
@@ -52,13 +52,13 @@ class Strided(Front):
         return (length,)
 
 
-class Stacked(Front):
+class FrameStacking(Front):
     """W x + b of each frame, or of several side by side as one row"""
 
     def __init__(self, width: int, *, shape: tuple[int, ...] = (), stack: Count = 1) -> None:
         super().__init__()
         self.width, self.stack = width, stack
-        self.layer = dense(one_axis(shape) * stack, width)
+        self.layer = dense(frame_width(shape) * stack, width)
 
     def forward(self, source: Padded) -> Padded:
         shown: Tensor = source.values * source.mask[..., None]
@@ -70,7 +70,7 @@ class Stacked(Front):
         return (-(-length // self.stack),)
 
 
-def one_axis(shape: tuple[int, ...]) -> int:
+def frame_width(shape: tuple[int, ...]) -> int:
     """The width of a frame; 1 where it is not known yet."""
     if len(shape) > 1:
         raise InputError(f"frames have one axis, not {len(shape)}", remedy="this front reads sound or features")

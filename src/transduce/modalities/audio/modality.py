@@ -16,14 +16,14 @@ from transduce.contracts import Count, Modality, Scene
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.modalities.audio.files import ENDINGS, read_waveform, resample
-from transduce.modalities.audio.frames import Masks, pad_frames, read_frames, write_frames
-from transduce.modalities.audio.spectrogram import Scale, Spectrum
+from transduce.modalities.audio.frames import SpecAugment, pad_frames, read_frames, write_frames
+from transduce.modalities.audio.spectrogram import LogMelSpectrogram, Scale
 
 Number = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 
 
-class Sound(Modality):
+class Audio(Modality):
     """a waveform, as frames of log energies in bands of pitch"""
 
     endings = ENDINGS
@@ -46,11 +46,11 @@ class Sound(Modality):
         frequency_width: Count = 15,
     ) -> None:
         """`fill`: silence up to `seconds`. `speed`: how much faster or slower a sound may be heard in training."""
-        self._spectrum = Spectrum(rate, mels, window, hop, scale)
+        self._spectrum = LogMelSpectrogram(rate, mels, window, hop, scale)
         if self._spectrum.step < 1:
             raise InputError(f"a hop of {hop:g} ms is less than a sample", remedy="raise hop or rate")
         self._rate, self._seconds, self._fill, self._speed = rate, seconds, fill, speed
-        self._masks = Masks(normalise, time_masks, time_width, frequency_masks, frequency_width)
+        self._masks = SpecAugment(normalise, time_masks, time_width, frequency_masks, frequency_width)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,17 +90,17 @@ class Sound(Modality):
         return int(self._seconds * self._rate)
 
     def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
-        return times(self._lasts(kept), grid)
+        return time_labels(self._lasts(kept), grid)
 
     def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene:
-        return draw_scene(self._bands(kept).numpy(), grid, self._lasts(kept))
+        return spectrogram_image(self._bands(kept).numpy(), grid, self._lasts(kept))
 
     def _lasts(self, kept: np.ndarray) -> float:
         """Seconds that the frames stand for, a hop each."""
         return self.length(kept) * self._spectrum.step / self._rate
 
 
-class Features(Modality):
+class AudioFeatures(Modality):
     """frames that were made before: a file.npy of each, or file.npz#17 of many"""
 
     endings = (".npy", ".npz")
@@ -119,7 +119,7 @@ class Features(Modality):
     ) -> None:
         """`size`: numbers of a frame. `rate`: frames a second."""
         self._size, self._rate, self._most = size, rate, int(seconds * rate)
-        self._masks = Masks(normalise, time_masks, time_width, frequency_masks, frequency_width)
+        self._masks = SpecAugment(normalise, time_masks, time_width, frequency_masks, frequency_width)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,20 +136,20 @@ class Features(Modality):
         return pad_frames([self._masks(torch.tensor(one), draw) for one, draw in zip(kept, chances, strict=True)])
 
     def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
-        return times(len(kept) / self._rate, grid)
+        return time_labels(len(kept) / self._rate, grid)
 
     def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene:
-        levelled = Masks(True, 0, 1, 0, 1)(torch.tensor(kept), None)
-        return draw_scene(levelled.numpy(), grid, len(kept) / self._rate)
+        levelled = SpecAugment(True, 0, 1, 0, 1)(torch.tensor(kept), None)
+        return spectrogram_image(levelled.numpy(), grid, len(kept) / self._rate)
 
 
-def times(seconds: float, grid: Sequence[int]) -> list[str]:
+def time_labels(seconds: float, grid: Sequence[int]) -> list[str]:
     """Where each row of the memory begins."""
     rows = int(np.prod(grid))
     return [f"{row * seconds / rows:.2f}s" for row in range(rows)]
 
 
-def draw_scene(frames: np.ndarray, grid: Sequence[int], seconds: float) -> Scene:
+def spectrogram_image(frames: np.ndarray, grid: Sequence[int], seconds: float) -> Scene:
     """S F -> time from left to right, pitch from the bottom up, the loud dark."""
     low, high = np.percentile(frames, [1, 99])
     level = np.clip((frames - low) / max(float(high - low), 1e-9), 0, 1)
@@ -157,10 +157,10 @@ def draw_scene(frames: np.ndarray, grid: Sequence[int], seconds: float) -> Scene
     return Scene(np.repeat(grey[..., None], 3, 2), (1, int(np.prod(grid))), across="seconds", extent=seconds)
 
 
-def keep_frames(pairs: str | Path, folder: str | Path, **options: Any) -> Path:
+def extract_features(pairs: str | Path, folder: str | Path, **options: Any) -> Path:
     """FILE TAB TEXT in each line -> FOLDER/pairs.tsv and FOLDER/frames.npz; options are those of `Sound`."""
     pairs, folder = Path(pairs), Path(folder)
-    sound = Sound(normalise=False, **options)
+    sound = Audio(normalise=False, **options)
     rows: list[np.ndarray] = []
     lines: list[str] = []
     for number, line in enumerate(pairs.read_text(encoding="utf-8").splitlines(), 1):

@@ -16,7 +16,7 @@ LOWEST = 20.0  # hertz: where Kaldi's bands begin
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class LogMelSpectrogram:
     """How sound is cut into frames and bands.
 
     kaldi: whole windows only, each without its mean, pre-emphasised, under Povey's window; triangles over 1127 ln(1 +

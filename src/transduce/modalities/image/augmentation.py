@@ -15,7 +15,7 @@ GREY = np.array([0.299, 0.587, 0.114], np.float32)  # how bright red, green and 
 
 
 @dataclass(frozen=True)
-class Changes:
+class ImageAugmentation:
     """How far a picture may be changed; 0: not at all."""
 
     flip: float = 0.0  # how often it is mirrored
@@ -29,10 +29,10 @@ class Changes:
         if self.flip and draw.random() < self.flip:
             picture = picture[:, ::-1]
         if self.shift:
-            picture = moved(picture, self.shift, draw)
+            picture = random_shift(picture, self.shift, draw)
         if self.crop or self.rotate:
             picture = self._seen_again(picture, draw)
-        return coloured(picture, self.colour, draw) if self.colour else picture
+        return colour_jitter(picture, self.colour, draw) if self.colour else picture
 
     def _seen_again(self, picture: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """Random resized crop (Szegedy 2015) and a turn, in one sampling: 1 - crop to all of the area, 3:4 to 4:3."""
@@ -42,10 +42,10 @@ class Changes:
         turn = np.deg2rad(draw.uniform(-self.rotate, self.rotate))
         free = (1 - share) / 2
         middle = 0.5 + draw.uniform(-free, free)
-        return resampled(picture, middle, share, float(turn))
+        return resampled_window(picture, middle, share, float(turn))
 
 
-def moved(picture: np.ndarray, shift: float, draw: np.random.Generator) -> np.ndarray:
+def random_shift(picture: np.ndarray, shift: float, draw: np.random.Generator) -> np.ndarray:
     height, width = picture.shape[:2]
     most = int(shift * height), int(shift * width)
     down, right = (int(draw.integers(0, 2 * side + 1)) for side in most)
@@ -53,7 +53,7 @@ def moved(picture: np.ndarray, shift: float, draw: np.random.Generator) -> np.nd
     return around[down : down + height, right : right + width]
 
 
-def resampled(picture: np.ndarray, middle: np.ndarray, share: np.ndarray, turn: float) -> np.ndarray:
+def resampled_window(picture: np.ndarray, middle: np.ndarray, share: np.ndarray, turn: float) -> np.ndarray:
     """A turned window of the picture at its own size, between pixels by their distance; beyond the edge, the edge."""
     sides = np.array(picture.shape[:2], np.float64)
     y, x = ((np.arange(side) + 0.5 - side / 2) for side in sides)
@@ -69,7 +69,7 @@ def resampled(picture: np.ndarray, middle: np.ndarray, share: np.ndarray, turn: 
     return np.rint(upper * (1 - low) + lower * low).astype(np.uint8)
 
 
-def coloured(picture: np.ndarray, most: float, draw: np.random.Generator) -> np.ndarray:
+def colour_jitter(picture: np.ndarray, most: float, draw: np.random.Generator) -> np.ndarray:
     """Brightness, then contrast around the mean grey, then saturation around grey, each times 1 - most to 1 + most."""
     bright, contrast, saturation = draw.uniform(1 - most, 1 + most, 3)
     values = picture.astype(np.float32) * bright

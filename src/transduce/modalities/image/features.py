@@ -16,9 +16,9 @@ from transduce.contracts import Count, Front, Modality, Scene
 from transduce.errors import InputError
 from transduce.flow import Padded
 from transduce.layers.feed_forward import dense
-from transduce.modalities.image.efficientnet import CHANNELS, features, open_network
-from transduce.modalities.image.files import ENDINGS, fit, pillow, read_picture
-from transduce.modalities.image.front_ends import Places, Places2D, full
+from transduce.modalities.image.efficientnet import CHANNELS, grid_features, load_efficientnet
+from transduce.modalities.image.files import ENDINGS, fit, pillow, read_image
+from transduce.modalities.image.front_ends import Places, PositionEmbedding2D, without_padding
 
 SMALL = 8  # pixels of a side of a cell that are kept
 
@@ -49,8 +49,8 @@ class ImageFeatures(Modality):
 
     def read(self, named: str) -> np.ndarray:
         """Y X C+192, float16: the features of each cell, and its pixels."""
-        pixels = fit(read_picture(named), self._size, self._size, self._fitted)
-        found = features(open_network(self._network), torch.from_numpy(pixels.copy()), self._cell).numpy()
+        pixels = fit(read_image(named), self._size, self._size, self._fitted)
+        found = grid_features(load_efficientnet(self._network), torch.from_numpy(pixels.copy()), self._cell).numpy()
         rows = self.shape[0]
         small = pillow().Image.fromarray(pixels).resize((rows * SMALL, rows * SMALL))
         cells = np.asarray(small).reshape(rows, SMALL, rows, SMALL, 3).swapaxes(1, 2).reshape(rows, rows, -1)
@@ -72,17 +72,17 @@ class ImageFeatures(Modality):
         return Scene(cells.swapaxes(1, 2).reshape(rows * SMALL, columns * SMALL, 3), (grid[0], grid[1]))
 
 
-class Cells(Front):
+class FeatureGrid(Front):
     """W x + p: cells that were computed before, each a row"""
 
     def __init__(self, width: int, *, shape: tuple[int, ...] = (), places: Places = "learned") -> None:
         super().__init__()
         height, across, channels = shape or (1, 1, 8)
         self.width, self._cells = width, (height, across)
-        self.enter, self.places = dense(channels, width), Places2D(self._cells, width, places)
+        self.enter, self.places = dense(channels, width), PositionEmbedding2D(self._cells, width, places)
 
     def forward(self, source: Padded) -> Padded:
-        return full(self.places(self.enter(source.values).flatten(1, 2)))  # B S D
+        return without_padding(self.places(self.enter(source.values).flatten(1, 2)))  # B S D
 
     def grid(self, length: int) -> tuple[int, ...]:
         return self._cells

@@ -19,7 +19,7 @@ from transduce.errors import InputError, UnreadableError
 LARGEST = 64_000_000  # pixels: beyond, a small file can fill the memory
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
-Smooth = Literal["bicubic", "bilinear"]
+Resampling = Literal["bicubic", "bilinear"]
 
 
 def pillow() -> Any:
@@ -32,7 +32,7 @@ def pillow() -> Any:
     return PIL
 
 
-def read_picture(path: str | Path, channels: int = 3) -> Any:
+def read_image(path: str | Path, channels: int = 3) -> Any:
     """A decoded picture of the library, in colour (3) or grey (1)."""
     library = pillow()
     if not Path(path).is_file():
@@ -44,7 +44,7 @@ def read_picture(path: str | Path, channels: int = 3) -> Any:
                 if opened.width * opened.height > LARGEST:
                     raise UnreadableError("picture too large", f"{path}: {opened.width} x {opened.height} pixels")
                 upright = library.ImageOps.exif_transpose(opened)
-                return in_colours(upright, channels)
+                return to_channels(upright, channels)
     except UnreadableError:
         raise
     except library.Image.DecompressionBombError as error:  # the library's own limit, which comes before ours
@@ -53,7 +53,7 @@ def read_picture(path: str | Path, channels: int = 3) -> Any:
         raise UnreadableError("not a readable picture", f"{path}: {error}") from None
 
 
-def in_colours(picture: Any, channels: int) -> Any:
+def to_channels(picture: Any, channels: int) -> Any:
     if picture.mode in ("RGBA", "LA", "PA") or (picture.mode == "P" and "transparency" in picture.info):
         picture = picture.convert("RGBA")
         ground = pillow().Image.new("RGBA", picture.size, "white")
@@ -68,7 +68,7 @@ def in_colours(picture: Any, channels: int) -> Any:
     return picture.convert("RGB" if channels == 3 else "L")
 
 
-def fit(picture: Any, height: int, width: int, how: str, smoothing: Smooth = "bicubic") -> np.ndarray:
+def fit(picture: Any, height: int, width: int, how: str, smoothing: Resampling = "bicubic") -> np.ndarray:
     """Y X C bytes of this size: `crop` keeps the middle, `pad` puts grey around, `stretch` changes the proportions."""
     library = pillow()
     size, smooth = (width, height), library.Image.Resampling[smoothing.upper()]

@@ -20,7 +20,7 @@ Places = Literal["learned", "waves", "none"]
 Norm = Callable[[int], nn.Module]
 
 
-class Places2D(nn.Module):
+class PositionEmbedding2D(nn.Module):
     """Where a cell stands, added to its vector: learned for each, or waves over rows and columns by halves."""
 
     def __init__(self, grid: tuple[int, int], width: int, kind: Places) -> None:
@@ -30,7 +30,7 @@ class Places2D(nn.Module):
         elif kind == "waves":
             if width % 4:
                 raise InputError(f"waves over rows and columns need a width that 4 divides, not {width}")
-            self.register_buffer("table", _waves(grid, width), persistent=False)
+            self.register_buffer("table", _sinusoids(grid, width), persistent=False)
         self.kind, self.grid = kind, grid
 
     def forward(self, cells: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _sides(cells: int, like: tuple[int, int]) -> tuple[int, int] | None:
     return (side, side) if side * side == cells else None
 
 
-def _waves(grid: tuple[int, int], width: int) -> Tensor:
+def _sinusoids(grid: tuple[int, int], width: int) -> Tensor:
     """sin and cos of y / 10000 ** (4i / D) in one half of the width, of x in the other."""
     steps = 10_000 ** (-torch.arange(0, width // 2, 2) / (width // 2))  # D/4
     y, x = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
@@ -65,7 +65,7 @@ def _waves(grid: tuple[int, int], width: int) -> Tensor:
     return torch.cat([wave for turn in turns for wave in (turn.sin(), turn.cos())], -1)
 
 
-class Patches(Front):
+class PatchEmbedding(Front):
     """W x + p: squares of pixels side by side, each a row (Dosovitskiy 2021)
 
     `leading`: so many learned rows before them, of which a head may read the first (<cls>).
@@ -86,20 +86,20 @@ class Patches(Front):
             raise InputError(f"patches of {patch} do not tile {height} x {across} pixels", remedy="choose a divisor")
         self.width, self._cells = width, (height // patch, across // patch)
         self.patch = nn.Conv2d(channels, width, patch, patch)
-        self.places, self.leading = Places2D(self._cells, width, places), leading
+        self.places, self.leading = PositionEmbedding2D(self._cells, width, places), leading
         self.first = nn.Parameter(torch.randn(leading, width) * 0.02) if leading else None
 
     def forward(self, source: Padded) -> Padded:
         cells = self.places(self.patch(source.values.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2))  # B S D
         if self.first is not None:
             cells = torch.cat((self.first.expand(len(cells), -1, -1), cells), 1)
-        return full(cells)
+        return without_padding(cells)
 
     def grid(self, length: int) -> tuple[int, ...]:
         return self._cells
 
 
-class Grid(Front):
+class CNNGrid(Front):
     """cells of a convolutional network with residual blocks (He 2016), each a row (Xu 2015)"""
 
     def __init__(
@@ -120,27 +120,28 @@ class Grid(Front):
         sizes = [channels << stage for stage in range(stages)]
         self.enter = nn.Conv2d(colours, channels, 3, padding=1)
         self.stages = nn.ModuleList(
-            Halving(below, size, blocks, CellNorm) for below, size in zip([channels, *sizes[:-1]], sizes, strict=True)
+            DownsamplingStage(below, size, blocks, CellNorm)
+            for below, size in zip([channels, *sizes[:-1]], sizes, strict=True)
         )
         self.leave = dense(sizes[-1], width)
-        self.places = Places2D(self._cells, width, places)
+        self.places = PositionEmbedding2D(self._cells, width, places)
 
     def forward(self, source: Padded) -> Padded:
         values = self.enter(source.values.permute(0, 3, 1, 2))  # B C Y X
         for stage in self.stages:
             values = stage(values)
-        return full(self.places(self.leave(values.flatten(2).transpose(1, 2))))  # B S D
+        return without_padding(self.places(self.leave(values.flatten(2).transpose(1, 2))))  # B S D
 
     def grid(self, length: int) -> tuple[int, ...]:
         return self._cells
 
 
-class Halving(nn.Module):
+class DownsamplingStage(nn.Module):
     """x' = norm(conv x), then x' + f(x') for each block: half as many rows and columns, and residual blocks."""
 
     def __init__(self, below: int, size: int, blocks: int = 1, norm: Norm | None = None) -> None:
         super().__init__()
-        norm = norm or grouped
+        norm = norm or group_norm
         self.down, self.norm = nn.Conv2d(below, size, 3, stride=2, padding=1), norm(size)
         self.blocks = nn.ModuleList(ResidualBlock(size, norm) for _ in range(blocks))
 
@@ -164,7 +165,7 @@ class ResidualBlock(nn.Module):
         return F.relu(values + self.norms[1](self.convolutions[1](inner)))
 
 
-def grouped(size: int) -> nn.Module:
+def group_norm(size: int) -> nn.Module:
     """Over groups of channels and the whole picture, where a picture becomes one row."""
     return nn.GroupNorm(math.gcd(8, size), size)
 
@@ -185,6 +186,6 @@ class CellNorm(nn.Module):
         return centred * torch.rsqrt(centred.square().mean(1, keepdim=True) + 1e-5) * self.weight + self.bias
 
 
-def full(cells: Tensor) -> Padded:
+def without_padding(cells: Tensor) -> Padded:
     """Every cell is real: pictures of a batch have one size."""
     return Padded(cells, torch.ones(cells.shape[:2], dtype=torch.bool, device=cells.device))

@@ -11,11 +11,11 @@ import torch
 from annotated_types import Ge, Lt
 
 from transduce.contracts import Count, Modality, Rate, Scene
-from transduce.data.readers.folders import array
+from transduce.data.readers.folders import idx_array
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
-from transduce.modalities.image.augmentation import Changes
-from transduce.modalities.image.files import ENDINGS, Smooth, fit, pillow, read_picture
+from transduce.modalities.image.augmentation import ImageAugmentation
+from transduce.modalities.image.files import ENDINGS, Resampling, fit, pillow, read_image
 
 
 class Image(Modality):
@@ -34,7 +34,7 @@ class Image(Modality):
         width: Count | None = None,
         channels: Literal[1, 3] = 3,
         fitted: Literal["crop", "pad", "stretch"] = "crop",
-        smooth: Smooth = "bicubic",
+        smooth: Resampling = "bicubic",
         mean: tuple[float, ...] = (0.5,),
         spread: tuple[float, ...] = (0.5,),
         flip: Rate = 0.0,
@@ -49,7 +49,7 @@ class Image(Modality):
             if len(given) not in (1, channels) or (name == "spread" and min(given) <= 0):
                 raise InputError(f"{name}: {list(given)}", remedy=f"one number, or {channels}; a spread is above 0")
         self._mean, self._spread = torch.tensor(mean) * 255, torch.tensor(spread) * 255
-        self._changes = Changes(flip, shift, crop, rotate, colour)
+        self._changes = ImageAugmentation(flip, shift, crop, rotate, colour)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Image(Modality):
     def read(self, named: str) -> np.ndarray:
         picture = _one_of_many(named) if "#" in named and not Path(named).is_file() else None
         if picture is None:
-            picture = read_picture(named, self._channels)
+            picture = read_image(named, self._channels)
         elif picture.mode != ("RGB" if self._channels == 3 else "L"):
             picture = picture.convert("RGB" if self._channels == 3 else "L")
         return fit(picture, self._height, self._width, self._fitted, self._smooth)
@@ -80,7 +80,7 @@ class Image(Modality):
 
 
 def _one_of_many(named: str) -> Any:
-    values = array(named)
+    values = idx_array(named)
     if values.dtype != np.uint8 or values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3):
         raise UnreadableError("not a picture", f"{named} holds {values.dtype} of shape {list(values.shape)}")
     return pillow().Image.fromarray(np.ascontiguousarray(values))

@@ -20,11 +20,11 @@ from transduce.errors import InputError
 from transduce.modalities.image.files import pillow
 
 ROUNDS = 50
-MOST = 50_000  # different colours that means are taken of: enough to tell where they lie
+MAX_COLOURS = 50_000  # different colours that means are taken of: enough to tell where they lie
 
 
 @dataclass(frozen=True)
-class Palette:
+class PaletteTokenizer:
     """So many colours, and the size of the pictures that they are used for."""
 
     colours: np.ndarray  # K 3, uint8
@@ -32,15 +32,15 @@ class Palette:
     width: int
 
     @classmethod
-    def of(cls, pictures: Sequence[np.ndarray], count: int) -> Palette:
+    def of(cls, pictures: Sequence[np.ndarray], count: int) -> PaletteTokenizer:
         """At most so many colours for pictures of one size, Y X 3."""
         height, width = pictures[0].shape[:2]
         pixels = np.concatenate([picture.reshape(-1, 3) for picture in pictures])
         found, weights = np.unique(pixels, axis=0, return_counts=True)
-        if len(found) > MOST:  # the commonest of them
-            kept = np.argsort(-weights, kind="stable")[:MOST]
+        if len(found) > MAX_COLOURS:  # the commonest of them
+            kept = np.argsort(-weights, kind="stable")[:MAX_COLOURS]
             found, weights = found[kept], weights[kept]
-        means = _means(found.astype(np.float64), weights.astype(np.float64), min(count, len(found)))
+        means = _k_means(found.astype(np.float64), weights.astype(np.float64), min(count, len(found)))
         return cls(np.rint(means).astype(np.uint8), height, width)
 
     @property
@@ -82,7 +82,7 @@ class Palette:
         path.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> Palette:
+    def load(cls, path: Path) -> PaletteTokenizer:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             colours = np.array(content["colours"], np.int64)
@@ -103,7 +103,7 @@ def _distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one**2).sum(1)[:, None] - 2 * one @ other.T + (other**2).sum(1)
 
 
-def _means(colours: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
+def _k_means(colours: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
     means = colours[[int(weights.argmax())]]
     while len(means) < count:
         worst = (_distances(colours, means).min(1) * weights).argmax()
@@ -119,7 +119,7 @@ def _means(colours: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
     return means
 
 
-def tiled(pictures: Sequence[np.ndarray], times: int = 8, gap: int = 4) -> np.ndarray:
+def image_grid(pictures: Sequence[np.ndarray], times: int = 8, gap: int = 4) -> np.ndarray:
     """Pictures of one size in a grid as square as can be, each pixel so many times larger."""
     large = [np.kron(picture, np.ones((times, times, 1), np.uint8)) for picture in pictures]
     columns = int(np.ceil(np.sqrt(len(large))))

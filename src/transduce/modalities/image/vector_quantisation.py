@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.errors import InputError
-from transduce.modalities.image.palette import Palette
+from transduce.modalities.image.palette import PaletteTokenizer
 from transduce.storage import replace_file
 
 WIDTH = 64  # channels of a layer
@@ -36,7 +36,7 @@ RATE = 2e-3
 LARGEST = 1024  # pixels of a side, and codes
 
 
-class Residual(nn.Module):
+class VQResidual(nn.Module):
     """x + W f(conv f(x)): a square learns of its neighbours"""
 
     def __init__(self, width: int) -> None:
@@ -95,7 +95,7 @@ class Codebook(nn.Module):
         self.codes = self.sums / self.counts[:, None]
 
 
-class Autoencoder(nn.Module):
+class VQVAE(nn.Module):
     """Pixels -> a code for each square of `cell` x `cell` of them -> pixels; `cell` is a power of 2."""
 
     def __init__(self, count: int, cell: int) -> None:
@@ -105,9 +105,9 @@ class Autoencoder(nn.Module):
         for number in range(halvings):
             down += [nn.Conv2d(WIDTH if number else 3, WIDTH, 4, 2, 1), nn.ReLU()]
             up += [nn.ReLU(), nn.ConvTranspose2d(WIDTH, WIDTH if number < halvings - 1 else 3, 4, 2, 1)]
-        self.encoder = nn.Sequential(*down, Residual(WIDTH), nn.Conv2d(WIDTH, SIZE, 1))
+        self.encoder = nn.Sequential(*down, VQResidual(WIDTH), nn.Conv2d(WIDTH, SIZE, 1))
         self.codebook = Codebook(count)
-        self.decoder = nn.Sequential(nn.Conv2d(SIZE, WIDTH, 3, padding=1), Residual(WIDTH), *up)
+        self.decoder = nn.Sequential(nn.Conv2d(SIZE, WIDTH, 3, padding=1), VQResidual(WIDTH), *up)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """B 3 Y X, from -1 to 1 -> the same again, and what the codes cost"""
@@ -117,10 +117,10 @@ class Autoencoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class Codes:
+class VQTokenizer:
     """A trained network, and the size of the pictures that it is used for."""
 
-    network: Autoencoder
+    network: VQVAE
     height: int
     width: int
     cell: int
@@ -134,7 +134,7 @@ class Codes:
         *,
         updates: int = UPDATES,
         tell: Callable[[int, float], None] | None = None,
-    ) -> Codes:
+    ) -> VQTokenizer:
         """So many codes for pictures of one size, Y X 3; the same pictures give the same codes on the same machine.
 
         `tell` hears of every update and its squared error."""
@@ -146,7 +146,7 @@ class Codes:
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            network = Autoencoder(count, cell)
+            network = VQVAE(count, cell)
             _learn(network, torch.from_numpy(np.stack(pictures)), updates, tell or (lambda step, error: None))
         return cls(network.eval(), height, width, cell)
 
@@ -193,14 +193,14 @@ class Codes:
         replace_file(path, save(self.network.state_dict(), {"codes": json.dumps(sizes)}))
 
     @classmethod
-    def load(cls, path: Path) -> Codes:
+    def load(cls, path: Path) -> VQTokenizer:
         try:
             with safe_open(path, "pt") as file:
                 sizes = json.loads((file.metadata() or {})["codes"])
                 height, width, cell, count = (_checked(sizes[name]) for name in ("height", "width", "cell", "count"))
                 if cell & (cell - 1) or cell < 2 or height % cell or width % cell:
                     raise ValueError(f"squares of {cell} in {height} x {width} pixels")
-                network = Autoencoder(count, cell)
+                network = VQVAE(count, cell)
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no iterator
             network.load_state_dict(found)
             if not all(values.isfinite().all() for values in found.values()):
@@ -213,11 +213,11 @@ class Codes:
         return cls(network.eval(), height, width, cell)
 
 
-def load_tokens(path: Path) -> Palette | Codes:
+def load_image_tokenizer(path: Path) -> PaletteTokenizer | VQTokenizer:
     """Whatever `transduce pixels` wrote: codes as safetensors, or a palette."""
     if not path.is_file():
         raise InputError("no such file", where=str(path), remedy="`transduce pixels` writes it")
-    return Codes.load(path) if path.suffix == ".safetensors" else Palette.load(path)
+    return VQTokenizer.load(path) if path.suffix == ".safetensors" else PaletteTokenizer.load(path)
 
 
 def _checked(size: Any) -> int:
@@ -231,7 +231,7 @@ def _signed(pixels: Tensor) -> Tensor:
     return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def _learn(network: Autoencoder, pictures: Tensor, updates: int, tell: Callable[[int, float], None]) -> None:
+def _learn(network: VQVAE, pictures: Tensor, updates: int, tell: Callable[[int, float], None]) -> None:
     optimiser = torch.optim.Adam(network.parameters(), RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, updates)
     for step in range(updates):

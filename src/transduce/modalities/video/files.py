@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import InputError, UnreadableError
-from transduce.modalities.image.files import ENDINGS, LARGEST, in_colours, pillow, read_picture
+from transduce.modalities.image.files import ENDINGS, LARGEST, pillow, read_image, to_channels
 
 LONGEST = 100_000  # frames
 MOVING = (".gif", ".apng", ".webp")  # .png too is read; but a folder of such files is one film, not many
 VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg")
 
 
-def taken(count: int, frames: int) -> list[int]:
+def frame_indices(count: int, frames: int) -> list[int]:
     """Which of so many frames stand for the film: the middle of each of `frames` equal shares."""
     return [(2 * place + 1) * count // (2 * frames) for place in range(frames)]
 
 
-def read_film(path: str | Path, frames: int) -> list[Any]:
+def read_video(path: str | Path, frames: int) -> list[Any]:
     """So many decoded pictures of the library, in colour."""
     path = Path(path)
     if path.is_dir():
@@ -46,8 +46,8 @@ def read_film(path: str | Path, frames: int) -> list[Any]:
 def _from_folder(folder: Path, frames: int) -> list[Any]:
     pictures = sorted(one for one in folder.iterdir() if one.suffix.lower() in ENDINGS)
     _check(folder, len(pictures), 0)
-    read = {number: read_picture(pictures[number]) for number in set(taken(len(pictures), frames))}
-    return [read[number] for number in taken(len(pictures), frames)]
+    read = {number: read_image(pictures[number]) for number in set(frame_indices(len(pictures), frames))}
+    return [read[number] for number in frame_indices(len(pictures), frames)]
 
 
 def _from_animation(path: Path, frames: int) -> list[Any]:
@@ -55,9 +55,9 @@ def _from_animation(path: Path, frames: int) -> list[Any]:
         count = getattr(opened, "n_frames", 1)
         _check(path, count, opened.width * opened.height)
         found = []
-        for number in taken(count, frames):
+        for number in frame_indices(count, frames):
             opened.seek(number)
-            found.append(in_colours(opened.copy(), 3))
+            found.append(to_channels(opened.copy(), 3))
         return found
 
 
@@ -73,7 +73,7 @@ def _from_video(path: Path, frames: int) -> list[Any]:
         _check(path, max(stream.frames, 1), stream.width * stream.height)
     count = sum(1 for _ in _decoded(av, path))  # what a file says of its own length need not be true
     _check(path, count, 0)
-    wanted = taken(count, frames)
+    wanted = frame_indices(count, frames)
     kept = {number: frame.to_image() for number, frame in enumerate(_decoded(av, path)) if number in set(wanted)}
     return [kept[number] for number in wanted]
 

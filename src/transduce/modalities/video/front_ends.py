@@ -9,10 +9,10 @@ from transduce.contracts import Count, Front
 from transduce.errors import InputError
 from transduce.flow import Padded
 from transduce.layers.feed_forward import dense
-from transduce.modalities.image.front_ends import Halving
+from transduce.modalities.image.front_ends import DownsamplingStage
 
 
-class Frames(Front):
+class FrameEmbedding(Front):
     """W [cells of a convolutional network] + p_t: each frame is one row, which knows what stands where in it"""
 
     def __init__(
@@ -25,7 +25,7 @@ class Frames(Front):
         self.width, self._frames = width, frames
         sizes = [min(channels << stage, 4 * channels) for stage in range(stages)]
         self.stages = nn.ModuleList(
-            Halving(below, size) for below, size in zip([colours, *sizes[:-1]], sizes, strict=True)
+            DownsamplingStage(below, size) for below, size in zip([colours, *sizes[:-1]], sizes, strict=True)
         )
         self.leave = dense(sizes[-1] * (height >> stages) * (across >> stages), width)
         self.places = nn.Parameter(torch.randn(frames, width) * 0.02) if places else None
@@ -42,7 +42,7 @@ class Frames(Front):
         return (self._frames,)
 
 
-class Tubelets(Front):
+class TubeletEmbedding(Front):
     """W x + p: blocks of pixels through some frames, each a row (Arnab 2021)"""
 
     def __init__(self, width: int, *, shape: tuple[int, ...] = (), patch: Count = 8, through: Count = 2) -> None:

@@ -11,7 +11,7 @@ import torch
 from transduce.contracts import Count, Modality, Scene
 from transduce.flow import Padded
 from transduce.modalities.image.files import fit
-from transduce.modalities.video.files import MOVING, VIDEOS, read_film
+from transduce.modalities.video.files import MOVING, VIDEOS, read_video
 
 
 class Video(Modality):
@@ -35,7 +35,7 @@ class Video(Modality):
         return (self._frames, self._height, self._width, 3)
 
     def read(self, named: str) -> np.ndarray:
-        pictures = read_film(named, self._frames)
+        pictures = read_video(named, self._frames)
         return np.stack([fit(picture, self._height, self._width, self._fitted) for picture in pictures])  # S Y X C
 
     def length(self, kept: np.ndarray) -> int:
