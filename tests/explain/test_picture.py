@@ -73,10 +73,10 @@ def test_empty_sides(tmp_path: Path) -> None:
 def test_no_global_state_and_a_late_import() -> None:
     code = (
         "import sys, io, numpy as np\n"
-        "from transduce.explain import picture\n"
+        "from transduce.explain import png\n"
         "from transduce.explain.alignment import AttentionMap\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "picture.draw(AttentionMap(np.ones((1, 1)), ['a'], ['b'], [0], [0]), io.BytesIO())\n"
+        "png.draw(AttentionMap(np.ones((1, 1)), ['a'], ['b'], [0], [0]), io.BytesIO())\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -56,7 +56,10 @@ class Float32(Packed):
         if self.kind == torch.float32 and library() is not None:
             self.product = Product(layer.weight, None, layer.bias)
             return
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(self.kind), 1)
+        self.weight = layer.weight.detach().to(self.kind)
+        self.prepacked = self.kind == torch.float32 or has_bf16_packing()
+        if self.prepacked:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, 1)
         self.bias = None if layer.bias is None else layer.bias.detach().to(self.kind)
         grows = self.kind == torch.float32 and self.bias is not None and self.out_features > self.in_features
         self.inward = layer.weight.detach().float().t().contiguous() if grows else None
@@ -68,6 +71,10 @@ class Float32(Packed):
         kind, weight, bias, after = self.kind, self.weight, self.bias, "relu" if rectified else "none"
         inward, size = self.inward, self.in_features
 
+        def unpacked(values: Tensor) -> Tensor:
+            output = nn.functional.linear(values.to(kind), weight, bias)
+            return (output.relu_() if rectified else output).to(values.dtype)
+
         def several(values: Tensor) -> Tensor:
             made: Tensor = read(values.to(kind), weight, bias, after, [], "")
             return made.to(values.dtype)
@@ -78,6 +85,8 @@ class Float32(Packed):
             made = torch.addmm(bias, values.view(1, size), inward)  # type: ignore[arg-type]
             return (made.relu_() if rectified else made).view(*values.shape[:-1], -1)
 
+        if not self.prepacked:
+            return unpacked
         return several if inward is None else any_number
 
 
@@ -114,6 +123,11 @@ class Int8(Packed):
         read = (ops.linear_relu_dynamic if rectified else ops.linear_dynamic).default._op
         packed, reduced = self.packed, self.reduced
         return lambda values: read(values, packed, reduced)  # type: ignore[no-any-return]
+
+
+def has_bf16_packing() -> bool:
+    """oneDNN prepacks bf16 weights only on processors with AVX-512 or AVX-NE-CONVERT; elsewhere they stay as they are."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def has_8bit_sums() -> bool:
