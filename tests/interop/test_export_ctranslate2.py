@@ -117,7 +117,7 @@ def test_in_8_bits(tmp_path):
         translator = library.Translator(str(folder), compute_type=precision, intra_threads=1)
         found = translator.score_batch(sources, outputs)
         scores.append(torch.tensor([score for one in found for score in one.log_probs]))
-    # On processors without VNNI the library's int8 sums saturate, so random weights are far off; other weights are farther.
+    # Without VNNI the library's int8 sums saturate: with random weights the scores are close only by rank.
     assert torch.corrcoef(torch.stack(scores))[0, 1] > 0.9
 
 

@@ -126,7 +126,7 @@ class Int8(Packed):
 
 
 def has_bf16_packing() -> bool:
-    """oneDNN prepacks bf16 weights only on processors with AVX-512 or AVX-NE-CONVERT; elsewhere they stay as they are."""
+    """Whether oneDNN prepacks bf16 weights: only on processors with AVX-512 or AVX-NE-CONVERT."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
