@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import numpy as np
 import yaml
 from rich.console import Console
 from rich.markup import escape
@@ -23,6 +24,8 @@ from transduce.explain.html import Explained
 from transduce.inference import Prediction
 from transduce.recipe import Recipe
 from transduce.recipe.compatibility import gives_vectors
+from transduce.retrieval.clustering import Clustering, distinctive_words
+from transduce.retrieval.search import Hit
 from transduce.training.experiment import Trained
 
 
@@ -175,3 +178,28 @@ def as_json(prediction: Prediction) -> str:
 def as_line(text: str) -> str:
     """One line in, one line out: a line break inside an output becomes a space."""
     return text.replace("\r", " ").replace("\n", " ")
+
+
+def show_hits(query: str, hits: Sequence[Hit], documents: Sequence[str], console: Console) -> None:
+    """The search results of one query."""
+    console.print(f"[bold]{escape(query)}[/]", highlight=False, soft_wrap=True)
+    table = Table("cosine", "line", "text", box=None, header_style="dim", pad_edge=False)
+    for hit in hits:
+        table.add_row(f"{hit.cosine:.3f}", f"{hit.row + 1:,}", escape(documents[hit.row]))
+    console.print(table)
+
+
+def hits_as_json(query: str, hits: Sequence[Hit], documents: Sequence[str]) -> str:
+    """The search results of one query as one line of JSON; `line` counts from 1, as editors do."""
+    content = [{"cosine": hit.cosine, "line": hit.row + 1, "text": documents[hit.row]} for hit in hits]
+    return json_line({"query": query, "hits": content})
+
+
+def show_clusters(vectors: np.ndarray, lines: Sequence[str], clustering: Clustering, console: Console) -> None:
+    """Each cluster with its size, its distinctive words, and the lines nearest to its centre."""
+    for number in range(len(clustering.centres)):
+        size = int((clustering.labels == number).sum())
+        words = ", ".join(distinctive_words(lines, clustering.labels, number))
+        console.print(f"[bold]{number + 1}[/]  {size:,} lines  [cyan]{escape(words)}[/]", highlight=False)
+        for row in clustering.nearest_members(vectors, number, count=3):
+            console.print(f"   [dim]{escape(lines[row])}[/]", highlight=False, soft_wrap=True)

@@ -42,13 +42,13 @@ def embed(
         echo "the cat sat" | transduce embed runs/paraphrases --tsv
     """
     from transduce.data.readers.corpus import read_lines
-    from transduce.retrieval.embeddings import embed_lines, write_vectors
+    from transduce.retrieval.embeddings import embed_lines, write_npy
 
     if output is None and not tsv:
         raise InputError("a .npy needs a file", where="--output", remedy="give --output vectors.npy, or --tsv")
     blocks = embed_lines(open_run(run, device, own_parts), read_lines(file))
     if not tsv and output is not None:
-        rows, width = write_vectors(blocks, output)
+        rows, width = write_npy(blocks, output)
         print(f"{rows:,} vectors of {width} numbers in {output}", file=sys.stderr)
         return
     with written_to(output, file) as stream:
@@ -78,18 +78,18 @@ def search(
 
         transduce search runs/paraphrases documents.txt --queries questions.txt --json --top 3
     """
+    from transduce.cli.display import hits_as_json, show_hits
     from transduce.data.readers.corpus import read_lines
-    from transduce.retrieval.embeddings import vectors_of
-    from transduce.retrieval.search import nearest
-    from transduce.retrieval.tables import hits_as_json, show_hits
+    from transduce.retrieval.embeddings import cached_embeddings
+    from transduce.retrieval.search import nearest_neighbours
 
     if (query is None) == (queries is None):
         raise InputError("what to look for?", remedy='give "a query", or --queries FILE')
     model = open_run(run, device, own_parts)
     lines = list(read_lines(documents))
-    vectors, console = vectors_of(model, lines), open_console()
+    vectors, console = cached_embeddings(model, lines), open_console()
     asked = [query] if query is not None else list(read_lines(queries or "-"))
-    for one, hits in zip(asked, nearest(model.embed(asked), vectors, top), strict=True):
+    for one, hits in zip(asked, nearest_neighbours(model.embed(asked), vectors, top), strict=True):
         if json:
             print(hits_as_json(one, hits, lines))
         else:
@@ -114,19 +114,19 @@ def cluster(
 
         transduce cluster runs/paraphrases documents.txt --clusters 6 --picture map.png --output clusters.tsv
     """
+    from transduce.cli.display import show_clusters
     from transduce.data.readers.corpus import read_lines
     from transduce.evaluation.retrieval_metrics import unit
-    from transduce.retrieval.clustering import cluster as find_clusters
-    from transduce.retrieval.clustering import draw_map
-    from transduce.retrieval.embeddings import vectors_of
-    from transduce.retrieval.tables import show_clusters, write_clusters
+    from transduce.retrieval.clustering import draw_map, k_means
+    from transduce.retrieval.embeddings import cached_embeddings
 
     lines = list(read_lines(documents))
-    vectors = unit(vectors_of(open_run(run, device, own_parts), lines))
-    found = find_clusters(vectors, clusters, seed)
+    vectors = unit(cached_embeddings(open_run(run, device, own_parts), lines))
+    found = k_means(vectors, clusters, seed)
     show_clusters(vectors, lines, found, open_console())
     if output is not None:
-        write_clusters(lines, found, output)
+        with open(output, "w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(f"{label + 1}\t{line}\n" for label, line in zip(found.labels, lines, strict=True))
     if picture is not None:
         draw_map(vectors, lines, found, picture)
 
@@ -146,9 +146,9 @@ def similarity(
     """
     from transduce.evaluation.evaluate import interval
     from transduce.evaluation.retrieval_metrics import Spearman
-    from transduce.retrieval.search import compare_pairs
+    from transduce.retrieval.search import pair_similarities
 
-    found = list(compare_pairs(open_run(run, device, own_parts), pairs))
+    found = list(pair_similarities(open_run(run, device, own_parts), pairs))
     with written_to(output, pairs) as stream:
         for one in found:
             stream.write(f"{one.cosine:.6f}\n")

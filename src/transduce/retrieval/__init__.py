@@ -1,1 +1,1 @@
-"""Vectors of texts enter; nearest texts, groups of texts, and maps of them leave."""
+"""Sentence embeddings: storage, nearest-neighbour search, clustering."""

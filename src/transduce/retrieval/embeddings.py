@@ -1,4 +1,4 @@
-"""A model and lines of text enter; one vector a line leaves: streamed into a .npy, or kept and found by content."""
+"""Embeddings of text files: streaming to .npy files, and a cache addressed by content."""
 
 from __future__ import annotations
 
@@ -16,69 +16,75 @@ from transduce.errors import InputError
 from transduce.inference import Model, in_chunks
 from transduce.storage import TEMPORARY, sync
 
-_ROW = np.dtype("<f4")
+_DTYPE = np.dtype("<f4")
 
 
 def embed_lines(model: Model, lines: Iterable[str]) -> Iterator[np.ndarray]:
-    """Vectors (n D) of some thousand lines at a time: one line in, one row out, in order."""
+    """Yields embeddings (n D) in blocks of some thousand lines: one row per line, in order."""
     for chunk in in_chunks(iter(lines)):
         yield model.embed(chunk)
 
 
-def write_vectors(blocks: Iterable[np.ndarray], path: Path) -> tuple[int, int]:
-    """Rows to a float32 .npy as they come; gives (rows, width). The file is whole or absent."""
-    part = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
+def write_npy(blocks: Iterable[np.ndarray], path: Path) -> tuple[int, int]:
+    """Streams rows to a float32 .npy file and returns (rows, width). The file appears only when it is complete."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
     rows, width = 0, 0
     try:
-        with open(part, "wb") as stream:
+        with open(temporary, "wb") as stream:
             _write_header(stream, rows, width)
             for block in blocks:
-                stream.write(np.ascontiguousarray(block, dtype=_ROW).tobytes())
+                stream.write(np.ascontiguousarray(block, dtype=_DTYPE).tobytes())
                 rows, width = rows + len(block), block.shape[1]
             stream.seek(0)
-            _write_header(stream, rows, width)  # as long as before: numpy leaves room for the numbers to grow
+            _write_header(stream, rows, width)  # the same length as before, so no row moves
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(part, path)
+        os.replace(temporary, path)
         sync(path.parent)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return rows, width
 
 
-_HEADER = 128  # bytes
+_HEADER_BYTES = 128
 
 
 def _write_header(stream: BinaryIO, rows: int, width: int) -> None:
-    """The header of the .npy format 1.0, always of the same length: rows are counted when the last was written."""
-    facts = f"{{'descr': '{_ROW.str}', 'fortran_order': False, 'shape': ({rows}, {width})}}"
-    magic = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
-    stream.write(magic + facts.ljust(_HEADER - 11).encode("ascii") + b"\n")
+    """A header of .npy format 1.0 with a fixed length, because the number of rows is known only at the end."""
+    description = f"{{'descr': '{_DTYPE.str}', 'fortran_order': False, 'shape': ({rows}, {width})}}"
+    magic = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
+    stream.write(magic + description.ljust(_HEADER_BYTES - 11).encode("ascii") + b"\n")
 
 
-def vectors_of(model: Model, lines: list[str]) -> np.ndarray:
-    """The vectors of these lines (n D), embedded now or found from an earlier time: the same model, the same lines."""
-    place = cache_folder(model.recipe.data) / "vectors" / f"{_name(model, lines)}.npy"
-    if not place.exists():
+def cached_embeddings(model: Model, lines: list[str]) -> np.ndarray:
+    """The embeddings of the lines (n D), from the cache if the same model embedded the same lines before."""
+    path = cache_folder(model.recipe.data) / "vectors" / f"{_cache_key(model, lines)}.npy"
+    if not path.exists():
         if not lines:
-            raise InputError("there are no lines to embed")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_vectors(embed_lines(model, lines), place)
+            raise InputError("there are no lines to embed", remedy="give a file with at least one line")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_npy(embed_lines(model, lines), path)
     try:
-        found: np.ndarray = np.load(place, mmap_mode="r", allow_pickle=False)
-        if len(found) != len(lines):
-            raise ValueError(f"{len(found)} rows for {len(lines)} lines")
+        vectors: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        if len(vectors) != len(lines):
+            raise ValueError(f"{len(vectors)} rows for {len(lines)} lines")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"damaged vectors: {error}", where=str(place), remedy="delete the file: it is made again"
+            f"damaged embedding cache: {error}",
+            where=str(path),
+            remedy="delete the file; it will be computed again",
         ) from None
-    return found
+    return vectors
 
 
-def _name(model: Model, lines: list[str]) -> str:
-    """What the vectors depend on, as one hash: the weights, the parts, the tokens, and the text itself."""
-    facts = [model.recipe.model.model_dump(mode="json"), model.recipe.generation.max_source, model.source.fingerprint]
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+def _cache_key(model: Model, lines: list[str]) -> str:
+    """A hash of everything that the vectors depend on: model options, vocabulary, weights, text."""
+    settings = [
+        model.recipe.model.model_dump(mode="json"),
+        model.recipe.generation.max_source,
+        model.source.fingerprint,
+    ]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(model.network.state_dict().items()):
         digest.update(name.encode() + tensor.detach().float().cpu().numpy().tobytes())
     for line in lines:
