@@ -76,7 +76,7 @@ def train(
 @torch.no_grad()
 def measure(model: Transducer, batch: Batch) -> Measured:
     model.eval()
-    gold = batch.gold
+    gold = batch.labels
     objective = CrossEntropy(label_smoothing=0.0)
     loss = objective(model, batch).total.item() / objective.count(batch)
     told = model(batch).logits.argmax(-1)  # B T

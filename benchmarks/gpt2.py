@@ -85,7 +85,7 @@ def batch_of(size: Size, places: int, tokens: int, device: torch.device) -> Batc
 
 
 def loss(model: Any, batch: Batch) -> Tensor:
-    return smoothed(model(input_ids=batch.inputs.values, use_cache=False).logits, batch.gold, 0.0)
+    return smoothed(model(input_ids=batch.decoder_inputs.values, use_cache=False).logits, batch.labels, 0.0)
 
 
 def flops(size: Size, rows: int, places: int) -> float:
@@ -101,7 +101,7 @@ def apart(shape: Size, places: int, batch: Batch) -> float:
     with torch.no_grad():
         given = loss(other, few)
         found = CrossEntropy(label_smoothing=0.0)(ours(shape, places, other).to(batch.device).eval(), few)
-    return abs(found.total.item() / few.gold.mask.sum().item() - given.item()) / given.item()
+    return abs(found.total.item() / few.labels.mask.sum().item() - given.item()) / given.item()
 
 
 def run(size: str, tokens: int, race: Race, repeats: int, only: Sequence[str] = ()) -> list[Measured]:

@@ -51,8 +51,8 @@ class Loop(nn.Module):
         score, cells = decoder.reader.attend.score, decoder.stack.layers
         memory = self.inner.encoder(batch)
         state = [list(layer) for layer in decoder._first(memory)]
-        gold = batch.gold.values.masked_fill(~batch.gold.mask, -100)
-        tokens = decoder.embedding(batch.inputs.values)  # B T D
+        gold = batch.labels.values.masked_fill(~batch.labels.mask, -100)
+        tokens = decoder.embedding(batch.decoder_inputs.values)  # B T D
         keys, total, outputs = score.memory(memory.values), tokens.new_zeros(()), []
         for step in range(gold.size(1)):
             if not self.careful:
@@ -122,7 +122,7 @@ def same_losses(model: Any, loop: Loop, batch: Batch) -> float:
 
 def contestants(model: Any, after: Any, race: Race) -> list[Contestant]:
     batch = race.batches[0]
-    mean = 1 / int(batch.gold.mask.sum())
+    mean = 1 / int(batch.labels.mask.sum())
 
     def ours(network: Any, **options: Any) -> Any:
         return lazily(lambda: own(copy.deepcopy(network), race, **options))

@@ -62,7 +62,7 @@ def batch_of(size: Size, tokens: int, device: torch.device) -> Batch:
 
 def in_turn(batch: Batch) -> list[Batch]:
     """The batches of one run: on a GPU the same one several times, since updates begin while the last one goes on."""
-    return [batch] * (4 if batch.inputs.values.is_cuda else 1)
+    return [batch] * (4 if batch.decoder_inputs.values.is_cuda else 1)
 
 
 def _plan(widths: np.ndarray, tokens: int, packing: Packing | None = None) -> EpochPlan:
@@ -73,7 +73,7 @@ def _plan(widths: np.ndarray, tokens: int, packing: Packing | None = None) -> Ep
 
 def packed_batches(batches: list[Batch], tokens: int) -> list[Batch]:
     """The pairs of padded batches in packed ones, planned as for training."""
-    parts = [[batch.source for batch in batches], [batch.gold for batch in batches]]
+    parts = [[batch.source for batch in batches], [batch.labels for batch in batches]]
     sides = [
         [row[mask].cpu().numpy() for part in side if part for row, mask in zip(part.values, part.mask, strict=True)]
         for side in parts
@@ -119,7 +119,7 @@ def flops(size: Size, batch: Batch) -> float:
     """Of forward and backward, of the real tokens alone: 3 times the products of the forward pass."""
     assert batch.source is not None
     width, near = size.width, 2 * size.width * size.hidden
-    sources, targets = batch.source.mask.sum(1).double(), batch.gold.mask.sum(1).double()
+    sources, targets = batch.source.mask.sum(1).double(), batch.labels.mask.sum(1).double()
     once = 2 * size.layers * (4 * width**2 + near + 2 * width**2)  # with keys and values for the decoder
     said = 2 * size.layers * (6 * width**2 + near) + 2 * width * size.vocabulary
     looked = 4 * size.layers * width * (sources**2 + targets**2 / 2 + sources * targets)
@@ -178,7 +178,7 @@ def own(model: nn.Module, race: Race, **options: Any) -> Step:
     budget = max(batch.slots for batch in batches)
 
     def shaped(batch: Batch) -> Batch:  # as training/fetching.py does
-        return rounded(batch, budget, places(model)) if update.records and batch.said is None else batch
+        return rounded(batch, budget, places(model)) if update.records and batch.packed_labels is None else batch
 
     work = [Work([Piece(0, shaped(batch))], objective.count(batch)) for batch in batches]
     tokens = race.tokens
@@ -254,13 +254,13 @@ def smoothed(logits: Tensor, gold: Padded, smoothing: float) -> Tensor:
 def marian_loss(model: Any, batch: Batch) -> Tensor:
     assert batch.source is not None
     source, mask = batch.source.values, batch.source.mask.long()
-    made = model(input_ids=source, attention_mask=mask, decoder_input_ids=batch.inputs.values, use_cache=False)
-    return smoothed(made.logits, batch.gold, SMOOTHING)
+    made = model(input_ids=source, attention_mask=mask, decoder_input_ids=batch.decoder_inputs.values, use_cache=False)
+    return smoothed(made.logits, batch.labels, SMOOTHING)
 
 
 def plain_loss(model: Any, batch: Batch) -> Tensor:
     assert batch.source is not None
-    return smoothed(model(batch.source.values, batch.inputs.values, batch.source.mask), batch.gold, SMOOTHING)
+    return smoothed(model(batch.source.values, batch.decoder_inputs.values, batch.source.mask), batch.labels, SMOOTHING)
 
 
 def crossed(size: Size, dropout: float) -> Any:
@@ -282,8 +282,8 @@ def crossed_loss(model: Any, batch: Batch) -> Tensor:
     assert batch.source is not None
     mask = batch.source.mask
     memory = model.encoder(batch.source.values, mask=mask, return_embeddings=True)
-    logits = model.decoder.net(batch.inputs.values, context=memory, context_mask=mask)
-    return smoothed(logits, batch.gold, SMOOTHING)
+    logits = model.decoder.net(batch.decoder_inputs.values, context=memory, context_mask=mask)
+    return smoothed(logits, batch.labels, SMOOTHING)
 
 
 def report(rows: list[Measured], count: float, tokens: int) -> list[Measured]:

@@ -149,7 +149,7 @@ class TestShelves:
     @pytest.mark.parametrize("spec", [None, 3, [1], {}, {"kind": None}, {"kind": ["gru"]}, {"kind": {"a": 1}}])
     def test_odd_parts(self, spec: object) -> None:
         with pytest.raises(InputError, match="kind: start"):
-            shelves.complete(contracts.Reader, spec, "model.decoder.reader")  # type: ignore[arg-type]
+            shelves.complete(contracts.ContextMechanism, spec, "model.decoder.reader")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("value", [[1], {"a": 1}, {1: 2}, "x", None, float("nan"), 10**400])
     def test_odd_options(self, value: object) -> None:

@@ -24,7 +24,7 @@ from transduce.layers.embedding import Embedding, Output, deepened
 from transduce.layers.meta_init import outlined
 from transduce.modalities.source_encoding import ModalitySourceEncoding, SourceEncoding, TextSourceEncoding
 from transduce.modalities.sources import ModalitySource, TextModality
-from transduce.model import DecoderOnly, Embedder, EncoderDecoder, EncoderOnly, EncoderPaths, Transducer
+from transduce.model import CTCModel, DecoderOnly, EmbeddingModel, EncoderDecoder, EncoderOnly, Transducer
 from transduce.objectives import Objective
 from transduce.recipe import DataRecipe, GenerationRecipe, ModelRecipe, Recipe
 from transduce.recipe.compatibility import (
@@ -124,7 +124,7 @@ def complete_encoder(spec: str | Mapping[str, Any], where: str) -> Spec:
     if joins:
         filled["parts"] = {name: complete_encoder(part, f"{where}.parts.{name}") for name, part in parts.items()}
     if front is not None:
-        filled["front"] = complete(contracts.Front, front, f"{where}.front")
+        filled["front"] = complete(contracts.FrontEnd, front, f"{where}.front")
     return filled
 
 
@@ -188,10 +188,10 @@ def build_model(
     if recipe.head is not None:
         assert encoder is not None
         if gives_vectors(recipe):
-            return Embedder(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size))
+            return EmbeddingModel(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size))
         head = maker(contracts.Head, recipe.head)(encoder.width, target_size)
         if head.per == "path":
-            return EncoderPaths(encoder, head)
+            return CTCModel(encoder, head)
         if recipe.tie != "none":
             head.tie(source)
         begins = torch.ones(source_size, dtype=torch.bool)
@@ -228,7 +228,7 @@ def build_encoder(spec: Spec, size: int, scaled: bool) -> tuple[contracts.Encode
                 parts[name].embedding = texts.setdefault(text.width, text)
         return maker(contracts.Encoder, own)(parts), texts.get(spec["width"])
     if "front" in spec:
-        return maker(contracts.Encoder, own)(maker(contracts.Front, spec["front"])(spec["width"])), None
+        return maker(contracts.Encoder, own)(maker(contracts.FrontEnd, spec["front"])(spec["width"])), None
     embedding = Embedding(size, spec["width"], scaled=scaled)
     return maker(contracts.Encoder, own)(embedding), embedding
 
@@ -260,8 +260,8 @@ def build_strategy(settings: GenerationRecipe) -> contracts.Strategy:
     return Beam(width=width, length_penalty=settings.length_penalty)
 
 
-def build_rules(settings: GenerationRecipe) -> list[contracts.Rule]:
-    rules: list[contracts.Rule] = []
+def build_rules(settings: GenerationRecipe) -> list[contracts.LogitsProcessor]:
+    rules: list[contracts.LogitsProcessor] = []
     if settings.min_length:
         rules.append(MinLength(settings.min_length))
     if settings.no_repeat:

@@ -17,14 +17,14 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
-from transduce.flow import Batch, Memory, Padded, Proposal, Shared, State, Step, Tree
+from transduce.flow import Batch, Memory, PackedLayout, Padded, State, Step, TopK, Tree
 
 Count = Annotated[int, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True)
-class Scene:
+class VisualSource:
     """What a person sees of one part of a source: pixels, and which of them each row of the memory stands for."""
 
     pixels: np.ndarray  # Y X 3, uint8
@@ -64,12 +64,12 @@ class Modality(ABC):
     def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
         """A name for each row of the memory, whose rows lie in this grid."""
 
-    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene | None:
+    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> VisualSource | None:
         """What to show a person; None: the names are enough."""
         return None
 
 
-class Front(nn.Module, ABC):
+class FrontEnd(nn.Module, ABC):
     """Turns what a modality gives into rows of vectors. Built as `Front(width)`; build.py gives its option `shape`."""
 
     width: int  # D
@@ -89,15 +89,15 @@ class Encoder(nn.Module, ABC):
     """Reads the sources of a batch into a memory."""
 
     width: int  # D of the memory it gives
-    steady: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
+    capturable: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
     apart: bool = False  # True: the first half of a row knows nothing of what follows it, the second of what precedes
-    embedding: Front  # what makes vectors of the source
+    embedding: FrontEnd  # what makes vectors of the source
 
     @abstractmethod
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory: ...
 
     @property
-    def packs(self) -> bool:
+    def supports_packing(self) -> bool:
         """Whether several sequences may share a row of a batch, and none knows of the others."""
         return False
 
@@ -111,7 +111,7 @@ class Encoder(nn.Module, ABC):
 
 
 @dataclass(frozen=True)
-class Lists:
+class Shortlists:
     """What each source may be answered with: nothing else has a chance, nor counts in the probabilities."""
 
     tokens: Tensor  # int32: the lists one after the other, each in order
@@ -120,13 +120,13 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TopKRequest:
     """What a search asks of one step."""
 
-    count: int  # M: how many of the best next tokens
-    banned: tuple[int, ...]  # what may not be among them; it counts in the probabilities all the same
-    alive: Tensor  # R: the rows that go on; of the others nothing is told
-    lists: Lists | None = None  # None: every token may be said
+    k: int  # M: how many of the best next tokens
+    suppressed: tuple[int, ...]  # what may not be among them; it counts in the probabilities all the same
+    active: Tensor  # R: the rows that go on; of the others nothing is told
+    shortlists: Shortlists | None = None  # None: every token may be said
 
 
 class Decoder(nn.Module, ABC):
@@ -155,11 +155,11 @@ class Decoder(nn.Module, ABC):
         """
 
     @property
-    def packs(self) -> bool:
+    def supports_packing(self) -> bool:
         """Whether it can be asked to `share`."""
         return False
 
-    def share(self, state: State, rows: Shared) -> State:
+    def pack(self, state: State, rows: PackedLayout) -> State:
         """The state from `start`, before rows that several sequences share: each reads its own part of the memory.
 
         Asked in training, where all tokens come in one call.
@@ -171,7 +171,7 @@ class Decoder(nn.Module, ABC):
         """Whether it finds the best next tokens of a row without writing the scores of all down: see `propose`."""
         return False
 
-    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
         """As `advance` over one token a row (R 1), after `reserve`; only the best next tokens come back."""
         raise NotImplementedError("ask `proposes` first")
 
@@ -216,7 +216,7 @@ class AttentionPart(nn.Module, ABC):
         return past
 
 
-class Score(AttentionPart):
+class AttentionScore(AttentionPart):
     """How well a query fits each key. Built as `Score(query_width, memory_width)`."""
 
     scale: float | None = None  # set where the score is just scale * query . key, which fused kernels can compute
@@ -258,7 +258,7 @@ class Normaliser(AttentionPart):
 
 
 @dataclass(frozen=True)
-class Sight:
+class WindowMask:
     """The part of the memory that a window leaves in sight."""
 
     mask: Tensor  # broadcastable to B T S
@@ -269,11 +269,11 @@ class Window(AttentionPart):
     """Which neighbourhood of the memory a query may see. Built as `Window(query_width, reach)`."""
 
     @abstractmethod
-    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> Sight:
+    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> WindowMask:
         """query (B T Q), mask (B 1 S) of the memory, past (B T ...) -> at least one row in sight of each query."""
 
 
-class Position(nn.Module):
+class PositionEncoding(nn.Module):
     """Where a token stands. A kind overrides the one place where it speaks.
 
     Built as `Position(width, heads, causal)`. Positions are whole numbers of shape (1 T) or (R T).
@@ -295,7 +295,7 @@ class Position(nn.Module):
 
 
 @dataclass(frozen=True)
-class Read:
+class ContextOutput:
     """What a reader makes of the memory and the hidden states of T steps."""
 
     output: Tensor  # R T O
@@ -304,7 +304,7 @@ class Read:
     entropy: Tensor | None = None  # R T, with them: of what was drawn from, where they were drawn
 
 
-class Reader(nn.Module, ABC):
+class ContextMechanism(nn.Module, ABC):
     """How a recurrent decoder reads the memory. Built as `Reader(width, memory_width)`.
 
     `before` gives what is fed into the network beside the token, `after` makes the output of the hidden states.
@@ -319,17 +319,17 @@ class Reader(nn.Module, ABC):
         """(fixed, past): what depends on the memory alone, and the reader's own first past."""
         return {}, {}
 
-    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read | None:
+    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput | None:
         """hidden (R D) before these steps -> what to feed (R T F), or None for nothing."""
         return None
 
     @abstractmethod
-    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
         """hidden (R T D) of these steps -> output (R T O)."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """What a strategy continues with: for each source N rows, by parent beam and token."""
 
     parents: Tensor  # B N; or more than N: of those that do not end, the N best go on
@@ -354,11 +354,11 @@ class Strategy(ABC):
         """Totals (B N) before the first token; -inf for a row that does not take part yet."""
 
     @abstractmethod
-    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
+    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
         """totals (B N) of the rows so far, scores (B N V) of every next token (log-probabilities after the rules),
         noise (B N) uniform in [0, 1), drawn for each source apart so that a batch never changes a sample."""
 
-    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Choice:
+    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Selection:
         """The same from the M best of each row alone: scores and tokens (B N M), where `wanted` says so."""
         raise NotImplementedError("it wants the scores of all tokens")
 
@@ -375,7 +375,7 @@ class Strategy(ABC):
         return totals
 
 
-class Rule(ABC):
+class LogitsProcessor(ABC):
     """Forbids or discourages next tokens."""
 
     @abstractmethod

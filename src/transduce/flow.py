@@ -37,15 +37,17 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Shared:
+class PackedLayout:
     """How several sequences lie end to end in each row of a packed batch."""
 
-    owners: Tensor  # B S: which of a row's sequences, from 1, each token is of; sequences of a pair have one number
-    places: Tensor  # B S: where it stands in it, from 0
+    segment_ids: (
+        Tensor  # B S: which of a row's sequences, from 1, each token is of; sequences of a pair have one number
+    )
+    positions: Tensor  # B S: where it stands in it, from 0
 
-    def sees(self, others: Tensor) -> Tensor:
+    def same_segment(self, others: Tensor) -> Tensor:
         """B 1 T S: which places, whose owners are these (B S), are of the same sequence or pair."""
-        return (self.owners[:, :, None] == others[:, None])[:, None]
+        return (self.segment_ids[:, :, None] == others[:, None])[:, None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Padded:
 
     values: Tensor  # B S (ids) or B S D (frames) ...
     mask: Tensor  # B S
-    shared: Shared | None = None  # None: every row is one sequence
+    layout: PackedLayout | None = None  # None: every row is one sequence
 
     @classmethod
     def from_rows(cls, rows: list[list[int]], pad: int = PAD) -> Padded:
@@ -69,25 +71,27 @@ class Padded:
         return self.values if self.values.dim() == 2 else None
 
     def to(self, device: torch.device | str) -> Padded:
-        shared = None if self.shared is None else Shared(*(part.to(device) for part in vars(self.shared).values()))
+        shared = (
+            None if self.layout is None else PackedLayout(*(part.to(device) for part in vars(self.layout).values()))
+        )
         return Padded(self.values.to(device), self.mask.to(device), shared)
 
     def select(self, rows: Tensor) -> Padded:
         """These rows, without the columns that only the others needed; shared rows keep theirs."""
         mask = self.mask[rows]
-        if self.shared is not None:
-            return Padded(self.values[rows], mask, Shared(*(part[rows] for part in vars(self.shared).values())))
+        if self.layout is not None:
+            return Padded(self.values[rows], mask, PackedLayout(*(part[rows] for part in vars(self.layout).values())))
         longest = int(mask.sum(1).max()) if len(rows) else 0
         return Padded(self.values[rows, :longest], mask[:, :longest])
 
-    def rounded(self, columns: int, most: int | None = None, beside: int = 0) -> Padded:
+    def pad_to_multiple(self, multiple: int, max_length: int | None = None, uncounted: int = 0) -> Padded:
         """Filled up to a multiple of so many columns: few different shapes, for what is recorded. Only of ids.
 
         `most`: where a model's places end, never beyond. `beside`: columns that do not count.
         """
-        wide = self.values.size(1) - beside
-        more = -wide % columns if self.ids is not None else 0
-        more = more if most is None else min(more, max(most - wide, 0))
+        wide = self.values.size(1) - uncounted
+        more = -wide % multiple if self.ids is not None else 0
+        more = more if max_length is None else min(more, max(max_length - wide, 0))
         return Padded(F.pad(self.values, (0, more)), F.pad(self.mask, (0, more))) if more else self
 
     def __len__(self) -> int:
@@ -105,8 +109,10 @@ class Batch:
     target: Padded | None = None
     extra: Mapping[str, Padded] = field(default_factory=dict)  # further named sources
     rows: tuple[int, ...] = ()  # which examples of the data set these are
-    asked: Padded | None = None  # B T bool, beside `target`: which of its tokens count in the loss; None: all real ones
-    said: Padded | None = None  # B T, beside a packed `target`: what follows each of its tokens
+    loss_mask: Padded | None = (
+        None  # B T bool, beside `target`: which of its tokens count in the loss; None: all real ones
+    )
+    packed_labels: Padded | None = None  # B T, beside a packed `target`: what follows each of its tokens
 
     def _parts(self) -> list[Padded]:
         return [part for part in (self.source, self.target, *self.extra.values()) if part is not None]
@@ -118,8 +124,8 @@ class Batch:
             source=change(self.source) if self.source else None,
             target=change(self.target) if self.target else None,
             extra={name: change(part) for name, part in self.extra.items()},
-            asked=change(self.asked) if self.asked else None,
-            said=change(self.said) if self.said else None,
+            loss_mask=change(self.loss_mask) if self.loss_mask else None,
+            packed_labels=change(self.packed_labels) if self.packed_labels else None,
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -149,20 +155,20 @@ class Batch:
         return sum(part.mask.numel() for part in self._parts())
 
     @property
-    def inputs(self) -> Padded:
+    def decoder_inputs(self) -> Padded:
         """What the decoder reads: the target without its last column."""
         assert self.target is not None, "this batch has no target"
-        if self.said is not None:
+        if self.packed_labels is not None:
             return self.target
         return Padded(self.target.values[:, :-1], self.target.mask[:, 1:])
 
     @property
-    def gold(self) -> Padded:
+    def labels(self) -> Padded:
         """What the decoder must say: the target without its first column; where not all is asked, only that."""
         assert self.target is not None, "this batch has no target"
-        if self.said is not None:
-            return self.said
-        wanted = self.target.mask if self.asked is None else self.target.mask & self.asked.values
+        if self.packed_labels is not None:
+            return self.packed_labels
+        wanted = self.target.mask if self.loss_mask is None else self.target.mask & self.loss_mask.values
         return Padded(self.target.values[:, 1:], wanted[:, 1:])
 
 
@@ -175,7 +181,9 @@ class Memory:
     summary: Tensor  # B D: the one vector of the bottleneck
     attention: Tensor | None = None  # B L H S S: the encoder's own attention, when asked for
     tokens: Tensor | None = None  # B S: the source id that each row stands for, where rows stand for tokens
-    owners: Tensor | None = None  # B S: of which sequence each row is, where several share a row of the batch: `Shared`
+    segment_ids: Tensor | None = (
+        None  # B S: of which sequence each row is, where several share a row of the batch: `Shared`
+    )
 
     @classmethod
     def empty(cls, size: int, device: torch.device | str = "cpu") -> Memory:
@@ -218,7 +226,7 @@ class State:
         past = {name: map_tensors(lambda x: x.index_select(0, rows), tree) for name, tree in self.past.items()}
         return State(self.fixed, past, self.beams)
 
-    def keep(self, sources: Tensor, *, owned: bool = False) -> State:
+    def select_sources(self, sources: Tensor, *, owned: bool = False) -> State:
         """Only these sources, with all their beams: finished ones leave the batch.
 
         `owned`: nobody else reads `fixed`, as after an earlier `keep`. Then only sources that change places are copied,
@@ -234,7 +242,7 @@ class State:
         fixed = {name: map_tensors(choose, tree) for name, tree in self.fixed.items()}
         return State(fixed, self.reorder(self._rows(sources)).past, self.beams)
 
-    def put(self, sources: Tensor, other: State, *, owned: bool = False) -> State:
+    def replace_sources(self, sources: Tensor, other: State, *, owned: bool = False) -> State:
         """The sources at these places replaced, with all their beams, by the first ones of another state.
 
         The other has the same form: names, and shapes but for the number of sources. `owned`: nobody else reads this
@@ -276,10 +284,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class TopK:
     """The best next tokens of each row, best first, with their log-probabilities, and the state that follows."""
 
-    logs: Tensor  # R M: -inf where there are no more, or nothing was asked
+    log_probs: Tensor  # R M: -inf where there are no more, or nothing was asked
     tokens: Tensor  # R M
     state: State
 
@@ -298,6 +306,6 @@ class Hypothesis:
         return sum(self.token_scores)
 
     @property
-    def words(self) -> tuple[int, ...]:
+    def text_ids(self) -> tuple[int, ...]:
         """The ids that are text: without the closing </s>."""
         return self.ids[:-1] if self.complete else self.ids

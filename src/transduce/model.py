@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Asked, Decoder, Encoder, Head
+from transduce.contracts import Decoder, Encoder, Head, TopKRequest
 from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
 from transduce.errors import InputError
-from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, Proposal, State, Step
+from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step, TopK
 from transduce.heads import pool
 
 NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothed and averaged
@@ -21,10 +21,10 @@ NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothe
 class Transducer(nn.Module, ABC):
     """Anything that speaks tokens: what training, search and scoring drive."""
 
-    steady: bool = False  # True: `start` follows from the shapes of a batch alone, so it can be recorded
+    capturable: bool = False  # True: `start` follows from the shapes of a batch alone, so it can be recorded
 
     @property
-    def packs(self) -> bool:
+    def supports_packing(self) -> bool:
         """Whether it learns from packed batches."""
         return False
 
@@ -48,7 +48,7 @@ class Transducer(nn.Module, ABC):
         """Whether it can be asked to `propose`: see `contracts.Decoder`."""
         return False
 
-    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
         """The best next tokens alone: see `contracts.Decoder.propose`."""
         raise NotImplementedError("ask `proposes` first")
 
@@ -65,10 +65,10 @@ class Transducer(nn.Module, ABC):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Step:
         """Teacher forcing: `advance` over all target tokens."""
-        return self.advance(batch.inputs.values, self.start(batch), with_attention=with_attention)
+        return self.advance(batch.decoder_inputs.values, self.start(batch), with_attention=with_attention)
 
 
-class Speaker(Transducer):
+class DecoderModel(Transducer):
     """A shape with a decoder, which does the speaking."""
 
     decoder: Decoder
@@ -86,40 +86,40 @@ class Speaker(Transducer):
     def proposes(self) -> bool:
         return self.decoder.proposes
 
-    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
         return self.decoder.propose(tokens, state, asked)
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.decoder.reserve(state, more, beams)
 
 
-class EncoderDecoder(Speaker):
+class EncoderDecoder(DecoderModel):
     """p(y | x): the decoder reads the encoder's memory"""
 
     def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
-        self.steady = encoder.steady
+        self.capturable = encoder.capturable
 
     @property
-    def packs(self) -> bool:
-        return self.encoder.packs and self.decoder.packs
+    def supports_packing(self) -> bool:
+        return self.encoder.supports_packing and self.decoder.supports_packing
 
     def start(self, batch: Batch) -> State:
         return self.decoder.start(self.encoder(batch))
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Step:
-        if batch.said is None:
+        if batch.packed_labels is None:
             return super().forward(batch, with_attention=with_attention)
-        read = batch.inputs
-        assert read.shared is not None, "a packed batch tells whose each token is"
-        return self.advance(read.values, self.decoder.share(self.start(batch), read.shared))
+        read = batch.decoder_inputs
+        assert read.layout is not None, "a packed batch tells whose each token is"
+        return self.advance(read.values, self.decoder.pack(self.start(batch), read.layout))
 
 
-class DecoderOnly(Speaker):
+class DecoderOnly(DecoderModel):
     """p(y), or p(y | x) with the source as the beginning of one stream: x </s> <s> y </s>"""
 
-    steady = True
+    capturable = True
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class EncoderOnly(Transducer):
         return Step(said, replace(state, past={"place": place + read}), attention)
 
 
-class EncoderPaths(Transducer):
+class CTCModel(Transducer):
     """texts from an encoder alone, as long as its rows make them: p(y | x) is the sum over all paths that spell y
 
     Spoken token by token like any target, each after the ones before (layers/paths.py), so search and scores are
@@ -189,7 +189,7 @@ class EncoderPaths(Transducer):
     def __init__(self, encoder: Encoder, head: Head) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
-        self.steady = encoder.steady
+        self.capturable = encoder.capturable
 
     def start(self, batch: Batch) -> State:
         memory = self.encoder(batch)
@@ -210,14 +210,14 @@ class EncoderPaths(Transducer):
 
 
 @dataclass(frozen=True)
-class Vectors:
+class PairEmbeddings:
     """The two sides of the pairs of a batch, each as one vector a row."""
 
     source: Tensor  # B D
     target: Tensor  # B D
 
 
-class Embedder(Transducer):
+class EmbeddingModel(Transducer):
     """one vector for a text, from an encoder alone: what training, search and maps compare
 
     Both sides of a pair go through the same encoder. It speaks no tokens, and says so where it is asked to.
@@ -233,22 +233,22 @@ class Embedder(Transducer):
         vectors: Tensor = self.head(memory.values, memory.mask)
         return vectors
 
-    def forward(self, batch: Batch, *, with_attention: bool = False) -> Vectors:  # type: ignore[override]
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> PairEmbeddings:  # type: ignore[override]
         """The vectors of a batch of pairs, in place of the step that a model with words would give."""
         assert batch.source is not None, "an encoder alone reads the source of a batch"
         # A target row without its <s> looks as a source row does.
-        return Vectors(self.embed(batch.source), self.embed(batch.gold))
+        return PairEmbeddings(self.embed(batch.source), self.embed(batch.labels))
 
     def start(self, batch: Batch) -> State:
-        raise speechless()
+        raise no_decoder_error()
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        raise speechless()
+        raise no_decoder_error()
 
 
-def speechless() -> InputError:
+def no_decoder_error() -> InputError:
     """What is told to whoever asks a model of vectors for tokens."""
     return InputError(
         "this model gives vectors, not text",

@@ -7,7 +7,7 @@ import torch
 from contract_fixtures import SIZE, SMALL, example_batch
 
 from transduce.build import build_model, complete_recipe
-from transduce.contracts import Rule
+from transduce.contracts import LogitsProcessor
 from transduce.decoders import DECODERS
 from transduce.decoding.constraints import Closed, First, MinLength, NoRepeat
 from transduce.decoding.search import search
@@ -18,7 +18,7 @@ from transduce.model import Transducer
 from transduce.recipe import parse
 
 LENGTHS = [(5, 1), (2, 1), (7, 1), (1, 1)]
-RULES: dict[str, list[Rule]] = {
+RULES: dict[str, list[LogitsProcessor]] = {
     "none": [],
     "long": [MinLength(9), NoRepeat(2)],
     "forced": [First(5), Closed(12)],
@@ -34,7 +34,7 @@ def make(decoder: str, seed: int, alone: bool = False) -> Transducer:
     return model
 
 
-def greedy(model: Transducer, longest: torch.Tensor, rules: list[Rule]) -> list[Hypothesis]:
+def greedy(model: Transducer, longest: torch.Tensor, rules: list[LogitsProcessor]) -> list[Hypothesis]:
     return [one[0] for one in search(model, example_batch(LENGTHS), Greedy(), longest=longest, rules=rules)]
 
 
@@ -62,7 +62,7 @@ def test_the_same_output(decoder: str, alone: bool, draft: str, rules: str) -> N
 def test_a_good_draft_saves_calls() -> None:
     """Itself is the best draft: every call but the last gives as many tokens as were proposed, and one more."""
     model, longest = make("transformer", 1), torch.tensor([40] * 4)
-    rules: list[Rule] = [MinLength(39)]
+    rules: list[LogitsProcessor] = [MinLength(39)]
     calls = 0
     advance = model.advance
 

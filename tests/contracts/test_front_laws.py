@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.contracts import Front
+from transduce.contracts import FrontEnd
 from transduce.errors import InputError
 from transduce.flow import Padded
 from transduce.modalities import FRONT_ENDS
@@ -20,7 +20,7 @@ SHAPES = ((5,), (16, 16, 3), (16, 16, 1), (4, 16, 16, 3), (8, 16, 16, 1))
 OPTIONS = {"strided": ({}, {"strides": (1, 2), "activation": "gelu"}), "stacked": ({}, {"stack": 3})}
 
 
-def build(name: str, shape: tuple[int, ...], options: dict) -> Front | None:
+def build(name: str, shape: tuple[int, ...], options: dict) -> FrontEnd | None:
     """None: this front does not read such rows."""
     torch.manual_seed(1)
     try:
@@ -52,7 +52,7 @@ def batch(shape: tuple[int, ...], lengths: list[int], more: int = 0) -> Padded:
 
 
 @pytest.fixture(params=CASES, ids=str)
-def case(request: pytest.FixtureRequest) -> tuple[Front, tuple[int, ...]]:
+def case(request: pytest.FixtureRequest) -> tuple[FrontEnd, tuple[int, ...]]:
     name, shape, options = request.param
     front = build(name, shape, options)
     assert front is not None

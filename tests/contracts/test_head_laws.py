@@ -59,7 +59,7 @@ def batch(model) -> Batch:
 
 
 def test_whole_is_stepwise(model, batch):
-    tokens = batch.inputs.values
+    tokens = batch.decoder_inputs.values
     whole = model(batch).logits
     state, logits = model.start(batch), []
     for step in range(tokens.size(1)):
@@ -78,7 +78,7 @@ def test_padding_and_batch_blind(model, batch):
     padded = model(Batch(longer, batch.target)).logits
     for row in range(4):
         alone = batch.select(torch.tensor([row]))
-        real = int(alone.gold.mask.sum())
+        real = int(alone.labels.mask.sum())
         assert_close(model(alone).logits[0, :real], together[row, :real], **CLOSE)
         assert_close(padded[row, :real], together[row, :real], **CLOSE)
 
@@ -89,15 +89,15 @@ def test_speaks_as_many_labels_as_it_must(model, batch):
         found = search(model, Batch(batch.source), strategy, longest=torch.full((4,), 20))
         for hypotheses, count in zip(found, wanted, strict=True):
             for one in hypotheses:
-                assert len(one.words) == count
-                assert min(one.words, default=len(SPECIALS)) >= len(SPECIALS)
+                assert len(one.text_ids) == count
+                assert min(one.text_ids, default=len(SPECIALS)) >= len(SPECIALS)
         targets = Padded.from_rows([[BOS, *row[0].ids] for row in found])
         for row, scores in zip(found, score(model, Batch(batch.source, targets)), strict=True):
             assert row[0].token_scores == pytest.approx(scores, abs=1e-4)
 
 
 def test_every_parameter_learns(model, batch):
-    gold = batch.gold
+    gold = batch.labels
     logits = model.train()(batch).logits
     torch.nn.functional.cross_entropy(logits[gold.mask], gold.values[gold.mask]).backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]

@@ -18,9 +18,9 @@ def test_leaving_in_place_is_leaving(going: list[bool], beams: int, seed: int) -
     state = State(fixed, past, beams)
     rows = _closed_up(torch.tensor(going))
     assert sorted(rows.tolist()) == [row for row, goes in enumerate(going) if goes]
-    copied = state.keep(rows)
+    copied = state.select_sources(rows)
     own = State({name: map_tensors(torch.clone, tree) for name, tree in fixed.items()}, past, beams)
-    moved = own.keep(rows, owned=True)
+    moved = own.select_sources(rows, owned=True)
     for one, other in zip(copied.fixed["memory"], moved.fixed["memory"], strict=True):
         assert torch.equal(one, other)
         assert other.is_contiguous()

@@ -23,7 +23,7 @@ def pad_more(part: Padded, extra: int, filling: int) -> Padded:
 
 
 def test_whole_is_stepwise(model, batch):
-    tokens = batch.inputs.values
+    tokens = batch.decoder_inputs.values
     whole = model.advance(tokens, model.start(batch), with_attention=True)
     state, logits, cross = model.start(batch), [], []
     for step in range(tokens.size(1)):
@@ -37,7 +37,7 @@ def test_whole_is_stepwise(model, batch):
 
 
 def test_in_pieces_is_whole(model, batch):
-    tokens = batch.inputs.values
+    tokens = batch.decoder_inputs.values
     whole = model.advance(tokens, model.start(batch)).logits
     first = model.advance(tokens[:, :2], model.start(batch))
     second = model.advance(tokens[:, 2:], first.state)
@@ -47,7 +47,7 @@ def test_in_pieces_is_whole(model, batch):
 def test_a_padded_prefix_leaves_no_trace(model):
     """Rows read prefixes of different lengths in one call, then go on together."""
     batch = example_batch([(5, 6), (3, 6), (4, 6)])
-    tokens, lengths = batch.inputs.values, [3, 1, 4]
+    tokens, lengths = batch.decoder_inputs.values, [3, 1, 4]
     prefix = Padded.from_rows([tokens[row, :length].tolist() for row, length in enumerate(lengths)])
     step = model.advance(prefix.values, model.start(batch), prefix.mask)
     follow = torch.stack([tokens[row, length : length + 2] for row, length in enumerate(lengths)])
@@ -60,7 +60,7 @@ def test_a_padded_prefix_leaves_no_trace(model):
 
 
 def test_causality(model, batch):
-    tokens = batch.inputs.values.clone()
+    tokens = batch.decoder_inputs.values.clone()
     before = model.advance(tokens, model.start(batch)).logits
     for place in range(1, tokens.size(1)):
         changed = tokens.clone()
@@ -75,7 +75,7 @@ def test_padding_blind(model, batch):
     for filling in (PAD, 5):
         longer = Batch(pad_more(batch.source, 3, filling) if batch.source else None, pad_more(batch.target, 2, filling))
         got = model(longer).logits
-        real = batch.gold.mask
+        real = batch.labels.mask
         assert_close(got[:, : expected.size(1)][real], expected[real], **CLOSE)
 
 
@@ -83,7 +83,7 @@ def test_batch_blind(model, batch):
     together = model(batch).logits
     for row in range(batch.size):
         alone = batch.select(torch.tensor([row]))
-        real = int(alone.gold.mask.sum())
+        real = int(alone.labels.mask.sum())
         assert_close(model(alone).logits[0, :real], together[row, :real], **CLOSE)
 
 
@@ -106,7 +106,7 @@ def test_attention_rows_sum_to_one_and_respect_the_mask(model, batch):
 
 def test_beams_share_the_memory(model, batch):
     """Repeated and reordered rows go on as their originals would, and the memory side is the very same tensors."""
-    tokens = batch.inputs.values
+    tokens = batch.decoder_inputs.values
     state = model.advance(tokens[:, :2], model.start(batch)).state
     beams = state.repeat(3)
     assert beams.fixed is state.fixed
@@ -116,7 +116,7 @@ def test_beams_share_the_memory(model, batch):
     follow = tokens[:, 2:3].repeat_interleave(3, 0)
     expected = model.advance(tokens[:, 2:3], state).logits.repeat_interleave(3, 0)
     assert_close(model.advance(follow, moved).logits, expected, **CLOSE)
-    kept = moved.keep(torch.tensor([1, 3]))
+    kept = moved.select_sources(torch.tensor([1, 3]))
     rows = torch.tensor([3, 4, 5, 9, 10, 11])
     assert_close(model.advance(follow[rows], kept).logits, expected[rows], **CLOSE)
 
@@ -124,7 +124,7 @@ def test_beams_share_the_memory(model, batch):
 def test_a_step_tells_what_the_output_layer_read(model, batch):
     step, decoder = model(batch), model.decoder
     inner = decoder.decoder if isinstance(decoder, (Copying, Joint)) else decoder
-    said = inner.advance(batch.inputs.values, model.start(batch)).logits
+    said = inner.advance(batch.decoder_inputs.values, model.start(batch)).logits
     assert_close(inner.output(step.hidden), said, **CLOSE)
     cross = model(batch, with_attention=True).attention.cross
     assert decoder.attends == ((0, 0) if cross is None else cross.shape[1:3])

@@ -80,9 +80,9 @@ def test_scores_of_every_token_are_the_same(lengths: list[tuple[int, int]]) -> N
     with torch.no_grad():
         alone, together = (model(batch).logits for batch in (padded, packed))
     wanted = torch.cat([alone[number, : len(pairs[number][1]) + 1] for number in order])
-    assert_close(together[packed.gold.mask], wanted, atol=1e-5, rtol=1e-4)
-    gold = torch.cat([padded.gold.values[number, : len(pairs[number][1]) + 1] for number in order])
-    assert packed.gold.values[packed.gold.mask].tolist() == gold.tolist()
+    assert_close(together[packed.labels.mask], wanted, atol=1e-5, rtol=1e-4)
+    gold = torch.cat([padded.labels.values[number, : len(pairs[number][1]) + 1] for number in order])
+    assert packed.labels.values[packed.labels.mask].tolist() == gold.tolist()
 
 
 @pytest.mark.parametrize("name", PACKED[:3])

@@ -48,18 +48,18 @@ def batch() -> Batch:
 
 
 def test_whole_is_stepwise_and_masks_leave_no_trace(model, batch):
-    tokens = batch.inputs.values
+    tokens = batch.decoder_inputs.values
     whole, state, logits = model(batch), model.start(batch), []
     for step in range(tokens.size(1)):
         one = model.advance(tokens[:, step : step + 1], state)
         state = one.state
         logits.append(one.logits)
     assert_close(torch.cat(logits, 1), whole.logits, **CLOSE)
-    padded = model.advance(tokens, model.start(batch), batch.inputs.mask).state
+    padded = model.advance(tokens, model.start(batch), batch.decoder_inputs.mask).state
     after = model.advance(torch.full((4, 1), 5), padded).logits
     for row in range(4):
         alone = batch.select(torch.tensor([row]))
-        own = model.advance(alone.inputs.values, model.start(alone)).state
+        own = model.advance(alone.decoder_inputs.values, model.start(alone)).state
         assert_close(model.advance(torch.full((1, 1), 5), own).logits[0], after[row], **CLOSE)
 
 
@@ -69,9 +69,9 @@ def test_padding_and_batch_blind_and_causal(model, batch):
     assert_close(model(Batch(longer, batch.target)).logits, together, **CLOSE)
     for row in range(4):
         alone = batch.select(torch.tensor([row]))
-        real = int(alone.gold.mask.sum())
+        real = int(alone.labels.mask.sum())
         assert_close(model(alone).logits[0, :real], together[row, :real], **CLOSE)
-    changed = batch.inputs.values.clone()
+    changed = batch.decoder_inputs.values.clone()
     changed[:, 3] = 7
     assert_close(model.advance(changed, model.start(batch)).logits[:, :3], together[:, :3], **CLOSE)
 
@@ -80,7 +80,7 @@ def test_a_score_is_ctcs_and_search_gives_it(model, batch):
     state = model(Batch(batch.source)).state
     lengths = batch.target.mask.sum(1) - 2
     paths, rows = state.fixed["paths"], state.fixed["rows"]
-    wanted = -F.ctc_loss(paths.transpose(0, 1), batch.gold.values, rows, lengths, blank=PAD, reduction="none")
+    wanted = -F.ctc_loss(paths.transpose(0, 1), batch.labels.values, rows, lengths, blank=PAD, reduction="none")
     assert_close(torch.tensor([sum(row) for row in score(model, batch)]), wanted.detach(), **CLOSE)
     for strategy in (Greedy(), Beam(width=3, length_penalty=0.0)):
         found = search(model, Batch(batch.source), strategy, longest=torch.full((4,), 20))
@@ -126,7 +126,7 @@ def test_the_widest_beam_finds_what_the_sum_over_all_paths_finds(rows: int, more
         assert float(logs.sum().exp()) == pytest.approx(chance, rel=1e-3, abs=1e-7)
     found = search(Fixed(fixed), example_batch([(3, 1)]), Beam(width=90, length_penalty=0.0), longest=torch.tensor([9]))
     best = max(chances, key=lambda text: chances[text])
-    assert found[0][0].words == best
+    assert found[0][0].text_ids == best
     assert found[0][0].score == pytest.approx(torch.tensor(chances[best]).log().item(), abs=1e-3)
 
 
@@ -162,9 +162,9 @@ def test_the_joint_loss_is_its_formula_and_teaches_both(batch):
     step = model(batch)
     fixed = step.state.fixed
     lengths = batch.target.mask.sum(1) - 2
-    paths = F.ctc_loss(fixed["paths"].transpose(0, 1), batch.gold.values, fixed["rows"], lengths, reduction="sum")
-    told = batch.gold.mask
-    said = F.cross_entropy(step.logits[told], batch.gold.values[told], reduction="sum")
+    paths = F.ctc_loss(fixed["paths"].transpose(0, 1), batch.labels.values, fixed["rows"], lengths, reduction="sum")
+    told = batch.labels.mask
+    said = F.cross_entropy(step.logits[told], batch.labels.values[told], reduction="sum")
     for weight in (0.0, 0.3, 1.0):
         loss = JointCtc(weight=weight, label_smoothing=0.0)(model, batch)
         assert_close(loss.total, (1 - weight) * said + weight * paths, **CLOSE)
@@ -172,8 +172,10 @@ def test_the_joint_loss_is_its_formula_and_teaches_both(batch):
     assert not [name for name, one in model.named_parameters() if one.grad is None]
     # Once trained, it says what decoder and rows agree on.
     model.eval()
-    alone = model.decoder.decoder.advance(batch.inputs.values, model.decoder.decoder.start(model.encoder(batch)))
-    spelling = advance_paths(fixed, begin_paths(fixed), batch.inputs.values)[1]
+    alone = model.decoder.decoder.advance(
+        batch.decoder_inputs.values, model.decoder.decoder.start(model.encoder(batch))
+    )
+    spelling = advance_paths(fixed, begin_paths(fixed), batch.decoder_inputs.values)[1]
     mixed = 0.6 * alone.logits.log_softmax(-1) + 0.4 * spelling
     assert_close(model(batch).logits[told].log_softmax(-1), mixed[told].log_softmax(-1), **CLOSE)
 

@@ -54,7 +54,7 @@ def test_projections_are_read_once(model: nn.Module, batch: Batch) -> None:
         state = made.start(batch)  # type: ignore[operator]
         for part in joint:
             part.all.register_forward_hook(lambda *_: calls.append(1))
-        made.advance(batch.inputs.values[:, :1], state)  # type: ignore[operator]
+        made.advance(batch.decoder_inputs.values[:, :1], state)  # type: ignore[operator]
     assert len(calls) == len(joint)
 
 

@@ -222,7 +222,7 @@ def test_a_state_takes_others_in(places, beams, owned, seed):
 
     old, new = state(6), state(7)
     before = [one.clone() for one in (*old.fixed["memory"], old.past["cells"])]
-    made = old.put(torch.tensor(places), new, owned=owned)
+    made = old.replace_sources(torch.tensor(places), new, owned=owned)
     pairs = zip(
         (*made.fixed["memory"], made.past["cells"]), before, (*new.fixed["memory"], new.past["cells"]), strict=True
     )

@@ -125,16 +125,18 @@ def test_a_store_keeps_the_parts_apart(tmp_path) -> None:
 def asking() -> Batch:
     target = Padded.from_rows([[BOS, 5, 6, 7, EOS], [BOS, 8, EOS]])
     asked = Padded.from_rows([[0, 1, 0, 1, 0], [0, 1, 0]])
-    return Batch(Padded.from_rows([[4, EOS]] * 2), target, rows=(0, 1), asked=Padded(asked.values.bool(), asked.mask))
+    return Batch(
+        Padded.from_rows([[4, EOS]] * 2), target, rows=(0, 1), loss_mask=Padded(asked.values.bool(), asked.mask)
+    )
 
 
 def test_only_what_is_asked_for_counts() -> None:
     batch = asking()
-    assert batch.gold.mask.tolist() == [[True, False, True, False], [True, False, False, False]]
-    assert batch.inputs.mask.tolist() == [[True] * 4, [True, True, False, False]]
+    assert batch.labels.mask.tolist() == [[True, False, True, False], [True, False, False, False]]
+    assert batch.decoder_inputs.mask.tolist() == [[True] * 4, [True, True, False, False]]
     assert (batch.tokens, batch.slots) == (12, 14)
     second = batch.select(torch.tensor([1]))
-    assert second.asked.values.tolist() == [[False, True, False]]
-    assert second.gold.mask.tolist() == [[True, False]]
+    assert second.loss_mask.values.tolist() == [[False, True, False]]
+    assert second.labels.mask.tolist() == [[True, False]]
     assert CrossEntropy().count(batch) == 3
-    assert batch.to("cpu").asked is not None
+    assert batch.to("cpu").loss_mask is not None

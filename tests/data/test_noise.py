@@ -166,9 +166,9 @@ def test_damage_depends_on_seed_epoch_and_row_alone(kind: str) -> None:
     assert second.source.values.tolist() == alone.source.values.tolist()
     assert both.target is not None
     assert both.source.mask.sum(1).tolist() == [row.index(EOS) + 1 for row in both.source.values.tolist()]
-    if both.asked is not None:
-        assert both.asked.values.shape == both.target.values.shape
-        assert not both.gold.mask[both.gold.values == EOS].any()
+    if both.loss_mask is not None:
+        assert both.loss_mask.values.shape == both.target.values.shape
+        assert not both.labels.mask[both.labels.values == EOS].any()
     if kind != "nothing":
         differing = [add_noise(clean(rows), noise, *key).source.values.tolist() for key in ((1, 3), (1, 4), (2, 3))]
         assert differing[0] not in differing[1:]

@@ -84,15 +84,15 @@ def _pairs(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
     assert batch.source is not None
     found = []
     for row in range(batch.size):
-        read, said = batch.inputs, batch.gold
-        assert batch.source.shared is not None
-        assert said.shared is not None
-        for owner in range(1, int(said.shared.owners[row].max()) + 1):
-            source = batch.source.shared.owners[row] == owner
-            target = said.shared.owners[row] == owner
+        read, said = batch.decoder_inputs, batch.labels
+        assert batch.source.layout is not None
+        assert said.layout is not None
+        for owner in range(1, int(said.layout.segment_ids[row].max()) + 1):
+            source = batch.source.layout.segment_ids[row] == owner
+            target = said.layout.segment_ids[row] == owner
             for part, here in ((batch.source, source), (said, target)):
-                assert part.shared is not None
-                assert part.shared.places[row][here].tolist() == list(range(int(here.sum())))
+                assert part.layout is not None
+                assert part.layout.positions[row][here].tolist() == list(range(int(here.sum())))
             found.append([part.values[row][here].tolist() for part, here in
                           ((batch.source, source), (read, target), (said, target))])  # fmt: skip
     return found  # type: ignore[return-value]
@@ -110,14 +110,14 @@ def test_a_store_in_packed_batches_is_the_store(tmp_path: Path) -> None:
     for index in range(batches.batches_in(0)):
         batch = batches.at(DataPosition(0, index))
         assert batch.source is not None
-        assert batch.source.values.shape == batch.inputs.values.shape == (4, 16)
+        assert batch.source.values.shape == batch.decoder_inputs.values.shape == (4, 16)
         held += _pairs(batch)
     plain = gather(store, np.arange(90))
     assert plain.source is not None
     wanted = []
     for row in range(90):
         source = plain.source.values[row][plain.source.mask[row]].tolist()
-        said = plain.gold.values[row][plain.gold.mask[row]].tolist()
+        said = plain.labels.values[row][plain.labels.mask[row]].tolist()
         assert said[-1] == EOS
         wanted.append([source, [BOS, *said[:-1]], said])
     assert sorted(held) == sorted(wanted)

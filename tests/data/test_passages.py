@@ -32,7 +32,7 @@ def put_together(lines: list[str], characters: int = 8) -> list[str]:
 
 def everything(batches: list[Batch]) -> list[int]:
     """All foretold tokens."""
-    return [token for batch in batches for token in batch.gold.values[batch.gold.mask].tolist()]
+    return [token for batch in batches for token in batch.labels.values[batch.labels.mask].tolist()]
 
 
 @given(LINES, st.integers(1, 40))

@@ -97,7 +97,7 @@ def test_damage_is_another_in_every_epoch_and_the_same_again(tmp_path):
         found = {}
         for index in range(made.batches_in(epoch)):
             batch = made.at(DataPosition(epoch, index))
-            assert torch.equal(batch.target.values[:, 1:][batch.gold.mask], batch.gold.values[batch.gold.mask])
+            assert torch.equal(batch.target.values[:, 1:][batch.labels.mask], batch.labels.values[batch.labels.mask])
             found.update(zip(batch.rows, batch.source.values.tolist(), strict=True))
         return found
 
@@ -263,5 +263,5 @@ def test_an_unknown_word_is_not_asked_for(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"the zebra sees the {one}\n" for one in "abcd"))
     data = prepare_data(settled, tokenizers)
     batch = data.batches(settled, tokenizers).at(DataPosition())
-    assert (batch.gold.values == UNK).any()
-    assert not (batch.gold.mask & (batch.gold.values == UNK)).any()
+    assert (batch.labels.values == UNK).any()
+    assert not (batch.labels.mask & (batch.labels.values == UNK)).any()

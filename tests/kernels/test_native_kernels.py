@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from transduce.contracts import Lists, Strategy
+from transduce.contracts import Shortlists, Strategy
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.constraints import RepetitionPenalty
 from transduce.decoding.search import search
@@ -157,7 +157,7 @@ def test_log_probabilities_are_exact_to_a_rounding(level: str, size: int, spread
     values = torch.randn(3, size, generator=torch.Generator().manual_seed(seed)) * spread
     product = Product(torch.eye(size), None, None)
     wanted = values.double().log_softmax(-1).sort(dim=-1, descending=True).values[:, :5]
-    every = Lists(torch.arange(size, dtype=torch.int32), torch.tensor([0, size]), torch.zeros(3, dtype=torch.long))
+    every = Shortlists(torch.arange(size, dtype=torch.int32), torch.tensor([0, size]), torch.zeros(3, dtype=torch.long))
     for lists in (None, every):
         logs = best(product, values, min(size, 5), lists=lists).logs
         torch.testing.assert_close(logs.double(), wanted, rtol=3e-7, atol=3e-7)
@@ -195,7 +195,7 @@ def test_the_best_of_a_list(
     logs[:, banned] = -torch.inf
     before = torch.get_num_threads()
     torch.set_num_threads(1 + seed % 3)
-    found = best(product, values, count, banned, Lists(tokens.int(), begins, which))
+    found = best(product, values, count, banned, Shortlists(tokens.int(), begins, which))
     torch.set_num_threads(before)
     wanted = logs.sort(dim=-1, descending=True, stable=True).values[:, :count]
     wanted = torch.nn.functional.pad(wanted, (0, count - wanted.size(1)), value=-torch.inf)
@@ -203,7 +203,9 @@ def test_the_best_of_a_list(
     real = found.logs > -torch.inf
     assert torch.allclose(logs.gather(1, found.tokens)[real], found.logs[real], atol=1e-4)
     for row in range(rows):  # its neighbours change nothing, to the bit
-        alone = best(product, values[row : row + 1], count, banned, Lists(tokens.int(), begins, which[row : row + 1]))
+        alone = best(
+            product, values[row : row + 1], count, banned, Shortlists(tokens.int(), begins, which[row : row + 1])
+        )
         assert torch.equal(alone.logs[0], found.logs[row])
         assert torch.equal(alone.tokens[0], found.tokens[row])
 

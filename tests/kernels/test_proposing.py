@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.contracts import Asked, Rule, Strategy
+from transduce.contracts import LogitsProcessor, Strategy, TopKRequest
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.constraints import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
 from transduce.decoding.continuous_batching import Wanted, refill
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
 from transduce.encoders.transformer import TransformerEncoder
-from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, Proposal, State
+from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State, TopK
 from transduce.inference.lowering import for_generation
 from transduce.inference.lowering.proposing import LeanDecoder
 from transduce.kernels.native import library as libraries
@@ -33,7 +33,7 @@ STRATEGIES: list[Strategy] = [
     FullBeam(width=3, stop="bound"),
     FullBeam(width=3, stop="full"),
 ]
-RULES: list[list[Rule]] = [
+RULES: list[list[LogitsProcessor]] = [
     [],
     [MinLength(3), Ban([7, 8])],
     [Ban([6], after=1), First(9)],
@@ -58,7 +58,11 @@ def network(kind: str = "both", ending: float = 1.5) -> Transducer:
 
 
 def found_by(
-    model: Transducer, strategy: Strategy, rules: Sequence[Rule], prefix: Padded | None = None, best: int | None = None
+    model: Transducer,
+    strategy: Strategy,
+    rules: Sequence[LogitsProcessor],
+    prefix: Padded | None = None,
+    best: int | None = None,
 ) -> list[list[Hypothesis]]:
     batch = Batch(Padded.from_rows(SOURCES))
     longest = torch.full((len(SOURCES),), LONGEST)
@@ -69,7 +73,9 @@ def found_by(
 @pytest.mark.parametrize("kind", ["both", "alone"])
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(type(rule).__name__ for rule in rules) or "none")
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: f"{type(one).__name__}-{getattr(one, 'stop', '')}")
-def test_what_is_proposed_is_what_all_scores_would_give(kind: str, rules: list[Rule], strategy: Strategy) -> None:
+def test_what_is_proposed_is_what_all_scores_would_give(
+    kind: str, rules: list[LogitsProcessor], strategy: Strategy
+) -> None:
     plain = network(kind)
     made = for_generation(plain, "fp32")
     assert made.proposes
@@ -87,12 +93,12 @@ def counted(model: Transducer, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     """How often each way through the decoder is taken from now on."""
     calls = {"propose": 0, "advance": 0, "rows": 0}
     kind = type(model.decoder)  # type: ignore[arg-type]
-    propose: Callable[..., Proposal] = kind.propose
+    propose: Callable[..., TopK] = kind.propose
     advance = kind.advance
 
-    def proposed(self: Any, tokens: torch.Tensor, state: State, asked: Asked) -> Proposal:
+    def proposed(self: Any, tokens: torch.Tensor, state: State, asked: TopKRequest) -> TopK:
         calls["propose"] += 1
-        calls["rows"] += int(asked.alive.sum())
+        calls["rows"] += int(asked.active.sum())
         return propose(self, tokens, state, asked)
 
     def advanced(self: Any, *given: Any, **named: Any) -> Any:
@@ -153,7 +159,7 @@ def test_a_beam_of_one_reads_fewer_rows_for_one_answer(monkeypatch: pytest.Monke
     assert [line[0] for line in one] == [line[0] for line in several]
 
 
-KINDS: list[Callable[[int], Rule]] = [
+KINDS: list[Callable[[int], LogitsProcessor]] = [
     MinLength,
     NoRepeat,
     lambda number: RepetitionPenalty(1.0 + number),
@@ -165,7 +171,9 @@ KINDS: list[Callable[[int], Rule]] = [
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 4), st.integers(0, 5), st.integers(0, 99))
-def test_what_a_rule_forbids_is_what_it_does(kind: Callable[[int], Rule], number: int, said: int, seed: int) -> None:
+def test_what_a_rule_forbids_is_what_it_does(
+    kind: Callable[[int], LogitsProcessor], number: int, said: int, seed: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     rule, scores = kind(number), torch.randn(3, 12, generator=draw)
     spoken = torch.randint(4, 12, (3, said), generator=draw)
@@ -195,7 +203,7 @@ def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
 @pytest.mark.parametrize("rules", [*RULES[:2], [Ban([7, 8])]], ids=["free", "by length", "always"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
 def test_rows_that_stand_at_different_places_are_proposed_for(
-    strategy: Strategy, rules: list[Rule], precision: Any
+    strategy: Strategy, rules: list[LogitsProcessor], precision: Any
 ) -> None:
     """Sources come into places that are free: kernels read each row's own place, and leave out those that are done."""
     model = for_generation(network(), precision)

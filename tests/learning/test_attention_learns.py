@@ -59,7 +59,7 @@ def test_learns(kind):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 6e-3, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
         batch = pairs(task, 48, chance)
-        gold = batch.gold
+        gold = batch.labels
         loss = F.cross_entropy(model(batch).logits[gold.mask], gold.values[gold.mask])
         optimiser.zero_grad()
         loss.backward()
@@ -71,7 +71,7 @@ def test_learns(kind):
     found = search(model, test, Greedy(), longest=torch.full((300,), LONGEST + 2))
     right = [
         list(one[0].ids) == row[mask].tolist()
-        for one, row, mask in zip(found, test.gold.values, test.gold.mask, strict=True)
+        for one, row, mask in zip(found, test.labels.values, test.labels.mask, strict=True)
     ]
     reached = 100 * sum(right) / len(right)
     assert reached >= exact, f"{reached:.1f} % of {exact} %"

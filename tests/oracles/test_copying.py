@@ -49,7 +49,7 @@ def test_the_mixture(encoder, decoder, copying):
     model, batch = build(encoder, decoder, copying), a_batch()
     step = model(batch, with_attention=True)
     assert isinstance(model.decoder, Copying)
-    plain = model.decoder.decoder.advance(batch.inputs.values, model.start(batch), with_attention=True)
+    plain = model.decoder.decoder.advance(batch.decoder_inputs.values, model.start(batch), with_attention=True)
     for row in range(batch.size):
         source = batch.source.values[row][batch.source.mask[row]].tolist()
         for place in range(plain.logits.size(1)):

@@ -346,7 +346,7 @@ def test_weights_that_are_made_together_are_the_same_and_are_taken(bias: bool, m
 
 def test_a_packed_batch_falls_back_nowhere(launches: Counter[str]) -> None:
     packing, lines = Packing(2, 16, 16), np.array([0, 0, 1])
-    source, said = ([part.values[row][part.mask[row]] for row in range(3)] for part in (BATCH.source, BATCH.gold))
+    source, said = ([part.values[row][part.mask[row]] for row in range(3)] for part in (BATCH.source, BATCH.labels))
     sides = ((torch.cat(side).numpy(), np.array(list(map(len, side)))) for side in (source, said))
     model = model_of(dropout=0.2)
     with free_launches(), torch.autocast("cpu", torch.bfloat16):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_fused_steps import SHAPES, Written, build, sources
 
-from transduce.contracts import Choice, Strategy
+from transduce.contracts import Selection, Strategy
 from transduce.decoding import beam_update as choosing
 from transduce.decoding.search import Live, Paths, search
 from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
@@ -92,7 +92,7 @@ def test_a_search_goes_on_the_same(strategy: Strategy, enough: int | None, monke
         totals = (live.totals - torch.rand(sources, beams, device=DEVICE)).sort(1, descending=True).values
         tokens = torch.randint(EOS, EOS + 4, (sources, beams), device=DEVICE)
         parents = torch.randint(0, beams, (sources, beams), device=DEVICE)
-        choice, chosen = Choice(parents, tokens, totals), torch.randn(sources, beams, device=DEVICE)
+        choice, chosen = Selection(parents, tokens, totals), torch.randn(sources, beams, device=DEVICE)
         wanted = choosing.advance(strategy, live, choice, chosen, asked)
         found = settling.settled(live, choice, chosen, strategy, asked)
         for name in ("history", "scores", "totals", "lengths", "drawn"):

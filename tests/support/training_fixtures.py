@@ -45,7 +45,7 @@ class TinyModel(nn.Module):
         assert batch.source is not None
         words = self.embedding(batch.source.values) * batch.source.mask[..., None]  # B S D
         mean = words.sum(1) / batch.source.mask.sum(1, keepdim=True)  # B D
-        seen = self.embedding(batch.inputs.values)  # B T D
+        seen = self.embedding(batch.decoder_inputs.values)  # B T D
         both = torch.cat([seen, mean[:, None].expand_as(seen)], -1)
         return Step(self.output(self.dropout(self.norm(self.mix(both)).tanh())), State({}, {}))
 

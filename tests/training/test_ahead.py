@@ -22,7 +22,7 @@ class Poisoned(CrossEntropy):
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         loss = super().__call__(model, batch)
-        bad = torch.equal(batch.gold.values, TinyBatches().at(DataPosition(0, 3)).gold.values)
+        bad = torch.equal(batch.labels.values, TinyBatches().at(DataPosition(0, 3)).labels.values)
         return Loss(loss.total * float("nan"), loss.parts) if bad else loss
 
 

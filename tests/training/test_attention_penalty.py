@@ -33,7 +33,7 @@ def direct(kind: str, weights: torch.Tensor, batch: Batch) -> float:
     """weights B T S, cell by cell."""
     total = 0.0
     for row in range(batch.size):
-        steps, places = int(batch.gold.mask[row].sum()), int(batch.source.mask[row].sum())
+        steps, places = int(batch.labels.mask[row].sum()), int(batch.source.mask[row].sum())
         for place in range(places):
             looks = [float(weights[row, step, place]) for step in range(steps)]
             if kind == "doubly_stochastic":

@@ -120,7 +120,7 @@ def test_the_gradient_is_that_of_the_mean_over_real_tokens() -> None:
     model = TinyModel().double()
     batch = TinyBatches(7).at(DataPosition())
     logits = model(batch).logits.flatten(0, 1)
-    gold = batch.gold.values.masked_fill(~batch.gold.mask, -1).flatten()
+    gold = batch.labels.values.masked_fill(~batch.labels.mask, -1).flatten()
     loss = nn.functional.cross_entropy(logits, gold, ignore_index=-1, label_smoothing=0.1)
     loss.backward()
     for name, parameter in model.named_parameters():

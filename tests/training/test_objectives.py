@@ -65,7 +65,7 @@ def test_cross_entropy_is_torchs_and_the_formulas(case: tuple[Batch, Tensor], sm
     objective = CrossEntropy(label_smoothing=smoothing)
     loss = objective(saying(logits), batch)
     (own,) = torch.autograd.grad(loss.total, logits)
-    gold = batch.gold.values.masked_fill(~batch.gold.mask, -1)
+    gold = batch.labels.values.masked_fill(~batch.labels.mask, -1)
     expected = F.cross_entropy(
         logits.flatten(0, 1), gold.flatten(), ignore_index=-1, label_smoothing=smoothing, reduction="sum"
     )
@@ -73,12 +73,12 @@ def test_cross_entropy_is_torchs_and_the_formulas(case: tuple[Batch, Tensor], sm
     torch.testing.assert_close(loss.total, expected)
     torch.testing.assert_close(own, reference)
     direct = 0.0
-    for row, column in batch.gold.mask.nonzero().tolist():
+    for row, column in batch.labels.mask.nonzero().tolist():
         scores = logits[row, column].detach().double().log_softmax(-1)
         direct += float((1 - smoothing) * -scores[gold[row, column]] + smoothing * -scores.mean())
     # Single precision: the error is as large as the rounding of the largest logit, however small the loss.
     assert loss.total.item() == pytest.approx(direct, rel=1e-5, abs=1e-5)
-    assert objective.count(batch) == sum(int(part) for part in batch.gold.mask.sum(1))
+    assert objective.count(batch) == sum(int(part) for part in batch.labels.mask.sum(1))
     plain = CrossEntropy(label_smoothing=0.0)(saying(logits), batch)
     torch.testing.assert_close(loss.parts["nll"], plain.total)
 
@@ -134,9 +134,9 @@ def test_r_drop_is_its_formula(case: tuple[Batch, Tensor], weight: float, seed: 
     second = first + torch.randn_like(first)
     loss = RDrop(weight=weight, label_smoothing=0.0)(saying(first, second), batch)
     nll = apart = 0.0
-    for row, column in batch.gold.mask.nonzero().tolist():
+    for row, column in batch.labels.mask.nonzero().tolist():
         p, q = (x[row, column].double().softmax(-1) for x in (first, second))
-        truth = int(batch.gold.values[row, column])
+        truth = int(batch.labels.values[row, column])
         nll -= float(p[truth].log() + q[truth].log()) / 2
         apart += float((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
     assert loss.parts["nll"].item() == pytest.approx(nll, rel=1e-4, abs=1e-4)
@@ -177,15 +177,15 @@ def test_scheduled_sampling_reads_its_own_predictions(kind: str) -> None:
     logits = model.model(batch).logits.detach()
     logits[..., [PAD, BOS, EOS]] = -torch.inf
     said = logits.argmax(-1)
-    read = second.inputs.values
+    read = second.decoder_inputs.values
     assert (read[:, 0] == BOS).all()
-    inside = batch.gold.mask[:, 1:]
+    inside = batch.labels.mask[:, 1:]
     assert torch.equal(read[:, 1:][inside], said[:, :-1][inside])
-    assert torch.equal(second.gold.mask, batch.gold.mask)
+    assert torch.equal(second.labels.mask, batch.labels.mask)
     assert first is batch
     # The gold is what it was: the loss is that of the original target after the mixed inputs.
     scores = model.model(second).logits.log_softmax(-1)
-    direct = -scores.gather(-1, batch.gold.values[..., None]).squeeze(-1)[batch.gold.mask].sum()
+    direct = -scores.gather(-1, batch.labels.values[..., None]).squeeze(-1)[batch.labels.mask].sum()
     torch.testing.assert_close(loss.total, direct)
 
 
@@ -196,11 +196,11 @@ def test_scheduled_sampling_mixes_by_its_rate() -> None:
         model = Recorder(TinyModel())
         torch.manual_seed(1)
         ScheduledSampling(rate=rate, choice="sample")(model, batch)
-        changed = (model.given[1].gold.values != batch.gold.values)[batch.gold.mask].float().mean()
+        changed = (model.given[1].labels.values != batch.labels.values)[batch.labels.mask].float().mean()
         assert changed <= rate
         assert changed >= 0.8 * rate  # a few own predictions are the gold itself
         outside = ~batch.target.mask
-        assert torch.equal(model.given[1].gold.values[outside[:, 1:]], batch.gold.values[outside[:, 1:]])
+        assert torch.equal(model.given[1].labels.values[outside[:, 1:]], batch.labels.values[outside[:, 1:]])
     plain, none = CrossEntropy()(TinyModel(), batch), ScheduledSampling(rate=0.0)(TinyModel(), batch)
     torch.testing.assert_close(plain.total, none.total)
 
@@ -224,9 +224,9 @@ def test_distillation_is_its_formula(case: tuple[Batch, Tensor], temperature: fl
     objective = Distillation(saying(taught), temperature=temperature, weight=weight)
     loss = objective(saying(logits), batch)
     total = 0.0
-    for row, column in batch.gold.mask.nonzero().tolist():
+    for row, column in batch.labels.mask.nonzero().tolist():
         q, p = ((x[row, column].double() / temperature).softmax(-1) for x in (taught, logits))
-        nll = -logits[row, column].double().log_softmax(-1)[int(batch.gold.values[row, column])]
+        nll = -logits[row, column].double().log_softmax(-1)[int(batch.labels.values[row, column])]
         total += float((1 - weight) * nll + weight * temperature**2 * (q * (q / p).log()).sum())
     assert loss.total.item() == pytest.approx(total, rel=1e-4, abs=1e-4)
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
-from transduce.model import Vectors
+from transduce.model import PairEmbeddings
 from transduce.objectives import Contrastive, path_cost
 
 
-def giving(source: Tensor, target: Tensor) -> Callable[[Batch], Vectors]:
+def giving(source: Tensor, target: Tensor) -> Callable[[Batch], PairEmbeddings]:
     """A model that gives these vectors, whatever it reads."""
-    return lambda batch: Vectors(source, target)
+    return lambda batch: PairEmbeddings(source, target)
 
 
 def different(rows: int) -> Batch:

@@ -41,7 +41,7 @@ def test_same_weights_after_updates_with_dropout():
     for asked in (False, True):
         update = update_of(asked)
         for step in range(1, 4):
-            result = update(Work([Piece(0, batch)], int(batch.gold.mask.sum())), step, 0.01)
+            result = update(Work([Piece(0, batch)], int(batch.labels.mask.sum())), step, 0.01)
             assert not result.bad
         weights.append(update.model.state_dict())
     for name, weight in weights[0].items():

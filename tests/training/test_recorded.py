@@ -30,7 +30,7 @@ def test_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
     made = rounded(batch, budget)
     assert made.source is not None
     assert made.target is not None
-    assert made.source.values.size(1) % COLUMNS == made.inputs.values.size(1) % COLUMNS == 0
+    assert made.source.values.size(1) % COLUMNS == made.decoder_inputs.values.size(1) % COLUMNS == 0
     columns = made.source.values.size(1) + made.target.values.size(1)
     assert made.size % max(1, budget // columns // ROWS) == 0
     assert made.size < len(lengths) + max(1, budget // columns // ROWS)
@@ -44,7 +44,7 @@ def test_nothing_is_filled_up_beyond_the_last_place(lengths: list[tuple[int, int
     made = rounded(batch, 100, most)
     assert batch.source is not None
     assert made.source is not None
-    for before, after in ((batch.source, made.source), (batch.inputs, made.inputs)):
+    for before, after in ((batch.source, made.source), (batch.decoder_inputs, made.decoder_inputs)):
         assert after.values.size(1) <= max(before.values.size(1), most)
         assert after.values.size(1) % COLUMNS == 0 or after.values.size(1) >= most
 

@@ -84,7 +84,7 @@ def enumerate_paths(model, objective, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Drawn, "forward", lambda _, scores, mask, forced=forced: forced.choose(scores, mask))
             scores = model(BATCH).logits.log_softmax(-1)
-        cost = -scores.gather(-1, BATCH.gold.values[..., None]).sum()
+        cost = -scores.gather(-1, BATCH.labels.values[..., None]).sum()
         yield sum(forced.logs).exp(), cost, estimate
 
 
@@ -274,7 +274,7 @@ def learn(weight: float, entropy: float, steps: int = 400) -> float:
         schedule.step()
     test = reversed_batch(pairs(300, draw))
     found = search(model.eval(), test, Greedy(), longest=torch.full((300,), 6))
-    gold = zip(test.gold.values, test.gold.mask, strict=True)
+    gold = zip(test.labels.values, test.labels.mask, strict=True)
     right = [list(one[0].ids) == row[mask].tolist() for one, (row, mask) in zip(found, gold, strict=True)]
     return 100 * sum(right) / len(right)
 

@@ -76,7 +76,7 @@ def test_minimum_risk_is_its_formula(kind: str, cost: str, sharpness: float, wei
         ids = [one for one, owner in zip(candidates.ids, candidates.owners.tolist(), strict=True) if owner == row]
         gold = ids[0]
         assert len(set(ids)) == len(ids) > 1
-        assert list(gold) == batch.gold.values[row][batch.gold.mask[row]].tolist()
+        assert list(gold) == batch.labels.values[row][batch.labels.mask[row]].tolist()
         alone = batch.select(torch.tensor([row]))
         logs = [one_by_one(model, alone, one) for one in ids]
         powers = [math.exp(sharpness * log) for log in logs]

@@ -81,10 +81,10 @@ def test_the_gradient_is_that_of_a_network_whose_state_is_cut(window: int) -> No
     words = table.detach().clone().requires_grad_()
     weight, bias = (names[f"decoder.output.layer.{name}"].detach().clone() for name in ("weight", "bias"))
     state, total = torch.zeros(2, batch.size, 6).double(), torch.zeros(()).double()
-    for begin in range(0, batch.inputs.values.size(1), window):
+    for begin in range(0, batch.decoder_inputs.values.size(1), window):
         now = slice(begin, begin + window)
-        hidden, state = own(F.embedding(batch.inputs.values[:, now], words) * math.sqrt(6), state.detach())
-        gold = batch.gold.values[:, now].masked_fill(~batch.gold.mask[:, now], -1)
+        hidden, state = own(F.embedding(batch.decoder_inputs.values[:, now], words) * math.sqrt(6), state.detach())
+        gold = batch.labels.values[:, now].masked_fill(~batch.labels.mask[:, now], -1)
         logits = F.linear(hidden, weight, bias)
         total = total + F.cross_entropy(logits.flatten(0, 1), gold.flatten(), ignore_index=-1, reduction="sum")
     total.backward()

@@ -55,7 +55,7 @@ def test_gradients_come_from_both(encoder, decoder, share, tie):
     model, twin = build(encoder, decoder, share, tie), build(encoder, decoder, "none", tie)
     twin.load_state_dict(model.state_dict())
     for network in (model, twin):
-        torch.nn.functional.cross_entropy(network(BATCH).logits.flatten(0, 1), BATCH.gold.values.flatten()).backward()
+        torch.nn.functional.cross_entropy(network(BATCH).logits.flatten(0, 1), BATCH.labels.values.flatten()).backward()
     assert_close(model(BATCH).logits, twin(BATCH).logits)
     places: dict[int, list[torch.Tensor]] = {}
     own = dict(twin.named_parameters(remove_duplicate=False))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.contracts import Normaliser, Score
+from transduce.contracts import AttentionScore, Normaliser
 from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.kernels import attention_decode as few
@@ -23,7 +23,7 @@ class Attend(nn.Module):
     """
 
     def __init__(
-        self, score: Score, normaliser: Normaliser, dropout: float = 0.0, *, carries_past: bool = False
+        self, score: AttentionScore, normaliser: Normaliser, dropout: float = 0.0, *, carries_past: bool = False
     ) -> None:
         super().__init__()
         self.remembers = score.remembers or normaliser.remembers

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from transduce.attention.attend import Attend
-from transduce.contracts import Normaliser, Score
+from transduce.contracts import AttentionScore, Normaliser
 from transduce.errors import InputError
 from transduce.layers.feed_forward import dense, side_by_side, through
 
@@ -24,7 +24,7 @@ class Heads:
 
     number: int
     key_number: int  # heads of keys and values, each shared by a group of query heads
-    score: type[Score]
+    score: type[AttentionScore]
     normaliser: type[Normaliser]
     projections: Projections = "all"
     bias: bool = True

@@ -9,21 +9,21 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from transduce.contracts import Count, Position
+from transduce.contracts import Count, PositionEncoding
 from transduce.errors import InputError
 from transduce.layers.feed_forward import dense
 
 Join = Literal["add", "concatenate"]
 
 
-class NoPosition(Position):
+class NoPosition(PositionEncoding):
     """no positions: without a causal mask the order of the rows cannot matter"""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
 
 
-class Embedded(Position):
+class Embedded(PositionEncoding):
     """What the kinds with one vector a position share: x + p, or W [x; p] where the two are concatenated."""
 
     def __init__(self, width: int, join: Join) -> None:
@@ -96,7 +96,7 @@ class Learned(Embedded):
 
 def places(model: nn.Module) -> int | None:
     """Where the places of a model end, so that nothing is filled up beyond; None: nowhere."""
-    ends = [part.longest for part in model.modules() if isinstance(part, Position) and part.longest is not None]
+    ends = [part.longest for part in model.modules() if isinstance(part, PositionEncoding) and part.longest is not None]
     return min(ends, default=None)
 
 
@@ -107,7 +107,7 @@ def may_look(values: Tensor) -> bool:
     return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-class Rotary(Position):
+class Rotary(PositionEncoding):
     """queries and keys turned by angles that grow with the position (Su 2021)"""
 
     frequencies: Tensor
@@ -126,7 +126,7 @@ class Rotary(Position):
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-class RelativeBias(Position):
+class RelativeBias(PositionEncoding):
     """one trained number a head and a bucket of distances, added to the scores (Raffel 2020)"""
 
     def __init__(self, width: int, heads: int, causal: bool, *, buckets: Count = 32, distance: Count = 128) -> None:
@@ -152,7 +152,7 @@ class RelativeBias(Position):
         return side + torch.where(away < exact, away, far)
 
 
-class Shaw(Position):
+class Shaw(PositionEncoding):
     """one trained vector a clipped distance, added to the keys: q . (k + a) (Shaw 2018)"""
 
     def __init__(self, width: int, heads: int, causal: bool, *, reach: Count = 16) -> None:
@@ -167,7 +167,7 @@ class Shaw(Position):
         return every.gather(-1, offsets[:, None].expand(heads.size(0), heads.size(1), -1, -1))  # R H T S
 
 
-class ALiBi(Position):
+class ALiBi(PositionEncoding):
     """a penalty that grows with the distance, at a slope of its own for each head (Press 2022)"""
 
     slopes: Tensor
@@ -181,10 +181,10 @@ class ALiBi(Position):
         return -(keys[:, None, None, :] - queries[:, None, :, None]).abs() * self.slopes  # . H T S
 
 
-def embedded_only(position: Position, reader: str) -> Position:
+def embedded_only(position: PositionEncoding, reader: str) -> PositionEncoding:
     """Refuses a kind that speaks in self-attention where there is none."""
     kind = type(position)
-    if kind.turn is not Position.turn or kind.bias is not Position.bias:
+    if kind.turn is not PositionEncoding.turn or kind.bias is not PositionEncoding.bias:
         raise InputError(
             f"{kind.__name__} positions speak in the scores of self-attention, and {reader} has none",
             remedy="choose position: sinusoidal, learned or none",
@@ -192,7 +192,7 @@ def embedded_only(position: Position, reader: str) -> Position:
     return position
 
 
-def free_of_heads(position: Position, head_width: int | None) -> None:
+def free_of_heads(position: PositionEncoding, head_width: int | None) -> None:
     """Refuses a kind that turns or meets every head, whose width is then the model's divided by the heads."""
     if isinstance(position, (Rotary, Shaw)):
         raise InputError(
@@ -201,7 +201,7 @@ def free_of_heads(position: Position, head_width: int | None) -> None:
         )
 
 
-POSITIONS: dict[str, type[Position]] = {
+POSITIONS: dict[str, type[PositionEncoding]] = {
     "none": NoPosition,
     "sinusoidal": Sinusoidal,
     "learned": Learned,

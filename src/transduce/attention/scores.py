@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Count, Score
+from transduce.contracts import AttentionScore, Count
 from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.kernels.additive import additive_contexts, additive_scores, meets, reads
 from transduce.kernels.dispatch import attached
 
 
-class Dot(Score):
+class Dot(AttentionScore):
     """s . h (Luong 2015)"""
 
     def __init__(self, query_width: int, memory_width: int) -> None:
@@ -38,7 +38,7 @@ class ScaledDot(Dot):
         self.scale = 1 / math.sqrt(query_width)
 
 
-class Bilinear(Score):
+class Bilinear(AttentionScore):
     """s W h (Luong 2015, "general")"""
 
     def __init__(self, query_width: int, memory_width: int) -> None:
@@ -53,7 +53,7 @@ class Bilinear(Score):
         return query @ keys.transpose(-1, -2)  # ... T S
 
 
-class MLP(Score):
+class MLP(AttentionScore):
     """v . tanh(W s + U h) (Bahdanau 2015)"""
 
     def __init__(self, query_width: int, memory_width: int) -> None:
@@ -132,7 +132,7 @@ class Location(MLP):
         return self._score(self._meet(query, keys) + places)
 
 
-SCORES: dict[str, type[Score]] = {
+SCORES: dict[str, type[AttentionScore]] = {
     "dot": Dot,
     "scaled_dot": ScaledDot,
     "bilinear": Bilinear,

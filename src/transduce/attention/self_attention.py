@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.attention.multihead import Heads, MultiHead
-from transduce.contracts import Position
+from transduce.contracts import PositionEncoding
 from transduce.flow import Tree
 from transduce.layers.feed_forward import FeedForward, dense
 
@@ -60,7 +60,7 @@ def shade(mask: Tensor) -> Tensor:
 class View:
     """What the rows of one call may see of their sequence, and where everything stands."""
 
-    position: Position
+    position: PositionEncoding
     queries: Tensor  # 1 T or R T: places of the new rows
     keys: Tensor  # 1 U or R U: places of all rows so far, the new ones included
     mask: Tensor | None = None  # broadcastable to R H T U

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transduce.contracts import Sight, Window
+from transduce.contracts import Window, WindowMask
 from transduce.flow import Tree
 from transduce.layers.feed_forward import dense
 
@@ -28,12 +28,12 @@ class Predicted(Window):
         self.query = dense(query_width, query_width, bias=False)
         self.vector = dense(query_width, 1, bias=False)
 
-    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> Sight:
+    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> WindowMask:
         lengths = mask.sum(-1)  # B 1
         centres = lengths * self.vector(torch.tanh(self.query(query))).squeeze(-1).sigmoid()  # B T
         distances = _distances(mask, centres)
         bias = -2 * (distances / self.reach).square()  # -d^2 / (2 sigma^2)
-        return Sight(mask & (distances.abs() <= self.reach), bias)
+        return WindowMask(mask & (distances.abs() <= self.reach), bias)
 
 
 class Monotonic(Window):
@@ -51,9 +51,9 @@ class Monotonic(Window):
     def remember(self, past: Tree, weights: Tensor) -> Tree:
         return {"steps": past["steps"] + 1}
 
-    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> Sight:
+    def forward(self, query: Tensor, mask: Tensor, past: Tree) -> WindowMask:
         centres = torch.minimum(past["steps"].squeeze(-1), mask.sum(-1) - 1)  # B T
-        return Sight(mask & (_distances(mask, centres).abs() <= self.reach))
+        return WindowMask(mask & (_distances(mask, centres).abs() <= self.reach))
 
 
 WINDOWS: dict[str, type[Window]] = {"predicted": Predicted, "monotonic": Monotonic}

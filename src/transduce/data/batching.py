@@ -1,4 +1,4 @@
-"""A store enters, a `Batch` leaves for any `Position`: resume seeks, it does not replay.
+"""A store enters, a `Batch` leaves for any `DataPosition`: resume seeks, it does not replay.
 
 The batches of an epoch are a pure function of the seed, the epoch and the lengths (see plan.py), so a position is two
 numbers and nothing else has to be remembered.

@@ -1,4 +1,4 @@
-"""A store of running text enters, batches of its passages leave for any `Position`: resume seeks, as with pairs.
+"""A store of running text enters, batches of its passages leave for any `DataPosition`: resume seeks, as with pairs.
 
 A file is one stream of ids, <s> first and </s> last. A passage of N tokens is a row of N + 1 ids: every one but the
 first is foretold, and the last one begins the next passage, so each token is foretold exactly once in an epoch. The

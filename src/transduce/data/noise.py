@@ -170,7 +170,7 @@ def add_noise(batch: Batch, noise: Noise, seed: int, epoch: int = HELD_OUT) -> B
     return replace(
         batch,
         source=Padded.from_rows([[*one.ids, EOS] for one in found]),
-        asked=None if marks is None else Padded(marks.values.bool(), marks.mask),
+        loss_mask=None if marks is None else Padded(marks.values.bool(), marks.mask),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from transduce.flow import BOS, PAD, Batch, Padded, Shared
+from transduce.flow import BOS, PAD, Batch, PackedLayout, Padded
 
 AIM = 0.99  # share of the room that is dealt out at first; what finds none begins further rows
 STRIP = 64  # pairs of like length among which those that suit a row's two sides are chosen
@@ -58,13 +58,13 @@ class Packing:
         (sources, source_lengths), (targets, target_lengths) = sides
         source = self._laid(sources, source_lengths, lines, self.source)
         said = self._laid(targets, target_lengths, lines, self.target)
-        assert said.shared is not None
-        owners, places = said.shared.owners, said.shared.places
+        assert said.layout is not None
+        owners, places = said.layout.segment_ids, said.layout.positions
         # A decoder reads what it said a place before. Where nothing is left to read, it reads on in the last pair, for
         # there must be something to see: no token of that pair looks ahead.
         read = said.values.roll(1, 1).masked_fill(places == 0, BOS).masked_fill(~said.mask, PAD)
         last = owners.cummax(1).values
-        return Batch(source, Padded(read, said.mask, Shared(last, places)), said=said)
+        return Batch(source, Padded(read, said.mask, PackedLayout(last, places)), packed_labels=said)
 
     def _laid(self, ids: np.ndarray, lengths: np.ndarray, lines: np.ndarray, width: int) -> Padded:
         """Sequences end to end in their rows."""
@@ -76,7 +76,7 @@ class Packing:
         values, owners, places = (np.zeros(self.rows * width, np.int64) for _ in range(3))
         values[where], owners[where], places[where] = ids, (np.arange(len(lines)) - first + 1)[pair], place
         made = [torch.from_numpy(part.reshape(self.rows, width)) for part in (values, owners, places)]
-        return Padded(made[0], made[1] > 0, Shared(*made[1:]))
+        return Padded(made[0], made[1] > 0, PackedLayout(*made[1:]))
 
 
 Ragged = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each row has

@@ -13,7 +13,15 @@ from transduce.attention.attend import Attend
 from transduce.attention.normalisers import Softmax
 from transduce.attention.scores import MLP, Bilinear
 from transduce.attention.windows import WINDOWS
-from transduce.contracts import AttentionPart, Normaliser, Read, Reader, Score, Sight, Window
+from transduce.contracts import (
+    AttentionPart,
+    AttentionScore,
+    ContextMechanism,
+    ContextOutput,
+    Normaliser,
+    Window,
+    WindowMask,
+)
 from transduce.errors import InputError
 from transduce.flow import Memory, State, Tree, map_tensors
 from transduce.layers.feed_forward import dense
@@ -22,18 +30,18 @@ Neighbourhood = Literal["whole", "predicted", "monotonic"]  # the whole memory, 
 Reach = Annotated[int, Ge(0)]
 
 
-class Start(Reader):
+class Start(ContextMechanism):
     """the memory is seen once, as the first state: s_0 = dense(h_T) (Sutskever 2014)"""
 
     def __init__(self, width: int, memory_width: int) -> None:
         super().__init__()
         self.output_width = width
 
-    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
-        return Read(hidden, {})
+    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
+        return ContextOutput(hidden, {})
 
 
-class Every(Reader):
+class Every(ContextMechanism):
     """the one vector again at every step: s_t = f(y_{t-1}, s_{t-1}, c) (Cho 2014)"""
 
     def __init__(self, width: int, memory_width: int) -> None:
@@ -43,14 +51,14 @@ class Every(Reader):
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
         return {"summary": memory.summary}, {}
 
-    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read:
+    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput:
         summary = state.fixed["summary"]
         every_row = summary.repeat_interleave(state.beams, 0)[:, None].expand(-1, steps, -1)  # R T D
-        return Read(every_row, {})
+        return ContextOutput(every_row, {})
 
-    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
         assert fed is not None
-        return Read(torch.cat((hidden, fed.output), -1), {})
+        return ContextOutput(torch.cat((hidden, fed.output), -1), {})
 
 
 def _window(kind: Neighbourhood, width: int, reach: int) -> Window | None:
@@ -67,7 +75,7 @@ def _window(kind: Neighbourhood, width: int, reach: int) -> Window | None:
     return None if kind == "whole" else WINDOWS[kind](width, reach)
 
 
-class AttentionReader(Reader):
+class AttentionReader(ContextMechanism):
     """What the two attention readers share: keys computed once a source, beams as further query rows.
 
     Each part that remembers keeps its past under its own name; such a reader goes one step at a time.
@@ -76,7 +84,12 @@ class AttentionReader(Reader):
     attends = True
 
     def __init__(
-        self, width: int, memory_width: int, score: type[Score], normaliser: type[Normaliser], window: Window | None
+        self,
+        width: int,
+        memory_width: int,
+        score: type[AttentionScore],
+        normaliser: type[Normaliser],
+        window: Window | None,
     ) -> None:
         super().__init__()
         self.attend = Attend(score(width, memory_width), normaliser(), carries_past=True)
@@ -92,7 +105,7 @@ class AttentionReader(Reader):
         seen = {name: part.start(memory.mask) for name, part in self._parts().items()}
         return fixed, {"seen": seen} if self.remembers else {}
 
-    def read(self, query: Tensor, state: State, with_attention: bool) -> Read:
+    def read(self, query: Tensor, state: State, with_attention: bool) -> ContextOutput:
         """query (R T D) -> context (R T D), weights (R T S), their entropy (R T), and what was seen so far"""
         keys, values, mask = state.fixed["keys"], state.fixed["values"], state.fixed["mask"]
         rows, steps, width = query.shape
@@ -101,10 +114,10 @@ class AttentionReader(Reader):
             sight = self._look(query, mask, {})
             context, weights = self.attend(query, keys, values, sight.mask, sight.bias, with_attention=with_attention)
             if weights is None:
-                return Read(context.reshape(rows, steps, -1), {})
+                return ContextOutput(context.reshape(rows, steps, -1), {})
             spread = self.attend.entropy(query, keys, sight.mask, sight.bias)
             spread = None if spread is None else spread.reshape(rows, steps)
-            return Read(context.reshape(rows, steps, -1), {}, weights.reshape(rows, steps, -1), spread)
+            return ContextOutput(context.reshape(rows, steps, -1), {}, weights.reshape(rows, steps, -1), spread)
         assert steps == 1, "a reader that remembers goes one step at a time"
         past = state.past["reader"]["seen"]
         seen = map_tensors(lambda x: x.unflatten(0, (keys.size(0), -1)), past)  # B N ...
@@ -113,16 +126,16 @@ class AttentionReader(Reader):
         weights = weights.flatten(0, 1)  # R S
         used = self.attend.plain(weights)
         past = {name: part.remember(past[name], used) for name, part in self._parts().items()}
-        read = Read(context.reshape(rows, 1, -1), {"seen": past})
+        read = ContextOutput(context.reshape(rows, 1, -1), {"seen": past})
         if not with_attention:
             return read
         spread = self.attend.entropy(query, keys, sight.mask, sight.bias, seen)
         return replace(read, weights=weights[:, None], entropy=None if spread is None else spread.reshape(rows, 1))
 
-    def _look(self, query: Tensor, mask: Tensor, seen: dict[str, Tree]) -> Sight:
+    def _look(self, query: Tensor, mask: Tensor, seen: dict[str, Tree]) -> WindowMask:
         if self.window is None:
-            return Sight(mask[:, None])
-        sight: Sight = self.window(query, mask[:, None], seen.get("window"))
+            return WindowMask(mask[:, None])
+        sight: WindowMask = self.window(query, mask[:, None], seen.get("window"))
         return sight
 
 
@@ -136,7 +149,7 @@ class Bahdanau(AttentionReader):
         width: int,
         memory_width: int,
         *,
-        score: type[Score] = MLP,
+        score: type[AttentionScore] = MLP,
         normaliser: type[Normaliser] = Softmax,
         window: Neighbourhood = "whole",
         reach: Reach = 0,
@@ -144,10 +157,10 @@ class Bahdanau(AttentionReader):
         super().__init__(width, memory_width, score, normaliser, _window(window, width, reach))
         self.feed_width, self.output_width = memory_width, width + memory_width
 
-    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read:
+    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput:
         return self.read(hidden[:, None], state, with_attention)
 
-    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
         assert fed is not None
         return replace(fed, output=torch.cat((hidden, fed.output), -1))
 
@@ -160,7 +173,7 @@ class Luong(AttentionReader):
         width: int,
         memory_width: int,
         *,
-        score: type[Score] = Bilinear,
+        score: type[AttentionScore] = Bilinear,
         normaliser: type[Normaliser] = Softmax,
         window: Neighbourhood = "whole",
         reach: Reach = 0,
@@ -179,16 +192,16 @@ class Luong(AttentionReader):
             past["combined"] = memory.summary.new_zeros(memory.mask.size(0), self.output_width)
         return fixed, past
 
-    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> Read | None:
+    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput | None:
         if not self.input_feeding:
             return None
-        return Read(state.past["reader"]["combined"][:, None], {})
+        return ContextOutput(state.past["reader"]["combined"][:, None], {})
 
-    def after(self, hidden: Tensor, fed: Read | None, state: State, with_attention: bool) -> Read:
+    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
         read = self.read(hidden, state, with_attention)
         combined = torch.tanh(self.combine(torch.cat((read.output, hidden), -1)))  # R T D
         past = {**read.past, "combined": combined[:, -1]} if self.input_feeding else read.past
         return replace(read, output=combined, past=past)
 
 
-READERS: dict[str, type[Reader]] = {"start": Start, "every": Every, "bahdanau": Bahdanau, "luong": Luong}
+READERS: dict[str, type[ContextMechanism]] = {"start": Start, "every": Every, "bahdanau": Bahdanau, "luong": Luong}

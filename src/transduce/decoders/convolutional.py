@@ -12,7 +12,7 @@ from transduce.attention.multihead import Heads, MultiHead, layers_and_heads
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Learned, embedded_only
 from transduce.attention.scores import Dot
-from transduce.contracts import Count, Decoder, Normaliser, Position, Rate, Score
+from transduce.contracts import AttentionScore, Count, Decoder, Normaliser, PositionEncoding, Rate
 from transduce.flow import Attention, Memory, State, Step
 from transduce.layers.convolution import HALF, GatedConvolution
 from transduce.layers.dropout import Dropout
@@ -34,8 +34,8 @@ class ConvolutionalDecoder(Decoder):
         width: Count = 256,
         kernel: Count = 3,
         heads: Count = 1,
-        position: type[Position] = Learned,
-        score: type[Score] = Dot,
+        position: type[PositionEncoding] = Learned,
+        score: type[AttentionScore] = Dot,
         normaliser: type[Normaliser] = Softmax,
         dropout: Rate = 0.1,
     ) -> None:

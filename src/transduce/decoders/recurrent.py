@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Count, Decoder, Rate, Read, Reader
+from transduce.contracts import ContextMechanism, ContextOutput, Count, Decoder, Rate
 from transduce.decoders.context import Bahdanau, Start
 from transduce.errors import InputError
 from transduce.flow import Attention, Memory, State, Step, Tree
@@ -37,7 +37,7 @@ class RecurrentDecoder(Decoder):
         cell: Cell = "gru",
         layers: Count = 1,
         width: Count = 256,
-        reader: type[Reader] = Bahdanau,
+        reader: type[ContextMechanism] = Bahdanau,
         bridge: Literal["dense", "tanh", "none", "states"] = "dense",
         residual: bool = False,
         dropout: Rate = 0.1,
@@ -108,7 +108,7 @@ class RecurrentDecoder(Decoder):
         made: tuple[Tensor, Cells] = self.stack(values if fed is None else torch.cat((values, fed), -1), cells, mask)
         return made
 
-    def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[Read, State]:
+    def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[ContextOutput, State]:
         cells: Cells = state.past["cells"]
         fed = self.reader.before(cells[-1][0], state, steps, with_attention)
         hidden, cells = run(None if fed is None else fed.output, cells)
@@ -116,7 +116,7 @@ class RecurrentDecoder(Decoder):
         return read, replace(state, past={"cells": cells, "reader": read.past})
 
 
-def _told(reads: list[Read]) -> Attention:
+def _told(reads: list[ContextOutput]) -> Attention:
     """What the steps looked at, in one layer and one head: R 1 1 T S."""
     weights = [read.weights for read in reads if read.weights is not None]
     spread = [read.entropy for read in reads if read.entropy is not None]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transduce.attention.multihead import layers_and_heads
 from transduce.attention.self_attention import Slots, View, shade
 from transduce.contracts import Decoder
-from transduce.flow import PAD, Attention, Memory, Shared, State, Step, Tree
+from transduce.flow import PAD, Attention, Memory, PackedLayout, State, Step, Tree
 from transduce.kernels.dispatch import narrowed
 from transduce.layers.embedding import Output
 from transduce.layers.transformer import Blocks, Source
@@ -38,13 +38,15 @@ class TransformerDecoder(Blocks, Decoder):
         if not self.caches:  # nothing whose length tells the place
             past["next"] = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
         fixed: dict[str, Tree] = {"memory": projected, "mask": memory.mask}
-        return State(fixed if memory.owners is None else {**fixed, "owners": memory.owners}, past)
+        return State(fixed if memory.segment_ids is None else {**fixed, "owners": memory.segment_ids}, past)
 
-    def share(self, state: State, rows: Shared) -> State:
-        own = rows.sees(rows.owners)
+    def pack(self, state: State, rows: PackedLayout) -> State:
+        own = rows.same_segment(rows.segment_ids)
         own = own.tril() if self.reach is None else own.tril().triu(-self.reach)
-        shared = {"places": rows.places, "own": own}
-        return replace(state, fixed={**state.fixed, "mask": rows.sees(state.fixed["owners"])[:, 0], "shared": shared})
+        shared = {"places": rows.positions, "own": own}
+        return replace(
+            state, fixed={**state.fixed, "mask": rows.same_segment(state.fixed["owners"])[:, 0], "shared": shared}
+        )
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False

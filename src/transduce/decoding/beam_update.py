@@ -8,25 +8,25 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from transduce.contracts import Choice, Rule, Strategy
+from transduce.contracts import LogitsProcessor, Selection, Strategy
 from transduce.decoding.constraints import Ban
 from transduce.decoding.search_state import Live, Paths
-from transduce.flow import BOS, EOS, PAD, Proposal
+from transduce.flow import BOS, EOS, PAD, TopK
 from transduce.kernels import beam_update as settling
 
 NEVER = Ban([PAD, BOS])  # no strategy may choose these
 
 
-def pick(strategy: Strategy, live: Live, found: Proposal, enough: int) -> Live:
+def pick(strategy: Strategy, live: Live, found: TopK, enough: int) -> Live:
     """Chooses among what was proposed for each row, and sets aside what ended."""
     shape = (*live.totals.shape, -1)
-    choice = strategy.pick(live.totals, found.logs.view(shape), found.tokens.view(shape))
+    choice = strategy.pick(live.totals, found.log_probs.view(shape), found.tokens.view(shape))
     assert choice.places is not None
-    chosen = found.logs.view(len(live.totals), -1).gather(1, choice.places)  # B N
+    chosen = found.log_probs.view(len(live.totals), -1).gather(1, choice.places)  # B N
     return advance(strategy, replace(live, state=found.state), choice, chosen, enough)
 
 
-def choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tensor, enough: int) -> Live:
+def choose(strategy: Strategy, rules: Sequence[LogitsProcessor], live: Live, logits: Tensor, enough: int) -> Live:
     """Chooses a token for every row (logits R V), and sets aside what ended."""
     logs = logits.log_softmax(-1, dtype=torch.float)
     allowed = NEVER.apply(logs, live.history)  # forbidding may write into it: what is forbidden is never chosen
@@ -44,7 +44,7 @@ def choose(strategy: Strategy, rules: Sequence[Rule], live: Live, logits: Tensor
     return advance(strategy, live, choice, chosen[sources, choice.parents, choice.tokens], enough)
 
 
-def advance(strategy: Strategy, live: Live, choice: Choice, chosen: Tensor, enough: int) -> Live:
+def advance(strategy: Strategy, live: Live, choice: Selection, chosen: Tensor, enough: int) -> Live:
     """What was chosen, with the log-probabilities of its tokens (B N), as the search before its next step."""
     if settling.suits(live, strategy, choice):
         new = settling.settled(live, choice, chosen, strategy, enough)
@@ -60,7 +60,7 @@ def advance(strategy: Strategy, live: Live, choice: Choice, chosen: Tensor, enou
     return live if rows is None else replace(live, state=live.state.reorder(rows))
 
 
-def _extend(live: Live, choice: Choice, chosen: Tensor) -> tuple[Live, Tensor | None]:
+def _extend(live: Live, choice: Selection, chosen: Tensor) -> tuple[Live, Tensor | None]:
     """Appends the chosen tokens; gives the rows to reorder the state by, None where the order stays."""
     sources, beams = choice.parents.shape
     history, scores, rows = live.history, live.scores, None

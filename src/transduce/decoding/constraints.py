@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transduce.contracts import Rule
+from transduce.contracts import LogitsProcessor
 from transduce.flow import EOS, PAD
 
 
-class MinLength(Rule):
+class MinLength(LogitsProcessor):
     """no </s> before this many tokens"""
 
     def __init__(self, length: int) -> None:
@@ -26,7 +26,7 @@ class MinLength(Rule):
         return (EOS,) if said < self.length else ()
 
 
-class NoRepeat(Rule):
+class NoRepeat(LogitsProcessor):
     """no run of n tokens twice"""
 
     def __init__(self, size: int) -> None:
@@ -43,7 +43,7 @@ class NoRepeat(Rule):
         return scores.masked_fill(banned, -torch.inf)
 
 
-class RepetitionPenalty(Rule):
+class RepetitionPenalty(LogitsProcessor):
     """tokens already said have their log-probability multiplied (Keskar 2019)"""
 
     def __init__(self, penalty: float) -> None:
@@ -55,7 +55,7 @@ class RepetitionPenalty(Rule):
         return torch.where(said, scores * self.penalty, scores)
 
 
-class First(Rule):
+class First(LogitsProcessor):
     """every output begins with this token, which costs nothing"""
 
     def __init__(self, token: int) -> None:
@@ -68,7 +68,7 @@ class First(Rule):
         return () if said else None
 
 
-class Closed(Rule):
+class Closed(LogitsProcessor):
     """the last token that fits is </s>, which then costs nothing"""
 
     def __init__(self, longest: int) -> None:
@@ -88,7 +88,7 @@ def _only(scores: Tensor, token: int, where: Tensor) -> Tensor:
     return torch.where(where[:, None], forced, scores)
 
 
-class Ban(Rule):
+class Ban(LogitsProcessor):
     """these tokens are never said"""
 
     def __init__(self, tokens: list[int], *, after: int | None = None) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from transduce.attention.positions import places as places_of
-from transduce.contracts import Rule, Strategy
+from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoding.search import Group, Loop, Moves, search
 from transduce.decoding.search_state import COLUMNS, Given, Shape, filled
 from transduce.flow import Batch, Hypothesis, Padded
@@ -81,7 +81,7 @@ def refill(
     strategy: Strategy,
     *,
     places: int,
-    rules: Sequence[Rule] = (),
+    rules: Sequence[LogitsProcessor] = (),
     best: int | None = None,  # hypotheses of each source that are brought back; None: N
     graphs: Graphs | None = None,  # recorded steps of this model, on devices that have them
 ) -> list[list[Hypothesis]]:
@@ -114,8 +114,10 @@ def refill(
 def _shape(wanted: Sequence[Wanted], moves: Moves) -> Shape:
     """What all are filled up to: round numbers of columns where steps are recorded."""
     end, grain = (places_of(moves.model), COLUMNS) if moves.steady else (None, 1)
-    sources = [one.batch.source.rounded(grain, end).values.size(1) for one in wanted if one.batch.source is not None]
-    prefixes = [one.prefix.rounded(grain, end).values.size(1) for one in wanted if one.prefix is not None]
+    sources = [
+        one.batch.source.pad_to_multiple(grain, end).values.size(1) for one in wanted if one.batch.source is not None
+    ]
+    prefixes = [one.prefix.pad_to_multiple(grain, end).values.size(1) for one in wanted if one.prefix is not None]
     return Shape(max(one.batch.size for one in wanted), max(sources, default=0), max(prefixes, default=0))
 
 

@@ -11,7 +11,7 @@ from transduce.model import Transducer
 @torch.inference_mode()
 def score(model: Transducer, batch: Batch) -> list[tuple[float, ...]]:
     """log p(y_t | y_<t, x) for each target token, </s> included; a row's sum is the score search gives."""
-    gold = batch.gold
+    gold = batch.labels
     logs = model(batch).logits.float().log_softmax(-1)
     chosen = logs.gather(-1, gold.values[..., None]).squeeze(-1)  # B T
     return [tuple(row[real].tolist()) for row, real in zip(chosen, gold.mask, strict=True)]

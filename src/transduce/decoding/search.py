@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from transduce.attention.positions import places as places_of
-from transduce.contracts import Asked, Rule, Strategy
+from transduce.contracts import LogitsProcessor, Strategy, TopKRequest
 from transduce.decoding.beam_update import NEVER, choose, pick
 from transduce.decoding.search_state import (
     Given,
@@ -46,7 +46,7 @@ class Moves:
         self,
         model: Transducer,
         strategy: Strategy,
-        rules: Sequence[Rule],
+        rules: Sequence[LogitsProcessor],
         *,
         most: int,  # tokens of the longest hypothesis
         best: int | None,  # hypotheses of each source that are brought back; None: N
@@ -120,11 +120,11 @@ class Moves:
         return replace(live, state=self.model.reserve(live.state, more, self.strategy.width))
 
     def _propose(self, live: Live, tokens: Tensor, banned: tuple[int, ...]) -> Live:
-        asked = Asked(self.strategy.wanted, banned, (live.totals > -torch.inf).flatten())
+        asked = TopKRequest(self.strategy.wanted, banned, (live.totals > -torch.inf).flatten())
         return pick(self.strategy, live, self.model.propose(tokens, live.state, asked), self.enough)
 
 
-def _banned(rules: Sequence[Rule], said: int) -> tuple[int, ...] | None:
+def _banned(rules: Sequence[LogitsProcessor], said: int) -> tuple[int, ...] | None:
     """What no row may say after so many tokens, where rules do no more than that."""
     banned = [rule.forbids(said) for rule in (NEVER, *rules)]
     return None if any(one is None for one in banned) else tuple(token for one in banned for token in one or ())
@@ -143,7 +143,7 @@ def search(
     strategy: Strategy,
     *,
     longest: Tensor,  # B: most tokens for each source
-    rules: Sequence[Rule] = (),
+    rules: Sequence[LogitsProcessor] = (),
     prefix: Padded | None = None,  # B P: tokens that every hypothesis begins with
     seeds: Sequence[int] | None = None,  # one a source, for strategies that draw
     best: int | None = None,  # hypotheses of each source that are brought back; None: N
@@ -259,7 +259,7 @@ class Loop:
         if self.recording is None or self.graphs is None:
             return enter((given, places))
         key = (self.moves.key, self.recording)
-        recording = self.graphs.recording(enter, (given, places), key=key, steady=self.moves.model.steady)
+        recording = self.graphs.recording(enter, (given, places), key=key, steady=self.moves.model.capturable)
         if recording is None:
             return enter((given, places))
         recording.start(enter, (given, places))
@@ -269,7 +269,7 @@ class Loop:
         """A search after its first choice, in buffers of its own where its steps are recorded."""
         moves = self.moves
         if self.graphs is not None:
-            self.recording = self.graphs.recording(moves.begin, given, key=moves.key, steady=moves.model.steady)
+            self.recording = self.graphs.recording(moves.begin, given, key=moves.key, steady=moves.model.capturable)
         if self.recording is None:
             return moves.begin(given)
         self.recording.start(moves.begin, given)

@@ -102,7 +102,7 @@ class Live:
     def keep(self, rows: Tensor, *, owned: bool = True) -> Live:
         """Only these sources. `owned`: nobody else reads the state, see `State.keep`."""
         return Live(
-            state=self.state.keep(rows, owned=owned),
+            state=self.state.select_sources(rows, owned=owned),
             finished=self.finished.keep(rows),
             noise=None if self.noise is None else self.noise[rows],
             most=self.most,
@@ -129,7 +129,7 @@ class Live:
             return old.index_copy_(0, places, new[: len(places)])
 
         return Live(
-            state=self.state.put(places, other.state, owned=True),
+            state=self.state.replace_sources(places, other.state, owned=True),
             finished=self.finished.put(places, other.finished),
             noise=None if self.noise is None or other.noise is None else write(self.noise, other.noise),
             most=self.most,
@@ -168,8 +168,8 @@ def round_shape(given: Given, end: int | None) -> Shape:
     source, prefix = given.batch.source, given.prefix
     return Shape(
         round_up(given.batch.size),
-        0 if source is None else source.rounded(COLUMNS, end).values.size(1),
-        0 if prefix is None else prefix.rounded(COLUMNS, end).values.size(1),
+        0 if source is None else source.pad_to_multiple(COLUMNS, end).values.size(1),
+        0 if prefix is None else prefix.pad_to_multiple(COLUMNS, end).values.size(1),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from transduce.contracts import Rule
+from transduce.contracts import LogitsProcessor
 from transduce.decoding.beam_update import NEVER
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
@@ -47,7 +47,7 @@ def speculate(
     batch: Batch,
     *,
     longest: Tensor,  # B: most tokens for each source
-    rules: Sequence[Rule] = (),
+    rules: Sequence[LogitsProcessor] = (),
     ahead: int = 4,  # tokens that the draft proposes at a time
 ) -> list[Hypothesis]:
     """What greedy search with the model finds for each source."""
@@ -61,13 +61,13 @@ def speculate(
         if len(kept) < len(going):
             going, state = (
                 [going[place] for place in kept],
-                state.keep(torch.tensor(kept, dtype=torch.long, device=batch.device)),
+                state.select_sources(torch.tensor(kept, dtype=torch.long, device=batch.device)),
             )
     return [row.hypothesis() for row in rows]
 
 
 def _propose(
-    draft: Transducer, batch: Batch, rows: Sequence[_Row], ahead: int, rules: Sequence[Rule]
+    draft: Transducer, batch: Batch, rows: Sequence[_Row], ahead: int, rules: Sequence[LogitsProcessor]
 ) -> list[list[int]]:
     """What the draft says after what stands."""
     longest = torch.tensor([min(len(row.ids) + ahead, row.longest) for row in rows])
@@ -77,7 +77,11 @@ def _propose(
 
 
 def _verify(
-    model: Transducer, state: State, rows: Sequence[_Row], proposed: Sequence[list[int]], rules: Sequence[Rule]
+    model: Transducer,
+    state: State,
+    rows: Sequence[_Row],
+    proposed: Sequence[list[int]],
+    rules: Sequence[LogitsProcessor],
 ) -> State:
     """Reads what waits and what is proposed in one call; rows go on by what the model itself would say."""
     read = Padded.from_rows([row.waiting + ids for row, ids in zip(rows, proposed, strict=True)])
@@ -99,7 +103,7 @@ def _verify(
     return _catch_up(model, state, rows)
 
 
-def _accept(row: _Row, logits: Tensor, ids: Sequence[int], rules: Sequence[Rule]) -> None:
+def _accept(row: _Row, logits: Tensor, ids: Sequence[int], rules: Sequence[LogitsProcessor]) -> None:
     """The model's own choices, as far as the proposal agrees with them, and one more; logits T V."""
     logs = logits.log_softmax(-1)
     for place in range(len(ids) + 1):

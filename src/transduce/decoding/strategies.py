@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transduce.contracts import Choice, Count, Strategy
+from transduce.contracts import Count, Selection, Strategy
 from transduce.flow import EOS
 from transduce.kernels.native import top_k as choices
 
@@ -45,13 +45,13 @@ class Greedy(Strategy):
     def begin(self, sources: int, device: torch.device) -> Tensor:
         return torch.zeros(sources, 1, device=device)
 
-    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
+    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
         return self.pick(totals, *top(scores, 1))
 
-    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Choice:
+    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Selection:
         tokens = tokens.squeeze(-1)  # B 1
         first = torch.zeros_like(tokens)
-        return Choice(first, tokens, totals + best.squeeze(-1), first)
+        return Selection(first, tokens, totals + best.squeeze(-1), first)
 
 
 class Beam(Strategy):
@@ -66,13 +66,13 @@ class Beam(Strategy):
         totals[:, 0] = 0  # the rows are still equal: only one of them may have children
         return totals
 
-    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
+    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
         # The best of all rows are among the best of each: V is read once, by row.
         return self.pick(totals, *top(scores, min(self.wanted, scores.size(-1))))
 
-    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Choice:
+    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Selection:
         best, index = (totals[..., None] + best).flatten(1).topk(self.wanted)  # B N
-        return Choice(index // tokens.size(-1), tokens.flatten(1).gather(1, index), best, index)
+        return Selection(index // tokens.size(-1), tokens.flatten(1).gather(1, index), best, index)
 
     def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
         return totals / lengths**self.length_penalty
@@ -98,7 +98,7 @@ class FullBeam(Beam):
         self.exact = stop == "bound" and length_penalty > 0
         self.wanted = 2 * width  # at most half of them end: each row has one </s>
 
-    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Choice:
+    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Selection:
         chosen = super().pick(totals, best, tokens)  # B 2N
         late = torch.arange(self.wanted, device=best.device) >= self.width
         return replace(chosen, totals=chosen.totals.masked_fill((chosen.tokens == EOS) & late, -torch.inf))
@@ -121,7 +121,7 @@ class Sample(Strategy):
     def begin(self, sources: int, device: torch.device) -> Tensor:
         return torch.zeros(sources, self.width, device=device)
 
-    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Choice:
+    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
         assert noise is not None
         ordered, ids = (scores / self.temperature).sort(dim=-1, descending=True, stable=True)  # B N V
         probabilities = ordered.softmax(-1)
@@ -135,7 +135,7 @@ class Sample(Strategy):
         tokens = ids.gather(-1, place)
         drawn = scores.gather(-1, tokens).squeeze(-1)
         parents = torch.arange(self.width, device=totals.device).expand_as(totals)
-        return Choice(parents, tokens.squeeze(-1), totals + drawn)
+        return Selection(parents, tokens.squeeze(-1), totals + drawn)
 
 
 STRATEGIES: dict[str, type[Strategy]] = {"greedy": Greedy, "beam": Beam, "full_beam": FullBeam, "sample": Sample}

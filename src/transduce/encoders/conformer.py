@@ -13,7 +13,7 @@ from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import RelativeBias
 from transduce.attention.scores import ScaledDot
 from transduce.attention.self_attention import SelfAttention, View
-from transduce.contracts import Count, Encoder, Front, Position, Rate
+from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
 from transduce.layers.dropout import Dropout
@@ -24,11 +24,11 @@ from transduce.layers.norm import NORMALISATIONS, LayerNorm
 class ConformerEncoder(Encoder):
     """x + 1/2 FFN, + self-attention, + convolution, + 1/2 FFN, normalised, in every block (Gulati 2020)"""
 
-    steady = True
+    capturable = True
 
     def __init__(
         self,
-        embedding: Front,
+        embedding: FrontEnd,
         *,
         layers: Count = 4,
         width: Count = 256,
@@ -36,7 +36,7 @@ class ConformerEncoder(Encoder):
         hidden: Count = 1024,
         kernel: Count = 15,
         normalisation: Literal["batch", "layer"] = "layer",
-        position: type[Position] = RelativeBias,
+        position: type[PositionEncoding] = RelativeBias,
         dropout: Rate = 0.1,
     ) -> None:
         """`normalisation` is that of the convolutions: the paper's is over the batch, see layers/norm.py."""

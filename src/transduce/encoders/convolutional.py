@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from transduce.attention.positions import Learned, embedded_only
-from transduce.contracts import Count, Encoder, Front, Position, Rate
+from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
 from transduce.layers.convolution import HALF, GatedConvolution
@@ -17,16 +17,16 @@ from transduce.layers.dropout import Dropout
 class ConvolutionalEncoder(Encoder):
     """z^l = (glu(conv(z^{l-1})) + z^{l-1}) sqrt(1/2), and what is read is (z^L + e) sqrt(1/2) (Gehring 2017)"""
 
-    steady = True
+    capturable = True
 
     def __init__(
         self,
-        embedding: Front,
+        embedding: FrontEnd,
         *,
         layers: Count = 4,
         width: Count = 256,
         kernel: Count = 3,
-        position: type[Position] = Learned,
+        position: type[PositionEncoding] = Learned,
         dropout: Rate = 0.1,
     ) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Count, Encoder, Front, Rate
+from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
 from transduce.layers.dropout import Dropout
@@ -22,11 +22,11 @@ class BothWaysEncoder(Encoder):
     """
 
     apart = True
-    steady = True
+    capturable = True
 
     def __init__(
         self,
-        embedding: Front,
+        embedding: FrontEnd,
         *,
         cell: Cell = "lstm",
         layers: Count = 2,

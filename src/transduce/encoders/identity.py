@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transduce.contracts import Count, Encoder, Front, Rate
+from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
 from transduce.layers.dropout import Dropout
@@ -11,9 +11,9 @@ from transduce.layers.dropout import Dropout
 class PlainEncoder(Encoder):
     """the rows of the front as they are, their mean as the summary: what is seen is what is read (Xu 2015)"""
 
-    steady = True
+    capturable = True
 
-    def __init__(self, embedding: Front, *, width: Count = 256, dropout: Rate = 0.1) -> None:
+    def __init__(self, embedding: FrontEnd, *, width: Count = 256, dropout: Rate = 0.1) -> None:
         super().__init__()
         if embedding.width != width:
             raise InputError(f"rows of {embedding.width} are read as they are, not as {width}")

@@ -26,7 +26,7 @@ class JoinedEncoder(Encoder):
         self.width, self.parts = width, nn.ModuleDict(parts)
         self.fit = nn.ModuleDict({name: dense(part.width, width) for name, part in parts.items()})
         self.tags = nn.Parameter(torch.randn(len(parts), width) * width**-0.5)
-        self.steady = all(part.steady for part in parts.values())
+        self.capturable = all(part.capturable for part in parts.values())
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the sources of a batch"

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from transduce.contracts import Count, Encoder, Front, Rate
+from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.flow import Batch, Memory
 from transduce.layers.dropout import Dropout
 from transduce.layers.recurrent import Cell, RecurrentStack, reverse
@@ -15,11 +15,11 @@ from transduce.layers.recurrent import Cell, RecurrentStack, reverse
 class RecurrentEncoder(Encoder):
     """h_t = f(x_t, h_{t-1}), one or both directions (Elman 1990, Hochreiter & Schmidhuber 1997, Cho 2014)"""
 
-    steady = True
+    capturable = True
 
     def __init__(
         self,
-        embedding: Front,
+        embedding: FrontEnd,
         *,
         cell: Cell = "gru",
         layers: Count = 1,

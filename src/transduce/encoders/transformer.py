@@ -15,21 +15,21 @@ class TransformerEncoder(Blocks, Encoder):
     """self-attention and feed-forward blocks, all positions at once (Vaswani 2017)"""
 
     causal = False
-    steady = True
+    capturable = True
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
         entered = self.embedding.rows(batch.source)
-        mask, shared = entered.mask, batch.source.shared
-        places = torch.arange(mask.size(1), device=mask.device)[None] if shared is None else shared.places  # . S
-        seen = self._visible(mask if shared is None else shared.sees(shared.owners))
+        mask, shared = entered.mask, batch.source.layout
+        places = torch.arange(mask.size(1), device=mask.device)[None] if shared is None else shared.positions  # . S
+        seen = self._visible(mask if shared is None else shared.same_segment(shared.segment_ids))
         view = View(self.position, places, places, seen, real=mask, padded=True, with_attention=with_attention)
         values = self.enter(entered.values, places, mask)
         passed = self.run(values, self.begin(mask.size(0)), view)
         read = passed.values.to(values)  # for all kinds of decoders
         shown = mask[..., None]
         summary = (read * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(read, mask, summary, passed.own, batch.source.ids, None if shared is None else shared.owners)
+        return Memory(read, mask, summary, passed.own, batch.source.ids, None if shared is None else shared.segment_ids)
 
     def _visible(self, mask: Tensor) -> Tensor:
         """What rows see of those that are real (B S), or of those of their own sequence (B 1 S S)."""

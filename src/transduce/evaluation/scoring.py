@@ -49,7 +49,7 @@ def restore(model: Model, texts: Sequence[str], **settings: Any) -> Outputs:
         clean = collate([(ids[row], ids[row]) for row in rows], rows)
         batch = add_noise(clean, noise, model.recipe.training.seed).to(model.device)
         part = [texts[row] for row in rows]
-        restored = _whole_restore(model, batch, part, chosen) if batch.asked is None else _some(model, batch)
+        restored = _whole_restore(model, batch, part, chosen) if batch.loss_mask is None else _some(model, batch)
         found.update(zip(rows, restored, strict=True))
     lines = [found[row] for row in range(len(texts))]
     return Outputs(
@@ -61,7 +61,7 @@ def restore(model: Model, texts: Sequence[str], **settings: Any) -> Outputs:
 
 @torch.inference_mode()
 def _some(model: Model, batch: Batch) -> list[Restored]:
-    best, gold = model.network(batch).logits.argmax(-1), batch.gold
+    best, gold = model.network(batch).logits.argmax(-1), batch.labels
     result = []
     for row, scores in enumerate(score(model.network, batch)):
         asked = gold.mask[row]
@@ -77,7 +77,7 @@ def _whole_restore(model: Model, batch: Batch, texts: Sequence[str], settings: G
     found = model.searcher.sources(sources, None, settings, batch.rows)
     result = []
     for row, (text, scores) in enumerate(zip(texts, score(model.network, batch), strict=True)):
-        output = model.target.decode(found[row][0].words)
+        output = model.target.decode(found[row][0].text_ids)
         scored = Scored(sum(scores), len(scores), len(text.split()) + 1, len(text) + 1)
         result.append(Restored(_damaged(model.source, batch, row), output, text, scored))
     return result

@@ -55,7 +55,7 @@ class Rereader:
 
     def _said(self, path: Path) -> SourceLabels:
         """What was written."""
-        words, unknown = path.hypothesis.words, self.reading.unknown(path.text)
+        words, unknown = path.hypothesis.text_ids, self.reading.unknown(path.text)
         output = self.target.decode(words, unknown)
         spans, closing = spans_of(self.target, words, output, unknown), ["</s>"] * path.hypothesis.complete
         shown = zip(spans, words, strict=True)
@@ -91,7 +91,7 @@ class Rereader:
         hypothesis = path.hypothesis
         return Explained(
             source=path.text,
-            output=self.target.decode(hypothesis.words, self.reading.unknown(path.text)),
+            output=self.target.decode(hypothesis.text_ids, self.reading.unknown(path.text)),
             source_tokens=seen.tokens,
             target_tokens=said.tokens,
             source_words=seen.words,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transduce.contracts import Scene
+from transduce.contracts import VisualSource
 from transduce.explain.alignment import AttentionMap, combine, join_tokens
 
 
@@ -36,7 +36,7 @@ class Explained:
     facts: Mapping[str, Any] = field(default_factory=dict)  # what to say about the model
     source_labels: Sequence[str] = ()  # the words; by default their tokens joined
     target_labels: Sequence[str] = ()
-    scenes: Sequence[Scene] = ()  # what a person sees of a source that is more than text
+    scenes: Sequence[VisualSource] = ()  # what a person sees of a source that is more than text
 
     def __post_init__(self) -> None:
         shape = (len(self.target_tokens), len(self.source_tokens))
@@ -119,7 +119,7 @@ def _content(item: Explained) -> dict[str, Any]:
     }
 
 
-def _scene(scene: Scene) -> dict[str, Any]:
+def _scene(scene: VisualSource) -> dict[str, Any]:
     """Pixels as they are, so that the page paints them itself and loads nothing."""
     height, width = scene.pixels.shape[:2]
     return {

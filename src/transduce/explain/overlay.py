@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.contracts import Scene
+from transduce.contracts import VisualSource
 from transduce.explain.alignment import AttentionMap
 from transduce.explain.png import begin_figure, entitle, fonts, save, shortened
 
@@ -22,7 +22,7 @@ STRONGEST = 0.7  # how much of its own colour a cell loses at most
 MOST = 60  # panels of one scene; a longer text is cut, and the title says so
 
 
-def cell_of(scene: Scene) -> np.ndarray:
+def cell_of(scene: VisualSource) -> np.ndarray:
     """Y X: the number of the cell that each pixel belongs to."""
     height, width = scene.pixels.shape[:2]
     rows, columns = scene.grid
@@ -30,20 +30,20 @@ def cell_of(scene: Scene) -> np.ndarray:
     return down[:, None] * columns + across
 
 
-def paint(scene: Scene, weights: np.ndarray) -> np.ndarray:
+def paint(scene: VisualSource, weights: np.ndarray) -> np.ndarray:
     """Y X 3 bytes: the scene under the weights of its cells (S), which are brought to their largest."""
     share = np.asarray(weights, np.float32) / max(float(np.max(weights)), 1e-12)
     alpha = STRONGEST * share[cell_of(scene)][..., None]  # Y X 1
     return np.rint(scene.pixels * (1 - alpha) + COLOUR * alpha).astype(np.uint8)
 
 
-def over(scene: Scene, attention: AttentionMap) -> np.ndarray:
+def over(scene: VisualSource, attention: AttentionMap) -> np.ndarray:
     """T S: what each row of a map gave to the cells of a scene."""
     return attention.weights[:, scene.begin : scene.begin + scene.grid[0] * scene.grid[1]]
 
 
 def draw(
-    scenes: Sequence[Scene], attention: AttentionMap, path: str | Path, title: str = "", subtitle: str = ""
+    scenes: Sequence[VisualSource], attention: AttentionMap, path: str | Path, title: str = "", subtitle: str = ""
 ) -> None:
     """Every scene as it is, and then once for each word with what it looked at."""
     words = attention.target_tokens[:MOST]
@@ -67,7 +67,7 @@ def draw(
     save(figure, path)
 
 
-def _panel(axes: Any, scene: Scene, weights: np.ndarray | None, label: str, *, last: bool) -> None:
+def _panel(axes: Any, scene: VisualSource, weights: np.ndarray | None, label: str, *, last: bool) -> None:
     height, width = scene.pixels.shape[:2]
     shown = scene.pixels if weights is None else paint(scene, weights)
     long = scene.extent > 0

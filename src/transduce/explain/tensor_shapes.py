@@ -18,7 +18,7 @@ from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.errors import InputError
 from transduce.explain.shape_recorder import Recorder, Row, Scribe, Sizes, choose_sizes, say, with_attention
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, Step
-from transduce.model import DecoderOnly, Embedder, Transducer
+from transduce.model import DecoderOnly, EmbeddingModel, Transducer
 from transduce.recipe import Recipe
 from transduce.recipe.registry import own_parts
 from transduce.run import Run
@@ -33,7 +33,7 @@ def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) 
         torch.manual_seed(0)
         model = build_model(recipe.model, *(vocabularies or (sizes["V"], sizes["V"]))).eval()
         batch = _make_batch(model, sizes, vocabularies)
-        if isinstance(model, Embedder):
+        if isinstance(model, EmbeddingModel):
             rows = _embedding(model, batch, sizes)
         else:
             rows = _training(model, batch, sizes) + _generation(model, batch, sizes)
@@ -80,9 +80,11 @@ def _training(model: Transducer, batch: Batch, sizes: Sizes) -> list[Row]:
     assert batch.source is not None
     scribe.add("batch", "source.values", "B S", batch.source.values, "ids x1 .. xm </s>")
     scribe.add("batch", "source.mask", "B S", batch.source.mask, "True: a real token")
-    scribe.add("batch", "inputs.values", "B T", batch.inputs.values, "the target without its last: what is read")
-    scribe.add("batch", "gold.values", "B T", batch.gold.values, "the target without its first: what must be said")
-    scribe.add("batch", "gold.mask", "B T", batch.gold.mask, "True: a real token")
+    scribe.add(
+        "batch", "inputs.values", "B T", batch.decoder_inputs.values, "the target without its last: what is read"
+    )
+    scribe.add("batch", "gold.values", "B T", batch.labels.values, "the target without its first: what must be said")
+    scribe.add("batch", "gold.mask", "B T", batch.labels.mask, "True: a real token")
     if isinstance(encoder := getattr(model, "encoder", None), nn.Module):
         memory = encoder(batch, with_attention=True)
         scribe.add("memory", "values", "B S D", memory.values, "what attention reads")
@@ -93,7 +95,7 @@ def _training(model: Transducer, batch: Batch, sizes: Sizes) -> list[Row]:
     return scribe.finish()
 
 
-def _embedding(model: Embedder, batch: Batch, sizes: Sizes) -> list[Row]:
+def _embedding(model: EmbeddingModel, batch: Batch, sizes: Sizes) -> list[Row]:
     """Vectors are not spoken: there is a batch and no generation step. Both sides take the way told of the source."""
     assert batch.source is not None
     recorder = Recorder(model)
@@ -104,7 +106,7 @@ def _embedding(model: Embedder, batch: Batch, sizes: Sizes) -> list[Row]:
     scribe = Scribe("training", {**now, "U": sizes["T"], "D'": found.source.size(-1)})
     scribe.add("batch", "source.values", "B S", batch.source.values, "ids x1 .. xm </s>")
     scribe.add("batch", "source.mask", "B S", batch.source.mask, "True: a real token")
-    scribe.add("batch", "gold.values", "B T", batch.gold.values, "the target without its <s>: read as a source is")
+    scribe.add("batch", "gold.values", "B T", batch.labels.values, "the target without its <s>: read as a source is")
     memory = model.encoder(batch)
     scribe.add("memory", "values", "B S D", memory.values, "what the head reads")
     scribe.add("memory", "mask", "B S", memory.mask, "True: a real row")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from transduce import build
-from transduce.contracts import Rule, Strategy
+from transduce.contracts import LogitsProcessor, Strategy
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.continuous_batching import Wanted, plan, refill
@@ -48,7 +48,7 @@ def spread(do: Callable[[Work], Done], work: Sequence[Work], workers: int, devic
         torch.set_num_threads(before)
 
 
-Chooser = tuple[Strategy, tuple[Rule, ...]]
+Chooser = tuple[Strategy, tuple[LogitsProcessor, ...]]
 
 
 class Searcher:

@@ -90,7 +90,7 @@ def _apart(network: Transducer, ids: np.ndarray, edges: Edges, batch_tokens: int
     for rows in batch_by_length([end - begin for begin, end in edges], batch_tokens):
         batch = Batch(target=Padded.from_rows([ids[edges[row][0] : edges[row][1] + 1].tolist() for row in rows]))
         batch = batch.to(_device(network))
-        chosen = _chosen(network(batch).logits, batch.gold.values).cpu().double().numpy()
+        chosen = _chosen(network(batch).logits, batch.labels.values).cpu().double().numpy()
         for row, found in zip(rows, chosen, strict=True):
             begin, end = edges[row]
             logs[begin:end] = found[: end - begin]

@@ -31,7 +31,7 @@ from transduce.inference.language_model import go_on, score_running
 from transduce.inference.shortlist import Shortlist
 from transduce.kernels.cuda_graph import Graphs
 from transduce.modalities.source_encoding import EncodedSource
-from transduce.model import Embedder, EncoderOnly, Transducer, speechless
+from transduce.model import EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
 from transduce.recipe import GenerationRecipe, Recipe
 
 
@@ -206,7 +206,7 @@ class Model:
         rivals = tuple(
             Prediction(
                 text,
-                self.target.decode(one.words, unknown),
+                self.target.decode(one.text_ids, unknown),
                 tuple(map(self.target.piece, one.ids)),
                 one.token_scores,
                 one.complete,
@@ -241,8 +241,8 @@ class Model:
                 "this model restores damaged text, and has no probability of a whole one",
                 remedy="`transduce evaluate RUN FILE` gives the perplexity of what it is asked for",
             )
-        if isinstance(self.network, Embedder):
-            raise speechless()
+        if isinstance(self.network, EmbeddingModel):
+            raise no_decoder_error()
         texts = [source for source, _ in pairs]
         sources = self.reading.read(texts)
         targets = encode_targets(self.target, [target for _, target in pairs], texts)

@@ -15,11 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from transduce.contracts import Asked, Lists
+from transduce.contracts import Shortlists, TopKRequest
 from transduce.data.store import Store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, Proposal, State, Step
+from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, State, Step, TopK
 from transduce.kernels.dispatch import attached
 from transduce.kernels.packed_linear import Packed
 from transduce.layers.embedding import Output
@@ -265,7 +265,7 @@ class Narrowed(Transducer):
         """Where all lines have one list: the best of it are the best of each line."""
         return self.forbidden is None and self.inner.proposes
 
-    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
         return self.inner.propose(self.ids[tokens], state, asked)
 
     def reserve(self, state: State, more: int, beams: int) -> State:
@@ -313,9 +313,9 @@ class Listed(Transducer):
     def proposes(self) -> bool:
         return self.inner.proposes
 
-    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
-        lists = Lists(self._tokens, self._begins, state.fixed[LINE])
-        return self.inner.propose(tokens, state, Asked(asked.count, asked.banned, asked.alive, lists))
+    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
+        lists = Shortlists(self._tokens, self._begins, state.fixed[LINE])
+        return self.inner.propose(tokens, state, TopKRequest(asked.k, asked.suppressed, asked.active, lists))
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.inner.reserve(state, more, beams)

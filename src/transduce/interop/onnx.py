@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, State, Tree
 from transduce.inference import Model
-from transduce.model import Speaker, Transducer
+from transduce.model import DecoderModel, Transducer
 from transduce.storage import TEMPORARY, write_file
 
 FORMAT = 1
@@ -94,7 +94,7 @@ def write_model(model: Model, out: Path, where: str) -> Path:
     """The folder is whole or absent; no code lies in it."""
     _library()
     network = model.network.eval()
-    if not isinstance(network, Speaker):
+    if not isinstance(network, DecoderModel):
         raise InputError("it carries models that write: those with a decoder", where=where, remedy="use --to bundle")
     examples = [_example(model, *sizes) for sizes in EXAMPLES]
     start = "start.onnx" if model.sourceless else "encoder.onnx"

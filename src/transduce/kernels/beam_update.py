@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.contracts import Choice, Strategy
+from transduce.contracts import Selection, Strategy
 from transduce.decoding.strategies import Beam
 from transduce.flow import EOS
 from transduce.kernels.dispatch import compiles
@@ -45,13 +45,13 @@ def power(strategy: Strategy) -> float | None:
     return None
 
 
-def suits(live: Any, strategy: Strategy, choice: Choice) -> bool:
+def suits(live: Any, strategy: Strategy, choice: Selection) -> bool:
     """Whether the kernel can be used: on a GPU, where histories have all their columns, for N of a known rank."""
     steady = live.history.size(-1) == live.most and choice.parents.size(1) == strategy.width <= MOST
     return choice.totals.is_cuda and compiles() and steady and power(strategy) is not None
 
 
-def settled(live: Any, choice: Choice, chosen: Tensor, strategy: Strategy, enough: int) -> Settled:
+def settled(live: Any, choice: Selection, chosen: Tensor, strategy: Strategy, enough: int) -> Settled:
     """live: as the loop has it; chosen (B N): log-probabilities of the tokens; enough: how many are asked for."""
     from transduce.kernels.triton.beam_update import settle
 

@@ -154,6 +154,10 @@ def rounded(batch: Batch, budget: int, most: int | None = None) -> Batch:
 
 def _filled(batch: Batch, most: int | None) -> Batch:
     """A decoder reads a target without its last column: that one is not counted."""
-    made = batch.map(lambda part: part.rounded(COLUMNS, most))
-    sides = {name: part.rounded(COLUMNS, most, 1) for name in ("target", "asked") if (part := getattr(batch, name))}
+    made = batch.map(lambda part: part.pad_to_multiple(COLUMNS, most))
+    sides = {
+        name: part.pad_to_multiple(COLUMNS, most, 1)
+        for name in ("target", "loss_mask")
+        if (part := getattr(batch, name))
+    }
     return replace(made, **sides)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Front
+from transduce.contracts import FrontEnd
 from transduce.flow import PAD, Padded
 from transduce.kernels import output_projection as scoring
 from transduce.layers.feed_forward import dense, through
@@ -16,7 +16,7 @@ from transduce.layers.feed_forward import dense, through
 EPSILON = 1e-5  # of a norm, where nothing else is said
 
 
-class Embedding(Front):
+class Embedding(FrontEnd):
     """One vector an id. Stored with deviation D ** -0.5, as the output layer needs it, and scaled up on reading."""
 
     closed: bool = True  # False: the </s> that closes a source is not read

@@ -17,7 +17,7 @@ from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
 from transduce.attention.scores import ScaledDot
 from transduce.attention.self_attention import SSRU, Average, Own, OwnKind, SelfAttention, View
-from transduce.contracts import Count, Front, Normaliser, Position, Rate, Score
+from transduce.contracts import AttentionScore, Count, FrontEnd, Normaliser, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.layers.dropout import Dropout
@@ -55,7 +55,7 @@ class Blocks(nn.Module):
 
     def __init__(
         self,
-        embedding: Front,
+        embedding: FrontEnd,
         output: Output | None = None,
         memory_width: int = 0,  # 0: there is no memory to read
         *,
@@ -72,11 +72,11 @@ class Blocks(nn.Module):
         epsilon: Annotated[float, Gt(0)] | None = None,
         embedding_norm: bool = False,
         bias: bool = True,
-        position: type[Position] = Sinusoidal,
+        position: type[PositionEncoding] = Sinusoidal,
         own: OwnKind = "attention",
         reach: Count | None = None,
         projections: Projections = "all",
-        score: type[Score] = ScaledDot,
+        score: type[AttentionScore] = ScaledDot,
         normaliser: type[Normaliser] = Softmax,
         dropout: Rate = 0.1,
         attention_dropout: Rate = 0.0,
@@ -121,7 +121,7 @@ class Blocks(nn.Module):
         self.entry = levelled() if embedding_norm else None  # over embedding and position together (Devlin 2019)
 
     @property
-    def packs(self) -> bool:
+    def supports_packing(self) -> bool:
         """Whether several sequences may share a row: each sees its own tokens alone."""
         return self.caches and isinstance(self.embedding, Embedding) and self.embedding.closed
 

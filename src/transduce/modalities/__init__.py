@@ -1,6 +1,6 @@
 """A name in, how such sources are read out: the shelf of everything that is no text."""
 
-from transduce.contracts import Front, Modality
+from transduce.contracts import FrontEnd, Modality
 from transduce.modalities.audio.front_ends import ConvSubsampling, FrameStacking
 from transduce.modalities.audio.modality import Audio, AudioFeatures
 from transduce.modalities.image.features import FeatureGrid, ImageFeatures
@@ -18,7 +18,7 @@ MODALITIES: dict[str, type[Modality]] = {
 }
 
 
-FRONT_ENDS: dict[str, type[Front]] = {
+FRONT_ENDS: dict[str, type[FrontEnd]] = {
     "patches": PatchEmbedding,
     "grid": CNNGrid,
     "cells": FeatureGrid,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transduce.contracts import Encoder, Scene
+from transduce.contracts import Encoder, VisualSource
 from transduce.data.batching import collate
 from transduce.data.tokenizers.oov import encode_sources, oov_words
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ class SourceLabels:
     tokens: Sequence[str]
     words: Sequence[int]  # token -> word, -1: none
     labels: Sequence[str]  # the words
-    scenes: Sequence[Scene] = ()
+    scenes: Sequence[VisualSource] = ()
 
 
 class SourceEncoding(ABC):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from transduce.contracts import Modality, Scene
+from transduce.contracts import Modality, VisualSource
 from transduce.data.tokenizers.oov import encode_sources
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, UnreadableError
@@ -107,7 +107,7 @@ class ModalitySource:
         parts = zip(self.parts.values(), item.parts, grids, leading, strict=True)
         return [label for part, kept, grid, more in parts for label in (*["<cls>"] * more, *part.label(kept, grid))]
 
-    def scenes(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[Scene]:
+    def scenes(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[VisualSource]:
         """What a person sees of it."""
         found, begin = [], 0
         for part, kept, grid, more in zip(self.parts.values(), item.parts, grids, leading, strict=True):

@@ -54,11 +54,11 @@ class AttentionPenalty(Objective):
         step = cast(Any, model)(batch, with_attention=True)
         if step.attention is None or step.attention.cross is None:
             raise InputError("attention_penalty needs a decoder that attends to the source")
-        found = likelihood(log_probabilities(step.logits), batch.gold, self.label_smoothing)
+        found = likelihood(log_probabilities(step.logits), batch.labels, self.label_smoothing)
         heads = step.attention.cross[:, self.layer].float()  # B H T S
         weights = heads.mean(1) if self.head is None else heads[:, self.head]
         assert batch.source is not None
-        weights = weights * batch.inputs.mask[..., None]
+        weights = weights * batch.decoder_inputs.mask[..., None]
         # Rows of a memory that stand for no tokens are others than those of the source: real ones have some weight.
         real = batch.source.mask if batch.source.ids is not None else weights.detach().sum(1) > 0
         cost = PENALTIES[self.penalty](weights, real)

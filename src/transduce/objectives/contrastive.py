@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.flow import Batch, Padded
-from transduce.model import Vectors
+from transduce.model import PairEmbeddings
 from transduce.objectives.objective import Loss, Model, Objective, Sharpness
 
 
@@ -28,10 +28,10 @@ class Contrastive(Objective):
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         assert batch.source is not None, "a contrast needs both sides"
-        found = cast(Vectors, model(batch))
+        found = cast(PairEmbeddings, model(batch))
         fit = F.normalize(found.source.float(), dim=-1) @ F.normalize(found.target.float(), dim=-1).T  # B B
         fit = fit / self.temperature
-        total = _told_apart(fit, batch.gold)
+        total = _told_apart(fit, batch.labels)
         if self.symmetric:
             total = (total + _told_apart(fit.T, batch.source)) / 2
         right = (fit.argmax(-1) == torch.arange(len(fit), device=fit.device)).sum()

@@ -38,7 +38,7 @@ class CrossEntropy(Objective):
         self.label_smoothing = label_smoothing
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        found = cross_entropy(model(batch).logits, batch.gold, self.label_smoothing, spare=True)
+        found = cross_entropy(model(batch).logits, batch.labels, self.label_smoothing, spare=True)
         return Loss(found.smoothed, {"nll": found.nll})
 
 
@@ -57,7 +57,7 @@ class RDrop(Objective):
         self.weight, self.label_smoothing = weight, label_smoothing
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        gold = batch.gold
+        gold = batch.labels
         first, second = (log_probabilities(model(batch).logits) for _ in range(2))
         one, two = (likelihood(scores, gold, self.label_smoothing) for scores in (first, second))
         apart = (divergence(first, second, gold.mask) + divergence(second, first, gold.mask)) / 2
@@ -99,7 +99,7 @@ class ScheduledSampling(Objective):
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         logits = model(self._mixed(model, batch)).logits
-        found = cross_entropy(logits, batch.gold, self.label_smoothing)  # the gold stays, whatever was read
+        found = cross_entropy(logits, batch.labels, self.label_smoothing)  # the gold stays, whatever was read
         return Loss(found.smoothed, {"nll": found.nll})
 
     @torch.no_grad()

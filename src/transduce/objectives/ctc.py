@@ -13,7 +13,7 @@ from transduce.decoders.joint_ctc import Joint
 from transduce.decoding.ctc_prefix import BLANK
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
-from transduce.model import EncoderPaths
+from transduce.model import CTCModel
 from transduce.objectives.objective import Loss, Model, Objective, Share, cross_entropy
 
 
@@ -33,7 +33,7 @@ def path_cost(logs: Tensor, rows: Tensor, target: Padded) -> Loss:
 
 
 def _of(step: Step, batch: Batch) -> Loss:
-    gold = batch.gold
+    gold = batch.labels
     labels = Padded(gold.values, gold.mask & (torch.arange(gold.mask.size(1), device=batch.device) < _words(gold)))
     return path_cost(step.state.fixed["paths"], step.state.fixed["rows"], labels)
 
@@ -56,7 +56,7 @@ class Ctc(Objective):
         return _of(model(replace(batch, target=None)), batch)
 
     def check(self, model: nn.Module) -> None:
-        if not isinstance(model, EncoderPaths):
+        if not isinstance(model, CTCModel):
             raise InputError(
                 "ctc trains an encoder whose rows spell the target",
                 remedy="set model.head: {kind: ctc} without a decoder; with one, model.ctc: {} and kind: joint_ctc",
@@ -76,7 +76,7 @@ class JointCtc(Objective):
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         step = model(batch)
-        found, paths = cross_entropy(step.logits, batch.gold, self.label_smoothing), _of(step, batch)
+        found, paths = cross_entropy(step.logits, batch.labels, self.label_smoothing), _of(step, batch)
         total = torch.lerp(found.smoothed, paths.total.to(found.smoothed), self.weight)
         parts = {"nll": found.nll, "paths": paths.parts["nll"], "impossible": paths.parts["impossible"]}
         return Loss(total, parts)

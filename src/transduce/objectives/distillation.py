@@ -40,7 +40,7 @@ class Distillation(Objective):
         self.temperature, self.weight, self.label_smoothing = temperature, weight, label_smoothing
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        gold = batch.gold
+        gold = batch.labels
         with torch.no_grad():
             wanted = log_probabilities(self.opened(batch).logits.float() / self.temperature)
         logits = model(batch).logits.float()

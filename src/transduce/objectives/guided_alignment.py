@@ -34,7 +34,7 @@ class GuidedAlignment(Objective):
         if "alignment" not in batch.extra:
             raise InputError("guided alignment needs the links of every pair", remedy="set `alignment` of the corpus")
         step = cast(Any, model)(batch, with_attention=True)
-        found = likelihood(log_probabilities(step.logits), batch.gold, self.label_smoothing)
+        found = likelihood(log_probabilities(step.logits), batch.labels, self.label_smoothing)
         weights = self._weights(step.attention)  # B T S
         links = gold_weights(batch.extra["alignment"], weights)
         astray = -(links * weights.clamp_min(SMALLEST).log()).sum()

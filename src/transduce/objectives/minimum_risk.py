@@ -73,12 +73,12 @@ class MinimumRisk(Objective):
         self.samples, self.sharpness, self.cost, self.weight = samples, sharpness, cost, weight
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        device, tokens = batch.device, batch.gold.mask.sum(1)  # B
+        device, tokens = batch.device, batch.labels.mask.sum(1)  # B
         found = self._candidates(cast(Transducer, model), batch)
         read = Padded.from_rows([[BOS, *ids] for ids in found.ids]).to(device)
         wide = replace(batch.select(found.owners), target=read)
-        scores = log_probabilities(model(wide).logits).gather(-1, wide.gold.values[..., None]).squeeze(-1)
-        totals = scores.where(wide.gold.mask, 0.0).sum(1)  # C: log p(y | x), now with gradient
+        scores = log_probabilities(model(wide).logits).gather(-1, wide.labels.values[..., None]).squeeze(-1)
+        totals = scores.where(wide.labels.mask, 0.0).sum(1)  # C: log p(y | x), now with gradient
         owners, places = found.owners.to(device), found.places.to(device)
         shape = batch.size, int(places.max()) + 1  # B M
         table = totals.new_full(shape, -torch.inf).index_put((owners, places), self.sharpness * totals)
@@ -90,7 +90,7 @@ class MinimumRisk(Objective):
 
     def _candidates(self, model: Transducer, batch: Batch) -> Candidates:
         """Samples drawn by the one search; a sample depends on the example and the update, not on its neighbours."""
-        gold, base = batch.gold, int(torch.randint(2**62, (1,)))
+        gold, base = batch.labels, int(torch.randint(2**62, (1,)))
         seeds = [base + number for number in batch.rows or range(batch.size)]
         most = LONGEST * gold.mask.sum(1)
         drawn = search(model, replace(batch, target=None), Sample(width=self.samples), longest=most, seeds=seeds)

@@ -60,7 +60,7 @@ class Objective(ABC):
 
     def count(self, batch: Batch) -> int:
         """What the total of this batch is a sum over, known from the batch alone, so processes need not ask."""
-        return int(batch.gold.mask.sum())
+        return int(batch.labels.mask.sum())
 
 
 def cross_entropy(logits: Tensor, gold: Padded, label_smoothing: float, *, spare: bool = False) -> Likelihood:

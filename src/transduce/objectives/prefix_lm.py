@@ -32,11 +32,11 @@ class WholeStream(Objective):
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         whole = joined(batch)
-        found = likelihood(log_probabilities(model(whole).logits), whole.gold, self.label_smoothing)
+        found = likelihood(log_probabilities(model(whole).logits), whole.labels, self.label_smoothing)
         return Loss(found.smoothed, {"nll": found.nll.detach()})
 
     def count(self, batch: Batch) -> int:
-        return int(joined(batch).gold.mask.sum())
+        return int(joined(batch).labels.mask.sum())
 
 
 def joined(batch: Batch) -> Batch:

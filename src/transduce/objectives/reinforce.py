@@ -55,9 +55,9 @@ class Reinforce(Objective):
     def __call__(self, model: Model, batch: Batch) -> Loss:
         step = cast(Any, model)(batch, with_attention=True)
         scores = log_probabilities(step.logits)
-        found = likelihood(scores, batch.gold, self.label_smoothing)
-        mask = batch.gold.mask
-        truth = scores.gather(-1, batch.gold.values[..., None]).squeeze(-1).where(mask, 0.0)  # B T
+        found = likelihood(scores, batch.labels, self.label_smoothing)
+        mask = batch.labels.mask
+        truth = scores.gather(-1, batch.labels.values[..., None]).squeeze(-1).where(mask, 0.0)  # B T
         left = _from_here(mask.to(truth)) if self.reward == "rest" else mask.to(truth)
         total = _from_here(truth) if self.reward == "rest" else truth
         reward = (total / left.clamp(min=1)).detach()  # B T: for each token that is left

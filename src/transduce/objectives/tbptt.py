@@ -28,7 +28,7 @@ class Truncated(Objective):
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         network = cast(Transducer, model)
-        inputs, gold = batch.inputs, batch.gold
+        inputs, gold = batch.decoder_inputs, batch.labels
         state = network.start(batch)
         total = nll = torch.zeros((), device=batch.device)
         for begin in range(0, inputs.values.size(1), self.window):

@@ -29,14 +29,14 @@ from transduce.recipe import Recipe, explain_error
 
 SHELVES: dict[type, Mapping[str, type]] = {
     contracts.Modality: MODALITIES,
-    contracts.Front: FRONT_ENDS,
+    contracts.FrontEnd: FRONT_ENDS,
     contracts.Encoder: ENCODERS,
     contracts.Decoder: DECODERS,
     contracts.Head: HEADS,
-    contracts.Reader: READERS,
-    contracts.Score: SCORES,
+    contracts.ContextMechanism: READERS,
+    contracts.AttentionScore: SCORES,
     contracts.Normaliser: NORMALISERS,
-    contracts.Position: POSITIONS,
+    contracts.PositionEncoding: POSITIONS,
     contracts.Strategy: STRATEGIES,
     Objective: OBJECTIVES,
     Noise: NOISES,

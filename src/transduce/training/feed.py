@@ -59,7 +59,7 @@ def fetch(batches: Batches, position: DataPosition, update: Update) -> Iterator[
 
 def _shaped(batch: Batch, update: Update) -> Batch:
     """A piece with few different shapes, where passes are recorded. A packed batch has always the same."""
-    if not update.records or batch.said is not None:
+    if not update.records or batch.packed_labels is not None:
         return batch
     budget = update.settings.budget // (update.processes.size * update.settings.accumulate)
     return rounded(batch, budget, places(update.model))

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Position
+from transduce.contracts import PositionEncoding
 from transduce.errors import InputError
 from transduce.layers.embedding import Embedding
 from transduce.recipe import OptimiserRecipe, ScheduleRecipe
@@ -43,7 +43,7 @@ def depths(model: nn.Module) -> dict[str, int]:
 def _level(name: str, parts: dict[str, nn.Module]) -> Level:
     words = name.split(".")
     above = [".".join(words[:count]) for count in range(1, len(words))]
-    if any(isinstance(parts[path], (Embedding, nn.Embedding, Position)) for path in above):
+    if any(isinstance(parts[path], (Embedding, nn.Embedding, PositionEncoding)) for path in above):
         return (BOTTOM, 0)
     if words[0] not in ("encoder", "decoder"):
         return (TOP, 0)

@@ -12,7 +12,7 @@ from torch import nn
 from transduce import build, transfer
 from transduce.attention.attend import Attend
 from transduce.attention.positions import places
-from transduce.contracts import Position, TextMetric, VectorMetric
+from transduce.contracts import PositionEncoding, TextMetric, VectorMetric
 from transduce.data.packing import ROW_LENGTH
 from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.errors import InputError, nearest
@@ -144,9 +144,9 @@ def with_packing(
 
 def _fused(network: nn.Module) -> bool:
     """Whether no scores are written down: in shared rows there are several times as many."""
-    kinds = (type(part) for part in network.modules() if isinstance(part, Position))
+    kinds = (type(part) for part in network.modules() if isinstance(part, PositionEncoding))
     attentions = (part for part in network.modules() if isinstance(part, Attend))
-    return all(kind.bias is Position.bias for kind in kinds) and all(one.fused for one in attentions)
+    return all(kind.bias is PositionEncoding.bias for kind in kinds) and all(one.fused for one in attentions)
 
 
 def why_not(recipe: Recipe, network: Transducer, data: PreparedData, objective: Objective) -> str:
@@ -155,7 +155,7 @@ def why_not(recipe: Recipe, network: Transducer, data: PreparedData, objective: 
     dropout = recipe.tokens.source.dropout or recipe.tokens.target.dropout
     texts = recipe.data.passage is None and data.noise is None and data.train.items is None
     for wrong, reason in (
-        (not network.packs, "only a Transformer encoder and decoder, both of attention, can be packed"),
+        (not network.supports_packing, "only a Transformer encoder and decoder, both of attention, can be packed"),
         (not objective.packs, "this objective does not read packed batches"),
         (not texts or data.train.sourceless, "only pairs of texts can be packed"),
         (bool(dropout), "with dropout of merges the lengths of texts change"),

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from transduce.contracts import Scene
+from transduce.contracts import VisualSource
 from transduce.explain import overlay
 from transduce.explain.alignment import AttentionMap
 from transduce.explain.html import Explained, render
 
 
-def scene(height: int, width: int, grid: tuple[int, int], **more) -> Scene:
-    return Scene(np.full((height, width, 3), 200, np.uint8), grid, **more)
+def scene(height: int, width: int, grid: tuple[int, int], **more) -> VisualSource:
+    return VisualSource(np.full((height, width, 3), 200, np.uint8), grid, **more)
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9), st.data())
@@ -47,7 +47,7 @@ def test_a_stronger_weight_is_painted_stronger_and_none_not_at_all():
     assert distance[0] > distance[1] > distance[2] > 0
 
 
-def explained(*scenes: Scene, cells: int) -> Explained:
+def explained(*scenes: VisualSource, cells: int) -> Explained:
     weights = np.random.default_rng(1).dirichlet(np.ones(cells), (1, 1, 3)).astype(np.float32)
     names = [str(number) for number in range(cells)]
     return Explained("x.png", "a b", names, ["a", " b", "</s>"], range(cells), [0, 1, -1], [0.0] * 3, 0.0, weights,
@@ -77,7 +77,7 @@ def test_a_long_text_is_cut_and_says_so(tmp_path):
 
 
 def test_the_page_holds_the_pixels_and_asks_for_nothing(tmp_path):
-    shown = Scene(np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3), (2, 3))
+    shown = VisualSource(np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3), (2, 3))
     page = render([explained(shown, cells=6)])
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     (found,) = data["items"][0]["scenes"]

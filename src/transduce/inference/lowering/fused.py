@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from transduce.attention.positions import Learned, NoPosition, Sinusoidal
 from transduce.attention.self_attention import SelfAttention, Slots
-from transduce.contracts import Asked, Score
+from transduce.contracts import AttentionScore, TopKRequest
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.flow import Proposal, State, Step
+from transduce.flow import State, Step, TopK
 from transduce.inference.lowering.joint_projections import JointMemory, JointSelf
 from transduce.kernels.attention_decode import MOST
 from transduce.kernels.decode_rows import Entry, Kernels, Plain, Product
@@ -77,10 +77,10 @@ class FusedDecoder(TransformerDecoder):
     def proposes(self) -> bool:
         return True
 
-    def propose(self, tokens: Tensor, state: State, asked: Asked) -> Proposal:
+    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
         read = self.advance(tokens, state)
-        logs, found = self.pieces.best(read.logits[:, -1], asked.count, asked.banned)
-        return Proposal(logs, found, read.state)
+        logs, found = self.pieces.best(read.logits[:, -1], asked.k, asked.suppressed)
+        return TopK(logs, found, read.state)
 
     def _step(self, tokens: Tensor, state: State) -> Step:
         slots = Slots(state.past["next"], state.past["owners"], state.beams, self.reach)
@@ -186,7 +186,7 @@ def _block_fits(block: Block) -> bool:
     return (
         all(_plain(one) for one in matrices)
         and own.head_width in (32, 64, 128)
-        and all(one.attend.fused and type(one.attend.score).keys is Score.keys for one in looks)
+        and all(one.attend.fused and type(one.attend.score).keys is AttentionScore.keys for one in looks)
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.attention.self_attention import SelfAttention, View, shade
-from transduce.contracts import Position, Score
+from transduce.contracts import AttentionScore, PositionEncoding
 from transduce.flow import Tree
 from transduce.inference.lowering.joint_projections import JointMemory, JointSelf
 from transduce.kernels.linear import ACTIVATIONS
@@ -207,9 +207,9 @@ def _reads_whole(stack: Blocks) -> bool:
     return stack.reach is None and library() is not None
 
 
-def _speaks_first(position: Position) -> bool:
+def _speaks_first(position: PositionEncoding) -> bool:
     """Whether positions are all in the embeddings, so that attention needs to know nothing of them."""
-    return type(position).turn is Position.turn and type(position).bias is Position.bias
+    return type(position).turn is PositionEncoding.turn and type(position).bias is PositionEncoding.bias
 
 
 def _fits(block: Block) -> bool:
@@ -220,5 +220,6 @@ def _fits(block: Block) -> bool:
     looks += [block.cross] if block.cross is not None else []
     joint = isinstance(block.own, SelfAttention) and all(isinstance(one, JointSelf | JointMemory) for one in looks)
     return joint and all(
-        one.attend.fused and type(one.attend.score).keys is Score.keys and one.heads == one.key_heads for one in looks
+        one.attend.fused and type(one.attend.score).keys is AttentionScore.keys and one.heads == one.key_heads
+        for one in looks
     )

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.contracts import Asked
+from transduce.contracts import TopKRequest
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.flow import Proposal, State
+from transduce.flow import State, TopK
 from transduce.inference.lowering.lean import LeanBlock
 from transduce.kernels.native.block_step import BlockStep, Step
 from transduce.kernels.native.decoder_step import Best, Pair, Steps, outputs_of
@@ -37,10 +37,10 @@ class LeanDecoder(TransformerDecoder):
     def proposes(self) -> bool:
         return True
 
-    def propose(self, tokens: torch.Tensor, state: State, asked: Asked) -> Proposal:
+    def propose(self, tokens: torch.Tensor, state: State, asked: TopKRequest) -> TopK:
         view, past = self._place(state)
         places, owners, fixed = state.past["next"], past["owners"], state.fixed
-        which = None if bool(asked.alive.all()) else asked.alive.nonzero().flatten()  # R'
+        which = None if bool(asked.active.all()) else asked.active.nonzero().flatten()  # R'
         if which is not None:
             tokens = tokens[which]
         queries = places[:1, None] if bool((places == places[0]).all()) else places[:, None]  # all the same, as a rule
@@ -56,13 +56,13 @@ class LeanDecoder(TransformerDecoder):
             shade.data_ptr() if memories and shade is not None else None, torch.get_num_threads(),
         )  # fmt: skip
         layer: Any = self.output.layer  # asked for now: a search may have one of its own
-        found = Best(len(values), asked.count, asked.banned, outputs_of(layer.product, asked.lists))
+        found = Best(len(values), asked.k, asked.suppressed, outputs_of(layer.product, asked.shortlists))
         self.steps(values, where, fixed["room"], memories, layer.product, found)
         logs, chosen = found.logs, found.tokens
         if which is not None:
-            logs = logs.new_full((len(places), asked.count), -torch.inf).index_copy_(0, which, logs)
-            chosen = chosen.new_zeros(len(places), asked.count).index_copy_(0, which, chosen)
-        return Proposal(logs, chosen, State(fixed, past, state.beams))
+            logs = logs.new_full((len(places), asked.k), -torch.inf).index_copy_(0, which, logs)
+            chosen = chosen.new_zeros(len(places), asked.k).index_copy_(0, which, chosen)
+        return TopK(logs, chosen, State(fixed, past, state.beams))
 
 
 def proposing(part: nn.Module) -> nn.Module:

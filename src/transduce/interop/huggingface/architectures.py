@@ -194,7 +194,7 @@ def _differences(ours: ModelRecipe, made: Mapping[str, Any]) -> list[str]:
             given = dict(made[side])
             front, own_front = given.pop("front", None), mine.get("front")
             if front is not None and own_front is not None:
-                front = {**complete(contracts.Front, front, side), "shape": own_front["shape"]}
+                front = {**complete(contracts.FrontEnd, front, side), "shape": own_front["shape"]}
             theirs = {**_plain(complete(contract, given, side)), **({} if front is None else {"front": front})}
             own = _plain(mine)
             found += [_told(f"{side}.{key}", own[key], theirs.get(key)) for key in own if own[key] != theirs.get(key)]

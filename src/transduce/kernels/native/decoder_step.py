@@ -60,7 +60,7 @@ class Best:
         self.wanted = Wanted(count, len(banned), here, self.logs.data_ptr(), self.tokens.data_ptr(), few)
 
 
-def outputs_of(product: Product, lists: asking.Lists | None) -> Lists | None:
+def outputs_of(product: Product, lists: asking.Shortlists | None) -> Lists | None:
     """The lists of each source (see `contracts.Lists`) as the kernels read them."""
     if lists is None:
         return None
@@ -71,7 +71,7 @@ def outputs_of(product: Product, lists: asking.Lists | None) -> Lists | None:
 
 
 def best(
-    product: Product, values: Tensor, count: int, banned: Sequence[int] = (), lists: asking.Lists | None = None
+    product: Product, values: Tensor, count: int, banned: Sequence[int] = (), lists: asking.Shortlists | None = None
 ) -> Best:
     """log softmax(W x + b) of the best outputs of each row (R D), the earlier of two that are equal.
 

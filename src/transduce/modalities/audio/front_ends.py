@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.contracts import Count, Front
+from transduce.contracts import Count, FrontEnd
 from transduce.errors import InputError
 from transduce.flow import Padded
 from transduce.kernels.linear import ACTIVATIONS
@@ -16,7 +16,7 @@ from transduce.layers.feed_forward import dense
 KERNEL = 3
 
 
-class ConvSubsampling(Front):
+class ConvSubsampling(FrontEnd):
     """f(conv f(conv x)): convolutions over three frames each, which leave out every other one
 
     A row stands where the middle of its window stood, so it is real where that was. Padding is zero before every layer,
@@ -52,7 +52,7 @@ class ConvSubsampling(Front):
         return (length,)
 
 
-class FrameStacking(Front):
+class FrameStacking(FrontEnd):
     """W x + b of each frame, or of several side by side as one row"""
 
     def __init__(self, width: int, *, shape: tuple[int, ...] = (), stack: Count = 1) -> None:

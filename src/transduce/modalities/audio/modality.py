@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from transduce.contracts import Count, Modality, Scene
+from transduce.contracts import Count, Modality, VisualSource
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.modalities.audio.files import ENDINGS, read_waveform, resample
@@ -92,7 +92,7 @@ class Audio(Modality):
     def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
         return time_labels(self._lasts(kept), grid)
 
-    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene:
+    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> VisualSource:
         return spectrogram_image(self._bands(kept).numpy(), grid, self._lasts(kept))
 
     def _lasts(self, kept: np.ndarray) -> float:
@@ -138,7 +138,7 @@ class AudioFeatures(Modality):
     def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
         return time_labels(len(kept) / self._rate, grid)
 
-    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene:
+    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> VisualSource:
         levelled = SpecAugment(True, 0, 1, 0, 1)(torch.tensor(kept), None)
         return spectrogram_image(levelled.numpy(), grid, len(kept) / self._rate)
 
@@ -149,12 +149,12 @@ def time_labels(seconds: float, grid: Sequence[int]) -> list[str]:
     return [f"{row * seconds / rows:.2f}s" for row in range(rows)]
 
 
-def spectrogram_image(frames: np.ndarray, grid: Sequence[int], seconds: float) -> Scene:
+def spectrogram_image(frames: np.ndarray, grid: Sequence[int], seconds: float) -> VisualSource:
     """S F -> time from left to right, pitch from the bottom up, the loud dark."""
     low, high = np.percentile(frames, [1, 99])
     level = np.clip((frames - low) / max(float(high - low), 1e-9), 0, 1)
     grey = (255 * (1 - level)).astype(np.uint8).T[::-1]  # F S
-    return Scene(np.repeat(grey[..., None], 3, 2), (1, int(np.prod(grid))), across="seconds", extent=seconds)
+    return VisualSource(np.repeat(grey[..., None], 3, 2), (1, int(np.prod(grid))), across="seconds", extent=seconds)
 
 
 def extract_features(pairs: str | Path, folder: str | Path, **options: Any) -> Path:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from transduce.contracts import Count, Front, Modality, Scene
+from transduce.contracts import Count, FrontEnd, Modality, VisualSource
 from transduce.errors import InputError
 from transduce.flow import Padded
 from transduce.layers.feed_forward import dense
@@ -66,13 +66,13 @@ class ImageFeatures(Modality):
     def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
         return [f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1])]
 
-    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene:
+    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> VisualSource:
         rows, columns = kept.shape[:2]
         cells = kept[..., self.shape[2] :].astype(np.uint8).reshape(rows, columns, SMALL, SMALL, 3)
-        return Scene(cells.swapaxes(1, 2).reshape(rows * SMALL, columns * SMALL, 3), (grid[0], grid[1]))
+        return VisualSource(cells.swapaxes(1, 2).reshape(rows * SMALL, columns * SMALL, 3), (grid[0], grid[1]))
 
 
-class FeatureGrid(Front):
+class FeatureGrid(FrontEnd):
     """W x + p: cells that were computed before, each a row"""
 
     def __init__(self, width: int, *, shape: tuple[int, ...] = (), places: Places = "learned") -> None:

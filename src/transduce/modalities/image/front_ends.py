@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.contracts import Count, Front
+from transduce.contracts import Count, FrontEnd
 from transduce.errors import InputError
 from transduce.flow import Padded
 from transduce.layers.feed_forward import dense
@@ -65,7 +65,7 @@ def _sinusoids(grid: tuple[int, int], width: int) -> Tensor:
     return torch.cat([wave for turn in turns for wave in (turn.sin(), turn.cos())], -1)
 
 
-class PatchEmbedding(Front):
+class PatchEmbedding(FrontEnd):
     """W x + p: squares of pixels side by side, each a row (Dosovitskiy 2021)
 
     `leading`: so many learned rows before them, of which a head may read the first (<cls>).
@@ -99,7 +99,7 @@ class PatchEmbedding(Front):
         return self._cells
 
 
-class CNNGrid(Front):
+class CNNGrid(FrontEnd):
     """cells of a convolutional network with residual blocks (He 2016), each a row (Xu 2015)"""
 
     def __init__(

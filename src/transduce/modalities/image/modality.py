@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Lt
 
-from transduce.contracts import Count, Modality, Rate, Scene
+from transduce.contracts import Count, Modality, Rate, VisualSource
 from transduce.data.readers.folders import idx_array
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
@@ -75,8 +75,8 @@ class Image(Modality):
     def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
         return [f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1])]
 
-    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene:
-        return Scene(np.repeat(kept, 3, 2) if self._channels == 1 else kept, (grid[0], grid[1]))
+    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> VisualSource:
+        return VisualSource(np.repeat(kept, 3, 2) if self._channels == 1 else kept, (grid[0], grid[1]))
 
 
 def _one_of_many(named: str) -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Count, Front
+from transduce.contracts import Count, FrontEnd
 from transduce.errors import InputError
 from transduce.flow import Padded
 from transduce.layers.feed_forward import dense
 from transduce.modalities.image.front_ends import DownsamplingStage
 
 
-class FrameEmbedding(Front):
+class FrameEmbedding(FrontEnd):
     """W [cells of a convolutional network] + p_t: each frame is one row, which knows what stands where in it"""
 
     def __init__(
@@ -42,7 +42,7 @@ class FrameEmbedding(Front):
         return (self._frames,)
 
 
-class TubeletEmbedding(Front):
+class TubeletEmbedding(FrontEnd):
     """W x + p: blocks of pixels through some frames, each a row (Arnab 2021)"""
 
     def __init__(self, width: int, *, shape: tuple[int, ...] = (), patch: Count = 8, through: Count = 2) -> None:

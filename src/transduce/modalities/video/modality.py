@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from transduce.contracts import Count, Modality, Scene
+from transduce.contracts import Count, Modality, VisualSource
 from transduce.flow import Padded
 from transduce.modalities.image.files import fit
 from transduce.modalities.video.files import MOVING, VIDEOS, read_video
@@ -50,11 +50,11 @@ class Video(Modality):
         names = [f":{row + 1},{column + 1}" for row in range(cells[0]) for column in range(cells[1])] if cells else [""]
         return [f"{time + 1}{name}" for time in range(times) for name in names]
 
-    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> Scene:
+    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> VisualSource:
         """A strip: side by side where a row of the memory is a frame; one below the other where it is a part of one,
         so that rows of the memory lie in reading order. Of frames that share their rows the middle one is shown."""
         times, *cells = grid
         shown = kept[[(2 * time + 1) * len(kept) // (2 * times) for time in range(times)]]
         if not cells:
-            return Scene(np.concatenate(list(shown), 1), (1, times))
-        return Scene(np.concatenate(list(shown), 0), (times * cells[0], cells[1]))
+            return VisualSource(np.concatenate(list(shown), 1), (1, times))
+        return VisualSource(np.concatenate(list(shown), 0), (times * cells[0], cells[1]))
