@@ -16,7 +16,7 @@ from transduce.data.packing import Packing, assign_bins
 from transduce.flow import Batch
 from transduce.objectives import OBJECTIVES
 
-PACKED = [name for name in CASES if make(name).packs]
+PACKED = [name for name in CASES if make(name).supports_packing]
 PACKING = Packing(4, 16, 16)
 Pairs = list[tuple[list[int], list[int]]]
 
@@ -51,7 +51,7 @@ def test_the_common_transformer_packs_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("name", PACKED)
-@pytest.mark.parametrize("objective", [name for name, kind in OBJECTIVES.items() if kind.packs])
+@pytest.mark.parametrize("objective", [name for name, kind in OBJECTIVES.items() if kind.supports_packing])
 def test_loss_and_gradient_are_the_same(name: str, objective: str) -> None:
     model, (padded, packed, _) = make(name), both(SOME)
     if "batch" not in name:

@@ -60,8 +60,8 @@ def one_pass(model: Any, objective: Any, batch: Batch) -> list[torch.Tensor]:
     return [loss.total.detach(), *loss.parts.values()]
 
 
-STEADY = [name for name in CASES if make(name).steady]
-OBJECTIVES_KEPT = [name for name, kind in OBJECTIVES.items() if kind.steady]
+STEADY = [name for name in CASES if make(name).capturable]
+OBJECTIVES_KEPT = [name for name, kind in OBJECTIVES.items() if kind.capturable]
 
 
 @pytest.fixture(autouse=True)

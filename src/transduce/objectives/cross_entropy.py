@@ -31,8 +31,8 @@ NEVER_READ = [PAD, BOS, EOS]  # nothing follows them, so a decoder never meets t
 class CrossEntropy(Objective):
     """label-smoothed cross-entropy under teacher forcing (Szegedy 2016)"""
 
-    steady = True
-    packs = True
+    capturable = True
+    supports_packing = True
 
     def __init__(self, *, label_smoothing: Rate = 0.1) -> None:
         self.label_smoothing = label_smoothing
@@ -50,8 +50,8 @@ class RDrop(Objective):
     """
 
     parts = ("nll", "divergence")
-    steady = True
-    packs = True
+    capturable = True
+    supports_packing = True
 
     def __init__(self, *, weight: Weight = 5.0, label_smoothing: Rate = 0.1) -> None:
         self.weight, self.label_smoothing = weight, label_smoothing

@@ -35,8 +35,8 @@ class Objective(ABC):
     """What training makes small. A new one is a class in this folder and a row on its shelf."""
 
     parts: tuple[str, ...] = ("nll",)  # the names in Loss.parts, known before the first batch
-    steady: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
-    packs: bool = False  # True: it reads packed batches, whose rows hold several pairs
+    capturable: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
+    supports_packing: bool = False  # True: it reads packed batches, whose rows hold several pairs
     vectors: bool = False  # True: the model gives vectors (model.Vectors), not a step of tokens
 
     @abstractmethod

@@ -21,7 +21,7 @@ class Truncated(Objective):
     keeps in `fixed` (its memory of a source) is read by every window, and its gradient is not cut.
     """
 
-    steady = True
+    capturable = True
 
     def __init__(self, *, window: Count = 64, label_smoothing: Rate = 0.0) -> None:
         self.window, self.label_smoothing = window, label_smoothing

@@ -156,7 +156,7 @@ def why_not(recipe: Recipe, network: Transducer, data: PreparedData, objective: 
     texts = recipe.data.passage is None and data.noise is None and data.train.items is None
     for wrong, reason in (
         (not network.supports_packing, "only a Transformer encoder and decoder, both of attention, can be packed"),
-        (not objective.packs, "this objective does not read packed batches"),
+        (not objective.supports_packing, "this objective does not read packed batches"),
         (not texts or data.train.sourceless, "only pairs of texts can be packed"),
         (bool(dropout), "with dropout of merges the lengths of texts change"),
         (end is not None and end < ROW_LENGTH, f"rows have up to {ROW_LENGTH} tokens, and the model has {end}"),

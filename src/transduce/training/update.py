@@ -125,10 +125,10 @@ class Update:
     @property
     def records(self) -> bool:
         """Whether passes are recorded: on a GPU, where nothing in them depends on more than the shapes of a batch."""
-        steady = self.objective.steady and bool(getattr(self.model, "capturable", False))
+        capturable = self.objective.capturable and bool(getattr(self.model, "capturable", False))
         wanted = self.settings.record and self.settings.unfreeze is None  # whose gradients come and go
         wanted = wanted and not self.settings.checkpoint_layers  # which asks for the state of the random numbers
-        return wanted and steady and self.device.type == "cuda"
+        return wanted and capturable and self.device.type == "cuda"
 
     def __call__(self, work: Work, step: int, rate: float, flags: tuple[bool, ...] = ()) -> Result:
         return self.launch(work, step, rate, flags).result()
