@@ -28,9 +28,8 @@ from transduce.kernels.training_graph import rounded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.training.distributed import Processes
-from transduce.training.micro_batch import Piece, Work
 from transduce.training.optimisers import build_optimiser
-from transduce.training.update import Update
+from transduce.training.update import MicroBatch, Update, UpdateBatch
 
 SMOOTHING = 0.1
 PEAK = 989e12  # bf16 FLOP/s of an H100 or H200, by its data sheet
@@ -177,10 +176,12 @@ def own(model: nn.Module, race: Race, **options: Any) -> Step:
     update = Update(model, build_optimiser(settings.optimiser, model), objective, settings, Processes(), race.device)
     budget = max(batch.slots for batch in batches)
 
-    def shaped(batch: Batch) -> Batch:  # as training/fetching.py does
-        return rounded(batch, budget, places(model)) if update.records and batch.packed_labels is None else batch
+    def shaped(batch: Batch) -> Batch:  # as in training/feed.py
+        return (
+            rounded(batch, budget, places(model)) if update.uses_cuda_graphs and batch.packed_labels is None else batch
+        )
 
-    work = [Work([Piece(0, shaped(batch))], objective.count(batch)) for batch in batches]
+    work = [UpdateBatch([MicroBatch(0, shaped(batch))], objective.count(batch)) for batch in batches]
     tokens = race.tokens
 
     def step() -> int:
@@ -193,7 +194,7 @@ def own(model: nn.Module, race: Race, **options: Any) -> Step:
         launched.result()
         return tokens
 
-    for _ in range(3 if update.records else 0):  # a shape is recorded when it comes again
+    for _ in range(3 if update.uses_cuda_graphs else 0):  # a shape is recorded when it comes again
         step()
     if update.recorder is not None and (update.recorder.refused or not update.recorder.recordings):
         raise AssertionError("nothing was recorded")

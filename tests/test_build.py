@@ -177,7 +177,7 @@ class TestShelves:
 class TestMeasures:
     def test_what_is_better_lower_is_known_for_every_metric(self) -> None:
         from transduce.evaluation.evaluate import METRICS
-        from transduce.training.validation import LOWER_IS_BETTER
+        from transduce.training.experiment import LOWER_IS_BETTER
 
         assert {"loss", "per", "wer", "cer", "ter"} <= LOWER_IS_BETTER
         assert not {"exact", "bleu", "chrf"} & LOWER_IS_BETTER

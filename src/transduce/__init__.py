@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from transduce.errors import InputError
     from transduce.inference import Model, Prediction, load
     from transduce.recipe import Recipe
-    from transduce.training.experiment import Trained, train
+    from transduce.training.experiment import TrainingResult, train
 
-__all__ = ["InputError", "Model", "Prediction", "Recipe", "Trained", "load", "train"]
+__all__ = ["InputError", "Model", "Prediction", "Recipe", "TrainingResult", "load", "train"]
 
 _HOMES = {
     "InputError": "errors",
     "Model": "inference",
     "Prediction": "inference",
     "Recipe": "recipe",
-    "Trained": "training.experiment",
+    "TrainingResult": "training.experiment",
     "load": "inference",
     "train": "training.experiment",
 }

@@ -11,7 +11,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.recipe import Recipe, dump, load
 from transduce.storage import replace_file
-from transduce.training.checkpoint import Checkpoints
+from transduce.training.checkpoint import CheckpointManager
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Run:
         return self.folder / f"tokenizer.{side}.json"
 
     @property
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.folder / "checkpoints")
+    def checkpoints(self) -> CheckpointManager:
+        return CheckpointManager(self.folder / "checkpoints")
 
     @property
     def exists(self) -> bool:

@@ -23,7 +23,7 @@ from transduce.evaluation.evaluate import Outputs, evaluate, find
 from transduce.evaluation.scoring import answer, held_out
 from transduce.flow import BOS, EOS, Example
 from transduce.inference import Model
-from transduce.training.experiment import Trained, train
+from transduce.training.experiment import TrainingResult, train
 from transduce.training.resolve import settle
 
 TRANSFORMER = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "hidden": 16, "dropout": 0.0}
@@ -58,7 +58,7 @@ def recipe(book: Path, decoder: dict[str, Any], passage: int | None = 24, **trai
 
 
 @pytest.fixture(scope="module")
-def trained(book: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+def trained(book: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingResult]:
     folder = tmp_path_factory.mktemp("runs")
     made = {
         "running": recipe(book, RECURRENT, objective={"kind": "truncated", "window": 5}),
@@ -74,7 +74,7 @@ def log_p(model: Model, ids: list[int]) -> np.ndarray:
     return logits.gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1).double().numpy()
 
 
-def test_training_scores_by_probability_alone(trained: dict[str, Trained]) -> None:
+def test_training_scores_by_probability_alone(trained: dict[str, TrainingResult]) -> None:
     for name, one in trained.items():
         scores = one.scores["dev"].scores
         assert list(scores) == ["perplexity", "word_perplexity", "bits_per_character"]
@@ -85,7 +85,7 @@ def test_training_scores_by_probability_alone(trained: dict[str, Trained]) -> No
 
 
 @pytest.mark.parametrize("name", ["running", "limited", "lines"])
-def test_a_beginning_goes_on(name: str, trained: dict[str, Trained]) -> None:
+def test_a_beginning_goes_on(name: str, trained: dict[str, TrainingResult]) -> None:
     model = transduce.load(trained[name].run.folder)
     beginnings = ["the cat", "", "the Ω", "a"]
     found = model.generate(beginnings)
@@ -102,7 +102,7 @@ def test_a_beginning_goes_on(name: str, trained: dict[str, Trained]) -> None:
         model.generate(["a"], prefixes=["b"])
 
 
-def test_a_beginning_longer_than_the_reach_is_cut_and_kept(trained: dict[str, Trained]) -> None:
+def test_a_beginning_longer_than_the_reach_is_cut_and_kept(trained: dict[str, TrainingResult]) -> None:
     model, text = trained["limited"].model, "the cat sat on a mat and on a red cat too"
     (one,) = model.generate([text])
     assert one.source_cut
@@ -110,7 +110,7 @@ def test_a_beginning_longer_than_the_reach_is_cut_and_kept(trained: dict[str, Tr
     assert len(one.tokens) == 24
 
 
-def test_lines_are_scored_as_they_are(trained: dict[str, Trained], book: Path) -> None:
+def test_lines_are_scored_as_they_are(trained: dict[str, TrainingResult], book: Path) -> None:
     model = trained["lines"].model
     texts = ["the cat sat", "", "a"]
     found = model.score([("", text) for text in texts])
@@ -126,7 +126,9 @@ def test_lines_are_scored_as_they_are(trained: dict[str, Trained], book: Path) -
 
 
 @pytest.mark.parametrize("name", ["running", "limited"])
-def test_running_text_is_scored_in_one_or_in_passages(name: str, trained: dict[str, Trained], book: Path) -> None:
+def test_running_text_is_scored_in_one_or_in_passages(
+    name: str, trained: dict[str, TrainingResult], book: Path
+) -> None:
     model = trained[name].model
     parts = [one.target or "" for one in text_chunks(Example("", line) for line in book.read_text().split("\n")[:60])]
     text = count_text(model.target, parts)
@@ -145,7 +147,7 @@ def test_running_text_is_scored_in_one_or_in_passages(name: str, trained: dict[s
     assert "1 texts" in called.err
 
 
-def test_commands(trained: dict[str, Trained]) -> None:
+def test_commands(trained: dict[str, TrainingResult]) -> None:
     folder = trained["running"].run.folder
     written = call("generate", folder, "-", stdin=b"the cat\n\n")
     assert written.code == 0
@@ -158,7 +160,7 @@ def test_commands(trained: dict[str, Trained]) -> None:
     assert "no source" in explained.out
 
 
-def test_explain_shows_the_look_back(trained: dict[str, Trained]) -> None:
+def test_explain_shows_the_look_back(trained: dict[str, TrainingResult]) -> None:
     explained = trained["lines"].model.explain("the cat")
     assert explained.attention is not None
     assert explained.source_tokens[0] == "<s>"
@@ -168,7 +170,7 @@ def test_explain_shows_the_look_back(trained: dict[str, Trained]) -> None:
 
 
 def test_nothing_is_generated_where_no_metric_asks(
-    trained: dict[str, Trained], monkeypatch: pytest.MonkeyPatch
+    trained: dict[str, TrainingResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Model, "generate", lambda *_, **__: pytest.fail("generated"))
     model = trained["lines"].model
@@ -230,7 +232,7 @@ def test_without_a_recipe(book: Path) -> None:
     assert settle(recipe_for(str(book), ["data.passage=null"], "lm")).data.train[0].form == "lines"
 
 
-def test_language_models_are_compared(trained: dict[str, Trained], tmp_path: Path) -> None:
+def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_path: Path) -> None:
     folders = [trained[name].run.folder for name in ("running", "limited")]
     result = compare(folders, folder=tmp_path)
     assert {contest.metric for contest in result.contests} >= {"perplexity", "bits_per_character"}

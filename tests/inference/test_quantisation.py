@@ -40,7 +40,7 @@ def weights_file(run: Path) -> Path:
 
 def test_a_quarter_of_the_size(runs: tuple[Path, Path]) -> None:
     plain, small = runs
-    stored = Run(small).checkpoints.chosen()
+    stored = Run(small).checkpoints.for_inference()
     assert stored is not None
     network = transduce.load(plain).network
     matrices = [name for name, tensor in network.state_dict().items() if tensor.dim() == 2]
@@ -60,7 +60,7 @@ def test_it_says_what_the_packed_network_says(runs: tuple[Path, Path]) -> None:
 
 
 def test_rounding_twice_changes_nothing(runs: tuple[Path, Path]) -> None:
-    stored = Run(runs[1]).checkpoints.chosen()
+    stored = Run(runs[1]).checkpoints.for_inference()
     assert stored is not None
     again = rounded_weights(transduce.load(runs[1]).network)
     assert again.keys() == stored.weights.keys()

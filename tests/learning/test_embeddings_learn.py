@@ -8,7 +8,7 @@ from transduce.autoconfig import recipe_for
 from transduce.evaluation.retrieval_metrics import unit
 from transduce.retrieval.clustering import k_means, purity
 from transduce.synthetic.paraphrases import generate
-from transduce.training.experiment import Trained, train
+from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def write(path, examples):
     return str(path)
 
 
-def trained(folder, steps: int) -> Trained:
+def trained(folder, steps: int) -> TrainingResult:
     settings = [
         f"data.dev={write(folder / 'dev.tsv', HELD_OUT)}",
         f"data.cache={folder / 'cache'}",
@@ -38,7 +38,7 @@ def trained(folder, steps: int) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Trained:
+def run(tmp_path_factory) -> TrainingResult:
     return trained(tmp_path_factory.mktemp("embed"), 70)
 
 

@@ -9,7 +9,7 @@ import pytest
 import transduce
 from transduce.synthetic.file_sets import FILED
 from transduce.synthetic.files import write_set
-from transduce.training.experiment import Trained, train
+from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ WATCHED = {
 }
 
 
-def learn(folder: Path, name: str, model: dict, target: str, metric: str, rate: float, steps: int) -> Trained:
+def learn(folder: Path, name: str, model: dict, target: str, metric: str, rate: float, steps: int) -> TrainingResult:
     for part, (count, seed) in {"train": (1200, 1), "test": (200, 2)}.items():
         write_set(FILED, name, folder / part, count, seed, False)
     recipe = {

@@ -10,7 +10,7 @@ import pytest
 
 from transduce.synthetic.file_sets import FILED
 from transduce.synthetic.files import write_set
-from transduce.training.experiment import Trained, train
+from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def shapes(tmp_path_factory) -> Path:
     return folder
 
 
-def learn(shapes: Path, folder: Path, model: dict, steps: int, **training) -> Trained:
+def learn(shapes: Path, folder: Path, model: dict, steps: int, **training) -> TrainingResult:
     recipe = {
         "data": {
             "train": str(shapes / "train" / "pairs.tsv"),
@@ -60,7 +60,7 @@ def learn(shapes: Path, folder: Path, model: dict, steps: int, **training) -> Tr
     return train(recipe, folder / "run")
 
 
-def on_its_shape(trained: Trained, folder: Path) -> float:
+def on_its_shape(trained: TrainingResult, folder: Path) -> float:
     """Of the right captions: how often the cell that a shape's word looked at most overlaps the box of that shape."""
     lines = (line.split("\t") for line in (folder / "pairs.tsv").read_text().splitlines())
     truth = map(json.loads, (folder / "truth.jsonl").read_text().splitlines())

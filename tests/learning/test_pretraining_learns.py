@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from transduce.training.experiment import Trained, train
+from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +140,7 @@ def test_a_denoising_model_begins_a_task_ahead(tmp_path, kind):
     data = {"train": write(tmp_path / "few.tsv", lines[:30]), "dev": write(tmp_path / "few-dev.tsv", lines[30:])}
     tokens = {"source": WORDS, "target": WORDS, "shared": True}
 
-    def begun(name: str, **more: Any) -> Trained:
+    def begun(name: str, **more: Any) -> TrainingResult:
         return train(settings(tmp_path, 5, data, tokens=tokens, model=model, **more), tmp_path / name)
 
     ahead, fresh = begun("ahead", init={"model": str(taught)}), begun("new")

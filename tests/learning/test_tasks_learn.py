@@ -13,7 +13,7 @@ from transduce.recipe import load
 from transduce.synthetic import SETS, generate
 from transduce.synthetic.records import missing
 from transduce.synthetic.transliteration import LETTERS
-from transduce.training.experiment import Trained, train
+from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 TESTED = 300
 
 
-def learn(folder: Path, name: str, file: str, count: int, *more: str) -> Trained:
+def learn(folder: Path, name: str, file: str, count: int, *more: str) -> TrainingResult:
     """The run of a recipe on so many lines, tested on names, words or lemmas that training never saw."""
     sets = {"train": (count, 1, False), "dev": (100, 1, True), "test": (TESTED, 2, True)}
     for part, (lines, seed, held_out) in sets.items():
@@ -38,7 +38,7 @@ def learn(folder: Path, name: str, file: str, count: int, *more: str) -> Trained
     return train(load(RECIPES / name / f"{file}.yaml", settings), folder / "run")
 
 
-def value(trained: Trained, metric: str) -> float:
+def value(trained: TrainingResult, metric: str) -> float:
     return trained.scores["test"].scores[metric].value
 
 

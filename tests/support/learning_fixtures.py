@@ -6,14 +6,14 @@ from pathlib import Path
 
 from transduce.flow import Example
 from transduce.synthetic.algorithmic import split
-from transduce.training.experiment import Trained, train
+from transduce.training.experiment import TrainingResult, train
 
 TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 4, "hidden": 128, "layers": 2, "dropout": 0.0}
 
 
 def learn(
     task: str, encoder: dict | None, decoder: dict, steps: int, folder: Path, pool: int = 100
-) -> tuple[Trained, list[Example]]:
+) -> tuple[TrainingResult, list[Example]]:
     """The trained run and its test examples."""
     sets = split(task, 6000, 100, 300, seed=2, length=(2, 7), symbols=tuple("abcdefgh"))
     data = {"cache": str(folder / "cache")}

@@ -110,9 +110,9 @@ def settings(**changes: Any) -> TrainingRecipe:
 
 def main(options: dict[str, Any]) -> None:
     """Trains in `folder`; options: `settings`, `dropout`, `rows`, `unlucky`, and when to die (`die_at`)."""
-    from transduce.training.checkpoint import Checkpoints
+    from transduce.training.checkpoint import CheckpointManager
     from transduce.training.distributed import Processes, pick_device
-    from transduce.training.report import RunReport, Silent
+    from transduce.training.report import RunReport, SilentReport
     from transduce.training.trainer import train
 
     folder = Path(options["folder"])
@@ -125,8 +125,8 @@ def main(options: dict[str, Any]) -> None:
             TinyModel(options.get("dropout", 0.0), seed=processes.rank),
             batches,
             settings(**options["settings"]),
-            checkpoints=Checkpoints(folder / "checkpoints", options.get("keep", 3)),
-            report=RunReport(folder) if processes.is_main else Silent(),
+            checkpoints=CheckpointManager(folder / "checkpoints", options.get("keep", 3)),
+            report=RunReport(folder) if processes.is_main else SilentReport(),
             processes=processes,
             device=device,
             validate=loss_on(batches),

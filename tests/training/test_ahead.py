@@ -12,9 +12,8 @@ from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.recipe import parse
 from transduce.training.distributed import Processes
-from transduce.training.micro_batch import Piece, Work
-from transduce.training.optimisers import build_optimiser, flatten
-from transduce.training.update import Update
+from transduce.training.optimisers import build_optimiser, optimiser_state
+from transduce.training.update import MicroBatch, Update, UpdateBatch
 
 
 class Poisoned(CrossEntropy):
@@ -32,7 +31,7 @@ class Poisoned(CrossEntropy):
 def test_the_same_weights(kind: str, poisoned: bool, clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for ahead in (False, True):
-        monkeypatch.setattr(Update, "ahead", property(lambda self, ahead=ahead: ahead))
+        monkeypatch.setattr(Update, "asynchronous", property(lambda self, ahead=ahead: ahead))
         settings = parse({"training": {"optimiser": {"kind": kind}, "clip": clip}}).training
         model, batches = TinyModel(), TinyBatches()
         optimiser = build_optimiser(settings.optimiser, model)
@@ -41,8 +40,8 @@ def test_the_same_weights(kind: str, poisoned: bool, clip: float | None, monkeyp
         results = []
         for step in range(1, 7):
             batch = batches.at(DataPosition(0, step))
-            results.append(update(Work([Piece(0, batch)], objective.count(batch)), step, 0.01))
-        found.append((model.state_dict(), flatten(optimiser, model), [one.bad for one in results]))
+            results.append(update(UpdateBatch([MicroBatch(0, batch)], objective.count(batch)), step, 0.01))
+        found.append((model.state_dict(), optimiser_state(optimiser, model), [one.nonfinite for one in results]))
     (weights, memory, bad), (others, remembered, told) = found
     assert bad == told
     assert [number for number, one in enumerate(bad, 1) if one] == ([3] if poisoned else [])

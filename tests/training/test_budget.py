@@ -16,7 +16,7 @@ from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss
 from transduce.recipe import Recipe, parse
 from transduce.run import Run
-from transduce.training.batch_size import MARGIN, PLAIN, _try, largest, worst_batch
+from transduce.training.batch_size import DEFAULT_TOKENS, MARGIN, largest_fitting, trial_updates, worst_batch
 from transduce.training.experiment import train
 from transduce.training.resolve import settle
 
@@ -30,7 +30,7 @@ def test_the_largest_that_fits_less_a_margin(limit: int, most: int) -> None:
         if budget > limit:
             raise RuntimeError("CUDA out of memory: no room")
 
-    found = largest(run, most)
+    found = largest_fitting(run, most)
     if most <= limit:
         assert found == most  # all fit: nothing to keep away from
     else:
@@ -45,7 +45,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        largest(run, 10**5)
+        largest_fitting(run, 10**5)
 
 
 def asked(folder: Path) -> Recipe:
@@ -69,7 +69,7 @@ def test_on_a_cpu_a_plain_number_is_saved_and_goes_on(tmp_path: Path) -> None:
     recipe = asked(tmp_path)
     train(recipe, tmp_path / "run")
     saved = Run(tmp_path / "run").recipe()
-    assert saved.training.batch_tokens == PLAIN
+    assert saved.training.batch_tokens == DEFAULT_TOKENS
     longer = recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 3})})
     outcome = train(longer, tmp_path / "run", resume=True).outcome
     assert outcome.step == 3
@@ -96,5 +96,5 @@ def test_a_device_is_tried_out(tmp_path: Path) -> None:
                 raise RuntimeError("out of memory")
             return super().__call__(model, batch)
 
-    run = partial(_try, recipe, tokenizers, data, Scarce(), torch.device("cpu"))
-    assert MARGIN * 250 < largest(run, 10**4) <= MARGIN * 321  # rows of 21 slots
+    run = partial(trial_updates, recipe, tokenizers, data, Scarce(), torch.device("cpu"))
+    assert MARGIN * 250 < largest_fitting(run, 10**4) <= MARGIN * 321  # rows of 21 slots

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from training_fixtures import TinyModel
 
 from transduce.errors import InputError
-from transduce.training.checkpoint import Checkpoint, Checkpoints, average
+from transduce.training.checkpoint import Checkpoint, CheckpointManager, average_checkpoints
 
 FACTS = {"progress": {"step": 1, "rate": 0.1 + 0.2}, "name": "né"}
 
@@ -32,8 +32,8 @@ def tensors(value: float) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def two(folder: Path) -> Checkpoints:
-    checkpoints = Checkpoints(folder)
+def two(folder: Path) -> CheckpointManager:
+    checkpoints = CheckpointManager(folder)
     checkpoints.save(5, tensors(5), FACTS)
     checkpoints.save(10, tensors(10), FACTS)
     return checkpoints
@@ -42,7 +42,7 @@ def two(folder: Path) -> Checkpoints:
 def same(checkpoint: Checkpoint | None, step: int) -> bool:
     assert checkpoint is not None
     expected = tensors(step)
-    assert checkpoint.facts == FACTS | {"step": step}
+    assert checkpoint.state == FACTS | {"step": step}
     return checkpoint.step == step and all(
         torch.equal(tensor, checkpoint.tensors[kind][name]) and checkpoint.tensors[kind].keys() == expected[kind].keys()
         for kind, group in expected.items()
@@ -71,8 +71,8 @@ def test_what_is_saved_is_what_is_read(tmp_path: Path) -> None:
 
 def test_nothing_there_is_no_checkpoint(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        empty = Checkpoints(folder)
-        assert empty.latest() is empty.best() is empty.chosen() is empty.final() is None
+        empty = CheckpointManager(folder)
+        assert empty.latest() is empty.best() is empty.for_inference() is empty.final() is None
 
 
 @pytest.mark.parametrize(
@@ -86,23 +86,23 @@ def test_every_type_and_shape_survives(dtype: torch.dtype, tmp_path: Path) -> No
         "part": torch.arange(10).to(dtype)[2:5],
         "other part": torch.zeros(1),
     }
-    Checkpoints(tmp_path).save(1, {"weights": given}, {})
-    read = Checkpoints(tmp_path).load(1).weights
+    CheckpointManager(tmp_path).save(1, {"weights": given}, {})
+    read = CheckpointManager(tmp_path).load(1).weights
     assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in given.items())
 
 
 def test_tied_weights_are_written_once_and_come_back_under_every_name(tmp_path: Path) -> None:
     model = TinyModel()
-    Checkpoints(tmp_path).save(1, {"weights": model.state_dict()}, {})
+    CheckpointManager(tmp_path).save(1, {"weights": model.state_dict()}, {})
     size = (tmp_path / "step-00000001" / "weights.safetensors").stat().st_size
     assert size < sum(p.nbytes for p in model.parameters()) + 1000
     other = TinyModel(seed=1)
-    other.load_state_dict(Checkpoints(tmp_path).load(1).weights)
+    other.load_state_dict(CheckpointManager(tmp_path).load(1).weights)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     flat = torch.arange(8.0)  # views of one buffer, overlapping or not, are no ties
     views = {"low": flat[:4], "high": flat[4:], "across": flat[2:6], "all": flat}
-    Checkpoints(tmp_path).save(2, {"weights": views}, {})
-    read = Checkpoints(tmp_path).load(2).weights
+    CheckpointManager(tmp_path).save(2, {"weights": views}, {})
+    read = CheckpointManager(tmp_path).load(2).weights
     assert all(torch.equal(read[name], view) for name, view in views.items())
 
 
@@ -175,7 +175,7 @@ def test_a_save_that_fails_anywhere_loses_nothing(call: str, tmp_path: Path, mon
         except InputError as error:
             failures += 1
             assert "No space left on device" in str(error)  # noqa: PT017
-            assert "earlier checkpoints are untouched" in str(error)  # noqa: PT017
+            assert "earlier checkpoints are intact" in str(error)  # noqa: PT017
         else:
             break
         finally:
@@ -191,9 +191,9 @@ def test_a_save_that_fails_anywhere_loses_nothing(call: str, tmp_path: Path, mon
 
 FULL = """
 import resource, sys, torch
-from transduce.training.checkpoint import Checkpoints
+from transduce.training.checkpoint import CheckpointManager
 resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-checkpoints = Checkpoints(sys.argv[1])
+checkpoints = CheckpointManager(sys.argv[1])
 weights = lambda size: {"weights": {"a": torch.arange(float(size))}}
 checkpoints.save(1, weights(1000), {})
 try:
@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2, every=10)
+    checkpoints = CheckpointManager(tmp_path, keep=2, every=10)
     for step in (10, 13, 20, 30, 40, 45):
         checkpoints.save(step, tensors(step), FACTS)
         if step == 10:
@@ -223,8 +223,8 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         checkpoints.prune()
     assert checkpoints.steps() == [10, 30, 40, 45]
     assert same(checkpoints.best(), 10)
-    assert checkpoints.newest(2) == [40, 45]
-    assert checkpoints.newest(9) == [10, 30, 40, 45]
+    assert checkpoints.steps_to_average(2) == [40, 45]
+    assert checkpoints.steps_to_average(9) == [10, 30, 40, 45]
     (checkpoints.path(10) / "weights.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="the best, is damaged"):
         assert same(checkpoints.best(), 45)
@@ -237,41 +237,41 @@ def test_leftovers_of_a_killed_process_go_when_training_starts(tmp_path: Path) -
     (tmp_path / ".part-best.json").write_text("{")
     assert same(checkpoints.latest(), 10)
     assert (tmp_path / ".part-best.json").exists()  # readers leave it alone: its writer may be alive
-    checkpoints.clean()
+    checkpoints.remove_incomplete()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000010"]
 
 
 def test_damaged_ones_are_set_aside_when_training_resumes_before_them(tmp_path: Path) -> None:
     checkpoints = two(tmp_path)
-    checkpoints.set_aside_after(5)
+    checkpoints.quarantine_after(5)
     assert checkpoints.steps() == [5]
-    assert (tmp_path / "broken-step-00000010").is_dir()
+    assert (tmp_path / "damaged-step-00000010").is_dir()
 
 
 def test_final_weights_are_preferred_to_the_best(tmp_path: Path) -> None:
     checkpoints = two(tmp_path)
     checkpoints.mark_best(5, 1.0)
-    chosen = checkpoints.chosen()
+    chosen = checkpoints.for_inference()
     assert chosen is not None
     assert chosen.step == 5
     checkpoints.save_final(10, {"a": torch.ones(2)}, {"from": "average"})
     checkpoints.save_final(10, {"a": torch.zeros(2)}, {"from": "average"})  # a second time: replaced
-    chosen = checkpoints.chosen()
+    chosen = checkpoints.for_inference()
     assert chosen is not None
     assert torch.equal(chosen.weights["a"], torch.zeros(2))
-    assert chosen.facts == {"from": "average", "step": 10}
-    checkpoints.drop_final()
+    assert chosen.state == {"from": "average", "step": 10}
+    checkpoints.remove_final()
     assert checkpoints.final() is None
 
 
 def test_average_is_the_mean(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointManager(tmp_path)
     models = [nn.BatchNorm1d(4) for _ in range(3)]
     for step, model in enumerate(models):
         model(torch.randn(5, 4))
         nn.init.normal_(model.weight)
         checkpoints.save(step, {"weights": model.state_dict()}, {})
-    mean = average([checkpoints.load(step) for step in range(3)])
+    mean = average_checkpoints([checkpoints.load(step) for step in range(3)])
     expected = torch.stack([model.weight.detach().double() for model in models]).mean(0).float()
     torch.testing.assert_close(mean["weight"], expected, rtol=0, atol=0)
     assert mean["num_batches_tracked"] == 1
@@ -279,15 +279,15 @@ def test_average_is_the_mean(tmp_path: Path) -> None:
 
 def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        Checkpoints(tmp_path).save(1, tensors(1), {"loss": float("nan")})
+        CheckpointManager(tmp_path).save(1, tensors(1), {"loss": float("nan")})
 
 
 def test_predictions_take_the_moving_average(tmp_path: Path) -> None:
     """A run that is not finished yet is judged by the average, so it must be used by it too."""
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointManager(tmp_path)
     plain, buffer = {"a": torch.zeros(2), "running": torch.ones(1)}, {"a": torch.ones(2)}
     checkpoints.save(1, {"weights": plain, "ema": buffer}, {})
-    chosen = checkpoints.chosen()
+    chosen = checkpoints.for_inference()
     assert chosen is not None
     assert torch.equal(chosen.weights["a"], torch.ones(2))
     assert torch.equal(chosen.weights["running"], torch.ones(1))

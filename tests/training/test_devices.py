@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transduce.errors import InputError
-from transduce.training.distributed import Processes, autocast, deterministic, memory_peak, pick_device, seed_everything
+from transduce.training.distributed import Processes, autocast, deterministic, peak_memory, pick_device, seed_everything
 
 CPU = torch.device("cpu")
 
@@ -57,12 +57,12 @@ def test_a_seed_fixes_every_generator_and_each_step_and_part_has_its_own() -> No
 def test_alone_nothing_is_sent() -> None:
     with Processes.start(CPU) as alone:
         assert alone.is_main
-        assert alone.sum([1.0, 2.0]) == [1.0, 2.0]
+        assert alone.all_reduce([1.0, 2.0]) == [1.0, 2.0]
         assert alone.broadcast({"a": [1, "é", None]}) == {"a": [1, "é", None]}
         alone.barrier()
         used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
         used.sum().backward()
-        alone.sum_gradients([used, unused])
+        alone.all_reduce_gradients([used, unused])
         assert used.grad is not None
         assert unused.grad is not None
         assert used.grad.tolist() == [1, 1]
@@ -84,4 +84,4 @@ def test_autocast_and_memory() -> None:
         assert layer(torch.ones(1, 2)).dtype == torch.bfloat16
     with autocast(CPU, "fp32"):
         assert layer(torch.ones(1, 2)).dtype == torch.float32
-    assert memory_peak(CPU) > 10_000_000
+    assert peak_memory(CPU) > 10_000_000

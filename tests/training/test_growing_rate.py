@@ -15,7 +15,7 @@ from transduce.build import complete_objective
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss, Model, Objective, ScheduledSampling
-from transduce.training.checkpoint import Checkpoints
+from transduce.training.checkpoint import CheckpointManager
 from transduce.training.trainer import train
 
 
@@ -74,7 +74,9 @@ class Other(CrossEntropy):
 def test_training_tells_the_update_and_uses_what_it_gets(tmp_path: Path) -> None:
     Other.seen, diary = 0, Diary()
     for steps in (3, 5):  # the second goes on
-        train(TinyModel(), TinyBatches(), settings(steps=steps), checkpoints=Checkpoints(tmp_path), objective=diary)
+        train(
+            TinyModel(), TinyBatches(), settings(steps=steps), checkpoints=CheckpointManager(tmp_path), objective=diary
+        )
     assert diary.told == [(1, 3), (2, 3), (3, 3), (4, 5), (5, 5)]
     assert Other.seen == 5
 

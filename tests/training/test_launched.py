@@ -9,18 +9,18 @@ import torch
 from training_fixtures import TinyBatches, TinyModel
 
 from transduce.recipe import parse
-from transduce.training.checkpoint import Checkpoints
-from transduce.training.report import Line, Silent
+from transduce.training.checkpoint import CheckpointManager
+from transduce.training.report import LogEntry, SilentReport
 from transduce.training.trainer import train
 from transduce.training.update import Update
 
 
-class Heard(Silent):
+class Heard(SilentReport):
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[LogEntry] = []
         self.said: list[tuple[str, int]] = []
 
-    def line(self, line: Line) -> None:
+    def log(self, line: LogEntry) -> None:
         self.lines.append(line)
 
     def event(self, kind: str, step: int, text: str) -> None:
@@ -31,7 +31,7 @@ class Heard(Silent):
 def test_told_later_and_nothing_else(average: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for ahead in (False, True):
-        monkeypatch.setattr(Update, "ahead", property(lambda self, ahead=ahead: ahead))
+        monkeypatch.setattr(Update, "asynchronous", property(lambda self, ahead=ahead: ahead))
         options = {
             "steps": 11,
             "log_every": 2,
@@ -43,7 +43,7 @@ def test_told_later_and_nothing_else(average: float, tmp_path: Path, monkeypatch
         }
         settings = parse({"training": options}).training
         model, heard = TinyModel(), Heard()
-        place = Checkpoints(tmp_path / str(ahead))
+        place = CheckpointManager(tmp_path / str(ahead))
         validations: list[float] = []
 
         def validate(seen: torch.nn.Module, validations: list[float] = validations) -> dict[str, float]:

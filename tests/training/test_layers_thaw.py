@@ -13,8 +13,8 @@ from training_fixtures import TinyBatches, TinyModel, loss_on, settings
 from transduce import build
 from transduce.errors import InputError
 from transduce.recipe import OptimiserRecipe, parse
-from transduce.training.checkpoint import Checkpoints
-from transduce.training.optimisers import build_optimiser, depths, hold_still, set_rate
+from transduce.training.checkpoint import CheckpointManager
+from transduce.training.optimisers import build_optimiser, clear_frozen_gradients, layer_depths, set_learning_rate
 from transduce.training.trainer import train
 
 SMALL = {"width": 8, "layers": 2}
@@ -31,7 +31,7 @@ def built(**model: Any) -> nn.Module:
 
 def by_depth(model: nn.Module) -> list[set[str]]:
     """The beginnings of names at each depth, down to the layer."""
-    found = depths(model)
+    found = layer_depths(model)
     assert set(found) == {name for name, _ in model.named_parameters()}
     return [
         {
@@ -79,14 +79,14 @@ def test_a_shared_weight_lies_where_the_lower_place_does() -> None:
 def test_only_layers_with_something_to_train_are_counted() -> None:
     model = built(encoder=BLOCKS, decoder=BLOCKS)
     model.get_submodule("decoder.blocks").requires_grad_(False)
-    assert max(depths(model).values()) == 3
+    assert max(layer_depths(model).values()) == 3
 
 
 def test_rates_by_layer() -> None:
     model = built(encoder=BLOCKS, decoder=BLOCKS)
     optimiser = build_optimiser(OptimiserRecipe(weight_decay=0.1), model, layer_decay=0.5)
-    set_rate(optimiser, 0.8)
-    names, layers = {id(p): name for name, p in model.named_parameters()}, depths(model)
+    set_learning_rate(optimiser, 0.8)
+    names, layers = {id(p): name for name, p in model.named_parameters()}, layer_depths(model)
     seen = set()
     for group in optimiser.param_groups:
         for parameter in group["params"]:
@@ -101,12 +101,12 @@ def test_after_k_updates_exactly_the_expected_layers_have_moved(kind: str) -> No
     model = built(encoder=BLOCKS, decoder=BLOCKS)
     optimiser = build_optimiser(OptimiserRecipe(kind=kind, weight_decay=0.1), model, unfreeze=2)
     first = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    layers = depths(model)
+    layers = layer_depths(model)
     for step in range(1, 14):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        hold_still(optimiser, step)
-        set_rate(optimiser, 0.01)
+        clear_frozen_gradients(optimiser, step)
+        set_learning_rate(optimiser, 0.01)
         optimiser.step()
         moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, first[name])}
         assert moved == {name for name, depth in layers.items() if step > 2 * depth}
@@ -116,7 +116,7 @@ def test_after_k_updates_exactly_the_expected_layers_have_moved(kind: str) -> No
 
 def run(folder: Path, steps: int, **changes: Any) -> dict[str, Tensor]:
     """The weights after so many of 12 updates, the run going on where it was left."""
-    checkpoints, model = Checkpoints(folder), TinyModel(0.1)
+    checkpoints, model = CheckpointManager(folder), TinyModel(0.1)
     chosen = settings(steps=12, checkpoint_every=1, validate_every=12, **changes)
     batches = TinyBatches()
     # The rate follows the 12 updates of the recipe; stopping earlier must not bend it.
@@ -142,10 +142,10 @@ def test_stopped_before_or_after_a_layer_begins_and_resumed_is_the_same_run(
 
 def test_a_waiting_layer_stands_still_in_training(tmp_path: Path) -> None:
     model, first = TinyModel(), TinyModel().state_dict()
-    train(model, TinyBatches(), settings(steps=5, unfreeze=5), checkpoints=Checkpoints(tmp_path))
+    train(model, TinyBatches(), settings(steps=5, unfreeze=5), checkpoints=CheckpointManager(tmp_path))
     assert torch.equal(model.embedding.weight, first["embedding.weight"])
     assert not torch.equal(model.mix.weight, first["mix.weight"])
-    train(model, TinyBatches(), settings(steps=6, unfreeze=5), checkpoints=Checkpoints(tmp_path))
+    train(model, TinyBatches(), settings(steps=6, unfreeze=5), checkpoints=CheckpointManager(tmp_path))
     assert not torch.equal(model.embedding.weight, first["embedding.weight"])
 
 

@@ -24,27 +24,26 @@ from transduce.data.batching import DataPosition
 from transduce.errors import InputError
 from transduce.flow import Batch, Step
 from transduce.objectives import CrossEntropy, Loss, Model
-from transduce.training.checkpoint import Checkpoints, average
+from transduce.training.checkpoint import CheckpointManager, average_checkpoints
 from transduce.training.distributed import Processes
 from transduce.training.feed import Prefetch
-from transduce.training.micro_batch import Result, Work, pieces_of
 from transduce.training.optimisers import build_optimiser
-from transduce.training.report import Line, Silent, read_log
+from transduce.training.report import LogEntry, SilentReport, read_log
 from transduce.training.trainer import Outcome, train
-from transduce.training.update import Update
+from transduce.training.update import Update, UpdateBatch, UpdateResult, split_batch
 
 CPU = torch.device("cpu")
 
 
-class Diary(Silent):
+class Diary(SilentReport):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[LogEntry] = []
         self.events: list[tuple[str, int, str]] = []
         self.scores: dict[int, dict[str, float]] = {}
 
-    def line(self, line: Line) -> None:
+    def log(self, line: LogEntry) -> None:
         self.lines.append(line)
 
     def validation(self, step: int, scores: Any) -> None:
@@ -61,20 +60,20 @@ def run(folder: Path, *, model: nn.Module | None = None, diary: Diary | None = N
         model or TinyModel(0.1),
         batches,
         settings(**changes),
-        checkpoints=Checkpoints(folder),
-        report=diary or Silent(),
+        checkpoints=CheckpointManager(folder),
+        report=diary or SilentReport(),
         validate=validate,
     )
 
 
 def weights(folder: Path, kind: str = "weights") -> dict[str, Tensor]:
-    found = Checkpoints(folder).latest()
+    found = CheckpointManager(folder).latest()
     assert found is not None
     return found.tensors[kind]
 
 
 def equal(first: Path, second: Path) -> None:
-    one, two = Checkpoints(first).latest(), Checkpoints(second).latest()
+    one, two = CheckpointManager(first).latest(), CheckpointManager(second).latest()
     assert one is not None
     assert two is not None
     assert one.step == two.step
@@ -93,13 +92,13 @@ def update_of(model: nn.Module, objective: CrossEntropy | None = None, **changes
     return Update(model, optimiser, objective or CrossEntropy(label_smoothing=0.1), made, Processes(), CPU)
 
 
-def moved(pieces: int, objective: CrossEntropy | None = None, rows: int = 7) -> tuple[dict[str, Tensor], Result]:
+def moved(pieces: int, objective: CrossEntropy | None = None, rows: int = 7) -> tuple[dict[str, Tensor], UpdateResult]:
     """What one update with rate 1 subtracts from the weights: the gradient."""
     model = TinyModel().double()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     update = update_of(model, objective)
     batch = TinyBatches(rows).at(DataPosition())
-    result = update(Work(pieces_of(batch, Processes(), pieces), CrossEntropy().count(batch)), 1, 1.0)
+    result = update(UpdateBatch(split_batch(batch, Processes(), pieces), CrossEntropy().count(batch)), 1, 1.0)
     return {name: before[name] - p.detach() for name, p in model.named_parameters()}, result
 
 
@@ -168,13 +167,13 @@ def test_out_of_memory_splits_the_batch_and_keeps_the_gradient(when: str, fits: 
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-6, atol=1e-6)
     assert (result.splits > 0) == (fits < 4)
-    assert not result.lost
+    assert not result.dropped
 
 
 @pytest.mark.parametrize("when", ["forward", "backward"])
 def test_a_row_that_does_not_fit_alone_is_left_out_and_named(when: str) -> None:
     parts, result = moved(1, Narrow(7, when, never=4))
-    assert result.lost == (4,)
+    assert result.dropped == (4,)
     rest = torch.tensor([0, 1, 2, 3, 5, 6])
     model = TinyModel().double()
     batch = TinyBatches(7).at(DataPosition()).select(rest)
@@ -192,7 +191,7 @@ def test_a_size_that_failed_is_not_tried_again() -> None:
     model, objective = TinyModel(), Narrow(3, "forward")
     update = update_of(model, objective)
     batch = TinyBatches(8).at(DataPosition())
-    work = Work(pieces_of(batch, Processes(), 1), CrossEntropy().count(batch))
+    work = UpdateBatch(split_batch(batch, Processes(), 1), CrossEntropy().count(batch))
     assert update(work, 1, 0.1).splits > 0
     objective.tries = 0
     assert update(work, 2, 0.1).splits == 0
@@ -241,11 +240,11 @@ def test_a_bad_update_is_skipped_counted_and_blamed(value: float, tmp_path: Path
     assert [step for step, _ in skipped] == [3, 4]
     assert all("norm.1" in text for _, text in skipped)
     assert [line.step for line in diary.lines if line.loss is None] == [3, 4]
-    facts = Checkpoints(tmp_path).latest()
-    assert facts is not None
-    assert facts.facts["progress"]["skipped"] == 2
-    assert facts.facts["progress"]["bad"] == 0
-    assert all(tensor.isfinite().all() for tensor in facts.weights.values())
+    checkpoint = CheckpointManager(tmp_path).latest()
+    assert checkpoint is not None
+    assert checkpoint.state["progress"]["skipped_updates"] == 2
+    assert checkpoint.state["progress"]["consecutive_nonfinite"] == 0
+    assert all(tensor.isfinite().all() for tensor in checkpoint.weights.values())
 
 
 def test_too_many_bad_updates_in_a_row_end_training(tmp_path: Path) -> None:
@@ -253,7 +252,7 @@ def test_too_many_bad_updates_in_a_row_end_training(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"3 updates in a row were not finite, first in norm\.1") as raised:
         run(tmp_path, model=model, bad_updates=3)
     assert "learning_rate" in raised.value.remedy
-    assert Checkpoints(tmp_path).steps() == [4, 5]  # good weights, from before
+    assert CheckpointManager(tmp_path).steps() == [4, 5]  # good weights, from before
 
 
 def test_a_bad_gradient_behind_good_outputs_is_named(tmp_path: Path) -> None:
@@ -308,7 +307,7 @@ def test_stopped_anywhere_and_resumed_is_the_same_run(stop: int, optimiser: str,
     told = {line.step: line.loss for line in first.lines + twice.lines}
     assert told == {line.step: line.loss for line in whole.lines}
     assert first.scores | twice.scores == whole.scores
-    finals = [Checkpoints(tmp_path / name).final() for name in ("whole", "twice")]
+    finals = [CheckpointManager(tmp_path / name).final() for name in ("whole", "twice")]
     assert finals[0] is not None
     assert finals[1] is not None
     assert all(torch.equal(tensor, finals[1].weights[name]) for name, tensor in finals[0].weights.items())
@@ -322,7 +321,7 @@ def test_a_damaged_checkpoint_costs_steps_but_not_the_run(tmp_path: Path) -> Non
     run(tmp_path / "hurt", diary=diary, **FULL)
     assert [(kind, step) for kind, step, _ in diary.events[:2]] == [("damaged", 9), ("resumed", 9)]
     equal(tmp_path / "whole", tmp_path / "hurt")
-    assert (tmp_path / "hurt" / "broken-step-00000012").is_dir()
+    assert (tmp_path / "hurt" / "damaged-step-00000012").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +358,7 @@ def test_patience_ends_training_and_the_best_weights_are_the_final_ones(tmp_path
     outcome = run(tmp_path, model=model, validate=validate, validate_every=2, patience=3, steps=50)
     assert outcome == Outcome(10, 4, 3.0, "patience", {"loss": 3.0, "bleu": 1.0})
     assert torch.equal(next(model.parameters()), seen[1])
-    best = Checkpoints(tmp_path).best()
+    best = CheckpointManager(tmp_path).best()
     assert best is not None
     assert best.step == 4
     again = run(tmp_path, validate=validate, validate_every=2, patience=3, steps=50)
@@ -382,7 +381,7 @@ def test_minutes_end_training(tmp_path: Path) -> None:
     outcome = run(tmp_path, minutes=0.5 / 60, steps=10**6, validate_every=10**6, checkpoint_every=10**6)
     assert outcome.reason == "minutes"
     assert outcome.best_step == outcome.step
-    assert Checkpoints(tmp_path).steps() == [outcome.step]
+    assert CheckpointManager(tmp_path).steps() == [outcome.step]
     assert run(tmp_path, minutes=0.5 / 60, steps=10**6, validate_every=10**6).step == outcome.step
 
 
@@ -404,7 +403,7 @@ def test_the_moving_average_is_what_is_validated_and_what_training_ends_with(tmp
     model = TinyModel()
     run(tmp_path, model=model, validate=validate, ema=0.8, steps=6, validate_every=1, checkpoint_every=1)
     raw = [TinyModel().embedding.weight.detach()]
-    found = Checkpoints(tmp_path)
+    found = CheckpointManager(tmp_path)
     expected = raw[0].double()
     for step in range(1, 7):
         if step in found.steps():
@@ -423,9 +422,9 @@ def test_the_moving_average_is_what_is_validated_and_what_training_ends_with(tmp
 def test_averaging_takes_the_last_planned_checkpoints(ema: float, tmp_path: Path) -> None:
     model = TinyModel()
     outcome = run(tmp_path, model=model, steps=20, checkpoint_every=4, validate_every=3, average=4, ema=ema)
-    found = Checkpoints(tmp_path)
+    found = CheckpointManager(tmp_path)
     kind = "ema" if ema else "weights"
-    mean = average([found.load(step) for step in (8, 12, 16, 20)], kind)
+    mean = average_checkpoints([found.load(step) for step in (8, 12, 16, 20)], kind)
     assert torch.equal(model.embedding.weight, mean["embedding.weight"])
     assert outcome.scores == pytest.approx(loss_on(TinyBatches())(model.eval()))
     final = found.final()
@@ -463,7 +462,7 @@ def test_lines_tell_speed_padding_and_time_left(tmp_path: Path) -> None:
         batch = batches.at(position)
         tokens, slots, position = tokens + batch.tokens, slots + batch.slots, batches.after(position)
     assert diary.lines[0].padding == pytest.approx(1 - tokens / slots)
-    assert all(line.tokens_per_second > 0 and line.memory > 0 for line in diary.lines)
+    assert all(line.tokens_per_second > 0 and line.peak_memory > 0 for line in diary.lines)
     assert diary.lines[-1].seconds_left == 0
     assert diary.lines[0].learning_rate == pytest.approx(0.01 * (4 / 5) ** 0.5)
 
@@ -600,8 +599,8 @@ def test_misfortune_in_one_process_is_shared_by_all(tmp_path: Path) -> None:
         for size, log in logs.items()
     }
     told = [(kind, step) for kind, step, _ in events[2] if kind != "split"]
-    assert told == [("lost", 2), ("skipped", 4), ("lost", 11), ("ended", 12)]
-    assert "example 7" in next(text for kind, _, text in events[2] if kind == "lost")
+    assert told == [("dropped", 2), ("skipped", 4), ("dropped", 11), ("ended", 12)]
+    assert "example 7" in next(text for kind, _, text in events[2] if kind == "dropped")
     assert "first in the loss" in next(text for kind, _, text in events[2] if kind == "skipped")
     assert [event for event in events[1] if event[0] != "split"] == [
         event for event in events[2] if event[0] != "split"
@@ -621,6 +620,6 @@ def test_signals_end_a_process_with_a_checkpoint(size: int, tmp_path: Path) -> N
     codes = processes(*tasks)
     assert [code[0] for code in codes] == [143, 130]
     assert all(other == 0 for code in codes for other in code[1:])  # they were not sent a signal
-    steps = Checkpoints(tmp_path / "checkpoints").steps()
+    steps = CheckpointManager(tmp_path / "checkpoints").steps()
     assert steps
     assert read_log(tmp_path / "log.jsonl")[-1]["text"].endswith("interrupted")

@@ -15,7 +15,7 @@ from transduce.errors import InputError
 from transduce.objectives import OBJECTIVES, CrossEntropy, Distillation, RDrop
 from transduce.recipe import parse
 from transduce.recipe.registry import options
-from transduce.training.experiment import Trained, train
+from transduce.training.experiment import TrainingResult, train
 from transduce.training.resolve import settle
 
 PART = {"kind": "recurrent", "width": 16}
@@ -47,12 +47,12 @@ def recipe(pairs: Path, objective: dict[str, Any] | None = None, size: str = "ch
 
 
 @pytest.fixture(scope="module")
-def teacher(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def teacher(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     return train(recipe(pairs), tmp_path_factory.mktemp("teacher") / "run")
 
 
 @pytest.mark.parametrize("kind", sorted(OBJECTIVES))
-def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: Trained, tmp_path: Path) -> None:
+def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
     objective = {"kind": kind} | ({"teacher": str(teacher.run.folder)} if kind == "distillation" else {})
     wanted = recipe(pairs, objective)
     if OBJECTIVES[kind].vectors:
@@ -82,7 +82,7 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
     assert set(OBJECTIVES[kind].parts) <= told.keys()
 
 
-def test_a_teacher_is_opened_once_and_not_changed(pairs: Path, teacher: Trained, tmp_path: Path) -> None:
+def test_a_teacher_is_opened_once_and_not_changed(pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
     before = transduce.load(teacher.run.folder).network.state_dict()
     student = recipe(pairs, {"kind": "distillation", "teacher": str(teacher.run.folder), "weight": 1.0})
     train(student, tmp_path / "run")
@@ -90,7 +90,7 @@ def test_a_teacher_is_opened_once_and_not_changed(pairs: Path, teacher: Trained,
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_what_is_no_teacher(pairs: Path, teacher: Trained, tmp_path: Path) -> None:
+def test_what_is_no_teacher(pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs a teacher"):
         settle(recipe(pairs, {"kind": "distillation"}))
     with pytest.raises(InputError, match="not a run directory"):
@@ -101,7 +101,7 @@ def test_what_is_no_teacher(pairs: Path, teacher: Trained, tmp_path: Path) -> No
         train(other, tmp_path / "run")
 
 
-def test_a_teacher_is_named_in_full(pairs: Path, teacher: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_is_named_in_full(pairs: Path, teacher: TrainingResult, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(teacher.run.folder.parent)
     settled = settle(recipe(pairs, {"kind": "distillation", "teacher": "run"}))
     assert settled.training.objective["teacher"] == str(teacher.run.folder)

@@ -19,10 +19,10 @@ from transduce.training.optimisers import (
     SCHEDULES,
     Plateau,
     build_optimiser,
-    flatten,
-    rate_at,
-    restore,
-    set_rate,
+    load_optimiser_state,
+    optimiser_state,
+    schedule_factor,
+    set_learning_rate,
 )
 
 KINDS = ("adamw", "adam", "sgd")
@@ -71,9 +71,9 @@ def test_memory_written_down_and_restored_goes_on_bit_for_bit(kind: str) -> None
     steps_of(whole, build_optimiser(settings, whole), 0, 6)
     optimiser = build_optimiser(settings, broken)
     steps_of(broken, optimiser, 0, 3)
-    memory = {name: tensor.clone() for name, tensor in flatten(optimiser, broken).items()}
+    memory = {name: tensor.clone() for name, tensor in optimiser_state(optimiser, broken).items()}
     second = build_optimiser(settings, broken)
-    restore(second, broken, memory)
+    load_optimiser_state(second, broken, memory)
     steps_of(broken, second, 3, 6)
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, broken.state_dict()[name]), name
@@ -81,7 +81,7 @@ def test_memory_written_down_and_restored_goes_on_bit_for_bit(kind: str) -> None
 
 def shares(kind: str, steps: int, **options: float) -> list[float]:
     settings = ScheduleRecipe(kind=kind, **options)  # type: ignore[arg-type]
-    return [rate_at(step, steps, settings, Plateau()) for step in range(1, steps + 1)]
+    return [schedule_factor(step, steps, settings, Plateau()) for step in range(1, steps + 1)]
 
 
 def test_inverse_sqrt_closed_form() -> None:
@@ -140,5 +140,5 @@ def test_plateau_lowers_when_torchs_does(values: list[float], lower: bool, patie
 
 def test_set_rate_reaches_every_group() -> None:
     optimiser = build_optimiser(OptimiserRecipe(weight_decay=0.1), TinyModel())
-    set_rate(optimiser, 0.25)
+    set_learning_rate(optimiser, 0.25)
     assert [group["lr"] for group in optimiser.param_groups] == [0.25, 0.25]

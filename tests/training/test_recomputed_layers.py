@@ -12,9 +12,8 @@ from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.training.distributed import Processes
-from transduce.training.micro_batch import Piece, Work
 from transduce.training.optimisers import build_optimiser
-from transduce.training.update import Update
+from transduce.training.update import MicroBatch, Update, UpdateBatch
 
 SIZE = 20
 
@@ -41,8 +40,8 @@ def test_same_weights_after_updates_with_dropout():
     for asked in (False, True):
         update = update_of(asked)
         for step in range(1, 4):
-            result = update(Work([Piece(0, batch)], int(batch.labels.mask.sum())), step, 0.01)
-            assert not result.bad
+            result = update(UpdateBatch([MicroBatch(0, batch)], int(batch.labels.mask.sum())), step, 0.01)
+            assert not result.nonfinite
         weights.append(update.model.state_dict())
     for name, weight in weights[0].items():
         assert torch.equal(weight, weights[1][name]), name
@@ -52,7 +51,7 @@ def test_less_is_kept():
     def kept(asked: bool) -> int:
         update, batch = update_of(asked, layers=6), batch_of(16, 40)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-            update._pass(batch, torch.tensor(1.0))
+            update._forward_backward(batch, torch.tensor(1.0))
         events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
         now = most = 0
         for event in sorted(events, key=lambda event: event.start_ns()):

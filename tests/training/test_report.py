@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from transduce.errors import InputError
-from transduce.training.report import Line, Report, RunReport, Silent, draw_curves, duration, read_log
+from transduce.training.report import LogEntry, Report, RunReport, SilentReport, draw_curves, duration, read_log
 
 
-def line(step: int, loss: float | None = 2.0) -> Line:
-    return Line(step, 0, loss, {"nll": 1.0}, 1e-3, 0.5, 1234.0, 0.05, 9.0, 1000, 60.0)
+def line(step: int, loss: float | None = 2.0) -> LogEntry:
+    return LogEntry(step, 0, loss, {"nll": 1.0}, 1e-3, 0.5, 1234.0, 0.05, 9.0, 1000, 60.0)
 
 
 def report(folder: Path, **options: bool) -> RunReport:
@@ -33,13 +33,13 @@ def shown(made: RunReport) -> str:
 def test_a_line_has_what_the_log_promises(tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
-        told.line(line(1))
+        told.log(line(1))
         told.validation(1, {"loss": 1.5, "bleu": math.nan})
         told.event("skipped", 2, "update skipped")
     update, validation, event = (json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines())
     assert set(update) == {
         *("kind", "step", "epoch", "loss", "nll", "perplexity", "learning_rate", "gradient_norm"),
-        *("tokens_per_second", "padding", "seconds", "memory"),
+        *("tokens_per_second", "padding", "seconds", "peak_memory"),
     }
     assert update["perplexity"] == pytest.approx(math.e)
     assert validation == {"kind": "validation", "step": 1, "loss": 1.5, "bleu": None}
@@ -49,11 +49,11 @@ def test_a_line_has_what_the_log_promises(tmp_path: Path) -> None:
 def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
-        told.line(line(3))
+        told.log(line(3))
         told.validation(3, {"loss": 1.5})
     text = shown(told)
     assert "\x1b" not in text
-    assert "step 3/10  loss 2.000  ppl 2.718  1,234 tok/s  |g| 0.50  lr 0.001  padding 5%  1:00 left\n" in text
+    assert "step 3/10  loss 2.000  ppl 2.718  1,234 tok/s  grad norm 0.50  lr 0.001  padding 5%  1:00 left\n" in text
     assert "step 3  development  loss 1.5\n" in text
 
 
@@ -61,7 +61,7 @@ def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
     with report(tmp_path, terminal=True) as told:
         told.start(2, 10, 0)
         told.advance(3)
-        told.line(line(3))
+        told.log(line(3))
     text = shown(told)
     assert "3/10" in text
     assert "loss 2.000" in text
@@ -71,7 +71,7 @@ def test_on_resume_every_step_stands_once(tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
         for step in range(1, 8):
-            told.line(line(step))
+            told.log(line(step))
             if step % 2 == 0:
                 told.validation(step, {"loss": 1.0})
     with open(tmp_path / "log.jsonl", "a") as log:
@@ -81,7 +81,7 @@ def test_on_resume_every_step_stands_once(tmp_path: Path) -> None:
         told.event("resumed", 4, "resumed")
         told.validation(4, {"loss": 1.0})
         for step in range(5, 11):
-            told.line(line(step))
+            told.log(line(step))
     log_lines = read_log(tmp_path / "log.jsonl")
     assert [item["step"] for item in log_lines if item["kind"] == "update"] == list(range(1, 11))
     assert [item["step"] for item in log_lines if item["kind"] == "validation"] == [2, 4]
@@ -90,7 +90,7 @@ def test_on_resume_every_step_stands_once(tmp_path: Path) -> None:
 def test_a_skipped_update_has_no_loss(tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
-        told.line(Line(1, 0, None, {}, 1e-3, math.nan, 0.0, 0.0, 1.0, 1))
+        told.log(LogEntry(1, 0, None, {}, 1e-3, math.nan, 0.0, 0.0, 1.0, 1))
     (content,) = read_log(tmp_path / "log.jsonl")
     assert content["loss"] is content["gradient_norm"] is content["perplexity"] is None
 
@@ -118,7 +118,7 @@ def test_tensorboard_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     with report(tmp_path, tensorboard=True) as told:
         told.start(0, 10, 0)
-        told.line(line(3))
+        told.log(line(3))
         told.validation(3, {"bleu": 30.0})
     assert written["training/loss"] == (2.0, 3)
     assert written["development/bleu"] == (30.0, 3)
@@ -130,7 +130,7 @@ def test_curves_are_drawn(validated: bool, tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
         for step in range(1, 6):
-            told.line(line(step, None if step == 3 else 2.0))
+            told.log(line(step, None if step == 3 else 2.0))
         if validated:
             told.validation(4, {"loss": 1.0, "bleu": 20.0})
             told.validation(5, {"loss": math.nan, "bleu": 21.0})
@@ -139,9 +139,9 @@ def test_curves_are_drawn(validated: bool, tmp_path: Path) -> None:
 
 
 def test_silence_is_broken_by_damage_alone() -> None:
-    silent: Report = Silent()
+    silent: Report = SilentReport()
     silent.start(0, 1, 0)
-    silent.line(line(1))
+    silent.log(line(1))
     silent.event("skipped", 1, "x")
     with pytest.warns(UserWarning, match="step 5 is damaged"):
         silent.event("damaged", 1, "step 5 is damaged")

@@ -124,7 +124,7 @@ def test_save_and_load_give_the_same_logits(adapted: transduce.Model) -> None:
 
 def test_checkpoints_hold_what_was_learned_and_nothing_of_the_base(adapted: transduce.Model) -> None:
     run = Run(folder_of(adapted))
-    base = Run(Path(str(adapted.recipe.init.model))).checkpoints.chosen()
+    base = Run(Path(str(adapted.recipe.init.model))).checkpoints.for_inference()
     assert base is not None
     for step in run.checkpoints.steps():
         held = run.checkpoints.load(step)
@@ -182,7 +182,7 @@ def test_a_new_head_is_learned_whole_beside_the_adapters(bases: dict[str, Path],
     wanted["tokens"]["target"] = {"kind": "labels"}
     wanted["evaluation"] = {"metrics": ["accuracy"]}
     trained = train(wanted, tmp_path / "labels")
-    held = trained.run.checkpoints.chosen()
+    held = trained.run.checkpoints.for_inference()
     assert held is not None
     assert any(name.startswith("head.") for name in held.weights)
     assert not any(name.startswith("encoder.") and ".adapters." not in name for name in held.weights)
@@ -203,7 +203,7 @@ def test_a_base_that_is_gone_or_changed_is_told(bases: dict[str, Path], other_pa
         transduce.load(tmp_path / "run")
     shutil.copytree(bases["transformer"], base)
     transduce.load(tmp_path / "run")
-    weights = Run(base).checkpoints.chosen()
+    weights = Run(base).checkpoints.for_inference()
     assert weights is not None
     name = "encoder.blocks.0.own.attention.query.weight"
     Run(base).checkpoints.save_final(20, {**weights.weights, name: weights.weights[name] + 1e-3}, {})

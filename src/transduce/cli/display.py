@@ -26,7 +26,7 @@ from transduce.recipe import Recipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.retrieval.clustering import Clustering, distinctive_words
 from transduce.retrieval.search import Hit
-from transduce.training.experiment import Trained
+from transduce.training.experiment import TrainingResult
 
 
 def show_recipe(recipe: Recipe, console: Console) -> None:
@@ -64,7 +64,7 @@ def show_examples(examples: Sequence[tuple[str, str, str]], console: Console) ->
     console.print(table)
 
 
-def show_trained(trained: Trained, console: Console) -> None:
+def show_trained(trained: TrainingResult, console: Console) -> None:
     """The end of a training run: how it went, how good it is, what to try next."""
     folder, outcome = trained.run.folder, trained.outcome
     reasons = {

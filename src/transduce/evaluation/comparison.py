@@ -247,7 +247,7 @@ def _training(run: Run) -> Training:
         max((line["step"] for line in log), default=None),
         updates[-1]["seconds"] / 60 if updates else None,
         median(line["tokens_per_second"] for line in updates) if updates else None,
-        max((line["memory"] for line in updates), default=0) or None,
+        max((line["peak_memory"] for line in updates), default=0) or None,
     )
 
 

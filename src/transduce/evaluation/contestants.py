@@ -200,7 +200,7 @@ def _is_finished(entrant: Candidate) -> bool:
         return False
     tokenizers, newest = run.tokenizers(), run.checkpoints.latest(only=())
     begins = prepare_data(recipe, tokenizers).batches(recipe, tokenizers).at(DataPosition())
-    return newest is not None and newest.facts["identity"]["data"] == fingerprint(begins)
+    return newest is not None and newest.state["identity"]["data"] == fingerprint(begins)
 
 
 def _forget_peak() -> None:

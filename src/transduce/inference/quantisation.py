@@ -70,7 +70,7 @@ def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
         raise InputError("this run is in 8 bits already", where=str(run.folder), remedy="copy the folder")
     if target.exists or target.checkpoints.steps():
         raise InputError("there is a run here already", where=str(target.folder), remedy="give another folder")
-    checkpoint = run.checkpoints.chosen()
+    checkpoint = run.checkpoints.for_inference()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
     tokenizers = run.tokenizers()

@@ -68,7 +68,7 @@ def pack(run: Run, out: str | Path) -> Path:
     out, recipe = Path(out), run.recipe()
     if out.exists():
         raise InputError("there is something here already", where=str(out), remedy="give another name")
-    checkpoint = run.checkpoints.chosen()
+    checkpoint = run.checkpoints.for_inference()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
     weights = checkpoint.weights if recipe.training.adapters is None else load_run_weights(run, recipe)

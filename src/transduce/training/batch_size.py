@@ -1,4 +1,4 @@
-"""A recipe that says `batch_tokens: auto` in, the same with a number out: the largest batch that fits the device."""
+"""Automatic batch size (`batch_tokens: auto`): the largest batch that fits into device memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from transduce.training.distributed import autocast
 from transduce.training.optimisers import build_optimiser
 from transduce.training.update import OUT_OF_MEMORY
 
-PLAIN = 4096  # tokens: on a CPU, and what is tried first elsewhere
-UPDATES = 100  # in an epoch at least: larger batches would learn too seldom
-MARGIN = 0.8  # of what fits: memory is never used as evenly as in a trial
-SPECIAL = np.array([1, 2])  # </s>; <s> and </s>
-LONGEST = 100_000  # rows among which the worst batch is looked for
+DEFAULT_TOKENS = 4096  # on a CPU, and the first trial on other devices
+MIN_UPDATES_PER_EPOCH = 100  # limits the batch size on small data
+MARGIN = 0.8  # fraction of the largest batch that fits: real batches use memory less evenly than the trial
+SPECIAL_TOKENS = np.array([1, 2])  # of a source: </s>; of a target: <s> and </s>
+MAX_CANDIDATE_ROWS = 100_000  # number of longest rows from which the worst batch is built
 
 
-def with_budget(
+def with_batch_tokens(
     recipe: Recipe,
     tokenizers: Tokenizers,
     data: PreparedData,
@@ -36,34 +36,36 @@ def with_budget(
     device: torch.device,
     processes: int,
 ) -> Recipe:
-    """The recipe with a number of tokens; one that has a number already stays as it is."""
+    """The recipe with a number instead of `auto`; a recipe with a number does not change."""
     training = recipe.training
     if training.batch_tokens != "auto":
         return recipe
     if device.type == "cpu":
-        return _said(recipe, PLAIN)
-    shares = processes * training.accumulate  # an update is computed in so many pieces
+        return _replace_batch_tokens(recipe, DEFAULT_TOKENS)
+    micro_batches = processes * training.accumulate  # per update
     tokens = sum(int(data.train.lengths[rows].sum(dtype=np.int64)) for rows in chunks(data.rows))
-    run = partial(_try, recipe, tokenizers, data, objective(), device)
-    return _said(recipe, shares * largest(run, max(PLAIN, tokens // UPDATES // shares)))
+    run = partial(trial_updates, recipe, tokenizers, data, objective(), device)
+    limit = max(DEFAULT_TOKENS, tokens // MIN_UPDATES_PER_EPOCH // micro_batches)
+    return _replace_batch_tokens(recipe, micro_batches * largest_fitting(run, limit))
 
 
-def _said(recipe: Recipe, tokens: int) -> Recipe:
+def _replace_batch_tokens(recipe: Recipe, tokens: int) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"batch_tokens": tokens})})
 
 
-def largest(run: Callable[[int], object], most: int, first: int = PLAIN) -> int:
-    """The largest budget up to `most` with which `run` does not run out of memory, to an eighth, less a margin.
+def largest_fitting(run: Callable[[int], object], limit: int, first: int = DEFAULT_TOKENS) -> int:
+    """The largest number of tokens up to `limit` with which `run` does not run out of memory, less a margin.
 
-    Where all fit there is no end to keep away from. Where nothing does, a batch will be split and redone.
+    Doubling, then bisection to a precision of 1/8. Without a failure up to `limit` there is no margin. If nothing
+    fits, the result is 1: training splits a batch that does not fit.
     """
     good, bad = 0, None
-    while bad is None and good < most:
-        budget = min(2 * good or min(first, most), most)
-        if _fits(run, budget):
-            good = budget
+    while bad is None and good < limit:
+        tokens = min(2 * good or min(first, limit), limit)
+        if _fits(run, tokens):
+            good = tokens
         else:
-            bad = budget
+            bad = tokens
     if bad is None:
         return good
     while bad - good > max(good // 8, 1) and bad > 2:
@@ -72,9 +74,9 @@ def largest(run: Callable[[int], object], most: int, first: int = PLAIN) -> int:
     return max(1, int(MARGIN * good))
 
 
-def _fits(run: Callable[[int], object], budget: int) -> bool:
+def _fits(run: Callable[[int], object], tokens: int) -> bool:
     try:
-        run(budget)
+        run(tokens)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         if not any(phrase in str(error) for phrase in OUT_OF_MEMORY):
             raise
@@ -82,20 +84,20 @@ def _fits(run: Callable[[int], object], budget: int) -> bool:
     return True
 
 
-def _try(
-    recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, objective: Objective, device: torch.device, budget: int
+def trial_updates(
+    recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, objective: Objective, device: torch.device, tokens: int
 ) -> None:
-    """Two updates of a network that is thrown away: in the second the optimiser has all that it keeps."""
+    """Two updates of a throw-away network: in the second, the optimiser has allocated its state."""
     settings, (source, target) = recipe.training, tokenizers
     try:
         network = build.build_model(recipe.model, source.size, target.size, source.starts).to(device)
         if settings.checkpoint_layers:
             recompute(network)
-        learned = None if recipe.model.decoder is None else objective.beside(recipe.model.decoder["width"])
-        if learned is not None:
-            network.beside = learned.to(device)
+        auxiliary = None if recipe.model.decoder is None else objective.beside(recipe.model.decoder["width"])
+        if auxiliary is not None:
+            network.beside = auxiliary.to(device)
         optimiser = build_optimiser(settings.optimiser, network, layer_decay=settings.layer_decay, unfreeze=None)
-        batch = worst_batch(recipe, tokenizers, data, budget).to(device)
+        batch = worst_batch(recipe, tokenizers, data, tokens).to(device)
         for _ in range(2):
             with autocast(device, settings.precision):
                 loss = objective(network, batch)
@@ -107,14 +109,14 @@ def _try(
             torch.cuda.empty_cache()
 
 
-def worst_batch(recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, budget: int) -> Batch:
-    """A batch of so many tokens, made of the longest rows where rows differ."""
+def worst_batch(recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, tokens: int) -> Batch:
+    """A batch of about `tokens` tokens, of the longest rows where rows differ in length."""
     if recipe.data.passage is not None or recipe.training.objective.get("kind") == "guided_alignment":
-        return data.batches(_said(recipe, budget), tokenizers).at(DataPosition())
+        return data.batches(_replace_batch_tokens(recipe, tokens), tokenizers).at(DataPosition())
     rows = np.zeros(0, np.int64)
-    for part in chunks(data.rows):  # the longest so far
+    for part in chunks(data.rows):
         rows = np.concatenate((rows, part))
-        rows = rows[np.argsort(-data.train.lengths[rows].max(1), kind="stable")[:LONGEST]]
-    budget = budget if data.noise is None else -(-budget // 2)
-    batch = gather(data.train, rows[batch_by_length(data.train.lengths[rows] + SPECIAL, budget)[0]])
+        rows = rows[np.argsort(-data.train.lengths[rows].max(1), kind="stable")[:MAX_CANDIDATE_ROWS]]
+    tokens = tokens if data.noise is None else -(-tokens // 2)
+    batch = gather(data.train, rows[batch_by_length(data.train.lengths[rows] + SPECIAL_TOKENS, tokens)[0]])
     return batch if data.noise is None else add_noise(batch, data.noise, recipe.training.seed)

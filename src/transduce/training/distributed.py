@@ -1,4 +1,4 @@
-"""A device name and torchrun's environment enter; a device, the processes that share the work, seeds leave."""
+"""Devices, processes, seeds: the environment of a training run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from transduce.errors import InputError
 
-BUCKET = 2**25  # gradient numbers sent in one message
-WAIT = timedelta(hours=1)  # the others wait while the first process validates
+BUCKET_SIZE = 2**25  # gradient elements in one all-reduce
+TIMEOUT = timedelta(hours=1)  # the other processes wait while the first one validates
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -52,10 +52,10 @@ def pick_device(name: str = "auto") -> torch.device:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that share one training run, as torchrun starts them; alone, nothing is sent.
+    """The processes of one data-parallel training run, as torchrun starts them. One process communicates nothing.
 
-    There is no wrapper around the model: the gradient is the sum over all processes of their sums, divided by the
-    count of the whole update, so any number of processes makes the same update.
+    The model is not wrapped (no DistributedDataParallel): the gradient is the sum over the processes, divided by the
+    number of tokens of the whole update, so any number of processes computes the same update.
     """
 
     rank: int = 0
@@ -64,51 +64,52 @@ class Processes:
 
     @classmethod
     def start(cls, device: torch.device) -> Self:
-        """Joins the group that torchrun's environment describes: gloo for the CPU, and NCCL beside it for CUDA."""
+        """Joins the process group of torchrun's environment variables: gloo for the CPU, and also NCCL for CUDA."""
         size = int(os.environ.get("WORLD_SIZE", 1))
         if size == 1:
             return cls()
-        # Numbers and flags travel between CPUs, so that agreeing on them never waits for the GPU.
+        # Scalars and flags are exchanged between CPUs, so that this never waits for the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store, rank, size = next(iter(rendezvous("env://", timeout=WAIT)))
-        # A restarted group must not meet the keys that a dead one left in the store.
+        store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+        # A restarted group must not read the keys that the previous one left in the store.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"attempt{attempt}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAIT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Adds the gradients of all processes up, many parameters in one message.
+    def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sums the gradients over all processes, in buckets of many parameters.
 
-        A parameter that nothing touched gets a gradient of zeros, alone as well as in company: otherwise whether it
-        is decayed would depend on the number of processes.
+        A parameter without a gradient gets zeros, also in a single process: otherwise weight decay would apply to it
+        or not depending on the number of processes.
         """
-        waiting: list[Tensor] = []
+        bucket: list[Tensor] = []
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if self.size == 1:
                 continue
-            if waiting and (waiting[0].dtype != parameter.grad.dtype or sum(map(Tensor.numel, waiting)) >= BUCKET):
-                _sum_together(waiting)
-                waiting = []
-            waiting.append(parameter.grad)
-        if waiting:
-            _sum_together(waiting)
+            if bucket and (bucket[0].dtype != parameter.grad.dtype or sum(map(Tensor.numel, bucket)) >= BUCKET_SIZE):
+                _all_reduce_bucket(bucket)
+                bucket = []
+            bucket.append(parameter.grad)
+        if bucket:
+            _all_reduce_bucket(bucket)
 
-    def sum(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce(self, numbers: Sequence[float]) -> list[float]:
+        """The element-wise sum over all processes."""
         if self.size == 1:
             return list(numbers)
-        together = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(together)
-        return together.tolist()
+        total = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total.tolist()
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The value of process `source`, which must be JSON, in all of them."""
+        """The value of process `source`, which must be JSON, in every process."""
         if self.size == 1:
             return value
         content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -119,8 +120,8 @@ class Processes:
         dist.broadcast(content, source)
         return json.loads(content.numpy().tobytes())
 
-    def share(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the first process, on the CPU, in all of them; what the others pass is not looked at."""
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the first process, on the CPU, in every process; the argument of the others is ignored."""
         if self.size == 1:
             return dict(tensors)
         shapes = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in tensors.items()}
@@ -134,7 +135,7 @@ class Processes:
         return result
 
     def barrier(self) -> None:
-        self.sum([0.0])
+        self.all_reduce([0.0])
 
     def close(self) -> None:
         if self.size > 1 and dist.is_initialized():
@@ -147,16 +148,16 @@ class Processes:
         self.close()
 
 
-def _sum_together(tensors: list[Tensor]) -> None:
+def _all_reduce_bucket(tensors: list[Tensor]) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat)
     for tensor, summed in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(summed.view_as(tensor))
 
 
-def seed_everything(seed: int, step: int = 0, part: int = 0) -> None:
-    """Every generator from (seed, update, part of the update): no generator state has to be saved."""
-    digest = hashlib.sha256(f"{seed}/{step}/{part}".encode()).digest()
+def seed_everything(seed: int, step: int = 0, first_row: int = 0) -> None:
+    """Seeds every generator from (seed, update, micro-batch), so that no generator state has to be saved."""
+    digest = hashlib.sha256(f"{seed}/{step}/{first_row}".encode()).digest()
     number = int.from_bytes(digest[:8], "little")
     random.seed(number)
     np.random.seed(number % 2**32)
@@ -170,7 +171,7 @@ def seed_everything(seed: int, step: int = 0, part: int = 0) -> None:
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """While it is on, operations whose result may differ between two runs are refused."""
+    """Inside, torch refuses operations whose result may differ between two runs."""
     if not on:
         yield
         return
@@ -190,13 +191,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def memory_peak(device: torch.device) -> int:
-    """Most bytes ever in use: of the GPU where there is one, else of this process."""
+def peak_memory(device: torch.device) -> int:
+    """Peak memory in bytes: of the GPU where there is one, else of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
-    except ImportError:  # Windows has no such count
+    except ImportError:  # Windows has no such counter
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,11 +1,11 @@
-"""A recipe and a folder in, a trained run out: the one order in which everything happens."""
+"""The training run of a recipe: preparation, training, validation, evaluation, summary."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,36 +21,249 @@ from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
 from transduce.evaluation import evaluate as evaluation
 from transduce.evaluation.scoring import answer, as_lines, read_corpora, score_outputs
+from transduce.flow import Batch
 from transduce.inference import Model
 from transduce.inference import load as load_model
 from transduce.inference.quantisation import check_learns
+from transduce.model import Transducer
 from transduce.objectives import Objective
 from transduce.recipe import Recipe
+from transduce.recipe import registry as shelves
+from transduce.recipe.compatibility import gives_vectors
 from transduce.run import Run
 from transduce.storage import replace_file
-from transduce.training import trainer as loop
-from transduce.training.batch_size import with_budget
+from transduce.training import trainer
+from transduce.training.batch_size import with_batch_tokens
 from transduce.training.distributed import Processes, pick_device, seed_everything
-from transduce.training.report import Report, RunReport, Silent, draw_curves
+from transduce.training.report import Report, RunReport, SilentReport, draw_curves
 from transduce.training.resolve import continued, settle, with_packing
-from transduce.training.validation import LOWER_IS_BETTER, validation
 
-SHOWN = 5  # examples at the end
+EXAMPLES_SHOWN = 5
+LOWER_IS_BETTER = trainer.LOWER_IS_BETTER | {
+    name for name, metric in evaluation.METRICS.items() if not metric.higher_is_better
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
-    """A finished or interrupted run. The model is the one that training ended with."""
+class TrainingResult:
+    """A finished or interrupted run. The model has the final weights."""
 
     run: Run
     model: Model
-    outcome: loop.Outcome
+    outcome: trainer.Outcome
     scores: dict[str, evaluation.Evaluation]  # by data set: dev, test
     examples: tuple[tuple[str, str, str], ...]  # source, output, reference
 
 
-def finish(run: Run, model: Model, outcome: loop.Outcome, data: PreparedData) -> Trained:
-    """Scores what was held out, and writes down how it went."""
+def train(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    folder: str | Path = "runs/latest",
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+) -> TrainingResult:
+    """Trains the model that the recipe describes. Without a console nothing is printed.
+
+    With `resume`, an existing run continues where it stopped; without an existing run, one is started.
+    """
+    run, requested = Run(Path(folder)), settle(recipe)
+    if (run.exists or run.checkpoints.steps()) and not resume:
+        raise InputError(
+            "there is already a run in this folder",
+            where=str(run.folder),
+            remedy="continue it with --resume, or give another --run",
+        )
+    check_learns(run.recipe() if run.exists else requested, str(run.folder))
+    device = pick_device(requested.training.device)
+    # A resumed run has its own weights and no longer needs the initial ones, except below adapters.
+    resumed, adapters = bool(run.checkpoints.steps()), requested.training.adapters
+    origins = [] if resumed and adapters is None else transfer.open_pretrained(requested.init)
+    with Processes.start(device) as processes:
+        console = console if processes.is_main else None
+        resolved, tokenizers, data = _prepare(run, requested, processes, origins, device)
+        network, taken, frozen = _build(resolved, tokenizers, origins)
+        if console is not None:
+            _print_summary(console, resolved, data, tokenizers)
+            _print_parameters(console, run, network, device, frozen)
+            if requested.training.batch_tokens == "auto":
+                console.print(f"batches of {resolved.training.budget:,} tokens", highlight=False)
+        if origins and not resumed:
+            _report_initialisation(run, taken, console, processes)
+        model = Model(network, *tokenizers, resolved)
+        objective = _objective(resolved, tokenizers, device)
+        with transfer.freeze(network, frozen), _auxiliary_module(network, objective, resolved):
+            outcome = trainer.train(
+                network,
+                data.batches(resolved, tokenizers),
+                resolved.training,
+                checkpoints=run.checkpoints,
+                report=_report(run, resolved, console, processes),
+                processes=processes,
+                device=device,
+                validate=validation(model, data),
+                objective=objective,
+                lower_is_better=LOWER_IS_BETTER,
+            )
+        if outcome.reason == "interrupted" or not processes.is_main:
+            return TrainingResult(run, model, outcome, {}, ())
+        return _evaluate(run, model, outcome, data)
+
+
+def _prepare(
+    run: Run, requested: Recipe, processes: Processes, origins: Sequence[transfer.PretrainedRun], device: torch.device
+) -> tuple[Recipe, Tokenizers, PreparedData]:
+    """The resolved recipe, tokenizers and data. The first process writes them, then the others read them."""
+    if processes.is_main:
+        resolved = continued(run.recipe(), requested, str(run.recipe_file)) if run.exists else requested
+        # Without a recipe there is no run: such tokenizers were left by a process that died before training.
+        prepared = run.exists and run.prepared
+        tokenizers = run.tokenizers() if prepared else transfer.choose_tokenizers(resolved, origins)
+        if resolved.data.form == "text":  # both sides are the same, whichever was initialised
+            tokenizers = (tokenizers[0 if resolved.model.encoder else 1],) * 2
+        transfer.check_pretrained(resolved, tokenizers, origins)
+        data = prepare_data(resolved, tokenizers)
+        if not prepared:
+            for corpus in resolved.data.test:  # unreadable files are reported now, not after training
+                deque(read_corpus(corpus, resolved.data.invalid), maxlen=0)
+            run.folder.mkdir(parents=True, exist_ok=True)
+            run.save_tokenizers(*tokenizers)
+        if not run.exists:
+            objective = partial(_objective, resolved, tokenizers, device)
+            resolved = with_batch_tokens(resolved, tokenizers, data, objective, device, processes.size)
+            resolved = with_packing(resolved, tokenizers, data, objective(), device)
+            run.save_recipe(resolved)
+        processes.barrier()
+    else:
+        processes.barrier()
+        resolved, tokenizers = continued(run.recipe(), requested, str(run.recipe_file)), run.tokenizers()
+        data = prepare_data(resolved, tokenizers)
+    return resolved, tokenizers, data
+
+
+def _build(
+    recipe: Recipe, tokenizers: Tokenizers, origins: Sequence[transfer.PretrainedRun]
+) -> tuple[Transducer, transfer.InitReport, Sequence[str]]:
+    """The network with its initial weights, their origin, and the names of the frozen parameters."""
+    seed_everything(recipe.training.seed)
+    source, target = tokenizers
+    network = build.build_model(recipe.model, source.size, target.size, source.starts)
+    taken = transfer.load_pretrained(network, recipe.model, tokenizers, origins)
+    frozen = recipe.training.freeze
+    if recipe.training.adapters is not None:
+        transfer.add_adapters(network, recipe.training.adapters, taken.runs[0].loaded)
+        frozen += taken.runs[0].loaded
+    return network, taken, frozen
+
+
+def _objective(recipe: Recipe, tokenizers: Tokenizers, device: torch.device) -> Objective:
+    return build.build_objective(recipe.training.objective, partial(_teacher, tokenizers, device))
+
+
+def _teacher(tokenizers: Tokenizers, device: torch.device, folder: str) -> nn.Module:
+    """The network of a trained run. It reads the same batches, so it must have the same tokenizers."""
+    model = load_model(folder, device=str(device))
+    if [one.fingerprint for one in (model.source, model.target)] != [one.fingerprint for one in tokenizers]:
+        raise InputError(
+            "the tokenizers of the teacher differ from those of this run",
+            where=folder,
+            remedy="train both from the same data with the same `tokens`",
+        )
+    return model.network.requires_grad_(False)
+
+
+@contextmanager
+def _auxiliary_module(network: nn.Module, objective: Objective, recipe: Recipe) -> Iterator[None]:
+    """Inside, the trainable module of the objective (if any) is part of the network: trained, saved and resumed."""
+    decoder = recipe.model.decoder
+    module = None if decoder is None else objective.beside(decoder["width"])
+    if module is not None:
+        network.beside = module
+    try:
+        yield
+    finally:
+        if module is not None:
+            del network.beside
+
+
+def _report(run: Run, recipe: Recipe, console: Console | None, processes: Processes) -> Report:
+    if not processes.is_main:
+        return SilentReport()
+    return RunReport(run.folder, console=console or Console(quiet=True), tensorboard=recipe.training.tensorboard)
+
+
+def _print_summary(console: Console, recipe: Recipe, data: PreparedData, tokenizers: Tokenizers) -> None:
+    """Prints what was read, before training."""
+    for line in data.train.describe():
+        console.print(line, highlight=False, markup=False)
+    sizes = " and ".join(f"{tokenizer.size:,} {tokenizer.kind}" for tokenizer in dict.fromkeys(tokenizers))
+    padding = data.batches(recipe, tokenizers).padding(0)
+    console.print(
+        f"{len(data.rows):,} {data.train.what} to train on, {len(data.dev_rows):,} held out; vocabulary {sizes}; "
+        f"padding {padding:.1%}",
+        highlight=False,
+    )
+
+
+def _print_parameters(
+    console: Console, run: Run, network: nn.Module, device: torch.device, frozen: Sequence[str]
+) -> None:
+    with transfer.freeze(network, frozen):
+        trainable = build.count_parameters(network)
+    note = f", {trainable:,} of them trained," if frozen else ""
+    console.print(
+        f"{build.count_parameters(network):,} parameters{note} on {device}; "
+        f"recipe, log and checkpoints in {run.folder}",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _report_initialisation(run: Run, taken: transfer.InitReport, console: Console | None, processes: Processes) -> None:
+    """Prints and logs the origin of the initial weights, as the first entry of the log."""
+    lines = taken.describe()
+    if processes.is_main:
+        event = {"kind": "event", "event": "init", "step": 0, "text": "\n".join(lines), **taken.to_json()}
+        replace_file(run.log, (json.dumps(event, ensure_ascii=False) + "\n").encode())
+    if console is not None:
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def validation(model: Model, data: PreparedData) -> Callable[[nn.Module], dict[str, float]]:
+    """The validation function: loss on the development set, metrics of greedy outputs for a part of it."""
+    settings = model.recipe
+    held_out = as_lines(data.dev_examples(settings.training.validate_examples), settings.evaluation)
+    metrics = [evaluation.find(name) for name in settings.evaluation.metrics]
+    # An embedding model has no likelihood: its validation loss is its training objective.
+    objective = settings.training.objective if gives_vectors(settings.model) else None
+
+    def validate(network: nn.Module) -> dict[str, float]:
+        scores = {"loss": development_loss(network, data.dev_batches(settings), objective)}
+        outputs = answer(model, held_out, settings.evaluation.metrics, strategy="greedy")
+        references = [line.references for line in held_out]
+        for metric in metrics:
+            statistics = evaluation.statistics_of(metric, outputs, references)
+            scores[metric.name] = metric.value(statistics.sum(0))
+        return scores
+
+    return validate
+
+
+def development_loss(network: nn.Module, batches: Iterable[Batch], objective: Mapping[str, Any] | None = None) -> float:
+    """Mean loss per token: of the objective given, else the negative log-likelihood without label smoothing."""
+    chosen = {**(objective or {"kind": "cross_entropy", "label_smoothing": 0.0})}
+    criterion: Objective = shelves.maker(Objective, chosen)()
+    device = next(network.parameters()).device
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            loss = criterion(network, batch.to(device))
+            total, count = total + float(loss.total), count + criterion.count(batch)
+    return total / max(count, 1)
+
+
+def _evaluate(run: Run, model: Model, outcome: trainer.Outcome, data: PreparedData) -> TrainingResult:
+    """Evaluates the final weights on the held-out sets; writes metrics.json and curves.png."""
     settings = model.recipe
     sets = {"dev": data.dev_examples()}
     if settings.data.test:
@@ -62,10 +275,10 @@ def finish(run: Run, model: Model, outcome: loop.Outcome, data: PreparedData) ->
         outputs = answer(model, lines, settings.evaluation.metrics)
         scores[name] = score_outputs(model, lines, outputs)
         texts = zip(lines, outputs.texts or (), strict=outputs.texts is not None)
-        shown = [(line.source, text, line.references[0]) for line, text in texts][:SHOWN]
+        shown = [(line.source, text, line.references[0]) for line, text in texts][:EXAMPLES_SHOWN]
         if outputs.texts is not None and outputs.asked is not None:
             asked = zip(outputs.asked.sources, outputs.texts, outputs.asked.references, strict=True)
-            shown = [(source, text, references[0]) for source, text, references in asked][:SHOWN]
+            shown = [(source, text, references[0]) for source, text, references in asked][:EXAMPLES_SHOWN]
     run.save_metrics(
         {
             **{name: score.to_json() for name, score in scores.items()},
@@ -75,169 +288,4 @@ def finish(run: Run, model: Model, outcome: loop.Outcome, data: PreparedData) ->
         }
     )
     draw_curves(run.log, run.curves)
-    return Trained(run, model, outcome, scores, tuple(shown))
-
-
-def tell(
-    console: Console,
-    run: Run,
-    recipe: Recipe,
-    data: PreparedData,
-    tokenizers: Tokenizers,
-    network: nn.Module,
-    device: torch.device,
-    still: Sequence[str],
-) -> None:
-    """What was read and what was built, before the long part begins."""
-    for line in data.train.describe():
-        console.print(line, highlight=False, markup=False)
-    sizes = " and ".join(f"{tokenizer.size:,} {tokenizer.kind}" for tokenizer in dict.fromkeys(tokenizers))
-    padding = data.batches(recipe, tokenizers).padding(0)
-    console.print(
-        f"{len(data.rows):,} {data.train.what} to train on, {len(data.dev_rows):,} held out; vocabulary {sizes}; "
-        f"padding {padding:.1%}",
-        highlight=False,
-    )
-    with transfer.freeze(network, still):
-        moving = build.count_parameters(network)
-    trained = f", {moving:,} of them trained," if still else ""
-    console.print(
-        f"{build.count_parameters(network):,} parameters{trained} on {device}; "
-        f"recipe, log and checkpoints in {run.folder}",
-        highlight=False,
-        markup=False,
-    )
-
-
-def tell_transfer(run: Run, taken: transfer.InitReport, console: Console | None, processes: Processes) -> None:
-    """What the weights began as, said and kept: the log of a run without a checkpoint begins here."""
-    lines = taken.describe()
-    if processes.is_main:
-        event = {"kind": "event", "event": "init", "step": 0, "text": "\n".join(lines), **taken.to_json()}
-        replace_file(run.log, (json.dumps(event, ensure_ascii=False) + "\n").encode())
-    if console is not None:
-        for line in lines:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def train(
-    recipe: Recipe | Mapping[str, Any] | str | Path,
-    folder: str | Path = "runs/latest",
-    *,
-    resume: bool = False,
-    console: Console | None = None,
-) -> Trained:
-    """Trains what the recipe describes. Without a console nothing is printed.
-
-    With `resume`, a run that exists goes on where it stopped; one that does not is begun.
-    """
-    run, wanted = Run(Path(folder)), settle(recipe)
-    if (run.exists or run.checkpoints.steps()) and not resume:
-        raise InputError(
-            "there is a run here already", where=str(run.folder), remedy="go on with --resume, or give another --run"
-        )
-    check_learns(run.recipe() if run.exists else wanted, str(run.folder))
-    device = pick_device(wanted.training.device)
-    # A run that goes on has its weights already, and needs no longer those it began from: but adapters stand on them.
-    again, adapters = bool(run.checkpoints.steps()), wanted.training.adapters
-    origins = [] if again and adapters is None else transfer.open_pretrained(wanted.init)
-    with Processes.start(device) as processes:
-        console = console if processes.is_main else None
-        settled, tokenizers, data = _prepare(run, wanted, processes, origins, device)
-        seed_everything(settled.training.seed)
-        source, target = tokenizers
-        network = build.build_model(settled.model, source.size, target.size, source.starts)
-        taken = transfer.load_pretrained(network, settled.model, tokenizers, origins)
-        still = settled.training.freeze
-        if adapters is not None:
-            transfer.add_adapters(network, adapters, taken.runs[0].loaded)
-            still += taken.runs[0].loaded
-        if console is not None:
-            tell(console, run, settled, data, tokenizers, network, device, still)
-            if wanted.training.batch_tokens == "auto":
-                console.print(f"batches of {settled.training.budget:,} tokens", highlight=False)
-        if origins and not again:
-            tell_transfer(run, taken, console, processes)
-        model = Model(network, *tokenizers, settled)
-        objective = _objective(settled, tokenizers, device)
-        report: Report = Silent()
-        if processes.is_main:
-            shown = console or Console(quiet=True)
-            report = RunReport(run.folder, console=shown, tensorboard=settled.training.tensorboard)
-        with transfer.freeze(network, still), _beside(network, objective, settled):
-            outcome = loop.train(
-                network,
-                data.batches(settled, tokenizers),
-                settled.training,
-                checkpoints=run.checkpoints,
-                report=report,
-                processes=processes,
-                device=device,
-                validate=validation(model, data),
-                objective=objective,
-                lower_is_better=LOWER_IS_BETTER,
-            )
-        if outcome.reason == "interrupted" or not processes.is_main:
-            return Trained(run, model, outcome, {}, ())
-        return finish(run, model, outcome, data)
-
-
-def _prepare(
-    run: Run, wanted: Recipe, processes: Processes, origins: Sequence[transfer.PretrainedRun], device: torch.device
-) -> tuple[Recipe, Tokenizers, PreparedData]:
-    """The first process writes recipe, tokenizers and stores; the others then find them."""
-    if processes.is_main:
-        settled = continued(run.recipe(), wanted, str(run.recipe_file)) if run.exists else wanted
-        # Without a recipe there is no run: tokenizers left by one that died before it began are not this one's.
-        begun = run.exists and run.prepared
-        tokenizers = run.tokenizers() if begun else transfer.choose_tokenizers(settled, origins)
-        if settled.data.form == "text":  # one side is all there is, whichever was lent
-            tokenizers = (tokenizers[0 if settled.model.encoder else 1],) * 2
-        transfer.check_pretrained(settled, tokenizers, origins)
-        data = prepare_data(settled, tokenizers)
-        if not begun:
-            for corpus in settled.data.test:  # what cannot be read must show now, not after training
-                deque(read_corpus(corpus, settled.data.invalid), maxlen=0)
-            run.folder.mkdir(parents=True, exist_ok=True)
-            run.save_tokenizers(*tokenizers)
-        if not run.exists:
-            objective = partial(_objective, settled, tokenizers, device)
-            settled = with_budget(settled, tokenizers, data, objective, device, processes.size)
-            settled = with_packing(settled, tokenizers, data, objective(), device)
-            run.save_recipe(settled)
-        processes.barrier()
-    else:
-        processes.barrier()
-        settled, tokenizers = continued(run.recipe(), wanted, str(run.recipe_file)), run.tokenizers()
-        data = prepare_data(settled, tokenizers)
-    return settled, tokenizers, data
-
-
-def _objective(recipe: Recipe, tokenizers: Tokenizers, device: torch.device) -> Objective:
-    return build.build_objective(recipe.training.objective, partial(_teacher, tokenizers, device))
-
-
-def _teacher(tokenizers: Tokenizers, device: torch.device, folder: str) -> nn.Module:
-    """The network of a trained run, to learn from: it reads the same batches, so its tokens must be the same."""
-    model = load_model(folder, device=str(device))
-    if [one.fingerprint for one in (model.source, model.target)] != [one.fingerprint for one in tokenizers]:
-        raise InputError(
-            "the teacher has other tokens than this run",
-            where=folder,
-            remedy="train both from the same data with the same `tokens`",
-        )
-    return model.network.requires_grad_(False)
-
-
-@contextmanager
-def _beside(network: nn.Module, objective: Objective, recipe: Recipe) -> Iterator[None]:
-    """Inside, what the objective learns beside the model is part of it: trained, kept and resumed like any weight."""
-    decoder = recipe.model.decoder
-    learned = None if decoder is None else objective.beside(decoder["width"])
-    if learned is not None:
-        network.beside = learned
-    try:
-        yield
-    finally:
-        if learned is not None:
-            del network.beside
+    return TrainingResult(run, model, outcome, scores, tuple(shown))

@@ -1,4 +1,4 @@
-"""Batches by position enter; the work of one update after the other leaves, shaped and on its device."""
+"""Batch feeding: micro-batches of each update, prefetched to the device by a thread."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from transduce.attention.positions import places
 from transduce.data.batching import DataPosition
 from transduce.flow import Batch
 from transduce.kernels.training_graph import rounded
-from transduce.training.micro_batch import Piece, Work, pieces_of
-from transduce.training.update import Update
+from transduce.training.update import MicroBatch, Update, UpdateBatch, split_batch
 
 
-class Batches(Protocol):
-    """Batches by position: a pure function, so resuming is seeking."""
+class BatchSource(Protocol):
+    """Batches by position: a pure function of the position, so a resumed run continues at any position."""
 
     def at(self, position: DataPosition) -> Batch: ...
 
@@ -26,7 +25,7 @@ class Batches(Protocol):
 
 
 def fingerprint(batch: Batch) -> str:
-    """Names a batch by its content: the first one of a run tells whether the data is still the same."""
+    """A hash of the content. That of the first batch of a run tells whether the data has changed."""
     digest = hashlib.sha256(repr(batch.rows).encode())
     for part in (batch.source, batch.target, *batch.extra.values()):
         if part is not None:
@@ -35,31 +34,32 @@ def fingerprint(batch: Batch) -> str:
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """One batch, ready for its update."""
+class FetchedBatch:
+    """The batch of one update on its device, with its position in the data."""
 
-    work: Work
+    update_batch: UpdateBatch
     epoch: int
-    following: DataPosition
+    next_position: DataPosition
     tokens: int
-    slots: int
+    slots: int  # tokens and padding
 
 
-def fetch(batches: Batches, position: DataPosition, update: Update) -> Iterator[Fetched]:
-    """Runs in the prefetching thread, so copies to the device go on beside the computation."""
+def fetch(batches: BatchSource, position: DataPosition, update: Update) -> Iterator[FetchedBatch]:
+    """The batches of all updates from `position` on. Runs in the prefetching thread, in parallel with training."""
     while True:
         batch = batches.at(position)
-        pieces = [
-            Piece(piece.first, _shaped(piece.batch, update).to(update.device))
-            for piece in pieces_of(batch, update.processes, update.settings.accumulate)
+        micro_batches = [
+            MicroBatch(one.first_row, _pad_for_cuda_graphs(one.batch, update).to(update.device))
+            for one in split_batch(batch, update.processes, update.settings.accumulate)
         ]
         epoch, position = position.epoch, batches.after(position)
-        yield Fetched(Work(pieces, update.objective.count(batch)), epoch, position, batch.tokens, batch.slots)
+        content = UpdateBatch(micro_batches, update.objective.count(batch))
+        yield FetchedBatch(content, epoch, position, batch.tokens, batch.slots)
 
 
-def _shaped(batch: Batch, update: Update) -> Batch:
-    """A piece with few different shapes, where passes are recorded. A packed batch has always the same."""
-    if not update.records or batch.packed_labels is not None:
+def _pad_for_cuda_graphs(batch: Batch, update: Update) -> Batch:
+    """Pads a micro-batch to one of few shapes. A packed batch always has the same shape."""
+    if not update.uses_cuda_graphs or batch.packed_labels is not None:
         return batch
     budget = update.settings.budget // (update.processes.size * update.settings.accumulate)
     return rounded(batch, budget, places(update.model))
@@ -69,17 +69,19 @@ Item = TypeVar("Item")
 
 
 class Prefetch(Generic[Item]):
-    """A few items ahead. What the items are made from must not read the global random generators: the training
-    thread seeds those, and the two would race."""
+    """Iterates in a background thread, `ahead` items in advance.
+
+    The iterator must not use the global random generators: the training thread seeds them, and the two would race.
+    """
 
     def __init__(self, items: Iterator[Item], ahead: int = 2) -> None:
         self._items = items
         self._ready: Queue[Item | BaseException] = Queue(ahead)
         self._closed = Event()
-        self._thread = Thread(target=self._work, name="prefetch", daemon=True)
+        self._thread = Thread(target=self._run, name="prefetch", daemon=True)
         self._thread.start()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
             for item in self._items:
                 if not self._put(item):
@@ -109,7 +111,7 @@ class Prefetch(Generic[Item]):
 
     def close(self) -> None:
         self._closed.set()
-        while True:  # room for a thread that is waiting to put
+        while True:  # empties the queue, so that a blocked put returns
             try:
                 self._ready.get_nowait()
             except Empty:

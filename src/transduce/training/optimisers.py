@@ -1,4 +1,4 @@
-"""Settings and a model enter; an optimiser and the share of the learning rate at each update leave."""
+"""Optimisers, learning-rate schedules, layer-wise decay, gradual unfreezing, exponential moving average."""
 
 from __future__ import annotations
 
@@ -16,65 +16,65 @@ from transduce.errors import InputError
 from transduce.layers.embedding import Embedding
 from transduce.recipe import OptimiserRecipe, ScheduleRecipe
 
-TOP, DECODER, ENCODER, BOTTOM = range(4)
-Level = tuple[int, int]  # which of these, and the layers of the same part above it
+OUTPUT, DECODER, ENCODER, INPUT = range(4)
+Depth = tuple[int, int]  # one of these groups, and the number of layers above within the group
 
 
-def depths(model: nn.Module) -> dict[str, int]:
-    """Parameter -> its layer, counted from the top over the layers that hold something to train.
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    """The depth of each trainable parameter, counted from the output over the layers that have trainable parameters.
 
-    On top is what stands outside the stacks of an encoder and a decoder: the head; the output layer, reader and last
-    norm of a decoder. Then come the decoder's layers from last to first, those of the encoder (what it has outside
-    them goes with its last one), and at the bottom embeddings and positions. A weight that two places share lies
-    where the lower one does.
+    Depth 0 is everything outside the layer stacks of the encoder and the decoder: the head; the output layer, context
+    mechanism and final norm of a decoder. Then follow the decoder layers from last to first, the encoder layers (with
+    other parts of the encoder at the depth of its last layer), and finally embeddings and position encodings. A tied
+    weight has the larger depth of its two places.
     """
-    parts = dict(model.named_modules(remove_duplicate=False))
-    first: dict[str, str] = {}  # a shared parameter goes by its first name, as named_parameters gives it
-    found: dict[str, Level] = {}
-    by_identity: dict[int, str] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    depths: dict[str, Depth] = {}
+    first_names: dict[int, str] = {}  # a tied parameter goes by its first name, as in named_parameters
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
-            first[name] = by_identity.setdefault(id(parameter), name)
-            found[first[name]] = max(found.get(first[name], (TOP, 0)), _level(name, parts))
-    order = {level: number for number, level in enumerate(sorted(set(found.values())))}
-    return {name: order[level] for name, level in found.items()}
+            first = first_names.setdefault(id(parameter), name)
+            depths[first] = max(depths.get(first, (OUTPUT, 0)), _depth(name, modules))
+    order = {depth: number for number, depth in enumerate(sorted(set(depths.values())))}
+    return {name: order[depth] for name, depth in depths.items()}
 
 
-def _level(name: str, parts: dict[str, nn.Module]) -> Level:
+def _depth(name: str, modules: dict[str, nn.Module]) -> Depth:
     words = name.split(".")
-    above = [".".join(words[:count]) for count in range(1, len(words))]
-    if any(isinstance(parts[path], (Embedding, nn.Embedding, PositionEncoding)) for path in above):
-        return (BOTTOM, 0)
+    parents = [".".join(words[:count]) for count in range(1, len(words))]
+    if any(isinstance(modules[path], (Embedding, nn.Embedding, PositionEncoding)) for path in parents):
+        return (INPUT, 0)
     if words[0] not in ("encoder", "decoder"):
-        return (TOP, 0)
-    for path, number in zip(above, words[1:], strict=False):
-        stack = parts[path]
+        return (OUTPUT, 0)
+    for path, number in zip(parents, words[1:], strict=False):
+        stack = modules[path]
         if isinstance(stack, nn.ModuleList):
             return (DECODER if words[0] == "decoder" else ENCODER, len(stack) - 1 - int(number))
-    return (TOP, 0) if words[0] == "decoder" else (ENCODER, 0)
+    return (OUTPUT, 0) if words[0] == "decoder" else (ENCODER, 0)
 
 
-FUSED = ("cpu", "cuda", "mps")  # where torch has one kernel for a whole update
+FUSED = ("cpu", "cuda", "mps")  # devices with a fused optimiser kernel in torch
 
 
 def build_optimiser(
     settings: OptimiserRecipe, model: nn.Module, *, layer_decay: float = 1.0, unfreeze: int | None = None
 ) -> torch.optim.Optimizer:
-    """One group for the weights of a layer that are treated alike.
+    """Adam, AdamW or SGD with one parameter group for each layer depth and weight decay.
 
-    Weight decay is for matrices: biases, norms and other vectors are left out of it. A layer n below the top has
-    `layer_decay ** n` of the rate, and begins after n * `unfreeze` updates (Howard & Ruder 2018).
+    Weight decay applies to matrices only, not to biases, norms and other vectors. A layer at depth n has
+    `layer_decay ** n` times the learning rate and is trained after n * `unfreeze` updates (Howard & Ruder 2018).
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     parameters = list(named.values())
-    below = depths(model) if layer_decay != 1 or unfreeze is not None else dict.fromkeys(named, 0)
+    layered = layer_decay != 1 or unfreeze is not None
+    depths = layer_depths(model) if layered else dict.fromkeys(named, 0)
     groups = []
-    for depth in sorted(set(below.values())):
-        layer = [parameter for name, parameter in named.items() if below[name] == depth]
-        part = {"scale": layer_decay**depth, "after": depth * (unfreeze or 0)}
+    for depth in sorted(set(depths.values())):
+        layer = [parameter for name, parameter in named.items() if depths[name] == depth]
+        options = {"lr_scale": layer_decay**depth, "frozen_until": depth * (unfreeze or 0)}
         matrices, vectors = [p for p in layer if p.ndim >= 2], [p for p in layer if p.ndim < 2]
-        groups += [{"params": matrices, "weight_decay": settings.weight_decay, **part}] if matrices else []
-        groups += [{"params": vectors, "weight_decay": 0.0, **part}] if vectors else []
+        groups += [{"params": matrices, "weight_decay": settings.weight_decay, **options}] if matrices else []
+        groups += [{"params": vectors, "weight_decay": 0.0, **options}] if vectors else []
     fused = all(p.device.type in FUSED and p.is_floating_point() for p in parameters)
     rate = settings.learning_rate
     if settings.kind == "sgd":
@@ -83,8 +83,8 @@ def build_optimiser(
     return kind(groups, lr=rate, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
-def flatten(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's memory as named tensors: `encoder.weight.exp_avg`, `encoder.weight.step` ..."""
+def optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The state of the optimiser as named tensors: `encoder.weight.exp_avg`, `encoder.weight.step` ..."""
     result = {}
     for name, parameter in model.named_parameters():
         for key, value in optimiser.state.get(parameter, {}).items():
@@ -93,45 +93,46 @@ def flatten(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Ten
     return result
 
 
-def restore(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The reverse of `flatten`, bit for bit."""
+def load_optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimiser_state`, bit for bit."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    numbers = {names[parameter]: number for number, parameter in enumerate(parameters)}
+    indices = {names[parameter]: index for index, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        name, _, kind = key.rpartition(".")
-        if name not in numbers:
-            raise InputError(f"the checkpoint's optimiser knows a parameter {name!r} that the model has not")
-        state.setdefault(numbers[name], {})[kind] = tensor
+        name, _, slot = key.rpartition(".")
+        if name not in indices:
+            raise InputError(f"the optimiser state of the checkpoint has a parameter {name!r} that the model lacks")
+        state.setdefault(indices[name], {})[slot] = tensor
     # torch's own loading puts the step counts where the kernel wants them (fused: on the device).
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimiser: torch.optim.Optimizer, learning_rate: float) -> None:
     for group in optimiser.param_groups:
-        group["lr"] = rate * group["scale"]
+        group["lr"] = learning_rate * group["lr_scale"]
 
 
-def hold_still(optimiser: torch.optim.Optimizer, step: int) -> None:
-    """Takes the gradient of layers that wait for their turn: without one, no optimiser moves, decays or remembers."""
+def clear_frozen_gradients(optimiser: torch.optim.Optimizer, step: int) -> None:
+    """Gradual unfreezing: without a gradient, no optimiser updates or decays a parameter or its moments."""
     for group in optimiser.param_groups:
-        if step <= group["after"]:
+        if step <= group["frozen_until"]:
             for parameter in group["params"]:
                 parameter.grad = None
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """What the plateau schedule remembers between validations: a value, so a checkpoint holds it as JSON."""
+    """State of the plateau schedule between validations, stored in checkpoints as JSON."""
 
     factor: float = 1.0
     best: float | None = None
-    stale: int = 0
+    stale: int = 0  # validations since the last improvement or reduction
 
-    def after(self, value: float, settings: ScheduleRecipe, lower: bool = True) -> Self:
-        """The state after one more validation; more than `patience` of them without progress lower the factor."""
-        if math.isfinite(value) and (self.best is None or (value < self.best if lower else value > self.best)):
+    def after(self, value: float, settings: ScheduleRecipe, lower_is_better: bool = True) -> Self:
+        """The state after one more validation; more than `patience` without improvement reduce the factor."""
+        improved = self.best is None or (value < self.best if lower_is_better else value > self.best)
+        if math.isfinite(value) and improved:
             return replace(self, best=value, stale=0)
         if self.stale < settings.patience:
             return replace(self, stale=self.stale + 1)
@@ -145,8 +146,8 @@ class Plateau:
         return cls(**content)
 
 
-# A schedule maps (update from 1, updates in all) to a share of the learning rate: a pure function, so a resumed
-# run needs nothing but its step. All of them grow linearly for `warmup` updates first.
+# A schedule maps (update, counted from 1; total number of updates) to a factor of the learning rate. It is a pure
+# function, so a resumed run needs only its step. Every schedule begins with `warmup` updates of linear growth.
 Schedule = Callable[[int, int, ScheduleRecipe], float]
 
 
@@ -170,13 +171,13 @@ def inverse_sqrt(step: int, steps: int, settings: ScheduleRecipe) -> float:
 
 
 def cosine(step: int, steps: int, settings: ScheduleRecipe) -> float:
-    share = (1 + math.cos(math.pi * _progress(step, steps, settings))) / 2
-    return _warmup(step, settings) * (settings.floor + (1 - settings.floor) * share)
+    decay = (1 + math.cos(math.pi * _progress(step, steps, settings))) / 2
+    return _warmup(step, settings) * (settings.floor + (1 - settings.floor) * decay)
 
 
 def linear(step: int, steps: int, settings: ScheduleRecipe) -> float:
-    share = 1 - _progress(step, steps, settings)
-    return _warmup(step, settings) * (settings.floor + (1 - settings.floor) * share)
+    decay = 1 - _progress(step, steps, settings)
+    return _warmup(step, settings) * (settings.floor + (1 - settings.floor) * decay)
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -184,27 +185,27 @@ SCHEDULES: dict[str, Schedule] = {
     "cosine": cosine,
     "inverse_sqrt": inverse_sqrt,
     "linear": linear,
-    "plateau": constant,  # times Plateau.factor, which validation results drive
+    "plateau": constant,  # times Plateau.factor
 }
 
 
-def rate_at(step: int, steps: int, settings: ScheduleRecipe, plateau: Plateau) -> float:
-    """The share of the learning rate that update `step` of `steps` is made with."""
-    share = SCHEDULES[settings.kind](step, steps, settings)
-    return share * plateau.factor if settings.kind == "plateau" else share
+def schedule_factor(step: int, steps: int, settings: ScheduleRecipe, plateau: Plateau) -> float:
+    """The factor of the learning rate at update `step` of `steps`."""
+    factor = SCHEDULES[settings.kind](step, steps, settings)
+    return factor * plateau.factor if settings.kind == "plateau" else factor
 
 
-class MovingAverage:
-    """average = decay * average + (1 - decay) * weights, kept in single precision whatever the weights are in."""
+class ExponentialMovingAverage:
+    """average = decay * average + (1 - decay) * weights, in single precision for any dtype of the weights."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        # What is not trained is its own average.
+        # A frozen parameter equals its average.
         self.values = {name: p.detach().float().clone() for name, p in model.named_parameters() if p.requires_grad}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        # While few updates have been made the average would still be mostly the random beginning.
+        # Warm-up of the decay: otherwise the first averages are mostly the random initial weights.
         decay = min(self.decay, (1 + step) / (10 + step))
         weights = [p.detach().float() for name, p in model.named_parameters() if name in self.values]
         torch._foreach_lerp_(list(self.values.values()), weights, 1 - decay)
@@ -215,18 +216,18 @@ class MovingAverage:
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the model has the averaged weights; after it, its own again, bit for bit."""
-        own = {name: p.detach().clone() for name, p in model.named_parameters() if name in self.values}
-        fill(model, self.values)
+        """Inside, the model has the averaged weights; afterwards its own, bit for bit."""
+        weights = {name: p.detach().clone() for name, p in model.named_parameters() if name in self.values}
+        copy_parameters(model, self.values)
         try:
             yield
         finally:
-            fill(model, own)
+            copy_parameters(model, weights)
 
 
 @torch.no_grad()
-def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Parameters by name; tied ones have one name, and what has no value stays as it is."""
+def copy_parameters(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Copies the values into the parameters of the same name; other parameters do not change."""
     for name, parameter in model.named_parameters():
         if name in values:
             parameter.copy_(values[name])

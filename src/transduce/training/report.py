@@ -1,4 +1,4 @@
-"""Numbers of a running training enter; a live bar or plain lines, log.jsonl and TensorBoard curves leave."""
+"""Training report: progress bar, log.jsonl, TensorBoard, learning curves."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from transduce.errors import InputError
+from transduce.storage import TEMPORARY
 
 
 @dataclass(frozen=True)
-class Line:
-    """What is said every `log_every` updates; losses are means over the tokens since the line before."""
+class LogEntry:
+    """The log entry of every `log_every` updates; losses are means over the tokens since the previous entry."""
 
     step: int
     epoch: int
-    loss: float | None  # None: every update since the line before was skipped
+    loss: float | None  # None: every update since the previous entry was skipped
     parts: dict[str, float]
     learning_rate: float
     gradient_norm: float
     tokens_per_second: float
-    padding: float
-    seconds: float  # since training began, pauses not counted
-    memory: int  # most bytes in use so far
+    padding: float  # fraction of slots without a token
+    seconds: float  # training time, without interruptions
+    peak_memory: int  # bytes
     seconds_left: float | None = None
 
     @property
@@ -51,13 +52,13 @@ class Line:
             "tokens_per_second": self.tokens_per_second,
             "padding": self.padding,
             "seconds": self.seconds,
-            "memory": self.memory,
+            "peak_memory": self.peak_memory,
         }
 
     def __str__(self) -> str:
         parts = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         parts += [f"ppl {self.perplexity:.4g}"] if self.perplexity is not None else []
-        parts += [f"{self.tokens_per_second:,.0f} tok/s", f"|g| {self.gradient_norm:.2f}"]
+        parts += [f"{self.tokens_per_second:,.0f} tok/s", f"grad norm {self.gradient_norm:.2f}"]
         parts += [f"lr {self.learning_rate:.2g}", f"padding {self.padding:.0%}"]
         parts += [f"{duration(self.seconds_left)} left"] if self.seconds_left is not None else []
         return "  ".join(parts)
@@ -70,31 +71,31 @@ def duration(seconds: float) -> str:
 
 
 class Report(Protocol):
-    """Where a training run tells what it does."""
+    """Receiver of the progress of a training run."""
 
     def start(self, step: int, steps: int, validated: int) -> None:
-        """Training goes on after `step`; what was told about later updates, in a life that was lost, is void."""
+        """Training continues after `step`; entries about later updates, of a process that died, are discarded."""
 
     def advance(self, step: int) -> None: ...
 
-    def line(self, line: Line) -> None: ...
+    def log(self, entry: LogEntry) -> None: ...
 
     def validation(self, step: int, scores: Mapping[str, float]) -> None: ...
 
     def event(self, kind: str, step: int, text: str) -> None:
-        """Something to know: an update skipped, a batch split, a damaged checkpoint, a resume, the end."""
+        """A notable event: a skipped update, a split batch, a damaged checkpoint, resumption, the end."""
 
     def close(self) -> None: ...
 
 
-class Silent:
-    """For tests, for use as a library, and for all processes but the first. Damage alone is not kept quiet."""
+class SilentReport:
+    """No report but a warning about damaged checkpoints: for library use and for all processes but the first."""
 
     def start(self, step: int, steps: int, validated: int) -> None: ...
 
     def advance(self, step: int) -> None: ...
 
-    def line(self, line: Line) -> None: ...
+    def log(self, entry: LogEntry) -> None: ...
 
     def validation(self, step: int, scores: Mapping[str, float]) -> None: ...
 
@@ -106,7 +107,7 @@ class Silent:
 
 
 class RunReport:
-    """Shows a bar on a terminal, plain lines elsewhere, and writes `folder/log.jsonl`."""
+    """A progress bar on a terminal, plain lines elsewhere, and `folder/log.jsonl`."""
 
     def __init__(self, folder: str | Path, *, console: Console | None = None, tensorboard: bool = False) -> None:
         self.path = Path(folder) / "log.jsonl"
@@ -116,7 +117,7 @@ class RunReport:
         self._steps = 0
 
     def start(self, step: int, steps: int, validated: int) -> None:
-        cut(self.path, step, validated)
+        truncate_log(self.path, step, validated)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._log = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._steps = steps
@@ -130,20 +131,20 @@ class RunReport:
         if self._bar:
             self._bar.update(self._task, completed=step)
 
-    def line(self, line: Line) -> None:
-        content = line.to_json()
+    def log(self, entry: LogEntry) -> None:
+        content = entry.to_json()
         self._write(content)
         if self._bar:
-            self._bar.update(self._task, completed=line.step, text=str(line))
+            self._bar.update(self._task, completed=entry.step, text=str(entry))
         else:
-            self._print(f"step {line.step}/{self._steps}  {line}")
-        self._curves("training", line.step, content)
+            self._print(f"step {entry.step}/{self._steps}  {entry}")
+        self._add_scalars("training", entry.step, content)
 
     def validation(self, step: int, scores: Mapping[str, float]) -> None:
         self._write({"kind": "validation", "step": step, **scores})
-        told = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        self._print(f"step {step}  development  {told}")
-        self._curves("development", step, scores)
+        text = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        self._print(f"step {step}  development  {text}")
+        self._add_scalars("development", step, scores)
 
     def event(self, kind: str, step: int, text: str) -> None:
         self._write({"kind": "event", "event": kind, "step": step, "text": text})
@@ -169,35 +170,36 @@ class RunReport:
 
     def _write(self, content: Mapping[str, Any]) -> None:
         # JSON has no NaN: other programs read this file too.
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
-        self._log.write(json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n")
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
+        self._log.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
 
-    def _curves(self, group: str, step: int, content: Mapping[str, Any]) -> None:
+    def _add_scalars(self, group: str, step: int, content: Mapping[str, Any]) -> None:
         if self._writer:
             for name, value in content.items():
                 if isinstance(value, (int, float)) and name != "step":
                     self._writer.add_scalar(f"{group}/{name}", value, step)
 
 
-def cut(path: Path, step: int, validated: int) -> None:
-    """Drops the lines about updates after `step`, and a last line that a killed process left half-written."""
+def truncate_log(path: Path, step: int, validated: int) -> None:
+    """Removes the entries of updates after `step`, and a last line that a killed process left incomplete."""
     if not path.exists():
         return
-    kept = [
+    lines = [
         line
-        for line, content in _lines(path)
+        for line, content in _entries(path)
         if content["step"] <= (validated if content.get("kind") == "validation" else step)
     ]
-    part = path.with_name(f".part-{path.name}")
-    part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    part = path.with_name(f"{TEMPORARY}{path.name}")
+    part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     os.replace(part, path)
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
-    return [content for _, content in _lines(Path(path))]
+    return [content for _, content in _entries(Path(path))]
 
 
-def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The complete lines of a log, as text and as content."""
     result = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
@@ -224,30 +226,34 @@ LOSSES = ("loss", "nll", "perplexity")
 
 
 def draw_curves(log_path: str | Path, png_path: str | Path) -> None:
-    """Losses above, the metrics of the development set in the middle where there are any, the rate below."""
+    """Learning curves: losses, metrics on the development set (if any), learning rate."""
     from matplotlib.figure import Figure  # no pyplot: it keeps figures, and looks for a display
 
     log = read_log(log_path)
-    updates = [line for line in log if line.get("kind") == "update" and line["loss"] is not None]
-    checks = [line for line in log if line.get("kind") == "validation"]
-    metrics = sorted({name for line in checks for name in line} - {"kind", "step", *LOSSES})
+    updates = [entry for entry in log if entry.get("kind") == "update" and entry["loss"] is not None]
+    validations = [entry for entry in log if entry.get("kind") == "validation"]
+    metrics = sorted({name for entry in validations for name in entry} - {"kind", "step", *LOSSES})
     rows = 3 if metrics else 2
     figure = Figure(figsize=(8, 2.6 * rows), layout="constrained")
-    loss, *middle, rate = figure.subplots(rows, 1, sharex=True)
-    steps = [line["step"] for line in updates]
-    loss.plot(steps, [line["loss"] for line in updates], color="0.6", linewidth=1, label="training")
-    told = [line for line in checks if line.get("loss") is not None]
-    loss.plot([line["step"] for line in told], [line["loss"] for line in told], "o-", label="development")
-    loss.set_ylabel("loss a token")
+    loss, *middle, learning_rate = figure.subplots(rows, 1, sharex=True)
+    steps = [entry["step"] for entry in updates]
+    loss.plot(steps, [entry["loss"] for entry in updates], color="0.6", linewidth=1, label="training")
+    loss.plot(*_series(validations, "loss"), "o-", label="development")
+    loss.set_ylabel("loss per token")
     loss.legend()
     for name in metrics:
-        seen = [line for line in checks if line.get(name) is not None]
-        middle[0].plot([line["step"] for line in seen], [line[name] for line in seen], "o-", label=name)
+        middle[0].plot(*_series(validations, name), "o-", label=name)
     if middle:
         middle[0].set_ylabel("development")
         middle[0].legend()
-    rate.plot(steps, [line["learning_rate"] for line in updates], color="tab:green")
-    rate.set_ylabel("learning rate")
-    rate.set_xlabel("update")
+    learning_rate.plot(steps, [entry["learning_rate"] for entry in updates], color="tab:green")
+    learning_rate.set_ylabel("learning rate")
+    learning_rate.set_xlabel("update")
     Path(png_path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(png_path, dpi=120, format="png")
+
+
+def _series(entries: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of the entries that have this number."""
+    present = [entry for entry in entries if entry.get(name) is not None]
+    return [entry["step"] for entry in present], [entry[name] for entry in present]

@@ -1,10 +1,11 @@
-"""One batch enters; the weights leave one update further, or untouched with the reason why."""
+"""One parameter update: micro-batches, gradient accumulation, out-of-memory splitting, non-finite tracing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,82 +21,95 @@ from transduce.layers.transformer import recompute
 from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.distributed import Processes, autocast, seed_everything
-from transduce.training.micro_batch import Launched, Piece, Result, Work
-from transduce.training.optimisers import hold_still, set_rate
-
-
-def first_bad(model: nn.Module, run: Callable[[], Tensor]) -> str:
-    """Modules report when they are done, so the innermost comes first. `run` gives the loss; "" when all is well.
-
-    Minus infinity alone is what masked scores look like, so a module that gives it is named only if nothing worse
-    is found.
-    """
-    bad: list[str] = []
-    suspect: list[str] = []
-
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            for tensor in _tensors(output):
-                if not tensor.is_floating_point() or tensor.isfinite().all():
-                    continue
-                masked = not (tensor.isnan() | tensor.isposinf()).any()
-                (suspect if masked else bad).append(name or type(module).__name__)
-
-        return look
-
-    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
-    try:
-        with torch.no_grad():
-            loss = run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if bad:
-        return bad[0]
-    if loss.isfinite().all():
-        return ""
-    return suspect[0] if suspect else "the loss"
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value) and not isinstance(value, type):
-        for item in fields(value):
-            yield from _tensors(getattr(value, item.name))
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from _tensors(inner)
-
+from transduce.training.optimisers import clear_frozen_gradients, set_learning_rate
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
-CLIP_EPSILON = 1e-6  # as torch's own clipping has it
+CLIP_EPSILON = 1e-6  # the epsilon of torch's gradient clipping
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of a batch that go through the model in one forward and backward pass."""
+
+    first_row: int  # index of the first row in the whole batch
+    batch: Batch
+
+    def halves(self) -> list[MicroBatch]:
+        """Two smaller micro-batches; none for a single row."""
+        if self.batch.size == 1:
+            return []
+        low, high = torch.arange(self.batch.size).tensor_split(2)
+        return [
+            MicroBatch(self.first_row, self.batch.select(low)),
+            MicroBatch(self.first_row + len(low), self.batch.select(high)),
+        ]
+
+
+def split_batch(batch: Batch, processes: Processes, accumulate: int) -> list[MicroBatch]:
+    """The rows of this process, a contiguous part of the batch, in `accumulate` micro-batches without empty ones."""
+    parts = torch.arange(batch.size).tensor_split(processes.size * accumulate)
+    own = parts[processes.rank * accumulate : (processes.rank + 1) * accumulate]
+    return [MicroBatch(int(rows[0]), batch.select(rows)) for rows in own if len(rows)]
+
+
+@dataclass(frozen=True)
+class UpdateBatch:
+    """The input of one update in one process."""
+
+    micro_batches: list[MicroBatch]
+    count: int  # number of loss terms (tokens) of the whole update, over all processes
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """Loss and gradient norm of one update."""
+
+    loss: float  # sum over `count` loss terms, over all processes
+    parts: dict[str, float]
+    count: int
+    gradient_norm: float  # before clipping
+    nonfinite: str = ""  # where the first non-finite number occurred; the weights did not change then
+    splits: int = 0  # micro-batches halved after running out of memory
+    dropped: tuple[int, ...] = ()  # examples that do not fit into memory even alone
+
+
+class UpdateFuture:
+    """An update that was launched. Its loss and gradient norm are copied from the device asynchronously."""
+
+    def __init__(
+        self, numbers: Tensor, finish: Callable[[list[float]], UpdateResult], flags: tuple[bool, ...], *, wait: bool
+    ) -> None:
+        self.flags = flags  # raised by any process
+        self._finish, self._result = finish, finish(numbers.tolist()) if wait else None
+        if self._result is None:
+            self._numbers = torch.empty(numbers.shape, pin_memory=numbers.is_cuda).copy_(numbers, non_blocking=True)
+            self._copied = torch.cuda.Event() if numbers.is_cuda else None
+            if self._copied is not None:
+                self._copied.record()
+
+    def result(self) -> UpdateResult:
+        if self._result is None:
+            if self._copied is not None:
+                self._copied.synchronize()  # the only device synchronisation of an update
+            self._result = self._finish(self._numbers.tolist())
+        return self._result
 
 
 @dataclass
-class _Gradients:
-    """What this process has added up so far."""
+class _Accumulated:
+    """Sums over the micro-batches of this process so far."""
 
     sums: Tensor  # the loss and its parts
     splits: int = 0
-    lost: list[int] = field(default_factory=list)
-    lost_count: int = 0
-
-
-def _compiled(model: nn.Module) -> Callable[..., Any]:
-    """One program for all lengths. An analysis of torch 2.11's compiler fails on such programs, so it is left out."""
-    import torch._inductor.config as compiler
-
-    if hasattr(compiler.triton, "coalesce_tiling_analysis"):
-        compiler.triton.coalesce_tiling_analysis = False
-    return torch.compile(model, dynamic=True)
+    dropped: list[int] = field(default_factory=list)
+    dropped_count: int = 0
 
 
 class Update:
-    """Makes one update at a time. All processes decide alike, because they decide by numbers they summed."""
+    """Computes one update at a time.
+
+    All processes take the same decisions, because they take them from all-reduced numbers.
+    """
 
     def __init__(
         self,
@@ -111,175 +125,246 @@ class Update:
         if settings.checkpoint_layers and not recompute(model):
             raise InputError(
                 "training.checkpoint_layers: this model has no Transformer blocks",
-                remedy="leave it out; training.accumulate also makes an update fit into less memory",
+                remedy="leave it out; training.accumulate also reduces the memory of an update",
             )
         self.forward = _compiled(model) if settings.compile else model
         if device.type == "cpu":
-            library()  # from now on they are there for whoever asks
+            library()  # builds and loads the C kernels, which the layers use from now on
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         linear = (layer for layer in model.modules() if type(layer) is nn.Linear)
-        self.layers = [layer for layer in linear if layer.out_features % ALIGNED == 0]  # others: see layers/scoring.py
-        self.recorder = Recorder(self._pass, self.parameters) if self.records else None
-        self.limit = math.inf  # slots of the smallest piece that ever ran out of memory
+        # The output projection pads other widths itself.
+        self.cast_layers = [layer for layer in linear if layer.out_features % ALIGNED == 0]
+        self.recorder = Recorder(self._forward_backward, self.parameters) if self.uses_cuda_graphs else None
+        self.slot_limit = math.inf  # slots of the smallest micro-batch that ran out of memory
 
     @property
-    def records(self) -> bool:
-        """Whether passes are recorded: on a GPU, where nothing in them depends on more than the shapes of a batch."""
+    def uses_cuda_graphs(self) -> bool:
+        """Whether passes are replayed as CUDA graphs: on a GPU, if they depend on nothing but the batch shapes."""
         capturable = self.objective.capturable and bool(getattr(self.model, "capturable", False))
-        wanted = self.settings.record and self.settings.unfreeze is None  # whose gradients come and go
-        wanted = wanted and not self.settings.checkpoint_layers  # which asks for the state of the random numbers
+        wanted = self.settings.record and self.settings.unfreeze is None  # unfreezing removes and adds gradients
+        wanted = wanted and not self.settings.checkpoint_layers  # recomputation reads the generator state
         return wanted and capturable and self.device.type == "cuda"
 
-    def __call__(self, work: Work, step: int, rate: float, flags: tuple[bool, ...] = ()) -> Result:
-        return self.launch(work, step, rate, flags).result()
-
-    def launch(self, work: Work, step: int, rate: float, flags: tuple[bool, ...] = ()) -> Launched:
-        """Begins an update. Where it can go on without us (`ahead`), nothing is waited for before its result is."""
-        gradients = self._gradients(work, step)
-        if self.recorder is not None:
-            self.recorder.settle()
-        lost_count, splits, *raised = self.processes.sum([gradients.lost_count, gradients.splits, *flags])
-        self.processes.sum_gradients(self.parameters)
-        hold_still(self.optimiser, step)
-        own = [p.grad for p in self.parameters if p.grad is not None]
-        count = work.count - int(lost_count)
-        if lost_count and count:
-            torch._foreach_mul_(own, work.count / count)  # the pieces were divided by the count they should have had
-        norm = get_total_norm(own)
-        numbers = torch.cat([gradients.sums, norm.to(gradients.sums)[None]])
-        ahead = self.ahead and count > 0
-        if ahead:
-            self._move(norm, rate, numbers)
-            self._forget()
-        lost = self._all_lost(gradients.lost) if lost_count else ()
-        known = Result(math.nan, {}, count, math.nan, "", int(splits), lost)
-
-        def finish(found: list[float]) -> Result:
-            *sums, gradient_norm = found
-            total, *parts = self.processes.sum(sums)
-            bad = "" if count else "no token was left to learn from"
-            if not bad and not (math.isfinite(total) and math.isfinite(gradient_norm)):
-                bad = self._blame(work, step)
-            if not bad and not ahead:
-                self._move(norm, rate)
-            if bad or not ahead:
-                self._forget()
-            named = dict(zip(self.objective.parts, parts, strict=True))
-            return replace(known, loss=total, parts=named, gradient_norm=gradient_norm, bad=bad)
-
-        return Launched(numbers, finish, tuple(number > 0 for number in raised), waits=not ahead)
-
     @property
-    def ahead(self) -> bool:
-        """Whether the device is told to move before it is known here that all is finite: it need not wait for us then.
+    def asynchronous(self) -> bool:
+        """Whether the optimiser step is queued before the host knows that all numbers are finite.
 
-        A fused optimiser looks for itself. With several processes the losses of the others would have to be known.
+        A fused optimiser checks this on the device. With several processes the losses of the others would be needed.
         """
         fused = all(group.get("fused") for group in self.optimiser.param_groups)
         return fused and self.device.type == "cuda" and self.processes.size == 1
 
-    def _move(self, norm: Tensor, rate: float, unless: Tensor | None = None) -> None:
-        """One step of the optimiser, clipped; none where a number in `unless` is not finite."""
-        clip, bad, excess = self.settings.clip, None, None
-        if unless is not None:  # a fused step looks, and divides as it goes: 4 bytes a number instead of 8
-            bad = (~unless.isfinite().all()).float()
-            excess = None if clip is None else ((norm + CLIP_EPSILON) / clip).clamp(min=1.0).float()
+    def __call__(
+        self, batch: UpdateBatch, step: int, learning_rate: float, flags: tuple[bool, ...] = ()
+    ) -> UpdateResult:
+        return self.launch(batch, step, learning_rate, flags).result()
+
+    def launch(self, batch: UpdateBatch, step: int, learning_rate: float, flags: tuple[bool, ...] = ()) -> UpdateFuture:
+        """Starts an update. If it is `asynchronous`, the host does not wait for the device before `result()`."""
+        accumulated = self._accumulate(batch, step)
+        if self.recorder is not None:
+            self.recorder.settle()
+        dropped_count, splits, *raised = self.processes.all_reduce(
+            [accumulated.dropped_count, accumulated.splits, *flags]
+        )
+        self.processes.all_reduce_gradients(self.parameters)
+        clear_frozen_gradients(self.optimiser, step)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        count = batch.count - int(dropped_count)
+        if dropped_count and count:
+            torch._foreach_mul_(gradients, batch.count / count)  # the micro-batches were divided by `batch.count`
+        norm = get_total_norm(gradients)
+        numbers = torch.cat([accumulated.sums, norm.to(accumulated.sums)[None]])
+        asynchronous = self.asynchronous and count > 0
+        if asynchronous:
+            self._optimiser_step(norm, learning_rate, must_be_finite=numbers)
+            self._clear_gradients()
+        dropped = self._gather_dropped(accumulated.dropped) if dropped_count else ()
+        known = UpdateResult(math.nan, {}, count, math.nan, "", int(splits), dropped)
+        optimiser_step = None if asynchronous else partial(self._optimiser_step, norm, learning_rate)
+        finish = partial(self._finish, batch, step, optimiser_step, known)
+        return UpdateFuture(numbers, finish, tuple(number > 0 for number in raised), wait=not asynchronous)
+
+    def _finish(
+        self,
+        batch: UpdateBatch,
+        step: int,
+        optimiser_step: Callable[[], None] | None,
+        known: UpdateResult,
+        numbers: list[float],
+    ) -> UpdateResult:
+        """The result of an update from its loss sums and gradient norm; takes the optimiser step if it is not done."""
+        *sums, gradient_norm = numbers
+        total, *parts = self.processes.all_reduce(sums)
+        nonfinite = "" if known.count else "no token is left to train on"
+        if not nonfinite and not (math.isfinite(total) and math.isfinite(gradient_norm)):
+            nonfinite = self._trace_nonfinite(batch, step)
+        if not nonfinite and optimiser_step is not None:
+            optimiser_step()
+        if nonfinite or optimiser_step is not None:
+            self._clear_gradients()
+        named = dict(zip(self.objective.parts, parts, strict=True))
+        return replace(known, loss=total, parts=named, gradient_norm=gradient_norm, nonfinite=nonfinite)
+
+    def _optimiser_step(self, norm: Tensor, learning_rate: float, must_be_finite: Tensor | None = None) -> None:
+        """One clipped step of the optimiser; with `must_be_finite`, a fused one skips the step on the device."""
+        clip, found_inf, grad_scale = self.settings.clip, None, None
+        if must_be_finite is not None:  # the fused step also divides by the scale: 4 bytes a number instead of 8
+            found_inf = (~must_be_finite.isfinite().all()).float()
+            grad_scale = None if clip is None else ((norm + CLIP_EPSILON) / clip).clamp(min=1.0).float()
         elif clip is not None:
             clip_grads_with_norm_(self.parameters, clip, norm)
-        set_rate(self.optimiser, rate)
-        self.optimiser.found_inf, self.optimiser.grad_scale = bad, excess  # type: ignore[attr-defined]
+        set_learning_rate(self.optimiser, learning_rate)
+        self.optimiser.found_inf, self.optimiser.grad_scale = found_inf, grad_scale  # type: ignore[attr-defined]
         self.optimiser.step()
 
-    def _gradients(self, work: Work, step: int) -> _Gradients:
-        """The gradient of this process's pieces, each divided by the count of the whole update.
+    def _accumulate(self, batch: UpdateBatch, step: int) -> _Accumulated:
+        """Accumulates the gradient of the micro-batches of this process, each divided by the count of the update.
 
-        Out of memory: a backward pass that failed half-way has added to some gradients and not to others. So all of
-        them are discarded and the update is redone in smaller pieces; the sum is the same.
+        A backward pass that runs out of memory has added to some gradients and not to others. Therefore all of them
+        are discarded and the update is recomputed in smaller micro-batches; the sum is the same.
         """
-        result = _Gradients(self._no_sums())
-        waiting = [small for piece in work.pieces for small in self._fitting(piece)]
+        result = _Accumulated(self._zero_sums())
+        queue = self._fit_to_memory(batch.micro_batches)
         done = 0
-        while done < len(waiting):
-            sums = self._backward(waiting[done], work.count, step)
+        while done < len(queue):
+            sums = self._backward(queue[done], batch.count, step)
             if sums is not None:
                 result.sums += sums
                 done += 1
                 continue
-            self._forget()
+            self._clear_gradients()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            failed = waiting.pop(done)
-            self.limit = min(self.limit, failed.batch.slots)
-            result.sums, done = self._no_sums(), 0
+            failed = queue.pop(done)
+            self.slot_limit = min(self.slot_limit, failed.batch.slots)
+            result.sums, done = self._zero_sums(), 0
             if halves := failed.halves():
                 result.splits += 1
-                waiting = [small for piece in [*waiting, *halves] for small in self._fitting(piece)]
-                waiting.sort(key=lambda piece: piece.first)
+                queue = self._fit_to_memory([*queue, *halves])
+                queue.sort(key=lambda micro_batch: micro_batch.first_row)
             else:
-                result.lost += failed.batch.rows or (failed.first,)
-                result.lost_count += self.objective.count(failed.batch)
+                result.dropped += failed.batch.rows or (failed.first_row,)
+                result.dropped_count += self.objective.count(failed.batch)
         return result
 
-    def _backward(self, piece: Piece, count: int, step: int) -> Tensor | None:
-        """Adds one piece's gradient; None: out of memory."""
+    def _backward(self, micro_batch: MicroBatch, count: int, step: int) -> Tensor | None:
+        """Adds the gradient of one micro-batch; None: out of memory."""
         try:
-            seed_everything(self.settings.seed, step, piece.first)
-            factor = torch.full((), 1 / max(count, 1), device=self.device)  # written there: nothing is waited for
+            seed_everything(self.settings.seed, step, micro_batch.first_row)
+            factor = torch.full((), 1 / max(count, 1), device=self.device)  # created on the device: no transfer
             if self.recorder is not None:
-                return self.recorder(piece.batch, factor)
-            return self._pass(piece.batch, factor, self.objective.at(step, self.settings.steps))
+                return self.recorder(micro_batch.batch, factor)
+            objective = self.objective.at(step, self.settings.steps)
+            return self._forward_backward(micro_batch.batch, factor, objective)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not any(phrase in str(error) for phrase in OUT_OF_MEMORY):
                 raise
         return None
 
-    def _pass(self, batch: Batch, factor: Tensor, objective: Objective | None = None) -> Tensor:
-        """Forward and backward: the gradient of the loss, times the factor, is added; the loss and its parts leave."""
-        with autocast(self.device, self.settings.precision), made_together(self.layers):
+    def _forward_backward(self, batch: Batch, factor: Tensor, objective: Objective | None = None) -> Tensor:
+        """Adds the gradient of the loss times the factor; returns the loss and its parts."""
+        with autocast(self.device, self.settings.precision), made_together(self.cast_layers):
             loss = (objective or self.objective)(self.forward, batch)
         (loss.total * factor).backward()
         return torch.stack([loss.total.detach(), *(loss.parts[name] for name in self.objective.parts)])
 
-    def _fitting(self, piece: Piece) -> Iterator[Piece]:
-        """The piece, cut until it is smaller than any that ran out of memory before."""
-        if piece.batch.size == 1 or piece.batch.slots < self.limit:
-            yield piece
-        else:
-            for half in piece.halves():
-                yield from self._fitting(half)
+    def _fit_to_memory(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+        """The micro-batches, halved until each is smaller than any that ran out of memory before."""
+        result: list[MicroBatch] = []
+        for micro_batch in micro_batches:
+            fits = micro_batch.batch.size == 1 or micro_batch.batch.slots < self.slot_limit
+            result += [micro_batch] if fits else self._fit_to_memory(micro_batch.halves())
+        return result
 
-    def _no_sums(self) -> Tensor:
+    def _zero_sums(self) -> Tensor:
         return torch.zeros(1 + len(self.objective.parts), device=self.device)
 
-    def _forget(self) -> None:
-        """No gradient is left. Recorded passes write theirs to a fixed place, which must stay."""
+    def _clear_gradients(self) -> None:
+        """Discards the gradients. CUDA graphs write theirs to fixed addresses, which must stay allocated."""
         if self.recorder is not None:
             self.recorder.fresh = True
         if self.recorder is None or not self.recorder.recordings:
             self.optimiser.zero_grad()
 
-    def _all_lost(self, own: list[int]) -> tuple[int, ...]:
+    def _gather_dropped(self, own: list[int]) -> tuple[int, ...]:
         lists = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]
         return tuple(row for rows in lists for row in rows)
 
-    def _blame(self, work: Work, step: int) -> str:
-        """The first bad module of the first process that finds one: all processes name the same."""
+    def _trace_nonfinite(self, batch: UpdateBatch, step: int) -> str:
+        """The origin of the first non-finite number: a module, the loss, or the gradient of a parameter.
 
-        def run(piece: Piece) -> Callable[[], Tensor]:
-            def forward() -> Tensor:
-                seed_everything(self.settings.seed, step, piece.first)
-                with autocast(self.device, self.settings.precision):
-                    return self.objective.at(step, self.settings.steps)(self.model, piece.batch).total
+        All processes return the name that the first of them found.
+        """
 
-            return forward
+        def loss_of(micro_batch: MicroBatch) -> Tensor:
+            seed_everything(self.settings.seed, step, micro_batch.first_row)
+            with autocast(self.device, self.settings.precision):
+                return self.objective.at(step, self.settings.steps)(self.model, micro_batch.batch).total
 
-        pieces = [small for piece in work.pieces for small in self._fitting(piece)]
-        own = next((name for piece in pieces if (name := first_bad(self.model, run(piece)))), "")
+        names = (
+            first_nonfinite_module(self.model, partial(loss_of, micro_batch))
+            for micro_batch in self._fit_to_memory(batch.micro_batches)
+        )
+        own = next(filter(None, names), "")
         found = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]
-        if self.ahead:
-            self._gradients(work, step)  # which were forgotten already
+        if self.asynchronous:
+            self._accumulate(batch, step)  # the gradients were discarded already
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None and not parameter.grad.isfinite().all():
                 found.append(f"the gradient of {name}")
                 break
-        return next((name for name in found if name), "the norm of the gradient")
+        return next(filter(None, found), "the norm of the gradient")
+
+
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    """One program for all lengths. An analysis of torch 2.11's compiler fails on such programs, so it is disabled."""
+    import torch._inductor.config as compiler
+
+    if hasattr(compiler.triton, "coalesce_tiling_analysis"):
+        compiler.triton.coalesce_tiling_analysis = False
+    return torch.compile(model, dynamic=True)
+
+
+def first_nonfinite_module(model: nn.Module, compute_loss: Callable[[], Tensor]) -> str:
+    """The name of the first module whose output is not finite; "" if the loss is finite.
+
+    Forward hooks run when a module is done, so the innermost module comes first. Masked scores are minus infinity, so
+    a module whose only non-finite outputs are minus infinity is named only if there is no other.
+    """
+    nonfinite: list[str] = []
+    negative_infinite: list[str] = []
+
+    def check_output(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            if not tensor.is_floating_point() or tensor.isfinite().all():
+                continue
+            masked = not (tensor.isnan() | tensor.isposinf()).any()
+            (negative_infinite if masked else nonfinite).append(name or type(module).__name__)
+
+    hooks = [module.register_forward_hook(partial(check_output, name)) for name, module in model.named_modules()]
+    try:
+        with torch.no_grad():
+            loss = compute_loss()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if nonfinite:
+        return nonfinite[0]
+    if loss.isfinite().all():
+        return ""
+    return negative_infinite[0] if negative_infinite else "the loss"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for item in fields(value):
+            yield from _tensors(getattr(value, item.name))
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            yield from _tensors(inner)

@@ -161,7 +161,7 @@ def load_run_weights(run: Run, recipe: Recipe, names: Collection[str] | None = N
 
     `names` are the parameter names of its network; by default they are derived from the recipe.
     """
-    checkpoint = run.checkpoints.chosen()
+    checkpoint = run.checkpoints.for_inference()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
     adapters = recipe.training.adapters
@@ -199,7 +199,7 @@ def merge_adapters(folder: str | Path, new: str | Path, weights: dict[str, Tenso
         raise InputError("this run has no adapters to merge", where=str(run.folder), remedy="use it as it is")
     if target.exists or target.checkpoints.steps():
         raise InputError("this folder already contains a run", where=str(target.folder), remedy="give another folder")
-    checkpoint = run.checkpoints.chosen()
+    checkpoint = run.checkpoints.for_inference()
     merged = weights or load_run_weights(run, recipe)
     assert checkpoint is not None
     tokenizers = run.tokenizers()
