@@ -19,7 +19,7 @@ from benchmarks.marian import SIZES, ours, theirs
 from transduce.data.batching import batch_by_length
 from transduce.decoding.constraints import MinLength
 from transduce.decoding.search import search
-from transduce.decoding.strategies import FullBeam, Greedy
+from transduce.decoding.strategies import Greedy, HuggingFaceBeam
 from transduce.flow import EOS, Batch, Padded
 from transduce.inference.generation import spread
 from transduce.inference.lowering import for_generation
@@ -69,7 +69,7 @@ def run(
 def translate(own: Any, sources: list[list[int]], beam: int, workers: int, tokens: int) -> list[list[int]]:
     """As `Model.generate` does it: sorted by length, in batches by tokens, so many at a time, in order again."""
     # A beam that goes on and stops as the peer's does: our own looks longer for better answers.
-    strategy = Greedy() if beam == 1 else FullBeam(width=beam, length_penalty=1.0, stop="full")
+    strategy = Greedy() if beam == 1 else HuggingFaceBeam(width=beam, length_penalty=1.0, stop="full")
     batches = batch_by_length([len(source) for source in sources], tokens)
 
     def find(rows: list[int]) -> list[list[int]]:

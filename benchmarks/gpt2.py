@@ -41,7 +41,7 @@ def theirs(size: Size, places: int) -> Any:
 
 def ours(size: Size, places: int, other: Any) -> DecoderOnly:
     """Our blocks with the same weights."""
-    table = Embedding(size.vocabulary, size.width, scaled=False)
+    table = Embedding(size.vocabulary, size.width, scale_embedding=False)
     output = Output(size.width, size.vocabulary, table)
     position: Any = partial(Learned, longest=places)
     decoder = TransformerDecoder(

@@ -168,7 +168,7 @@ FAMILIES: dict[str, Callable[[Path, Size], Made]] = {
 
 
 def contestants(made: Made, own: dict[str, Any], beam: int, length: int) -> list[Contestant]:
-    search = {"strategy": "greedy"} if beam == 1 else {"strategy": "full_beam", "beam": beam, "stop": "full"}
+    search = {"strategy": "greedy"} if beam == 1 else {"strategy": "huggingface_beam", "beam": beam, "stop": "full"}
     more = made.given - 1  # a prompt is a part of our outputs
 
     def ours(model: Any) -> Callable[[], int]:

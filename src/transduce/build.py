@@ -17,7 +17,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoders.copy import Copying
 from transduce.decoders.joint_ctc import Joint
 from transduce.decoding.constraints import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
-from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
+from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.errors import InputError
 from transduce.flow import EOS
 from transduce.layers.embedding import Embedding, Output, deepened
@@ -182,9 +182,9 @@ def build_model(
     """
     encoder = source = None
     if recipe.encoder is not None:
-        encoder, source = build_encoder(recipe.encoder, source_size, recipe.scaled)
+        encoder, source = build_encoder(recipe.encoder, source_size, recipe.scale_embedding)
         if source is not None:
-            source.closed = recipe.closed
+            source.source_eos = recipe.source_eos
     if recipe.head is not None:
         assert encoder is not None
         if gives_vectors(recipe):
@@ -202,34 +202,38 @@ def build_model(
     assert recipe.decoder is not None
     width = recipe.decoder["width"]
     one_table = source is not None and "all" in (recipe.tie, recipe.share)
-    target = source if one_table and source is not None else Embedding(target_size, width, scaled=recipe.scaled)
-    deep = deepened(width, recipe.decoder.get("epsilon")) if recipe.output == "deep" else []
+    target = (
+        source
+        if one_table and source is not None
+        else Embedding(target_size, width, scale_embedding=recipe.scale_embedding)
+    )
+    deep = deepened(width, recipe.decoder.get("norm_eps")) if recipe.output == "deep" else []
     output = Output(width, target_size, target if recipe.tie != "none" else None, deep)
     memory_width = encoder.width if encoder is not None else 0
     decoder = maker(contracts.Decoder, recipe.decoder)(target, output, memory_width)
     if recipe.share != "none" and encoder is not None:
         share_weights(encoder, decoder)
-    if recipe.copying is not None:
-        decoder = Copying(decoder, width, layer=recipe.copying.layer, head=recipe.copying.head)
+    if recipe.copy is not None:
+        decoder = Copying(decoder, width, layer=recipe.copy.layer, head=recipe.copy.head)
     if recipe.ctc is not None:
         decoder = Joint(decoder, memory_width, target_size, weight=recipe.ctc.weight)
     return EncoderDecoder(encoder, decoder) if encoder is not None else DecoderOnly(decoder)
 
 
-def build_encoder(spec: Spec, size: int, scaled: bool) -> tuple[contracts.Encoder, Embedding | None]:
+def build_encoder(spec: Spec, size: int, scale_embedding: bool) -> tuple[contracts.Encoder, Embedding | None]:
     """A completed spec -> the encoder, and the embedding of its texts if it reads any; one for all texts alike."""
     own = {name: value for name, value in spec.items() if name not in ("front", "parts")}
     if "parts" in spec:
         texts: dict[int, Embedding] = {}
         parts = {}
         for name, part in spec["parts"].items():
-            parts[name], text = build_encoder(part, size, scaled)
+            parts[name], text = build_encoder(part, size, scale_embedding)
             if text is not None:  # texts of equal width share their embedding
                 parts[name].embedding = texts.setdefault(text.width, text)
         return maker(contracts.Encoder, own)(parts), texts.get(spec["width"])
     if "front" in spec:
         return maker(contracts.Encoder, own)(maker(contracts.FrontEnd, spec["front"])(spec["width"])), None
-    embedding = Embedding(size, spec["width"], scaled=scaled)
+    embedding = Embedding(size, spec["width"], False=scale_embedding=False=False=scale_embedding=False)
     return maker(contracts.Encoder, own)(embedding), embedding
 
 
@@ -255,8 +259,8 @@ def build_strategy(settings: GenerationRecipe) -> contracts.Strategy:
     if settings.strategy == "greedy":
         return Greedy()
     width = max(settings.beam, settings.nbest)
-    if settings.strategy == "full_beam":
-        return FullBeam(width=width, length_penalty=settings.length_penalty, stop=settings.stop)
+    if settings.strategy == "huggingface_beam":
+        return HuggingFaceBeam(width=width, length_penalty=settings.length_penalty, stop=settings.stop)
     return Beam(width=width, length_penalty=settings.length_penalty)
 
 
@@ -264,18 +268,18 @@ def build_rules(settings: GenerationRecipe) -> list[contracts.LogitsProcessor]:
     rules: list[contracts.LogitsProcessor] = []
     if settings.min_length:
         rules.append(MinLength(settings.min_length))
-    if settings.no_repeat:
-        rules.append(NoRepeat(settings.no_repeat))
+    if settings.no_repeat_ngram:
+        rules.append(NoRepeat(settings.no_repeat_ngram))
     if settings.repetition_penalty > 1:
         rules.append(RepetitionPenalty(settings.repetition_penalty))
-    if settings.never:
-        rules.append(Ban(list(settings.never)))
-    if settings.never_first:
-        given = len(settings.begun) + (settings.first is not None)  # a forced token begins nothing
-        rules.append(Ban(list(settings.never_first), after=given))
-    if settings.first is not None:
-        rules.append(First(settings.first))
-    if settings.closed:
+    if settings.suppress:
+        rules.append(Ban(list(settings.suppress)))
+    if settings.suppress_first:
+        given = len(settings.forced_prefix) + (settings.forced_bos is not None)  # a forced token begins nothing
+        rules.append(Ban(list(settings.suppress_first), after=given))
+    if settings.forced_bos is not None:
+        rules.append(First(settings.forced_bos))
+    if settings.forced_eos:
         rules.append(Closed(settings.max_length))
     return rules
 

@@ -80,10 +80,10 @@ class Filler(Head):
     reads = "mask_tokens"
 
     def __init__(
-        self, width: int, labels: int, *, dropout: Rate = 0.1, epsilon: Annotated[float, Gt(0)] = 1e-5
+        self, width: int, labels: int, *, dropout: Rate = 0.1, norm_eps: Annotated[float, Gt(0)] = 1e-5
     ) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Dropout(dropout), *deepened(width, epsilon))
+        self.layers = nn.Sequential(nn.Dropout(dropout), *deepened(width, norm_eps))
         self.output = Output(width, labels)
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ def test_every_set_has_its_task(name, tmp_path):
     build.build_model(completed.model, 100, 100)
     assert recipe.training.monitor in recipe.evaluation.metrics
     assert recipe.training.schedule.warmup < recipe.training.steps
-    assert (recipe.model.copying is not None) == (made.task in COPIED)
-    assert bool(recipe.tokens.numbered) == (made.task in COPIED)
+    assert (recipe.model.copy is not None) == (made.task in COPIED)
+    assert bool(recipe.tokens.oov_placeholders) == (made.task in COPIED)
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ class TestRequests:
             (("--set", "strategy=greedy", "--set", "beam=wide"), ("beam", "wide")),
             (("--set", "self=1"), ("self",)),
             (("--set", "prefixes=1"), ("prefixes",)),
-            (("--set", "max_source=0"), ("max_source",)),
+            (("--set", "max_source_length=0"), ("max_source_length",)),
             (("--device", "gpu"), ("gpu", "cuda")),
             (("--device", "cuda:99"), ("cuda:99",)),
         ],

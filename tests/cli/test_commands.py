@@ -263,12 +263,14 @@ class TestOneLineInOneLineOut:
 
     @pytest.mark.parametrize("run", ["attention_run", "transformer_run"])
     def test_long_lines_are_cut_and_counted(self, command: Command, request, run: str) -> None:
-        """At `max_source`, or where learned positions end."""
+        """At `max_source_length`, or where learned positions end."""
         stdin = b"red green\n" + b"white " * 500 + b"\n"
-        called = command("generate", request.getfixturevalue(run), "--set", "max_source=100", "--json", stdin=stdin)
+        called = command(
+            "generate", request.getfixturevalue(run), "--set", "max_source_length=100", "--json", stdin=stdin
+        )
         short, long = map(json.loads, called.out.splitlines())
         assert (short["source_cut"], long["source_cut"]) == (False, True)
-        assert "sources cut to `max_source`: 1" in called.err
+        assert "sources cut to `max_source_length`: 1" in called.err
 
     def test_whatever_the_locale_is(self, attention_run: Path) -> None:
         env = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}

@@ -84,7 +84,7 @@ def test_texts_of_equal_width_share_their_embedding():
 
 
 def test_all_texts_can_be_copied_from():
-    model = make(copying={})
+    model = make(copy={})
     batch = sources(([4], [5], [6]))
     step = model.advance(torch.ones(1, 1, dtype=torch.long), model.start(batch))
     assert step.logits.isfinite().all()
@@ -96,7 +96,7 @@ def test_all_texts_can_be_copied_from():
     assert [place for place, chance in enumerate(said.tolist()) if chance > 1e-6] == [EOS, 4, 5, 6]
 
 
-NUMBERED = {"numbered": 5, "source": {"kind": "words"}, "target": {"kind": "words"}}
+NUMBERED = {"oov_placeholders": 5, "source": {"kind": "words"}, "target": {"kind": "words"}}
 PICTURE = {**PLAIN, "front": {"kind": "patches", "patch": 4}}
 SEEN = {"picture": {"kind": "image", "size": 8}, "question": "text"}
 
@@ -105,13 +105,13 @@ SEEN = {"picture": {"kind": "image", "size": 8}, "question": "text"}
     ("changes", "problem"),
     [
         ({"tie": "all"}, "tie: all needs a text of width 16"),
-        ({"tokens": NUMBERED}, "numbered in one text"),
+        ({"tokens": NUMBERED}, "one source text"),
         ({"share": "layers"}, "no weights of equal name and shape"),
         ({"parts": {"two": RECURRENT, "one": RECURRENT}}, "sources one, two, three but encoders for two, one"),
         ({"parts": {}}, "joined needs parts"),
         ({"parts": {**PARTS, "two": PICTURE}}, "two needs no front"),
         ({"sources": SEEN, "parts": {"picture": RECURRENT, "question": RECURRENT}}, "picture is no text"),
-        ({"sources": SEEN, "parts": {"picture": PICTURE, "question": RECURRENT}, "copying": {}}, "nothing to copy"),
+        ({"sources": SEEN, "parts": {"picture": PICTURE, "question": RECURRENT}, "copy": {}}, "nothing to copy"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, problem):

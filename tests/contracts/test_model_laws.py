@@ -136,7 +136,9 @@ def test_rows_of_a_memory_tell_their_tokens(model, batch):
         for tokens, real, source, mask in zip(
             memory.tokens, memory.mask, batch.source.values, batch.source.mask, strict=True
         ):
-            read = source[mask].tolist()[: None if getattr(getattr(encoder, "embedding", None), "closed", True) else -1]
+            read = source[mask].tolist()[
+                : None if getattr(getattr(encoder, "embedding", None), "source_eos", True) else -1
+            ]
             assert tokens[real].tolist() == readers * read
 
 

@@ -27,7 +27,7 @@ from transduce.recipe import Recipe, parse
 
 Row = tuple[str | None, ...]  # one value a place; None where the model has no such place
 Pair = tuple[tuple[int, str], tuple[int, str]]
-PLACES = ("encoder", "decoder", "reader", "score", "normaliser", "position", "copying", "share")
+PLACES = ("encoder", "decoder", "reader", "score", "normaliser", "position", "copy", "share")
 ATTENDING = [name for name, part in READERS.items() if part.attends]
 PLACED = ("convolutional", "transformer")  # encoders and decoders that have positions
 EMBEDDED = ("none", "sinusoidal", "learned")  # positions that need no self-attention
@@ -115,7 +115,7 @@ def recipe_of(row: Row) -> dict:
         writing["position"] = position
     elif encoder == "recurrent" and share != "none":
         writing["bidirectional"] = False
-    model = {"encoder": writing, "decoder": reading, "share": share, "copying": {} if copying == "yes" else None}
+    model = {"encoder": writing, "decoder": reading, "share": share, "copy": {} if copying == "yes" else None}
     objective = "reinforce" if normaliser == "drawn" and reader in ATTENDING else "cross_entropy"
     return {"tokens": {"shared": True}, "model": model, "training": {"objective": {"kind": objective}}}
 

@@ -17,7 +17,7 @@ from transduce.decoding.constraints import Closed, MinLength, NoRepeat
 from transduce.decoding.continuous_batching import Wanted, plan, refill
 from transduce.decoding.mask_filling import Filling
 from transduce.decoding.search import Moves, search
-from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
+from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import Batch, Padded, State, Step
 from transduce.kernels.cuda_graph import Graphs
 from transduce.recipe import parse
@@ -63,7 +63,7 @@ def test_a_search_that_is_refilled_finds_the_same(case, model, replayed):
     assert graphs is None or graphs.replayed
 
 
-STRATEGIES = [Greedy(), Sample(width=2, temperature=0.8), FullBeam(width=2, stop="full"), Beam(width=2)]
+STRATEGIES = [Greedy(), Sample(width=2, temperature=0.8), HuggingFaceBeam(width=2, stop="full"), Beam(width=2)]
 FEW = ["transformer>transformer", "recurrent>recurrent", "convolutional>convolutional", "alone>transformer"]
 
 

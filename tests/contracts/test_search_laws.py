@@ -12,7 +12,7 @@ from contract_fixtures import CASES, SIZE, example_batch, make
 from transduce.decoding.constraints import Ban, MinLength, NoRepeat, RepetitionPenalty
 from transduce.decoding.scoring import score
 from transduce.decoding.search import search
-from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
+from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import BOS, EOS, Batch, Padded
 
 LONGEST = 7
@@ -30,7 +30,7 @@ STRATEGIES = [
     Greedy(),
     Beam(width=4, length_penalty=0.0),
     Beam(width=3, length_penalty=1.0),
-    FullBeam(width=3, length_penalty=1.0, stop="bound"),
+    HuggingFaceBeam(width=3, length_penalty=1.0, stop="bound"),
     Sample(width=2, temperature=0.8, top_k=6, top_p=0.9),
 ]
 

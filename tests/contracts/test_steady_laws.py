@@ -115,7 +115,7 @@ def test_objectives_never_wait(objective: str, alone: bool) -> None:
 
 def test_every_encoder_and_decoder_is_there() -> None:
     """The law is not empty: each encoder and each decoder, alone too, says that it is steady."""
-    for name in ("recurrent>recurrent", "both_ways>transformer", "convolutional>recurrent", "alone>transformer"):
+    for name in ("recurrent>recurrent", "elmo>transformer", "convolutional>recurrent", "alone>transformer"):
         assert name in STEADY
     assert {"cross_entropy", "truncated", "r_drop"} <= set(OBJECTIVES_KEPT)
 

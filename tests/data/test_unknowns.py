@@ -16,7 +16,7 @@ from transduce.recipe import Corpus, parse
 
 KNOWN = ("my", "name", "is", "hello")
 NUMBERED = 3
-TOKENIZER = Tokenizer.train([" ".join(KNOWN)], "words", 100, numbered=NUMBERED)
+TOKENIZER = Tokenizer.train([" ".join(KNOWN)], "words", 100, oov_placeholders=NUMBERED)
 FIRST = len(SPECIALS)
 WORDS = st.lists(st.sampled_from([*KNOWN, "zorblax", "quux", "fnord", "grault", "<unk1>"]), min_size=1, max_size=9)
 
@@ -57,7 +57,7 @@ def test_a_number_without_a_word_is_shown():
 
 def test_text_that_looks_like_a_number_is_text():
     """A word <unk1> of the text never becomes the number by itself, and may be a known word beside it."""
-    tokenizer = Tokenizer.train(["<unk1> a"], "words", 100, numbered=2)
+    tokenizer = Tokenizer.train(["<unk1> a"], "words", 100, oov_placeholders=2)
     assert tokenizer.encode("<unk1>").ids[0] >= FIRST + 2
     assert tokenizer.decode(encode_sources(tokenizer, ["<unk1> b"])[0], ["b"]) == "<unk1> b"
 
@@ -69,7 +69,7 @@ def test_white_space_has_no_number():
 def test_saved_and_loaded(tmp_path):
     TOKENIZER.save(tmp_path / "t.json")
     again = Tokenizer.load(tmp_path / "t.json")
-    assert (again.numbered, again.fingerprint) == (NUMBERED, TOKENIZER.fingerprint)
+    assert (again.oov_placeholders, again.fingerprint) == (NUMBERED, TOKENIZER.fingerprint)
     assert again.size == FIRST + NUMBERED + 2 + len(KNOWN)
 
 
@@ -77,7 +77,7 @@ def test_without_numbers_nothing_changes(tmp_path):
     plain = Tokenizer.train([" ".join(KNOWN)], "words", 100)
     assert encode_sources(plain, ["my zorblax"]) == [plain.encode("my zorblax").ids]
     plain.save(tmp_path / "t.json")
-    assert "numbered" not in (tmp_path / "t.json").read_text()
+    assert "oov_placeholders" not in (tmp_path / "t.json").read_text()
     assert plain.fingerprint != TOKENIZER.fingerprint
 
 
@@ -93,9 +93,9 @@ def test_a_store_holds_numbers(tmp_path):
 def test_needs_one_vocabulary_of_words(shared, kind):
     side = {"kind": kind}
     with pytest.raises(InputError, match="one vocabulary of words"):
-        parse({"tokens": {"source": side, "target": side, "shared": shared, "numbered": 5}})
+        parse({"tokens": {"source": side, "target": side, "shared": shared, "oov_placeholders": 5}})
 
 
 def test_only_words_have_numbers():
     with pytest.raises(InputError, match="not chars"):
-        Tokenizer.train(["abc"], "chars", 100, numbered=2)
+        Tokenizer.train(["abc"], "chars", 100, oov_placeholders=2)

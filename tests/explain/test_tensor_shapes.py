@@ -26,7 +26,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "bahdanau": {"model": {"encoder": GRU, "decoder": {**GRU, "layers": 2, "reader": "bahdanau"}}},
     "bottleneck": {"model": {"encoder": GRU, "decoder": {**GRU, "cell": "lstm", "reader": "start"}}},
     "transformer": {"model": {"encoder": BLOCKS, "decoder": BLOCKS}},
-    "few key heads": {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "key_heads": 2}}},
+    "few key heads": {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "kv_heads": 2}}},
     "average": {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "own": "average"}}},
     "convolutional": {"model": {"encoder": GATED, "decoder": GATED}},
     "hybrid": {"model": {"encoder": {**BLOCKS, "width": 32, "heads": 2}, "decoder": GRU}},

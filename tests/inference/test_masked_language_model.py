@@ -20,7 +20,7 @@ from transduce.recipe import parse
 from transduce.recipe.registry import own_parts
 from transduce.training.experiment import train
 
-ENCODER = {"kind": "both_ways", "width": 8, "layers": 2, "dropout": 0.0}
+ENCODER = {"kind": "elmo", "width": 8, "layers": 2, "dropout": 0.0}
 LINES = [f"the {one} {two} the {three}" for one in "abcd" for two in ("sees", "hears") for three in "abcd"]
 
 
@@ -211,7 +211,7 @@ def test_damage_of_the_users_own_is_known_as_code():
     assert own_parts(parse(content)) == ["mine:Storm"]
 
 
-def both_ways(head: str = "neighbours"):
+def elmo(head: str = "neighbours"):
     torch.manual_seed(1)
     content = {"data": {"form": "text", "noise": {"kind": "nothing"}}, "model": {"encoder": ENCODER, "head": head}}
     content["model"]["head"] = {"kind": head}
@@ -220,7 +220,7 @@ def both_ways(head: str = "neighbours"):
 
 @pytest.mark.parametrize("place", range(5))
 def test_a_token_never_sees_itself(place):
-    model, ids = both_ways(), [5, 6, 7, 8, 9]
+    model, ids = elmo(), [5, 6, 7, 8, 9]
     changed = [*ids[:place], 11, *ids[place + 1 :]]
 
     def said(row):
@@ -233,13 +233,13 @@ def test_a_token_never_sees_itself(place):
 
 
 def test_layers_are_mixed_as_the_paper_says():
-    encoder, source = both_ways().encoder, Padded.from_rows([[5, 6, 7, EOS], [8, EOS]])
+    encoder, source = elmo().encoder, Padded.from_rows([[5, 6, 7, EOS], [8, EOS]])
     with torch.no_grad():
         encoder.mix.copy_(torch.tensor([0.3, -0.2, 0.5]))
         encoder.gamma.fill_(1.7)
         layers = []
         for chosen in range(3):  # each layer alone, by a weight that leaves nothing to the others
-            alone = both_ways().encoder
+            alone = elmo().encoder
             alone.mix.copy_(torch.full((3,), -100.0).index_fill(0, torch.tensor([chosen]), 100.0))
             layers.append(alone(Batch(source)).values)
         weights = torch.tensor([0.3, -0.2, 0.5]).softmax(0)
@@ -250,7 +250,7 @@ def test_layers_are_mixed_as_the_paper_says():
 
 
 def test_the_directions_never_meet():
-    encoder = both_ways().encoder
+    encoder = elmo().encoder
     plain, changed = (encoder(Batch(Padded.from_rows([[5, 6, middle, 8, EOS]]))).values[0] for middle in (7, 9))
     differs = (plain - changed).abs().reshape(5, 2, 4).amax(-1) > 1e-6
     assert differs[:, 0].tolist() == [False, False, True, True, True]

@@ -191,7 +191,7 @@ class TestEnds:
     @pytest.mark.parametrize("name", ["transformer", "alone"])
     def test_over_long_lines(self, request: pytest.FixtureRequest, name: str) -> None:
         long = "red green blue " * 60
-        options = {"max_source": 2000, "max_length": 2000, "max_ratio": 100.0, "min_length": 2000}
+        options = {"max_source_length": 2000, "max_length": 2000, "max_ratio": 100.0, "min_length": 2000}
         out = request.getfixturevalue(name).generate([long, "red"], beam=1, **options)
         assert [one.source_cut for one in out] == [True, False]
         assert not out[0].complete
@@ -199,7 +199,7 @@ class TestEnds:
 
     def test_lines_that_just_fit_are_not_cut(self, transformer: transduce.Model) -> None:
         assert not transformer.generate(["x" * 40], max_length=4)[0].source_cut
-        assert transformer.generate(["x" * 41], max_length=4)[0].source_cut  # the recipe's max_source
+        assert transformer.generate(["x" * 41], max_length=4)[0].source_cut  # the recipe's max_source_length
 
 
 class TestLoad:

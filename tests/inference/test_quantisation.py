@@ -90,4 +90,4 @@ def test_it_learns_no_more(runs: tuple[Path, Path], pairs: Path, tmp_path: Path)
 
 def test_the_command(runs: tuple[Path, Path], command: Command, tmp_path: Path) -> None:
     assert command("quantise", runs[0], tmp_path / "small").code == 0
-    assert Run(tmp_path / "small").recipe().model.stored == "int8"
+    assert Run(tmp_path / "small").recipe().model.weight_dtype == "int8"

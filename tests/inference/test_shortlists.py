@@ -70,13 +70,13 @@ def test_whole_vocabulary_prefixes_and_rules(model: transduce.Model) -> None:
     green = model.target.encode("GREEN").ids[0]
     asked: list[dict[str, Any]] = [
         {},
-        {"never": (green,)},
-        {"first": green},
-        {"begun": (green,)},
-        {"never_first": (green,)},
+        {"suppress": (green,)},
+        {"forced_bos": green},
+        {"forced_prefix": (green,)},
+        {"suppress_first": (green,)},
         {"nbest": 3},
         {"strategy": "sample", "seed": 4},
-        {"no_repeat": 1},
+        {"no_repeat_ngram": 1},
     ]
     for settings in asked:
         plain, listed = (model.generate(LINES, shortlist=one, **settings) for one in (None, every))
@@ -85,7 +85,7 @@ def test_whole_vocabulary_prefixes_and_rules(model: transduce.Model) -> None:
     # What a line is given to say, it says, though it is on no list.
     begun = model.generate(["red"], shortlist=none, prefixes=["GREEN BLACK"])[0]
     assert begun.text.startswith("GREEN BLACK")
-    assert model.generate(["red"], shortlist=none, first=green)[0].tokens[0] == "GREEN"
+    assert model.generate(["red"], shortlist=none, forced_bos=green)[0].tokens[0] == "GREEN"
     assert model.generate(["red blue"], shortlist=every)[0].attention is not None
 
 

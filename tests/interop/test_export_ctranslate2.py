@@ -18,18 +18,18 @@ library = pytest.importorskip("ctranslate2")
 PAIRS = {
     "pre-norm": pair(),
     "post-norm, untied": {**pair(norm="after", activation="gelu"), "tie": "none"},
-    "unscaled": {**pair(activation="gelu_tanh"), "scaled": False},
+    "unscaled": {**pair(activation="gelu_tanh"), "scale_embedding": False},
     "learned": pair(position={"kind": "learned", "longest": 64}, embedding_norm=True, activation="silu"),
     "no position": pair(position="none"),
     "relative": pair(position={"kind": "relative", "buckets": 8, "distance": 16}),
     "rotary": pair(position="rotary"),
     "t5": pair(
         position={"kind": "relative", "buckets": 8, "distance": 16},
-        normalisation="rms", bias=False, score="dot", head_width=6, gated=True, activation="gelu_tanh",
+        norm_kind="rms", bias=False, score="dot", head_width=6, gated=True, activation="gelu_tanh",
     ),
-    "fewer key heads": pair(key_heads=2),
+    "fewer key heads": pair(kv_heads=2),
     "no bias": pair(bias=False),
-    "epsilon": pair(epsilon=1e-2),
+    "norm_eps": pair(norm_eps=1e-2),
     "different depths": {
         "encoder": transformer(layers=3, hidden=32), "decoder": transformer(layers=1, activation="gelu"), "tie": "all",
     },
@@ -70,7 +70,7 @@ def test_the_same_words(name, tmp_path):
     compare_scores(tmp_path / "there", model)
     greedy = [one.text for one in model.generate(TEXTS, strategy="greedy")]
     assert spoken(tmp_path / "there", model, TEXTS, beam_size=1) == greedy
-    settings = {"strategy": "full_beam", "beam": 4, "stop": "full"}
+    settings = {"strategy": "huggingface_beam", "beam": 4, "stop": "full"}
     assert spoken(tmp_path / "there", model, TEXTS, beam_size=4) == [
         one.text for one in model.generate(TEXTS, **settings)
     ]
@@ -81,7 +81,7 @@ def test_from_elsewhere(family, tmp_path):
     make(family, tmp_path / "given", generation={"max_length": 13})
     export(tmp_path / "given", tmp_path / "there", "ctranslate2")
     model = transduce.load(tmp_path / "given", device="cpu")
-    greedy = [one.text for one in model.generate(TEXTS, strategy="greedy", max_length=12, closed=False)]
+    greedy = [one.text for one in model.generate(TEXTS, strategy="greedy", max_length=12, forced_eos=False)]
     assert spoken(tmp_path / "there", model, TEXTS, beam_size=1) == greedy
 
 
@@ -129,7 +129,7 @@ def test_in_8_bits(tmp_path):
         ({"position": "alibi"}, "position"),
         ({"position": {"kind": "sinusoidal", "join": "concatenate"}}, "position"),
         ({"normaliser": "sparsemax"}, "normaliser"),
-        ({"normalisation": "batch"}, "normalisation"),
+        ({"norm_kind": "batch"}, "norm_kind"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, named, tmp_path):

@@ -66,7 +66,7 @@ def test_texts_there_and_back(family, shape, tmp_path):
 
 def labelled_run(folder, head):
     """A run of ours with labels, random rows for special tokens too."""
-    recipe = {"encoder": transformer(**BERT), "head": head, "scaled": False}
+    recipe = {"encoder": transformer(**BERT), "head": head, "scale_embedding": False}
     side, kind = {"kind": "words", "size": 300}, "words" if head["kind"] == "tagger" else "labels"
     target = Tokenizer.train(["good", "bad", "odd"], kind, 300)
     tokens = {"source": side, "target": {"kind": kind, "size": 300}}

@@ -18,7 +18,7 @@ from transduce.interop.huggingface import t5
 library = pytest.importorskip("transformers")
 
 T5 = {
-    "normalisation": "rms",
+    "norm_kind": "rms",
     "bias": False,
     "score": "dot",
     "head_width": 6,
@@ -29,7 +29,7 @@ OWN = {  # models of ours and the architecture that carries them
     "post-norm": (pair(norm="after"), "MarianMTModel"),
     "pre-norm": (pair(activation="silu"), "PegasusForConditionalGeneration"),
     "halves": (pair(position={"kind": "sinusoidal", "halves": True}), "PegasusForConditionalGeneration"),
-    "unscaled": ({**pair(norm="after"), "scaled": False}, "MarianMTModel"),
+    "unscaled": ({**pair(norm="after"), "scale_embedding": False}, "MarianMTModel"),
     "bart": (pair(**BART), "BartForConditionalGeneration"),
     "mbart": (pair(**{**BART, "norm": "before"}), "MBartForConditionalGeneration"),
     "t5": (pair(**T5), "T5ForConditionalGeneration"),
@@ -38,7 +38,7 @@ OWN = {  # models of ours and the architecture that carries them
         {
             "decoder": transformer(position={"kind": "learned", "longest": 80}, activation="gelu_tanh"),
             "tie": "target",
-            "scaled": False,
+            "scale_embedding": False,
         },
         "GPT2LMHeadModel",
     ),
@@ -123,7 +123,7 @@ def compare_language_models(model, there, tokens):
 
 def test_vectors_there(tmp_path):
     encoder = transformer(norm="after", embedding_norm=True, position={"kind": "learned", "longest": 40})
-    recipe = {"encoder": encoder, "head": {"kind": "embedder", "pooling": "max"}, "scaled": False}
+    recipe = {"encoder": encoder, "head": {"kind": "embedder", "pooling": "max"}, "scale_embedding": False}
     training = {"objective": {"kind": "contrastive"}}
     run = make_run(tmp_path / "run", recipe, training=training, evaluation={"metrics": ["recall@1"]})
     export(run.folder, tmp_path / "there", "huggingface")
@@ -173,7 +173,7 @@ def test_t5_with_an_odd_root():
         ({"position": "rotary"}, "position"),
         ({"own": "ssru"}, "own"),
         ({"reach": 3}, "reach"),
-        ({"key_heads": 2}, "key_heads"),
+        ({"kv_heads": 2}, "kv_heads"),
         ({"normaliser": "sparsemax"}, "normaliser"),
         ({"gated": True}, "gated"),
     ],

@@ -98,7 +98,7 @@ def test_convert_names_the_languages(tmp_path):
     model = transduce.load(tmp_path / "run", device="cpu")
     sides = [theirs(model, list(side.lead)) for side in (model.source, model.target)]
     assert sides == [[ENGLISH], [GERMAN]]
-    assert model.recipe.generation.first == model.target.lead[0]
+    assert model.recipe.generation.forced_bos == model.target.lead[0]
     scored = model.score([("w1", "w2 w3")])[0]
     assert len(scored.tokens) == 4  # the code, two words, </s>
 

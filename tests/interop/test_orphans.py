@@ -192,7 +192,7 @@ def test_fairseq_with_waves(sections, tied, tmp_path):
     with torch.no_grad():
         answer = library(input_ids=theirs, attention_mask=source.mask.long(), decoder_input_ids=said, use_cache=False)
     compare(model, source, answer.logits)
-    assert model.recipe.generation.strategy == "full_beam"
+    assert model.recipe.generation.strategy == "huggingface_beam"
 
 
 def test_fairseq_with_learned_positions(tmp_path):

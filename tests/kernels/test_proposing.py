@@ -15,7 +15,7 @@ from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.constraints import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
 from transduce.decoding.continuous_batching import Wanted, refill
 from transduce.decoding.search import search
-from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
+from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State, TopK
 from transduce.inference.lowering import for_generation
@@ -30,8 +30,8 @@ PREFIX = [[5], [6, 4, 5], [4, 4], []]
 STRATEGIES: list[Strategy] = [
     Greedy(),
     Beam(width=4, length_penalty=1.0),
-    FullBeam(width=3, stop="bound"),
-    FullBeam(width=3, stop="full"),
+    HuggingFaceBeam(width=3, stop="bound"),
+    HuggingFaceBeam(width=3, stop="full"),
 ]
 RULES: list[list[LogitsProcessor]] = [
     [],
@@ -130,7 +130,7 @@ def test_what_cannot_be_proposed_is_left_as_it_was() -> None:
     """Kernels know no norm over the batch, and bf16 has none of ours."""
     assert not for_generation(network(), "bf16").proposes or not torch.backends.mkldnn.is_available()
     table = Embedding(SIZE, 16)
-    sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "normalisation": "rms"}
+    sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "norm_kind": "rms"}
     other = EncoderDecoder(
         TransformerEncoder(table, **sizes), TransformerDecoder(table, Output(16, SIZE), 16, **sizes)
     ).eval()

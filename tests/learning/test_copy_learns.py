@@ -43,7 +43,7 @@ def known(path) -> list[str]:
     return sorted({word for word in path.read_text().split() if word.isupper()})
 
 
-def learn(tmp_path, part: dict, copying: dict | None, numbered: int, rare: bool = False):
+def learn(tmp_path, part: dict, copying: dict | None, oov_placeholders: int, rare: bool = False):
     """Exact match on names that training never saw, or, `rare`, on known words that it saw once or twice."""
     people = names(1500, 1)
     seen, unseen = (people, people) if rare else (people[:1000], people[1000:])
@@ -56,8 +56,8 @@ def learn(tmp_path, part: dict, copying: dict | None, numbered: int, rare: bool 
             "test": write(tmp_path / "test.tsv", known(tmp_path / "train.tsv") if rare else unseen, 200, 4),
             "cache": str(tmp_path / "cache"),
         },
-        "tokens": {"source": tokens, "target": tokens, "shared": True, "numbered": numbered},
-        "model": {"encoder": part, "decoder": part, "copying": copying},
+        "tokens": {"source": tokens, "target": tokens, "shared": True, "oov_placeholders": oov_placeholders},
+        "model": {"encoder": part, "decoder": part, "copy": copying},
         "training": {
             "steps": steps,
             "batch_tokens": 1024,
@@ -97,7 +97,7 @@ def test_without_them_no_name_does(tmp_path):
     assert "<unk>" in model.generate(["my name is ZORBLAX ."])[0].text
 
 
-@pytest.mark.parametrize(("copying", "least", "most"), [({}, 90, 100), (None, 0, 20)], ids=["copying", "plain"])
+@pytest.mark.parametrize(("copying", "least", "most"), [({}, 90, 100), (None, 0, 20)], ids=["copy", "plain"])
 def test_rare_words_are_copied_before_they_are_learned(copying, least, most, tmp_path):
     """Every name is in the vocabulary, but hardly ever was said: looking at it is enough to say it."""
     exact, _ = learn(tmp_path, GRU, copying, 0, rare=True)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ANIMALS, TOOLS = [f"a{number}" for number in range(30)], [f"t{number}" for number in range(30)]
 DOES = {"a": ("eats", "sleeps", "runs"), "t": ("cuts", "turns", "breaks")}
 RECURRENT = {"kind": "recurrent", "width": 32, "dropout": 0.0}
-BOTH_WAYS = {"kind": "both_ways", "width": 32, "layers": 1, "cell": "gru", "dropout": 0.0}
+BOTH_WAYS = {"kind": "elmo", "width": 32, "layers": 1, "cell": "gru", "dropout": 0.0}
 WORDS = {"kind": "words", "size": 200}
 PARTS = ["encoder.forwards", "encoder.backwards", "encoder.embedding", "encoder.fit"]  # all but w and gamma
 

@@ -73,7 +73,7 @@ def test_inflection(tmp_path):
 
 
 def test_summaries(tmp_path):
-    trained = learn(tmp_path, "summaries", "copying", 3000)
+    trained = learn(tmp_path, "summaries", "copy", 3000)
     assert value(trained, "rougeL") >= 95
     assert value(trained, "exact") >= 85
     examples = held_out("summaries")
@@ -83,12 +83,12 @@ def test_summaries(tmp_path):
 
 
 def test_without_copying_no_summary_has_the_right_names(tmp_path):
-    plain = ("tokens.numbered=0", "model.copying=null", "training.steps=80")
-    assert value(learn(tmp_path, "summaries", "copying", 3000, *plain), "exact") == 0
+    plain = ("tokens.oov_placeholders=0", "model.copy=null", "training.steps=80")
+    assert value(learn(tmp_path, "summaries", "copy", 3000, *plain), "exact") == 0
 
 
 def test_questions(tmp_path):
-    trained = learn(tmp_path, "questions", "copying", 6000)
+    trained = learn(tmp_path, "questions", "copy", 6000)
     assert value(trained, "exact") >= 85
     examples = held_out("questions")
     blank = trained.model.generate([one.source.partition("\t")[0] + "\t" for one in examples])
@@ -104,7 +104,7 @@ def test_dialogue(tmp_path):
 
 
 def test_records(tmp_path):
-    trained = learn(tmp_path, "records", "copying", 3000)
+    trained = learn(tmp_path, "records", "copy", 3000)
     assert value(trained, "bleu") >= 95
     sources = list(dict.fromkeys(one.source for one in held_out("records")))
     unsaid = [missing(one.source, one.text) for one in trained.model.generate(sources)]

@@ -15,14 +15,14 @@ PARTS = {
     "SSRU decoder": (TRANSFORMER, {**TRANSFORMER, "own": "ssru"}, 250, 100, 95),
     "average decoder": (TRANSFORMER, {**TRANSFORMER, "own": "average"}, 250, 100, 95),
     "grouped, in reach, RMS, gated": (
-        {**TRANSFORMER, "key_heads": 2, "normalisation": "rms", "gated": True, "activation": "silu", "bias": False},
-        {**TRANSFORMER, "key_heads": 1, "normalisation": "rms", "gated": True, "reach": 3, "position": "rotary"},
+        {**TRANSFORMER, "kv_heads": 2, "norm_kind": "rms", "gated": True, "activation": "silu", "bias": False},
+        {**TRANSFORMER, "kv_heads": 1, "norm_kind": "rms", "gated": True, "reach": 3, "position": "rotary"},
         250,
         100,
         95,
     ),
     # Its statistics need batches that are alike: none sorted by length.
-    "batch norm": ({**TRANSFORMER, "normalisation": "batch"}, {**TRANSFORMER, "normalisation": "batch"}, 250, 1, 95),
+    "batch norm": ({**TRANSFORMER, "norm_kind": "batch"}, {**TRANSFORMER, "norm_kind": "batch"}, 250, 1, 95),
 }
 
 

@@ -123,7 +123,7 @@ def test_context_and_question_are_two_texts(kind: str, command: Command, bench: 
     both = {"context": PART, "question": {**PART, "bidirectional": False}}
     recipe = settings(pairs, dict.fromkeys(both, "text"), both, shared=True, source={"kind": kind, "size": 300})
     recipe["tokens"]["target"] = recipe["tokens"]["source"]
-    recipe["model"]["copying"] = {}
+    recipe["model"]["copy"] = {}
     transduce.train(recipe, bench / f"context-{kind}")
     context, question, _ = pairs.read_text().splitlines()[0].split("\t")
     model = transduce.load(bench / f"context-{kind}")

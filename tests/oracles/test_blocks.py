@@ -37,19 +37,19 @@ def view(real: torch.Tensor | None = None) -> View:
 
 def test_shared_keys_are_repeated_keys():
     """Grouped heads equal full heads whose key and value matrices hold each group's rows again."""
-    for key_heads in (1, 2, 4):
-        few = MultiHead(WIDTH, 5, Heads(4, key_heads, ScaledDot, Softmax))
+    for kv_heads in (1, 2, 4):
+        few = MultiHead(WIDTH, 5, Heads(4, kv_heads, ScaledDot, Softmax))
         full = MultiHead(WIDTH, 5, Heads(4, 4, ScaledDot, Softmax))
         with torch.no_grad():
             full.query, full.output = few.query, few.output
             for own, other in ((full.key, few.key), (full.value, few.value)):
-                rows = other.weight.unflatten(0, (key_heads, -1)).repeat_interleave(4 // key_heads, 0)
+                rows = other.weight.unflatten(0, (kv_heads, -1)).repeat_interleave(4 // kv_heads, 0)
                 own.weight.copy_(rows.flatten(0, 1))
         rows, memory, mask = torch.randn(6, 3, WIDTH), torch.randn(2, 7, 5), torch.rand(2, 7) > 0.3
         mask[:, 0] = True
         got = few.read(rows, *few.project(memory), mask, with_attention=True)
         expected = full.read(rows, *full.project(memory), mask, with_attention=True)
-        assert few.project(memory)[0].shape == (2, key_heads, 7, WIDTH // 4)
+        assert few.project(memory)[0].shape == (2, kv_heads, 7, WIDTH // 4)
         assert_close(got, expected, **CLOSE)
 
 
@@ -70,13 +70,13 @@ def test_heads_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 4, "key_heads": 3}, "choose key_heads that divide heads"),
-        ({"key_heads": 0}, "greater than 0"),
+        ({"heads": 4, "kv_heads": 3}, "choose kv_heads that divide heads"),
+        ({"kv_heads": 0}, "greater than 0"),
         ({"reach": 0}, "greater than 0"),
         ({"own": "ssru", "reach": 2}, "leave reach out"),
         ({"own": "average", "position": "alibi"}, "choose position: sinusoidal"),
         ({"projections": "none", "width": 32}, "one width"),
-        ({"normalisation": "group"}, "'layer', 'rms' or 'batch'"),
+        ({"norm_kind": "group"}, "'layer', 'rms' or 'batch'"),
         ({"kind": "convolutional", "position": "rotary"}, "choose position: sinusoidal"),
     ],
 )
@@ -170,7 +170,7 @@ def test_batch_norm_ignores_padding_in_training():
     results = []
     for extra in (0, 3):
         torch.manual_seed(1)
-        options = {**SIZES, "normalisation": "batch"}
+        options = {**SIZES, "norm_kind": "batch"}
         encoder = TransformerEncoder(Embedding(SIZE, WIDTH), **options).train()
         decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), WIDTH, **options).train()
         source = Padded.from_rows([[4, 5, 6, 2] + [0] * extra, [7, 2] + [0] * (2 + extra)])
@@ -271,7 +271,7 @@ def test_without_positions_order_does_not_matter(kind):
     assert torch.allclose(shuffled, plain[:, order], **CLOSE) == (kind == "none")
 
 
-@pytest.mark.parametrize("options", [{}, {"own": "ssru"}, {"own": "average"}, {"normalisation": "batch"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"own": "ssru"}, {"own": "average"}, {"norm_kind": "batch"}], ids=str)
 def test_half_precision_goes_on_where_it_was(options):
     """Under mixed precision the past keeps a type that the next step can take, and says about the same."""
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, **SIZES, **options).eval()

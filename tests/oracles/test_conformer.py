@@ -57,7 +57,7 @@ def test_a_block_is_that_of_the_library() -> None:
     layer.conv_module.batch_norm.running_var.uniform_(0.5, 2)
     encoder = ConformerEncoder(
         FrameStacking(WIDTH, shape=(WIDTH,)), layers=1, width=WIDTH, heads=HEADS, hidden=HIDDEN, kernel=KERNEL,
-        normalisation="batch", position=NoPosition,
+        norm_kind="batch", position=NoPosition,
     ).eval()  # fmt: skip
     with torch.no_grad():
         encoder.embedding.layer.weight.copy_(torch.eye(WIDTH))

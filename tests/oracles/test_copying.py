@@ -20,7 +20,7 @@ TRANSFORMER = {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "
 
 
 def recipe(encoder, decoder, copying, shared=True):
-    return parse({"tokens": {"shared": shared}, "model": {"encoder": encoder, "decoder": decoder, "copying": copying}})
+    return parse({"tokens": {"shared": shared}, "model": {"encoder": encoder, "decoder": decoder, "copy": copying}})
 
 
 def build(encoder, decoder, copying):

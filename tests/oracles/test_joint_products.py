@@ -45,11 +45,11 @@ def model_of(**options: object) -> nn.Module:
     return build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, 12, 12)
 
 
-@pytest.mark.parametrize(("bias", "key_heads", "projections"), list(product((False, True), (2, 4), ("all", "none"))))
-def test_the_same_gradients(bias: bool, key_heads: int, projections: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if projections == "none" and key_heads == 2:
+@pytest.mark.parametrize(("bias", "kv_heads", "projections"), list(product((False, True), (2, 4), ("all", "none"))))
+def test_the_same_gradients(bias: bool, kv_heads: int, projections: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if projections == "none" and kv_heads == 2:
         pytest.skip("heads are not shared there")
-    model = model_of(bias=bias, key_heads=key_heads, projections=projections).double()
+    model = model_of(bias=bias, kv_heads=kv_heads, projections=projections).double()
     monkeypatch.setattr(dense, "joins", never)
     plain = gradients(model)
     monkeypatch.setattr(dense, "joins", always)

@@ -250,17 +250,17 @@ COMMON: dict[str, dict[str, Any]] = {
     "gated after": {"activation": "gelu_tanh", "gated": True, "norm": "after"},
     "gelu": {"activation": "gelu"},
     "no bias": {"bias": False},
-    "rms": {"normalisation": "rms"},
-    "rms after": {"normalisation": "rms", "norm": "after"},
+    "rms": {"norm_kind": "rms"},
+    "rms after": {"norm_kind": "rms", "norm": "after"},
     "embedding norm": {"embedding_norm": True, "norm": "after"},
-    "shared keys": {"key_heads": 1},
+    "shared keys": {"kv_heads": 1},
     "rotary": {"position": "rotary"},
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "ssru": {"own": "ssru"},
     "average": {"own": "average", "norm": "after"},
-    "batch": {"normalisation": "batch"},  # no norm of the kernels: the sum is made alone
-    "batch after": {"normalisation": "batch", "norm": "after"},
+    "batch": {"norm_kind": "batch"},  # no norm of the kernels: the sum is made alone
+    "batch after": {"norm_kind": "batch", "norm": "after"},
     "attention dropout": {"attention_dropout": 1e-9},
 }
 SHAPES = COMMON | OTHERS
@@ -308,7 +308,7 @@ def expected(norm: str, biased: bool, drops: bool) -> dict[str, int]:
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize(
     ("options", "biased"),
-    [({}, True), ({"activation": "gelu"}, True), ({"bias": False}, False), ({"normalisation": "rms"}, True)],
+    [({}, True), ({"activation": "gelu"}, True), ({"bias": False}, False), ({"norm_kind": "rms"}, True)],
     ids=["relu", "gelu", "no bias", "rms"],
 )
 def test_no_common_transformer_falls_back(

@@ -17,7 +17,7 @@ from test_fused_steps import SHAPES, Written, build, sources
 from transduce.contracts import Selection, Strategy
 from transduce.decoding import beam_update as choosing
 from transduce.decoding.search import Live, Paths, search
-from transduce.decoding.strategies import Beam, FullBeam, Greedy, Sample
+from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import EOS, State
 from transduce.inference.lowering.fused import fuse
 from transduce.inference.lowering.network import for_gpu
@@ -28,7 +28,12 @@ from transduce.kernels.decode_rows import Kernels
 
 @pytest.mark.parametrize(
     ("strategy", "wanted"),
-    [(Greedy(), 0.0), (Beam(width=3, length_penalty=0.6), 0.6), (Sample(width=2), 0.0), (FullBeam(width=3), None)],
+    [
+        (Greedy(), 0.0),
+        (Beam(width=3, length_penalty=0.6), 0.6),
+        (Sample(width=2), 0.0),
+        (HuggingFaceBeam(width=3), None),
+    ],
     ids=lambda given: type(given).__name__,
 )
 def test_only_ranks_by_length_are_the_kernels(strategy: Strategy, wanted: float | None) -> None:

@@ -401,7 +401,7 @@ def test_cross_entropy_of_a_gpu(size: int) -> None:
 SHAPES: dict[str, dict[str, Any]] = {
     "before": {},
     "after": {"norm": "after", "activation": "gelu"},
-    "rms": {"normalisation": "rms", "activation": "gelu_tanh"},
+    "rms": {"norm_kind": "rms", "activation": "gelu_tanh"},
     "gated": {"activation": "silu", "gated": True, "bias": False},
     "embedding norm": {"embedding_norm": True, "norm": "after"},
     "ssru": {"own": "ssru"},

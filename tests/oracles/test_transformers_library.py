@@ -127,7 +127,7 @@ def test_t5():
     def position(width: int, heads: int, causal: bool) -> RelativeBias:
         return RelativeBias(width, heads, causal, buckets=8, distance=16)
 
-    options = {**SIZES, "normalisation": "rms", "gated": True, "activation": "gelu_tanh", "bias": False, "score": Dot}
+    options = {**SIZES, "norm_kind": "rms", "gated": True, "activation": "gelu_tanh", "bias": False, "score": Dot}
     encoder = TransformerEncoder(Embedding(SIZE, WIDTH), position=position, **options).eval()
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), WIDTH, position=position, **options)
     with torch.no_grad():
@@ -170,16 +170,16 @@ def test_gpt2():
         assert_close(decode(decoder, Memory.empty(3)), theirs(TARGET).logits, **CLOSE)
 
 
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_llama(key_heads):
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_llama(kv_heads):
     """A decoder alone: RMS norm before, rotary positions, grouped heads, gated SiLU, no biases."""
     config = transformers.LlamaConfig(
         vocab_size=SIZE, hidden_size=WIDTH, intermediate_size=HIDDEN, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=key_heads, max_position_embeddings=32, pad_token_id=0,
+        num_attention_heads=HEADS, num_key_value_heads=kv_heads, max_position_embeddings=32, pad_token_id=0,
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     theirs = shake(transformers.LlamaForCausalLM(config))
-    decoder = _llama(theirs, key_heads=key_heads)
+    decoder = _llama(theirs, kv_heads=kv_heads)
     with torch.no_grad():
         assert_close(decode(decoder, Memory.empty(3)), theirs(TARGET).logits, **CLOSE)
 
@@ -192,8 +192,8 @@ def test_mistral_window():
         bos_token_id=1, eos_token_id=2, sliding_window=2, head_dim=WIDTH // HEADS,
     )  # fmt: skip
     theirs = shake(transformers.MistralForCausalLM(config))
-    decoder = _llama(theirs, key_heads=2, reach=1)
-    free = _llama(theirs, key_heads=2)
+    decoder = _llama(theirs, kv_heads=2, reach=1)
+    free = _llama(theirs, kv_heads=2)
     with torch.no_grad():
         expected = theirs(TARGET).logits
         assert_close(decode(decoder, Memory.empty(3)), expected, **CLOSE)
@@ -202,7 +202,7 @@ def test_mistral_window():
 
 def _llama(theirs: nn.Module, **options: int) -> TransformerDecoder:
     decoder = TransformerDecoder(
-        Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, normalisation="rms", gated=True, activation="silu",
+        Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, norm_kind="rms", gated=True, activation="silu",
         bias=False, position=Rotary, **SIZES, **options,
     )  # fmt: skip
     copy_embedding(decoder.embedding, theirs.model.embed_tokens)

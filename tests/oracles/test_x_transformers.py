@@ -24,15 +24,15 @@ CASES = {
     "rotary": ({"position": "rotary"}, {"rotary_pos_emb": True, "rotary_emb_dim": HEAD}),
     "alibi": ({"position": "alibi"}, {"alibi_pos_bias": True}),
     "relative": ({"position": "relative"}, {"rel_pos_bias": True}),
-    "multi-query": ({"key_heads": 1}, {"attn_kv_heads": 1}),
-    "grouped": ({"key_heads": 2}, {"attn_kv_heads": 2}),
+    "multi-query": ({"kv_heads": 1}, {"attn_kv_heads": 1}),
+    "grouped": ({"kv_heads": 2}, {"attn_kv_heads": 2}),
     "gated": ({"gated": True}, {"ff_glu": True}),
     "swish": ({"gated": True, "activation": "silu"}, {"ff_glu": True, "ff_swish": True}),
     "relu": ({"activation": "relu"}, {"ff_custom_activation": nn.ReLU()}),
-    "rms": ({"normalisation": "rms"}, {"use_rmsnorm": True}),
+    "rms": ({"norm_kind": "rms"}, {"use_rmsnorm": True}),
     "after": ({"norm": "after"}, {"pre_norm": False}),
     "together": (
-        {"position": "rotary", "key_heads": 2, "gated": True, "activation": "silu", "normalisation": "rms"},
+        {"position": "rotary", "kv_heads": 2, "gated": True, "activation": "silu", "norm_kind": "rms"},
         {
             "rotary_pos_emb": True,
             "rotary_emb_dim": HEAD,
@@ -76,10 +76,10 @@ def copy_attention(own, other, rotary: bool) -> None:
     for name in ("query", "key", "value", "output"):
         nn.init.xavier_uniform_(getattr(own, name).weight)
     turned = paired if rotary else lambda weight, heads: weight
-    other.to_q.weight.copy_(regrouped(turned(own.query.weight, own.heads), own.key_heads))
-    other.to_k.weight.copy_(turned(own.key.weight, own.key_heads))
+    other.to_q.weight.copy_(regrouped(turned(own.query.weight, own.heads), own.kv_heads))
+    other.to_k.weight.copy_(turned(own.key.weight, own.kv_heads))
     other.to_v.weight.copy_(own.value.weight)
-    other.to_out.weight.copy_(regrouped(own.output.weight.T, own.key_heads).T)
+    other.to_out.weight.copy_(regrouped(own.output.weight.T, own.kv_heads).T)
 
 
 def copy_feed_forward(own, other) -> None:

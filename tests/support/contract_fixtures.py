@@ -24,7 +24,7 @@ from transduce.recipe import parse
 SIZE = 11  # of both vocabularies
 WIDTH = 16
 SMALL = {
-    "both_ways": {"kind": "both_ways", "width": WIDTH, "layers": 2, "dropout": 0.3},
+    "elmo": {"kind": "elmo", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 24, "dropout": 0.3},
@@ -47,14 +47,14 @@ SMALL["joined"] = {
 }
 # Options of the Transformer's blocks, together where they might disturb each other.
 BLOCKS = (
-    {"key_heads": 1},
-    {"heads": 4, "key_heads": 2, "position": "rotary", "normalisation": "rms", "gated": True, "activation": "silu"},
+    {"kv_heads": 1},
+    {"heads": 4, "kv_heads": 2, "position": "rotary", "norm_kind": "rms", "gated": True, "activation": "silu"},
     {"reach": 1},
     {"reach": 2, "position": "relative", "norm": "after"},
-    {"reach": 1, "normaliser": "sparsemax", "key_heads": 1},
-    {"normalisation": "rms", "norm": "after", "bias": False},
-    {"normalisation": "batch"},
-    {"normalisation": "batch", "norm": "after", "bias": False},
+    {"reach": 1, "normaliser": "sparsemax", "kv_heads": 1},
+    {"norm_kind": "rms", "norm": "after", "bias": False},
+    {"norm_kind": "batch"},
+    {"norm_kind": "batch", "norm": "after", "bias": False},
     {"gated": True, "activation": "gelu_tanh", "bias": False},
     {"projections": "none", "score": "dot", "heads": 1},
     {"projections": "none", "reach": 1},
@@ -137,9 +137,9 @@ def _cases() -> dict[str, dict]:
         deep = {"cell": cell, "layers": 2}
         add({**base_encoder, **deep, "summary": "states"}, {**base_decoder, **deep, "bridge": "states"})
     fed = {"kind": "luong", "bias": True}
-    add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "reader": fed}, closed=False)
+    add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "reader": fed}, source_eos=False)
     waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": 2}}
-    add({**SMALL["transformer"], **waves}, {**SMALL["transformer"], **waves}, closed=False)
+    add({**SMALL["transformer"], **waves}, {**SMALL["transformer"], **waves}, source_eos=False)
     for position in POSITIONS:
         for norm in ("before", "after"):
             part = {"position": position, "norm": norm}
@@ -151,8 +151,8 @@ def _cases() -> dict[str, dict]:
     add({**SMALL["transformer"], "layers": 4}, {**SMALL["transformer"], "layers": 1})  # deep, shallow
     for decoder in DECODERS:
         for encoder in ENCODERS:
-            add(SMALL[encoder], SMALL[decoder], copying={})
-    add({**base_encoder, "bidirectional": False, "reverse": True}, base_decoder, "all", copying={})
+            add(SMALL[encoder], SMALL[decoder], copy={})
+    add({**base_encoder, "bidirectional": False, "reverse": True}, base_decoder, "all", copy={})
     one_way = {**base_encoder, "bidirectional": False}
     for one, other, tie in (
         (one_way, {**base_decoder, "reader": "start"}, "none"),
@@ -162,13 +162,13 @@ def _cases() -> dict[str, dict]:
     ):
         for share in ("layers", "all"):
             add(one, other, tie, share=share)
-    add(SMALL["transformer"], SMALL["transformer"], share="all", copying={})
-    add(base_encoder, {**base_decoder, "reader": {**unfed, "normaliser": "sparsemax"}}, copying={})
-    add(base_encoder, {**base_decoder, "reader": {"kind": "luong", "score": "coverage"}}, "target", copying={})
-    add(SMALL["transformer"], {**SMALL["transformer"], "key_heads": 1}, copying={"layer": 0, "head": 1})
+    add(SMALL["transformer"], SMALL["transformer"], share="all", copy={})
+    add(base_encoder, {**base_decoder, "reader": {**unfed, "normaliser": "sparsemax"}}, copy={})
+    add(base_encoder, {**base_decoder, "reader": {"kind": "luong", "score": "coverage"}}, "target", copy={})
+    add(SMALL["transformer"], {**SMALL["transformer"], "kv_heads": 1}, copy={"layer": 0, "head": 1})
     for decoder in DECODERS:  # rows that spell beside every decoder
         add(SMALL["conformer"], SMALL[decoder], ctc={"weight": 0.4})
-    add({**SMALL["conformer"], "normalisation": "batch", "position": "rotary"}, base_decoder)
+    add({**SMALL["conformer"], "norm_kind": "batch", "position": "rotary"}, base_decoder)
     for part in CONVOLUTIONS:
         both = {} if "heads" in part else part
         add({**SMALL["convolutional"], **both}, {**SMALL["convolutional"], **part})

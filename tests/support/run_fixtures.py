@@ -74,6 +74,6 @@ def settings(pairs: Path, model: dict[str, Any], kind: str, **training: Any) -> 
             "objective": {"label_smoothing": 0.0},
             **training,
         },
-        "generation": {"max_source": 40, "max_length": 60},
+        "generation": {"max_source_length": 40, "max_length": 60},
         "evaluation": {"metrics": ["exact", "wer"], "resamples": 20},
     }

@@ -250,7 +250,7 @@ def test_a_bad_update_is_skipped_counted_and_blamed(value: float, tmp_path: Path
 def test_too_many_bad_updates_in_a_row_end_training(tmp_path: Path) -> None:
     model = Poisoned(Poison(float("nan"), since=6))
     with pytest.raises(InputError, match=r"3 updates in a row were not finite, first in norm\.1") as raised:
-        run(tmp_path, model=model, bad_updates=3)
+        run(tmp_path, model=model, max_nonfinite=3)
     assert "learning_rate" in raised.value.remedy
     assert CheckpointManager(tmp_path).steps() == [4, 5]  # good weights, from before
 
@@ -264,7 +264,7 @@ def test_a_bad_gradient_behind_good_outputs_is_named(tmp_path: Path) -> None:
             return step
 
     with pytest.raises(InputError, match=r"first in the gradient of embedding\.weight"):
-        run(tmp_path, model=Spoil(), bad_updates=1)
+        run(tmp_path, model=Spoil(), max_nonfinite=1)
 
 
 # The whole run

@@ -59,7 +59,7 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
         wanted["tokens"]["shared"] = True
         wanted["model"] = {"encoder": PART, "head": {"kind": "embedder"}}
         wanted["evaluation"]["metrics"] = ["recall@1"]
-    if kind == "whole_stream":
+    if kind == "prefix_lm":
         wanted["tokens"]["shared"] = True
         wanted["model"] = {"decoder": PART}
     if kind == "ctc":

@@ -97,7 +97,7 @@ def test_every_objective_is_a_sum_over_rows(name: str) -> None:
     """The contract that lets slices, processes and retries add up."""
     parts = [built("recurrent")] if name == "distillation" else []
     objective: Objective = OBJECTIVES[name](*parts, **STEADY.get(name, {}))  # type: ignore[call-arg]
-    sides = {"whole_stream": ["decoder"], "ctc": ["encoder"]}.get(name, [])
+    sides = {"prefix_lm": ["decoder"], "ctc": ["encoder"]}.get(name, [])
     model = built("transformer", *sides, **SPELT.get(name, {}))
     batch = linked(7)
 

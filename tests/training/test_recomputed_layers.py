@@ -24,10 +24,13 @@ def batch_of(rows: int, length: int) -> Batch:
     return Batch(Padded.from_rows([[*row, EOS] for row in ids]), Padded.from_rows([[BOS, *row, EOS] for row in ids]))
 
 
-def update_of(checkpoint_layers: bool, layers: int = 2, kind: str = "transformer") -> Update:
+def update_of(gradient_checkpointing: bool, layers: int = 2, kind: str = "transformer") -> Update:
     part = {"kind": kind, "layers": layers, "width": 16, "dropout": 0.3}
     part |= {"heads": 2, "hidden": 64} if kind == "transformer" else {}
-    given = {"model": {"encoder": part, "decoder": part}, "training": {"checkpoint_layers": checkpoint_layers}}
+    given = {
+        "model": {"encoder": part, "decoder": part},
+        "training": {"gradient_checkpointing": gradient_checkpointing},
+    }
     recipe = complete_recipe(parse(given))
     torch.manual_seed(2)
     model = build_model(recipe.model, SIZE, SIZE).train()

@@ -226,7 +226,7 @@ REFUSED = [
     ({"reader": FED}, {"kind": "cross_entropy"}, {}, "kind: reinforce"),
     ({"reader": "luong"}, {"kind": "reinforce"}, {}, "draws nothing"),
     ({"kind": "transformer", "normaliser": "drawn"}, {"kind": "reinforce"}, {}, "reader of a recurrent decoder"),
-    ({"reader": FED}, {"kind": "reinforce"}, {"copying": {}}, "another normaliser"),
+    ({"reader": FED}, {"kind": "reinforce"}, {"copy": {}}, "another normaliser"),
     ({"reader": FED}, {"kind": "attention_penalty"}, {}, "kind: reinforce"),
 ]
 

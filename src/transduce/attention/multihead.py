@@ -42,7 +42,7 @@ class MultiHead(nn.Module):
     def __init__(self, width: int, memory_width: int, heads: Heads) -> None:
         super().__init__()
         _check(width, memory_width, heads)
-        self.heads, self.key_heads = heads.number, heads.key_number
+        self.heads, self.kv_heads = heads.number, heads.key_number
         head = heads.width or width // heads.number
         self.query: nn.Module = nn.Identity()
         self.key: nn.Module = nn.Identity()
@@ -64,12 +64,12 @@ class MultiHead(nn.Module):
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory (B S D), computed once a source: B G S K, with G key heads."""
         keys, values = side_by_side(memory, (self.key, self.value))
-        return self.attend.keys(_heads(keys, self.key_heads)), _heads(values, self.key_heads)
+        return self.attend.keys(_heads(keys, self.kv_heads)), _heads(values, self.kv_heads)
 
     def look(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the same rows."""
         query, keys, values = side_by_side(rows, (self.query, self.key, self.value))
-        keys, values = _heads(keys, self.key_heads), _heads(values, self.key_heads)
+        keys, values = _heads(keys, self.kv_heads), _heads(values, self.kv_heads)
         return _heads(query, self.heads), self.attend.keys(keys), values
 
     def forward(
@@ -83,8 +83,8 @@ class MultiHead(nn.Module):
         causal: bool = False,
         with_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        if self.key_heads < self.heads:  # every head of a group sees the same keys
-            group = self.heads // self.key_heads
+        if self.kv_heads < self.heads:  # every head of a group sees the same keys
+            group = self.heads // self.kv_heads
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         context, weights = self.attend(query, keys, values, mask, bias, causal=causal, with_attention=with_attention)
         return through(self.output, context.transpose(1, 2).flatten(-2)), weights  # R T D, R H T S
@@ -127,12 +127,12 @@ def _check(width: int, memory_width: int, heads: Heads) -> None:
     if heads.number % heads.key_number:
         raise InputError(
             f"{heads.number} heads cannot share {heads.key_number} key heads evenly",
-            remedy="choose key_heads that divide heads",
+            remedy="choose kv_heads that divide heads",
         )
     uneven = heads.width is not None and heads.width * heads.number != width
     apart = memory_width != width or heads.key_number != heads.number or uneven
     if heads.projections == "none" and apart:
         raise InputError(
             "attention without projections compares rows as they are: widths and heads of both sides must be equal",
-            remedy="give encoder and decoder one width and leave key_heads out, or set projections: all",
+            remedy="give encoder and decoder one width and leave kv_heads out, or set projections: all",
         )

@@ -92,7 +92,7 @@ class SelfAttention(Own):
         self.attention, self.head_width = MultiHead(width, width, heads), heads.width or width // heads.number
 
     def start(self, rows: int, like: Tensor) -> Tree:
-        empty = like.new_zeros(rows, self.attention.key_heads, 0, self.head_width)
+        empty = like.new_zeros(rows, self.attention.kv_heads, 0, self.head_width)
         return empty, empty
 
     def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:

@@ -74,7 +74,7 @@ def _begun(chosen: dict[str, Any], init: Any) -> dict[str, Any]:
     origin = Run(as_run(folder)).recipe()
     tokens = origin.tokens.model_dump(mode="json")
     # How the origin keeps its weights is its own affair: whether they can be begun from is told when they are read.
-    model = {**origin.model.model_dump(mode="json"), "stored": "fp32"}
+    model = {**origin.model.model_dump(mode="json"), "weight_dtype": "fp32"}
     if origin.data.form == "text":  # one vocabulary, that of its only side
         tokens = {**tokens, "source": tokens["target"], "shared": True}
     joined = given.get("model") is not None and chosen["model"]["head"] is None and model["decoder"] is not None

@@ -44,8 +44,8 @@ def _take_over(seen: Look, metrics: list[str], model: dict[str, Any], objective:
     steps = int(min(100_000, max(600, 20 * an_epoch)))
     check = max(50, min(1000, steps // 12))
     return {
-        "tokens": {"source": words, "target": words, "shared": True, "numbered": 50},
-        "model": {**model, "copying": {}},
+        "tokens": {"source": words, "target": words, "shared": True, "oov_placeholders": 50},
+        "model": {**model, "copy": {}},
         "training": {
             **cosine(steps, check, 4e-3 if seen.pairs < 20_000 else 2e-3),
             "batch_tokens": 4096,

@@ -155,7 +155,7 @@ class Outputs:
 
         self.number += 1
         self.counts["empty lines"] += not one.tokens
-        self.counts["sources cut to `max_source`"] += one.source_cut
+        self.counts["sources cut to `max_source_length`"] += one.source_cut
         self.counts["outputs cut at the greatest length"] += not one.complete
         if self.form == "json":
             return as_json(one)

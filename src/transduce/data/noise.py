@@ -67,7 +67,7 @@ class TokenMasking(Noise):
         if masked + replaced > 1 + 1e-9:
             raise InputError(f"{masked:.0%} masked and {replaced:.0%} replaced are more than all", where="data.noise")
         self.rate, self.masked, self.replaced, self.whole_words = rate, masked, replaced, whole_words
-        self.first = len(SPECIALS) + tokenizer.numbered  # of the tokens that a text can spell
+        self.first = len(SPECIALS) + tokenizer.oov_placeholders  # of the tokens that a text can spell
 
     def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
         # What the vocabulary does not know cannot be foretold, so it is never asked for.
@@ -103,7 +103,7 @@ class NoNoise(Noise):
     """no damage: for a head that never sees the token it foretells; what the vocabulary lacks is not asked for"""
 
     def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
-        first = len(SPECIALS) + self.tokenizer.numbered
+        first = len(SPECIALS) + self.tokenizer.oov_placeholders
         return NoisedText(list(ids), [token >= first for token in ids])
 
 

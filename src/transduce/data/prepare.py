@@ -103,7 +103,9 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
         only = Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
         return only, only
     if tokens.shared:
-        both = Tokenizer.train(texts("source", "target"), first.kind, first.size, first.min_count, tokens.numbered)
+        both = Tokenizer.train(
+            texts("source", "target"), first.kind, first.size, first.min_count, tokens.oov_placeholders
+        )
         return both, both
     source = Tokenizer.train(texts("source"), first.kind, first.size, first.min_count)
     return source, Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)

@@ -29,12 +29,12 @@ class Copying(Decoder):
         layers, heads = decoder.attends
         if not layers:
             raise InputError(
-                "copying needs a decoder that attends to the source",
+                "copy needs a decoder that attends to the source",
                 remedy="give a recurrent decoder the reader bahdanau or luong, or take another decoder",
             )
         if not -layers <= layer < layers or (head is not None and not -heads <= head < heads):
             raise InputError(
-                f"copying.layer {layer}, head {head}: the decoder attends in {layers} layers of {heads} heads",
+                f"copy.layer {layer}, head {head}: the decoder attends in {layers} layers of {heads} heads",
                 remedy="leave them out: the mean of all heads of the last layer",
             )
         if any(isinstance(part, Normaliser) and part.detached for part in decoder.modules()):

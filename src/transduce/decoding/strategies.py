@@ -82,7 +82,7 @@ class Beam(Strategy):
         return totals / longest[:, None] ** self.length_penalty
 
 
-class FullBeam(Beam):
+class HuggingFaceBeam(Beam):
     """the same with N rows that go on at every step, as transformers and fairseq search: those that end are extra
 
     The N best of all continuations may end; the N best that do not end go on. A path that was cut counts like a whole
@@ -138,4 +138,9 @@ class Sample(Strategy):
         return Selection(parents, tokens.squeeze(-1), totals + drawn)
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"greedy": Greedy, "beam": Beam, "full_beam": FullBeam, "sample": Sample}
+STRATEGIES: dict[str, type[Strategy]] = {
+    "greedy": Greedy,
+    "beam": Beam,
+    "huggingface_beam": HuggingFaceBeam,
+    "sample": Sample,
+}

@@ -11,7 +11,7 @@ from transduce.encoders.transformer import TransformerEncoder
 
 ENCODERS: dict[str, type[Encoder]] = {
     "recurrent": RecurrentEncoder,
-    "both_ways": BothWaysEncoder,
+    "elmo": BothWaysEncoder,
     "convolutional": ConvolutionalEncoder,
     "transformer": TransformerEncoder,
     "conformer": ConformerEncoder,

@@ -35,11 +35,11 @@ class ConformerEncoder(Encoder):
         heads: Count = 4,
         hidden: Count = 1024,
         kernel: Count = 15,
-        normalisation: Literal["batch", "layer"] = "layer",
+        norm_kind: Literal["batch", "layer"] = "layer",
         position: type[PositionEncoding] = RelativeBias,
         dropout: Rate = 0.1,
     ) -> None:
-        """`normalisation` is that of the convolutions: the paper's is over the batch, see layers/norm.py."""
+        """`norm_kind` is that of the convolutions: the paper's is over the batch, see layers/norm.py."""
         super().__init__()
         if kernel % 2 == 0:
             raise InputError(f"a kernel of {kernel} has no middle row", remedy="set an odd kernel")
@@ -50,7 +50,7 @@ class ConformerEncoder(Encoder):
         self.conformers = nn.ModuleList(
             ConformerBlock(
                 SelfAttention(width, shape),
-                Convolution(width, kernel, NORMALISATIONS[normalisation](width)),
+                Convolution(width, kernel, NORMALISATIONS[norm_kind](width)),
                 [FeedForward(width, hidden, "silu", dropout) for _ in range(2)],
                 dropout,
             )

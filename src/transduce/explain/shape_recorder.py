@@ -181,7 +181,7 @@ def _given_sizes(specs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         own = {"D": spec["width"], "L": spec.get("layers"), "H": heads}
         if heads:
             own["K"] = spec.get("head_width") or spec["width"] // heads
-            own["G"] = spec.get("key_heads") if spec.get("key_heads") != heads else None
+            own["G"] = spec.get("kv_heads") if spec.get("kv_heads") != heads else None
         sizes |= {name + prime: size for name, size in own.items() if size is not None and sizes.get(name) != size}
     return sizes
 

@@ -119,11 +119,11 @@ class Searcher:
     ) -> Wanted:
         """These rows of all sources, as a group that comes in together."""
         some = [sources[row] for row in rows]
-        begun = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.begun)] * len(rows)
+        begun = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.forced_prefix)] * len(rows)
         return Wanted(
             self.reading.batch(some),
             self._longest(some, settings),
-            Padded.from_rows(begun) if prefixes is not None or settings.begun else None,
+            Padded.from_rows(begun) if prefixes is not None or settings.forced_prefix else None,
             _seeds(settings, [numbers[row] for row in rows]),
         )
 
@@ -154,8 +154,8 @@ class Searcher:
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
         strategy, rules = self._chooser(settings)
-        if prefixes is None and settings.begun:
-            prefixes = [list(settings.begun)] * batch.size
+        if prefixes is None and settings.forced_prefix:
+            prefixes = [list(settings.forced_prefix)] * batch.size
         return search(
             self.network,
             batch.to(self.device),
@@ -207,17 +207,20 @@ class ListedSearcher(Searcher):
     ) -> list[list[Hypothesis]]:
         if batch.source is None or batch.source.ids is None or batch.extra:
             raise InputError("a shortlist is for sources that are one text", remedy="leave it out")
-        if prefixes is None and settings.begun:
-            prefixes = [list(settings.begun)] * batch.size
+        if prefixes is None and settings.forced_prefix:
+            prefixes = [list(settings.forced_prefix)] * batch.size
         allowed = self.shortlist.allowed(batch.source)
         for row, prefix in enumerate(prefixes or []):  # what a line is given to say, it may say
             allowed[row, prefix] = True
-        if settings.first is not None:
-            allowed[:, settings.first] = True
+        if settings.forced_bos is not None:
+            allowed[:, settings.forced_bos] = True
         network = narrow(self._rows, allowed)
-        changes = {name: tuple(network.places(getattr(settings, name))) for name in ("begun", "never", "never_first")}
-        first = None if settings.first is None else network.places([settings.first])[0]
-        small = settings.model_copy(update={**changes, "first": first})
+        changes = {
+            name: tuple(network.places(getattr(settings, name)))
+            for name in ("forced_prefix", "suppress", "suppress_first")
+        }
+        first = None if settings.forced_bos is None else network.places([settings.forced_bos])[0]
+        small = settings.model_copy(update={**changes, "forced_bos": first})
         begun = None if prefixes is None else [network.places(prefix) for prefix in prefixes]
         found = Searcher(network, self.reading, self.reach, None).batch(small, batch, longest, begun, numbers)
         return [[network.named(one) for one in line] for line in found]

@@ -36,7 +36,7 @@ def go_on(
     find: Find, tokenizer: Tokenizer, texts: Sequence[str], settings: GenerationRecipe, reach: int
 ) -> list[Continued]:
     """Each text is forced as the first tokens, and `max_length` more may follow; an empty one begins from nothing."""
-    most = min(settings.max_source, reach - 1)
+    most = min(settings.max_source_length, reach - 1)
     encoded = tokenizer.encode_batch(texts)
     begun = [ids[-most:] for ids in encoded]
     results: dict[int, Continued] = {}

@@ -63,7 +63,7 @@ def _placed(
 ) -> Model:
     network = network.to(pick_device(device))
     parameters = build.count_parameters(network)
-    if precision == "auto" and recipe.model.stored == "int8" and pick_device(device).type == "cpu":
+    if precision == "auto" and recipe.model.weight_dtype == "int8" and pick_device(device).type == "cpu":
         precision = "int8"  # rounded already: reading it so changes nothing more
     network = network if precision is None else for_generation(network, precision)
     graphs = Graphs() if next(network.parameters()).is_cuda else None

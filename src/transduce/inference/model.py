@@ -44,7 +44,7 @@ class Prediction:
     tokens: tuple[str, ...]  # the closing </s> included
     token_scores: tuple[float, ...]
     complete: bool = True  # False: cut at the greatest length
-    source_cut: bool = False  # True: the source was longer than `max_source` tokens
+    source_cut: bool = False  # True: the source was longer than `max_source_length` tokens
     nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
     path: Path | None = field(default=None, repr=False, compare=False)
     model: Model | None = field(default=None, repr=False, compare=False)
@@ -159,10 +159,10 @@ class Model:
             if len(prefixes) != len(texts):
                 raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one a line")
         if draft is not None:
-            given = prefixes or chosen.begun or None
+            given = prefixes or chosen.forced_prefix or None
             check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, given)
         searcher = self.searcher if shortlist is None else self.searcher.listed(shortlist)
-        most = min(chosen.max_source, self._reach[0])
+        most = min(chosen.max_source_length, self._reach[0])
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
         encoded = self.reading.read([texts[number] for number in busy])
@@ -271,7 +271,7 @@ class Model:
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
         check_texts("embed", texts)
-        most = min(self.recipe.generation.max_source, self._reach[0])
+        most = min(self.recipe.generation.max_source_length, self._reach[0])
         encoded = self.reading.read(texts)
         if cut := sum(len(ids) > most for ids in encoded):
             warnings.warn(f"{cut:,} texts were cut to {most:,} tokens", stacklevel=2)

@@ -63,10 +63,10 @@ def whole_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
-    """Writes a run with the same tokens and `model.stored: int8`; `network` is the one that the run holds, in fp32."""
+    """Writes a run with the same tokens and `model.weight_dtype: int8`; `network` is the one that the run holds, in fp32."""
     run, target = Run(Path(folder)), Run(Path(new))
     recipe = run.recipe()
-    if recipe.model.stored == "int8":
+    if recipe.model.weight_dtype == "int8":
         raise InputError("this run is in 8 bits already", where=str(run.folder), remedy="copy the folder")
     if target.exists or target.checkpoints.steps():
         raise InputError("there is a run here already", where=str(target.folder), remedy="give another folder")
@@ -78,7 +78,7 @@ def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
     target.save_tokenizers(*tokenizers)
     target.checkpoints.save_final(checkpoint.step, rounded_weights(network), {})
     changes = {
-        "model": recipe.model.model_copy(update={"stored": "int8"}),
+        "model": recipe.model.model_copy(update={"weight_dtype": "int8"}),
         # Adapters are in the matrices by now, and what the run began from is behind it.
         "training": recipe.training.model_copy(update={"adapters": None}),
         "init": type(recipe.init)(),
@@ -89,7 +89,7 @@ def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
 
 def check_learns(recipe: Recipe, where: str) -> None:
     """Refuses a run whose weights were rounded where it would have to learn."""
-    if recipe.model.stored == "int8":
+    if recipe.model.weight_dtype == "int8":
         raise InputError(
             "this run holds its matrices in 8 bits, for generation: it learns no more",
             where=where,

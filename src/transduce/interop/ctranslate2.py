@@ -27,7 +27,7 @@ FITTING: dict[str, tuple[Any, ...]] = {  # what an option may be
     "reach": (None,),
     "projections": ("all",),
     "activation": tuple(ACTIVATIONS),
-    "normalisation": ("layer", "rms"),
+    "norm_kind": ("layer", "rms"),
     "position": ("sinusoidal", "learned", "none", "relative", "rotary"),
     "score": ("scaled_dot", "dot"),
     "normaliser": ("softmax",),
@@ -78,13 +78,13 @@ def specification(network: nn.Module, recipe: ModelRecipe, source: list[str], ta
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(target)
         spec.config.decoder_start_token = SPECIALS[BOS]
-        spec.config.add_source_eos = recipe.closed
+        spec.config.add_source_eos = recipe.source_eos
     else:
         spec = specs.TransformerDecoderModelSpec(_stack(specs, recipe, "decoder", weights, network))
         spec.register_vocabulary(target)
     assert recipe.decoder is not None
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (SPECIALS[one] for one in (BOS, EOS, UNK))
-    spec.config.layer_norm_epsilon = recipe.decoder["epsilon"] or EPSILON[recipe.decoder["normalisation"]]
+    spec.config.layer_norm_epsilon = recipe.decoder["norm_eps"] or EPSILON[recipe.decoder["norm_kind"]]
     return spec
 
 
@@ -108,8 +108,8 @@ def check(recipe: ModelRecipe, where: str) -> None:
     """What the library cannot compute is named."""
     if recipe.decoder is None:
         raise InputError("it carries models that write: an encoder and a decoder, or a decoder", where=where)
-    if recipe.copying is not None:
-        raise InputError("copying: words of the source cannot be copied there", where=where, remedy="use --to onnx")
+    if recipe.copy is not None:
+        raise InputError("copy: words of the source cannot be copied there", where=where, remedy="use --to onnx")
     if recipe.output != "plain":
         raise InputError(f"output: {recipe.output} does not fit CTranslate2", where=where, remedy="use --to onnx")
     parts = {side: part for side in ("encoder", "decoder") if (part := getattr(recipe, side)) is not None}
@@ -123,14 +123,14 @@ def check(recipe: ModelRecipe, where: str) -> None:
                     where=where,
                     remedy=f"it has {', '.join(map(str, known))}; --to onnx carries most models",
                 )
-    if len({part["epsilon"] or EPSILON[part["normalisation"]] for part in parts.values()}) > 1:
-        raise InputError("epsilon: one for encoder and decoder would fit", where=where, remedy="use --to onnx")
+    if len({part["norm_eps"] or EPSILON[part["norm_kind"]] for part in parts.values()}) > 1:
+        raise InputError("norm_eps: one for encoder and decoder would fit", where=where, remedy="use --to onnx")
 
 
 def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Tensor], network: nn.Module) -> Any:
     """The blocks of one side, filled."""
     part = getattr(recipe, side)
-    position, rms = part["position"]["kind"], part["normalisation"] == "rms"
+    position, rms = part["position"]["kind"], part["norm_kind"] == "rms"
     options: dict[str, Any] = {
         "pre_norm": part["norm"] == "before",
         "activation": specs.common_spec.Activation[ACTIVATIONS[part["activation"]]],
@@ -138,7 +138,7 @@ def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Ten
         "relative_attention_bias": position == "relative",
         "ffn_glu": part["gated"],
         "rms_norm": rms,
-        "num_heads_kv": part["key_heads"] if part["key_heads"] != part["heads"] else None,
+        "num_heads_kv": part["kv_heads"] if part["kv_heads"] != part["heads"] else None,
         "head_dim": part["head_width"],
     }
     if position == "rotary":

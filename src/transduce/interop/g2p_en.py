@@ -81,7 +81,7 @@ def read(file: Path) -> Imported:
         "model": {
             "encoder": {**part, "bidirectional": False},
             "decoder": {**part, "reader": "start", "bridge": "none"},
-            "scaled": False,
+            "scale_embedding": False,
         },
         "generation": {"strategy": "greedy", "beam": 1, "max_length": LONGEST},
         "evaluation": {"metrics": ("exact", "per"), "references": "by_source"},

@@ -19,11 +19,11 @@ EPSILON = 1e-5  # of a norm, where nothing else is said
 class Embedding(FrontEnd):
     """One vector an id. Stored with deviation D ** -0.5, as the output layer needs it, and scaled up on reading."""
 
-    closed: bool = True  # False: the </s> that closes a source is not read
+    source_eos: bool = True  # False: the </s> that closes a source is not read
 
-    def __init__(self, size: int, width: int, *, scaled: bool = True) -> None:
+    def __init__(self, size: int, width: int, *, scale_embedding: bool = True) -> None:
         super().__init__()
-        self.size, self.width, self.scale = size, width, math.sqrt(width) if scaled else 1.0
+        self.size, self.width, self.scale = size, width, math.sqrt(width) if scale_embedding else 1.0
         self.table = nn.Embedding(size, width, padding_idx=PAD)
         nn.init.normal_(self.table.weight, std=width**-0.5)
         nn.init.zeros_(self.table.weight[PAD].detach())
@@ -33,15 +33,15 @@ class Embedding(FrontEnd):
 
     def rows(self, source: Padded) -> Padded:
         mask = source.mask
-        if not self.closed:  # of an empty source it stays, as there must be something to see
+        if not self.source_eos:  # of an empty source it stays, as there must be something to see
             lengths = (mask.sum(1, keepdim=True) - 1).clamp(min=1)
             mask = mask & (torch.arange(mask.size(1), device=mask.device) < lengths)
         return Padded(self(source.values), mask)
 
 
-def deepened(width: int, epsilon: float | None = None) -> list[nn.Module]:
+def deepened(width: int, norm_eps: float | None = None) -> list[nn.Module]:
     """What stands before the scores of a masked language model: LayerNorm(gelu(W x + b)) (Devlin 2019)."""
-    return [dense(width, width), nn.GELU(), nn.LayerNorm(width, epsilon or EPSILON)]
+    return [dense(width, width), nn.GELU(), nn.LayerNorm(width, norm_eps or EPSILON)]
 
 
 class Output(nn.Module):

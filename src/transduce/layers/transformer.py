@@ -63,13 +63,13 @@ class Blocks(nn.Module):
         width: Count = 256,
         heads: Count = 4,
         head_width: Count | None = None,
-        key_heads: Count | None = None,
+        kv_heads: Count | None = None,
         hidden: Count = 1024,
         activation: Activation = "relu",
         gated: bool = False,
         norm: Place = "before",
-        normalisation: Normalisation = "layer",
-        epsilon: Annotated[float, Gt(0)] | None = None,
+        norm_kind: Normalisation = "layer",
+        norm_eps: Annotated[float, Gt(0)] | None = None,
         embedding_norm: bool = False,
         bias: bool = True,
         position: type[PositionEncoding] = Sinusoidal,
@@ -95,10 +95,10 @@ class Blocks(nn.Module):
                 raise InputError(f"own: {own} has no reach", remedy="leave reach out, or set own: attention")
         if head_width not in (None, width // heads):
             free_of_heads(self.position, head_width)
-        shape = Heads(heads, key_heads or heads, score, normaliser, projections, bias, attention_dropout, head_width)
+        shape = Heads(heads, kv_heads or heads, score, normaliser, projections, bias, attention_dropout, head_width)
 
         def levelled() -> nn.Module:
-            return NORMALISATIONS[normalisation](width, bias, **({} if epsilon is None else {"eps": epsilon}))
+            return NORMALISATIONS[norm_kind](width, bias, **({} if norm_eps is None else {"eps": norm_eps}))
 
         def think() -> FeedForward:
             return FeedForward(width, hidden, activation, hidden_dropout, gated=gated, bias=bias)
@@ -123,7 +123,7 @@ class Blocks(nn.Module):
     @property
     def supports_packing(self) -> bool:
         """Whether several sequences may share a row: each sees its own tokens alone."""
-        return self.caches and isinstance(self.embedding, Embedding) and self.embedding.closed
+        return self.caches and isinstance(self.embedding, Embedding) and self.embedding.source_eos
 
     def enter(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
         """What the first block reads of vectors (R T D) at these places."""

@@ -36,7 +36,7 @@ __all__ = [
 OBJECTIVES: dict[str, type[Objective]] = {
     "cross_entropy": CrossEntropy,
     "truncated": Truncated,
-    "whole_stream": WholeStream,
+    "prefix_lm": WholeStream,
     "r_drop": RDrop,
     "scheduled_sampling": ScheduledSampling,
     "distillation": Distillation,

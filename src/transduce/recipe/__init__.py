@@ -6,7 +6,7 @@ from transduce.recipe.overrides import override
 from transduce.recipe.recipe import Recipe, dump, explain_error, load, parse
 from transduce.recipe.schema import (
     AdaptersRecipe,
-    CopyingRecipe,
+    CopyRecipe,
     EvaluationRecipe,
     GenerationRecipe,
     InitRecipe,
@@ -20,7 +20,7 @@ from transduce.recipe.schema import (
 
 __all__ = [
     "AdaptersRecipe",
-    "CopyingRecipe",
+    "CopyRecipe",
     "Corpora",
     "Corpus",
     "DataRecipe",

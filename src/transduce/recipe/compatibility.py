@@ -34,7 +34,7 @@ def check_shape(recipe: Recipe, where: str) -> None:
     if model.head is not None:
         _check_labels(model.head, recipe, where)
     for name, wanted in (
-        ("copying", model.copying is not None),
+        ("copy", model.copy is not None),
         ("ctc", model.ctc is not None),
         ("share", model.share != "none"),
     ):
@@ -59,9 +59,9 @@ def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
         (gives_vectors(model), "both sides of a pair go through one encoder, so they need one vocabulary", "", one),
         (model.share == "all", "share: all needs one vocabulary", ".share", f"{one}, or share: layers"),
         (
-            model.copying is not None,
-            "copying needs one vocabulary: a word has the same id on both sides",
-            ".copying",
+            model.copy is not None,
+            "`copy` needs one vocabulary: a word has the same id on both sides",
+            ".copy",
             one,
         ),
         (model.tie == "all", "tie: all needs one vocabulary", "", f"{one}, or tie: target"),
@@ -117,14 +117,14 @@ def _check_texts_among(recipe: Recipe, encoder: Spec, shapes: Mapping[str, Any],
         if value == "all" and encoder["width"] not in widths:
             wanted = f"a text of width {encoder['width']} among the sources" if texts else "a text on both sides"
             raise InputError(f"{name}: all needs {wanted}", where=f"{where}: model.{name}")
-    if model.copying is not None and len(texts) < len(shapes):
+    if model.copy is not None and len(texts) < len(shapes):
         problem = "there is nothing to copy: not all sources are texts"
-        raise InputError(problem, where=f"{where}: model.copying", remedy="leave copying out")
-    if recipe.tokens.numbered:
+        raise InputError(problem, where=f"{where}: model.copy", remedy="leave copy out")
+    if recipe.tokens.oov_placeholders:
         raise InputError(
-            "unknown words are numbered in one text, not in several sources",
-            where=f"{where}: tokens.numbered",
-            remedy="set tokens.numbered: 0, and tokens of characters or pieces for words that are new",
+            "out-of-vocabulary placeholders need one source text, not several sources",
+            where=f"{where}: tokens.oov_placeholders",
+            remedy="set tokens.oov_placeholders: 0, and tokens of characters or pieces for words that are new",
         )
 
 
@@ -201,7 +201,7 @@ def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> No
         raise InputError(
             f"{kind} would see the token it foretells: {encoder} looks both ways in every row",
             where=where,
-            remedy="set model.encoder.kind: both_ways",
+            remedy="set model.encoder.kind: elmo",
         )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+# `copy` was a method of pydantic 1; nothing here calls it.
+warnings.filterwarnings("ignore", 'Field name "copy" in "ModelRecipe" shadows', UserWarning)
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -43,7 +47,7 @@ class TokensRecipe(Section):
     source: TextRecipe = TextRecipe()
     target: TextRecipe = TextRecipe()
     shared: bool = Field(False, description="one vocabulary for both sides, trained on both")
-    numbered: int = Field(
+    oov_placeholders: int = Field(
         0, ge=0, le=1000, description="unknown words of a source that are told apart, as <unk1> .. <unkN>; 0: none"
     )
 
@@ -51,13 +55,13 @@ class TokensRecipe(Section):
     def _shared_alike(self) -> Self:
         if self.shared and self.source != self.target:
             raise ValueError("a shared vocabulary needs equal `tokens.source` and `tokens.target`")
-        if self.numbered and not (self.shared and self.source.kind == "words"):
-            raise ValueError("`numbered` unknowns need one vocabulary of words: set `shared: true` and `kind: words`")
+        if self.oov_placeholders and not (self.shared and self.source.kind == "words"):
+            raise ValueError("`oov_placeholders` need one vocabulary of words: set `shared: true` and `kind: words`")
         return self
 
 
-class CopyingRecipe(Section):
-    """Which attention is copied along: decoders/copying.py."""
+class CopyRecipe(Section):
+    """Which attention is copied along: decoders/copy.py."""
 
     layer: int = Field(-1, description="of the decoder; -1: the last")
     head: int | None = Field(None, description="one head of it; left out: the mean of all")
@@ -81,15 +85,17 @@ class ModelRecipe(Section):
     share: Literal["none", "layers", "all"] = Field(
         "none", description="one set of weights in encoder and decoder where they are alike; `all`: the embedding too"
     )
-    scaled: bool = Field(True, description="embeddings are multiplied by the root of the width as they are read")
+    scale_embedding: bool = Field(
+        True, description="embeddings are multiplied by the root of the width as they are read"
+    )
     output: Literal["plain", "deep"] = Field(
         "plain", description="deep: a layer and a norm of it come before the scores of the tokens (BERT)"
     )
-    closed: bool = Field(True, description="false: the </s> that closes every source is not read (OpenNMT-py)")
-    stored: Literal["fp32", "int8"] = Field(
+    source_eos: bool = Field(True, description="false: the </s> that closes every source is not read (OpenNMT-py)")
+    weight_dtype: Literal["fp32", "int8"] = Field(
         "fp32", description="int8: the run holds its matrices in 8 bits, and learns no more; `transduce quantise`"
     )
-    copying: CopyingRecipe | None = Field(
+    copy: CopyRecipe | None = Field(  # type: ignore[assignment]
         None, description="words of the source may be said by looking at them; {} for the usual options"
     )
     ctc: CtcRecipe | None = Field(
@@ -106,7 +112,7 @@ class InitRecipe(Section):
 
 
 class GenerationRecipe(Section):
-    strategy: Literal["beam", "full_beam", "greedy", "sample"] = "beam"
+    strategy: Literal["beam", "huggingface_beam", "greedy", "sample"] = "beam"
     beam: Positive = Field(5, description="beam width; samples a line when sampling")
     nbest: Positive = 1
     length_penalty: float = Field(1.0, ge=0, description="finished hypotheses are ranked by score / length ** penalty")
@@ -116,17 +122,20 @@ class GenerationRecipe(Section):
     min_length: int = Field(0, ge=0, description="fewest tokens")
     max_length: Positive = Field(256, description="most tokens")
     max_ratio: float = Field(3.0, gt=0, description="most tokens also: ratio * source tokens + 50")
-    no_repeat: int = Field(0, ge=0, description="no n-gram of this size twice; 0: off")
+    no_repeat_ngram: int = Field(0, ge=0, description="no n-gram of this size twice; 0: off")
     repetition_penalty: float = Field(1.0, ge=1)
     stop: Literal["bound", "length", "full"] = Field(
-        "bound", description="full_beam: when nothing better can come; when nothing of this length is better; when full"
+        "bound",
+        description="huggingface_beam: when nothing better can come; when nothing of this length is better; when full",
     )
-    first: int | None = Field(None, ge=0, description="id of the token that every output begins with")
-    begun: tuple[int, ...] = Field((), description="ids that every output is given to begin with, at no cost")
-    never: tuple[int, ...] = Field((), description="ids of tokens that are never said")
-    never_first: tuple[int, ...] = Field((), description="ids of tokens that no output begins with")
-    closed: bool = Field(False, description="an output that reaches max_length ends there with </s>")
-    max_source: Positive = Field(2048, description="longer sources are cut to this many tokens, counted and flagged")
+    forced_bos: int | None = Field(None, ge=0, description="id of the token that every output begins with")
+    forced_prefix: tuple[int, ...] = Field((), description="ids that every output is given to begin with, at no cost")
+    suppress: tuple[int, ...] = Field((), description="ids of tokens that are never said")
+    suppress_first: tuple[int, ...] = Field((), description="ids of tokens that no output begins with")
+    forced_eos: bool = Field(False, description="an output that reaches max_length ends there with </s>")
+    max_source_length: Positive = Field(
+        2048, description="longer sources are cut to this many tokens, counted and flagged"
+    )
     batch_tokens: Positive = 4096
     seed: int = 1
 
@@ -198,7 +207,7 @@ class TrainingRecipe(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
     record: bool = Field(True, description="replay the passes over batches as recorded graphs, on a GPU")
-    checkpoint_layers: bool = Field(
+    gradient_checkpointing: bool = Field(
         False, description="keep only what enters each Transformer block, and compute the rest again: less memory"
     )
     ema: Fraction = Field(0.0, description="decay of the moving average of the weights; 0: off")
@@ -210,7 +219,7 @@ class TrainingRecipe(Section):
     monitor: str = Field("loss", description="what is watched on the development set: loss, or a metric by name")
     patience: Positive | None = Field(5, description="validations without progress before training stops")
     log_every: Positive = 10
-    bad_updates: Positive = Field(5, description="non-finite updates in a row after which training stops")
+    max_nonfinite: Positive = Field(5, description="non-finite updates in a row after which training stops")
     seed: int = 1
     deterministic: bool = Field(False, description="refuse operations whose result may differ between runs")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")

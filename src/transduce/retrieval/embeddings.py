@@ -81,7 +81,7 @@ def _cache_key(model: Model, lines: list[str]) -> str:
     """A hash of everything that the vectors depend on: model options, vocabulary, weights, text."""
     settings = [
         model.recipe.model.model_dump(mode="json"),
-        model.recipe.generation.max_source,
+        model.recipe.generation.max_source_length,
         model.source.fingerprint,
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

@@ -91,7 +91,7 @@ def trial_updates(
     settings, (source, target) = recipe.training, tokenizers
     try:
         network = build.build_model(recipe.model, source.size, target.size, source.starts).to(device)
-        if settings.checkpoint_layers:
+        if settings.gradient_checkpointing:
             recompute(network)
         auxiliary = None if recipe.model.decoder is None else objective.beside(recipe.model.decoder["width"])
         if auxiliary is not None:

@@ -122,9 +122,9 @@ class Update:
     ) -> None:
         self.model, self.optimiser, self.objective = model, optimiser, objective
         self.settings, self.processes, self.device = settings, processes, device
-        if settings.checkpoint_layers and not recompute(model):
+        if settings.gradient_checkpointing and not recompute(model):
             raise InputError(
-                "training.checkpoint_layers: this model has no Transformer blocks",
+                "training.gradient_checkpointing: this model has no Transformer blocks",
                 remedy="leave it out; training.accumulate also reduces the memory of an update",
             )
         self.forward = _compiled(model) if settings.compile else model
@@ -142,7 +142,7 @@ class Update:
         """Whether passes are replayed as CUDA graphs: on a GPU, if they depend on nothing but the batch shapes."""
         capturable = self.objective.capturable and bool(getattr(self.model, "capturable", False))
         wanted = self.settings.record and self.settings.unfreeze is None  # unfreezing removes and adds gradients
-        wanted = wanted and not self.settings.checkpoint_layers  # recomputation reads the generator state
+        wanted = wanted and not self.settings.gradient_checkpointing  # recomputation reads the generator state
         return wanted and capturable and self.device.type == "cuda"
 
     @property

@@ -15,18 +15,18 @@ from transduce.flow import UNK
 
 def oov_words(tokenizer: Tokenizer, source: str) -> list[str]:
     """The different words of a source that have a number, in its order."""
-    if not tokenizer.numbered:
+    if not tokenizer.oov_placeholders:
         return []
     encoded = tokenizer.encode_source(source)
     places = zip(encoded.ids, encoded.offsets, strict=True)
     words = dict.fromkeys(source[begin:end] for number, (begin, end) in places if number == UNK)
-    return [word for word in words if not word.isspace()][: tokenizer.numbered]
+    return [word for word in words if not word.isspace()][: tokenizer.oov_placeholders]
 
 
 def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Each source, its parts closed by </s>, with numbers for its own unknown words."""
     rows = tokenizer.encode_sources(texts)
-    if not tokenizer.numbered:
+    if not tokenizer.oov_placeholders:
         return rows
     return [
         _number(tokenizer, text, tokenizer.encode_source(text), text) if UNK in ids else ids
@@ -37,7 +37,7 @@ def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
 def encode_targets(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence[str]) -> list[list[int]]:
     """Each text with the numbers that its own source gives; one vocabulary serves both sides."""
     rows = [[*tokenizer.lead, *ids] for ids in tokenizer.encode_batch(texts)]
-    if not tokenizer.numbered:
+    if not tokenizer.oov_placeholders:
         return rows
     return [
         _number(tokenizer, text, tokenizer.encode(text), source) if UNK in ids else ids

@@ -56,9 +56,9 @@ class Tokenizer:
         self._content = [b"", b"", b"", SPECIALS[UNK].encode(), *self._content]
 
     @classmethod
-    def train(cls, texts: Iterable[str], kind: str, size: int, min_count: int = 1, numbered: int = 0) -> Self:
+    def train(cls, texts: Iterable[str], kind: str, size: int, min_count: int = 1, oov_placeholders: int = 0) -> Self:
         """Learns at most `size` pieces, specials included (`bytes`, `bpe`, `unigram`: never fewer than 260), and
-        `numbered` unknowns more (`words` only)."""
+        `oov_placeholders` placeholders more (`words` only)."""
         if kind == vocabularies.GIVEN:
             raise InputError(
                 "given tokens are those of an imported run, and cannot be trained",
@@ -66,9 +66,9 @@ class Tokenizer:
             )
         if kind not in vocabularies.KINDS:
             raise InputError(f"unknown kind of tokens {kind!r}", remedy=nearest(kind, vocabularies.KINDS))
-        if numbered and kind != "words":
-            raise InputError(f"numbered unknowns stand for words, not {kind}", remedy="set `kind: words`")
-        return cls(vocabularies.train(texts, kind, size, min_count, numbered))
+        if oov_placeholders and kind != "words":
+            raise InputError(f"out-of-vocabulary placeholders stand for words, not {kind}", remedy="set `kind: words`")
+        return cls(vocabularies.train(texts, kind, size, min_count, oov_placeholders))
 
     @property
     def kind(self) -> str:
@@ -92,12 +92,12 @@ class Tokenizer:
         return self.vocabulary.tail
 
     @property
-    def numbered(self) -> int:
-        return self.vocabulary.numbered
+    def oov_placeholders(self) -> int:
+        return self.vocabulary.oov_placeholders
 
     @property
     def numbers(self) -> range:
-        """The ids of the numbered unknowns: <unk1> is the first."""
+        """The ids of the out-of-vocabulary placeholders: <unk1> is the first."""
         return range(len(SPECIALS), self.vocabulary.unspoken)
 
     @cached_property
@@ -187,7 +187,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], unknown: Sequence[str] = ()) -> str:
         """The text again, to the letter. What was <unk> is written `<unk>`: nothing is left out in silence.
 
-        `unknown` are the words that numbered unknowns stand for, the first for <unk1>.
+        `unknown` are the words that out-of-vocabulary placeholders stand for, the first for <unk1>.
         """
         if self.kind == vocabularies.GIVEN:
             return self._library_text(ids)

@@ -42,13 +42,13 @@ _FLOOR_STEP = 0.0001  # the library ranks unseen characters by this, in an order
 @dataclass(frozen=True)
 class Vocabulary:
     """What training leaves behind, and all that is saved. The first four pieces are the special ones; after them
-    come, in `words`, as many numbered unknowns as were asked for."""
+    come, in `words`, the requested number of out-of-vocabulary placeholders."""
 
     kind: str
     pieces: tuple[str, ...]
     merges: tuple[tuple[str, str], ...] = ()  # bpe, the first learnt first
     scores: tuple[float, ...] = ()  # unigram: log-probability of every piece
-    numbered: int = 0  # pieces <unk1> .. <unkN>: see unknowns.py
+    oov_placeholders: int = 0  # pieces <unk1> .. <unkN>: see unknowns.py
     library: str = ""  # given: the tokenizer as the library writes it, with numbers of its own
     rows: tuple[int, ...] = ()  # given: the library's number of every piece, -1 where it has none
     lead: tuple[int, ...] = ()  # given: pieces that every text begins with
@@ -56,8 +56,8 @@ class Vocabulary:
 
     @property
     def unspoken(self) -> int:
-        """How many pieces no text can spell: the special and the numbered ones."""
-        return len(SPECIALS) + self.numbered
+        """How many pieces no text can spell: the special ones and the placeholders."""
+        return len(SPECIALS) + self.oov_placeholders
 
 
 def byte_letters() -> list[str]:
@@ -67,7 +67,7 @@ def byte_letters() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1, numbered: int = 0) -> Vocabulary:
+def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1, oov_placeholders: int = 0) -> Vocabulary:
     """A vocabulary of at most `size` pieces, or of the fewest that the kind needs where that is more.
 
     Numbered unknowns, which `words` may have, come on top.
@@ -80,7 +80,7 @@ def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1, number
     if kind == "labels":
         return Vocabulary(kind, (*SPECIALS, *_most_common(Counter(texts), size - len(SPECIALS), min_count)))
     if kind == "words":
-        return _train_words(texts, size, min_count, numbered)
+        return _train_words(texts, size, min_count, oov_placeholders)
     if kind == "bytes":
         return Vocabulary(kind, (*SPECIALS, *byte_letters()))
     return _train_bpe(texts, size, min_count) if kind == "bpe" else _train_unigram(texts, size)
@@ -91,7 +91,7 @@ def _most_common(counts: Counter[str], most: int, min_count: int) -> list[str]:
     return sorted(frequent, key=lambda piece: (-counts[piece], piece))[: max(most, 0)]
 
 
-def _train_words(texts: Iterable[str], size: int, min_count: int, numbered: int) -> Vocabulary:
+def _train_words(texts: Iterable[str], size: int, min_count: int, oov_placeholders: int) -> Vocabulary:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())
@@ -99,9 +99,9 @@ def _train_words(texts: Iterable[str], size: int, min_count: int, numbered: int)
     always = [" ", "\t"]  # a doubled space must survive even where training saw none
     for piece in always:
         counts.pop(piece, None)
-    numbers = [f"<unk{number}>" for number in range(1, numbered + 1)]
+    numbers = [f"<unk{number}>" for number in range(1, oov_placeholders + 1)]
     pieces = (*SPECIALS, *numbers, *always, *_most_common(counts, size - len(SPECIALS) - 2, min_count))
-    return Vocabulary("words", pieces, numbered=numbered)
+    return Vocabulary("words", pieces, oov_placeholders=oov_placeholders)
 
 
 def _train_bpe(texts: Iterable[str], size: int, min_count: int) -> Vocabulary:
@@ -187,7 +187,7 @@ def _with_bytes(model: models.Model) -> Backend:
 def to_json(vocabulary: Vocabulary) -> str:
     """The file of a vocabulary, of which its fingerprint is made too: the same vocabulary, the same letters."""
     content = asdict(vocabulary)
-    for name in ("numbered", "library", "rows", "lead", "tail"):
+    for name in ("oov_placeholders", "library", "rows", "lead", "tail"):
         if not content[name]:  # a vocabulary without them is the file it was before they were thought of
             del content[name]
     return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
@@ -198,16 +198,16 @@ def from_json(text: str) -> Vocabulary:
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"expected a JSON object with format {FORMAT}")
-    kind, pieces, numbered = content["kind"], tuple(content["pieces"]), content.get("numbered", 0)
+    kind, pieces, oov_placeholders = content["kind"], tuple(content["pieces"]), content.get("oov_placeholders", 0)
     merges = tuple((left, right) for left, right in content["merges"])
     scores = tuple(float(score) for score in content["scores"])
     if kind not in (*KINDS, GIVEN):
         raise ValueError(f"unknown kind {kind!r}")
     if pieces[: len(SPECIALS)] != SPECIALS or not all(isinstance(piece, str) and piece for piece in pieces):
         raise ValueError(f"the pieces must begin with {' '.join(SPECIALS)}")
-    if not isinstance(numbered, int) or not 0 <= numbered <= len(pieces) - len(SPECIALS):
-        raise ValueError("more numbered unknowns than pieces")
-    unspoken = len(SPECIALS) + numbered
+    if not isinstance(oov_placeholders, int) or not 0 <= oov_placeholders <= len(pieces) - len(SPECIALS):
+        raise ValueError("more out-of-vocabulary placeholders than pieces")
+    unspoken = len(SPECIALS) + oov_placeholders
     if len(set(pieces[unspoken:])) != len(pieces) - unspoken:
         raise ValueError("a piece stands there twice")
     if kind in ("bytes", "bpe", "unigram") and not set(byte_letters()) <= set(pieces):
@@ -221,5 +221,5 @@ def from_json(text: str) -> Vocabulary:
             raise ValueError("the numbers of the library do not fit the pieces")
         if not all(isinstance(number, int) and 0 <= number < len(pieces) for number in (*lead, *tail)):
             raise ValueError("a text cannot begin or end with a piece that is not there")
-        return Vocabulary(kind, pieces, merges, scores, numbered, str(content["library"]), rows, lead, tail)
-    return Vocabulary(kind, pieces, merges, scores, numbered)
+        return Vocabulary(kind, pieces, merges, scores, oov_placeholders, str(content["library"]), rows, lead, tail)
+    return Vocabulary(kind, pieces, merges, scores, oov_placeholders)

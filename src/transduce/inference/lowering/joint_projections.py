@@ -28,13 +28,13 @@ class JointSelf(MultiHead):
 
     def __init__(self, plain: MultiHead) -> None:
         nn.Module.__init__(self)
-        self.heads, self.key_heads = plain.heads, plain.key_heads
+        self.heads, self.kv_heads = plain.heads, plain.kv_heads
         self.output, self.attend = plain.output, plain.attend
         self.all = joined([plain.query, plain.key, plain.value])  # type: ignore[list-item]
 
     def look(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        every = self.all(rows).unflatten(-1, (self.heads + 2 * self.key_heads, -1)).transpose(1, 2)
-        query, keys, values = every.split((self.heads, self.key_heads, self.key_heads), 1)  # R . T K
+        every = self.all(rows).unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
+        query, keys, values = every.split((self.heads, self.kv_heads, self.kv_heads), 1)  # R . T K
         return query, self.attend.keys(keys), values
 
     def ask(self, rows: Tensor) -> Tensor:
@@ -49,12 +49,12 @@ class JointMemory(MultiHead):
 
     def __init__(self, plain: MultiHead) -> None:
         nn.Module.__init__(self)
-        self.heads, self.key_heads = plain.heads, plain.key_heads
+        self.heads, self.kv_heads = plain.heads, plain.kv_heads
         self.query, self.output, self.attend = plain.query, plain.output, plain.attend
         self.both = joined([plain.key, plain.value])  # type: ignore[list-item]
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        both = self.both(memory).unflatten(-1, (2 * self.key_heads, -1)).transpose(1, 2)  # B 2G S K
+        both = self.both(memory).unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)  # B 2G S K
         # One source's keys lie together: they are read at every step, and made once.
         keys, values = (part.contiguous() for part in both.chunk(2, 1))
         return self.attend.keys(keys), values

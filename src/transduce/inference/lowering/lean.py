@@ -46,7 +46,7 @@ class LeanBlock(Block):
         assert isinstance(attention, JointSelf)
         self.every, self.result = _direct(attention.all), _direct(attention.output)
         self.scale = attention.attend.score.scale
-        self.parts = [number * width for number in (attention.heads, attention.key_heads, attention.key_heads)]
+        self.parts = [number * width for number in (attention.heads, attention.kv_heads, attention.kv_heads)]
         self.shape = (attention.heads, width)
         if isinstance(plain.cross, JointMemory):
             self.asks, self.answers = _direct(plain.cross.query), _direct(plain.cross.output)
@@ -220,6 +220,6 @@ def _fits(block: Block) -> bool:
     looks += [block.cross] if block.cross is not None else []
     joint = isinstance(block.own, SelfAttention) and all(isinstance(one, JointSelf | JointMemory) for one in looks)
     return joint and all(
-        one.attend.fused and type(one.attend.score).keys is AttentionScore.keys and one.heads == one.key_heads
+        one.attend.fused and type(one.attend.score).keys is AttentionScore.keys and one.heads == one.kv_heads
         for one in looks
     )

@@ -49,7 +49,7 @@ def _bart(recipe: Recipe, kind: str) -> Content:
         "d_model": encoder["width"],
         "activation_function": SPOKEN.get(encoder["activation"], encoder["activation"]),
         "max_position_embeddings": _places(recipe, encoder),
-        "scale_embedding": recipe.model.scaled,
+        "scale_embedding": recipe.model.scale_embedding,
         "dropout": encoder["dropout"],
         "attention_dropout": encoder["attention_dropout"],
         "activation_dropout": encoder["hidden_dropout"],
@@ -80,12 +80,12 @@ def _t5(recipe: Recipe, kind: str) -> Content:
         "num_layers": encoder["layers"],
         "num_decoder_layers": decoder["layers"],
         "feed_forward_proj": activation,
-        "layer_norm_epsilon": encoder["epsilon"] or EPSILON["rms"],
+        "layer_norm_epsilon": encoder["norm_eps"] or EPSILON["rms"],
         "relative_attention_num_buckets": encoder["position"].get("buckets", 32),
         "relative_attention_max_distance": encoder["position"].get("distance", 128),
         "dropout_rate": encoder["dropout"],
         "tie_word_embeddings": tied,
-        "scale_decoder_outputs": tied and recipe.model.scaled,
+        "scale_decoder_outputs": tied and recipe.model.scale_embedding,
         "is_encoder_decoder": True,
     }
 
@@ -101,7 +101,7 @@ def _gpt2(recipe: Recipe, kind: str) -> Content:
         "n_inner": decoder["hidden"],
         "n_positions": _places(recipe, decoder),
         "activation_function": SPOKEN.get(decoder["activation"], decoder["activation"]),
-        "layer_norm_epsilon": decoder["epsilon"] or EPSILON["layer"],
+        "layer_norm_epsilon": decoder["norm_eps"] or EPSILON["layer"],
         "resid_pdrop": decoder["dropout"],
         "embd_pdrop": decoder["dropout"],
         "attn_pdrop": decoder["attention_dropout"],
@@ -202,7 +202,14 @@ def _differences(ours: ModelRecipe, made: Mapping[str, Any]) -> list[str]:
         theirs = complete(contracts.Head, made["head"], "head")
         own = {key: value for key, value in ours.head.items() if key not in LEARNING}
         found += [_told(f"head.{key}", own[key], theirs.get(key)) for key in own if own[key] != theirs.get(key)]
-    usuals = {"tie": "none", "scaled": True, "share": "none", "copying": None, "closed": True, "output": "plain"}
+    usuals = {
+        "tie": "none",
+        "scale_embedding": True,
+        "share": "none",
+        "copy": None,
+        "source_eos": True,
+        "output": "plain",
+    }
     for key, usual in usuals.items():
         wanted = made.get(key, usual)
         if getattr(ours, key) != wanted:
@@ -217,9 +224,9 @@ def _told(key: str, ours: Any, theirs: Any) -> str:
 def _plain(part: Mapping[str, Any]) -> dict[str, Any]:
     """What a part computes: defaults that mean the same written out, what only training knows left out."""
     spec = {key: value for key, value in part.items() if key not in LEARNING}
-    spec["epsilon"] = spec["epsilon"] or EPSILON.get(spec["normalisation"])
+    spec["norm_eps"] = spec["norm_eps"] or EPSILON.get(spec["norm_kind"])
     spec["head_width"] = spec["head_width"] or spec["width"] // spec["heads"]
-    spec["key_heads"] = spec["key_heads"] or spec["heads"]
+    spec["kv_heads"] = spec["kv_heads"] or spec["heads"]
     position = dict(spec["position"])
     if position["kind"] == "sinusoidal" and spec["width"] % 2 == 0:
         position["halves"] = True  # the same waves in another order, and so is every weight: see tensors.py

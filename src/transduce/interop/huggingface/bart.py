@@ -97,7 +97,7 @@ def _model(settings: Settings, norm: Norm, waves: dict[str, Any] | None = None) 
         "encoder": _part(settings, "encoder", norm, waves),
         "decoder": _part(settings, "decoder", norm, waves),
         "tie": "all",
-        "scaled": settings.flag("scale_embedding"),
+        "scale_embedding": settings.flag("scale_embedding"),
     }
 
 

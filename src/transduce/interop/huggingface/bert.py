@@ -92,7 +92,7 @@ def _encoder(settings: Settings) -> dict[str, Any]:
         "hidden": settings.count("intermediate_size"),
         "activation": settings.activation("hidden_act", "gelu"),
         "norm": "after",
-        "epsilon": settings.rate("layer_norm_eps", 1e-12),
+        "norm_eps": settings.rate("layer_norm_eps", 1e-12),
         "embedding_norm": True,
         "position": {"kind": "learned", "longest": settings.count("max_position_embeddings", 512)},
         "dropout": settings.rate("hidden_dropout_prob"),
@@ -116,7 +116,7 @@ def _distilled(settings: Settings) -> dict[str, Any]:
         "hidden": settings.count("hidden_dim"),
         "activation": settings.activation("activation", "gelu"),
         "norm": "after",
-        "epsilon": 1e-12,
+        "norm_eps": 1e-12,
         "embedding_norm": True,
         "position": {"kind": "learned", "longest": settings.count("max_position_embeddings", 512)},
         "dropout": settings.rate("dropout"),
@@ -153,11 +153,11 @@ def one_segment(weights: dict[str, Tensor], side: str = "encoder") -> dict[str, 
 def _family(kind: str, head: dict[str, Any], **more: Any) -> Family:
     def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         encoder = ENCODERS[kind](settings)
-        made = {"encoder": encoder, "head": dict(head), "scaled": False}
+        made = {"encoder": encoder, "head": dict(head), "scale_embedding": False}
         if head["kind"] == "filler":
             settings.only("activation" if kind == "DistilBert" else "hidden_act", "gelu")
             settings.only("tie_word_embeddings", True)
-            made |= {"head": {**head, "epsilon": encoder["epsilon"]}, "tie": "target"}
+            made |= {"head": {**head, "norm_eps": encoder["norm_eps"]}, "tie": "target"}
         return made
 
     given = {"table": TABLES[kind], "special": SPECIALS[kind], "aside": _aside(kind), **more}

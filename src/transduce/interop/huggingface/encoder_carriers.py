@@ -38,7 +38,7 @@ def _sizes(recipe: Recipe) -> Content:
         "num_attention_heads": encoder["heads"],
         "intermediate_size": encoder["hidden"],
         "hidden_act": encoder["activation"].replace("gelu_tanh", "gelu_new"),
-        "layer_norm_eps": encoder["epsilon"] or USUAL,
+        "layer_norm_eps": encoder["norm_eps"] or USUAL,
         "hidden_dropout_prob": encoder["dropout"],
         "attention_probs_dropout_prob": encoder["attention_dropout"],
     }

@@ -57,7 +57,7 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
     else:
         made |= encoders.unread(carrier.architecture, config, carrier.family.prefix)
         files |= _around(model, config)
-    longest = config.get("max_position_embeddings") or config.get("n_positions") or recipe.generation.max_source
+    longest = config.get("max_position_embeddings") or config.get("n_positions") or recipe.generation.max_source_length
 
     def write_texts(folder: Path) -> None:
         masked = recipe.model.head is not None and recipe.model.head["kind"] == "filler"
@@ -147,17 +147,17 @@ def generation(settings: GenerationRecipe, order: Order, *, alone: bool) -> dict
         content |= {"do_sample": True, "temperature": settings.temperature, "top_k": settings.top_k}
         content["top_p"] = settings.top_p
     elif settings.strategy != "greedy" and settings.beam > 1:
-        stop = STOPPING[settings.stop if settings.strategy == "full_beam" else "bound"]
+        stop = STOPPING[settings.stop if settings.strategy == "huggingface_beam" else "bound"]
         content |= {"num_beams": settings.beam, "early_stopping": stop, "length_penalty": settings.length_penalty}
     silent = {number for number in (start, pad) if number is not None and number != end}  # we never say them
-    content["suppress_tokens"] = sorted(silent | {order.theirs(ours) for ours in settings.never})
+    content["suppress_tokens"] = sorted(silent | {order.theirs(ours) for ours in settings.suppress})
     optional = {
         "min_length": settings.min_length + 1 if settings.min_length else None,
-        "no_repeat_ngram_size": settings.no_repeat or None,
+        "no_repeat_ngram_size": settings.no_repeat_ngram or None,
         "repetition_penalty": settings.repetition_penalty if settings.repetition_penalty > 1 else None,
-        "begin_suppress_tokens": sorted(map(order.theirs, settings.never_first)) or None,
-        "forced_bos_token_id": None if settings.first is None else order.theirs(settings.first),
-        "forced_eos_token_id": end if settings.closed else None,
+        "begin_suppress_tokens": sorted(map(order.theirs, settings.suppress_first)) or None,
+        "forced_bos_token_id": None if settings.forced_bos is None else order.theirs(settings.forced_bos),
+        "forced_eos_token_id": end if settings.forced_eos else None,
     }
     return {**content, **{name: value for name, value in optional.items() if value is not None}}
 

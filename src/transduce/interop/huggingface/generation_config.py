@@ -42,12 +42,12 @@ def read_generation(content: Mapping[str, Any], ours: Callable[[int], int], alon
         stop = content.get("early_stopping") or False
         if stop not in STOPS:
             raise InputError(f"early_stopping: {stop!r}?", where=where, remedy="true, false or never")
-        settings |= {"strategy": "full_beam", "beam": beams, "stop": STOPS[stop]}
+        settings |= {"strategy": "huggingface_beam", "beam": beams, "stop": STOPS[stop]}
     else:
         settings |= {"strategy": "greedy", "beam": 1}
     for theirs, mine in (
         ("length_penalty", "length_penalty"),
-        ("no_repeat_ngram_size", "no_repeat"),
+        ("no_repeat_ngram_size", "no_repeat_ngram"),
         ("repetition_penalty", "repetition_penalty"),
     ):
         if content.get(theirs) is not None:
@@ -70,15 +70,15 @@ def _lengths(content: Mapping[str, Any]) -> dict[str, Any]:
 def _forced(content: Mapping[str, Any], ours: Callable[[int], int], alone: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if content.get("forced_bos_token_id") is not None and not alone:
-        found["first"] = ours(content["forced_bos_token_id"])
+        found["forced_bos"] = ours(content["forced_bos_token_id"])
     if content.get("forced_eos_token_id") is not None and not alone:
-        found["closed"] = True
+        found["forced_eos"] = True
     words = content.get("bad_words_ids") or []
     if any(len(word) != 1 for word in words):
         warnings.warn("bad_words_ids: only single tokens are followed here", stacklevel=2)
     never = [*(content.get("suppress_tokens") or []), *(word[0] for word in words if len(word) == 1)]
     if never:
-        found["never"] = tuple(sorted({ours(number) for number in never}))
+        found["suppress"] = tuple(sorted({ours(number) for number in never}))
     if content.get("begin_suppress_tokens"):
-        found["never_first"] = tuple(sorted({ours(number) for number in content["begin_suppress_tokens"]}))
+        found["suppress_first"] = tuple(sorted({ours(number) for number in content["begin_suppress_tokens"]}))
     return found

@@ -78,12 +78,12 @@ def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "heads": settings.count("n_head"),
         "hidden": settings.count("n_inner", 4 * width),
         "activation": settings.activation("activation_function", "gelu_new"),
-        "epsilon": settings.rate("layer_norm_epsilon", 1e-5),
+        "norm_eps": settings.rate("layer_norm_epsilon", 1e-5),
         "position": {"kind": "learned", "longest": settings.count("n_positions", 1024)},
         "dropout": settings.rate("resid_pdrop"),
         "attention_dropout": settings.rate("attn_pdrop"),
     }
-    return {"decoder": decoder, "tie": "target", "scaled": False}
+    return {"decoder": decoder, "tie": "target", "scale_embedding": False}
 
 
 FAMILIES = {

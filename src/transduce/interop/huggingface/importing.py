@@ -88,15 +88,15 @@ def read(folder: str | Path, languages: Languages | None = None) -> Imported:
     if family.labels:
         target = read_labels(settings, family.labels)
     model, generation = family.model(settings, stored), dict[str, Any]()
-    model |= {"closed": False} if source.tail else {}  # which has a </s> of its own
+    model |= {"source_eos": False} if source.tail else {}  # which has a </s> of its own
     if "decoder" in model:
         where = str(folder / "generation_config.json")
         generation = read_generation(search, rows.ours, not family.closes, where)
-        generation |= {"first": target.lead[0]} if languages is not None and target.lead else {}
+        generation |= {"forced_bos": target.lead[0]} if languages is not None and target.lead else {}
         generation |= {} if prompt is None else _begun(search, target, settings)
     if sentences is not None:
         model["head"] = sentences.head
-        generation |= {"max_source": sentences.longest - 1} if sentences.longest else {}
+        generation |= {"max_source_length": sentences.longest - 1} if sentences.longest else {}
     data = dict(family.data) if family.sources is None else {"sources": family.sources(folder, settings)}
     recipe = _recipe(settings, data, model, generation, (source, target))
     with outlined():
@@ -214,7 +214,7 @@ def _begun(search: Mapping[str, Any], target: Tokenizer, settings: Settings) -> 
     most = places if search.get("max_length") is None else min(search["max_length"] + prompt + 1, places)
     longest = most - 1 if new is None else min(new + prompt, places - 1)
     several = RECORDINGS * 2 * settings.count("max_source_positions", 1500)  # two frames a row
-    return {"begun": target.lead, "max_length": longest, "batch_tokens": several}
+    return {"forced_prefix": target.lead, "max_length": longest, "batch_tokens": several}
 
 
 def _recipe(

@@ -70,10 +70,10 @@ def read_codes(folder: Path, after: int) -> dict[str, int]:
     """Codes that are no part of a list of pieces, with their numbers: they follow it, in the order in which they are
     named, where nothing says otherwise."""
     content = {**read_json(folder, "special_tokens_map.json"), **read_json(folder, CONFIG)}
-    numbered = content.get("added_tokens_decoder")
+    oov_placeholders = content.get("added_tokens_decoder")
     try:
-        if isinstance(numbered, dict):
-            found = {str(one["content"]): int(number) for number, one in numbered.items()}
+        if isinstance(oov_placeholders, dict):
+            found = {str(one["content"]): int(number) for number, one in oov_placeholders.items()}
             return {name: number for name, number in found.items() if number >= after}
         named: list[Any] = next((content[key] for key in LISTS if content.get(key)), [])
         names = [str(one["content"] if isinstance(one, dict) else one) for one in named]

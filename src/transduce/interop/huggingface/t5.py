@@ -67,8 +67,8 @@ def _part(settings: Settings, layers: int) -> dict[str, Any]:
         "hidden": settings.count("d_ff"),
         "activation": ACTIVATIONS[name],
         "gated": gated == "gated",
-        "normalisation": "rms",
-        "epsilon": settings.rate("layer_norm_epsilon", 1e-6),
+        "norm_kind": "rms",
+        "norm_eps": settings.rate("layer_norm_epsilon", 1e-6),
         "bias": False,
         "score": "dot",
         "position": {
@@ -89,7 +89,7 @@ def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "decoder": _part(settings, settings.count("num_decoder_layers", layers)),
         "tie": "none" if OUTPUT in names else "all",
         # Tied weights that are divided by the root of the width on their way out are ours, scaled up on reading.
-        "scaled": OUTPUT not in names and _scaled_output(settings),
+        "scale_embedding": OUTPUT not in names and _scaled_output(settings),
     }
 
 

@@ -137,7 +137,11 @@ def _reader(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "hidden_dropout": settings.rate("activation_dropout"),
     }
     tied = settings.flag("tie_word_embeddings", True)
-    return {"decoder": decoder, "tie": "target" if tied else "none", "scaled": settings.flag("scale_embedding")}
+    return {
+        "decoder": decoder,
+        "tie": "target" if tied else "none",
+        "scale_embedding": settings.flag("scale_embedding"),
+    }
 
 
 def _filler(settings: Settings, names: Collection[str]) -> dict[str, Any]:
@@ -146,7 +150,7 @@ def _filler(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     settings.only("is_decoder", True)
     own = {**settings.content, "is_decoder": False}  # which is asked for here, and unknown to BERT alone
     decoder = bert.ENCODERS[WRITERS[own["model_type"]]](Settings(own, settings.where))
-    return {"decoder": decoder, "tie": "target", "scaled": False, "output": "deep"}
+    return {"decoder": decoder, "tie": "target", "scale_embedding": False, "output": "deep"}
 
 
 def _filling(kind: str) -> Written:

@@ -82,7 +82,7 @@ def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "hidden": settings.count("intermediate_size"),
         "activation": settings.activation("hidden_act", "gelu"),
         "norm": "before",
-        "epsilon": settings.rate("layer_norm_eps", 1e-12),
+        "norm_eps": settings.rate("layer_norm_eps", 1e-12),
         "position": "none",
         "dropout": settings.rate("hidden_dropout_prob"),
         "attention_dropout": settings.rate("attention_probs_dropout_prob"),

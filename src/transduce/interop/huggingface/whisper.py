@@ -83,7 +83,7 @@ def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "encoder": {**_part(settings, "encoder"), "position": waves, "front": front},
         "decoder": {**_part(settings, "decoder"), "position": places},
         "tie": "target",
-        "scaled": False,
+        "scale_embedding": False,
     }
 
 

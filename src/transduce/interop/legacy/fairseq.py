@@ -42,7 +42,7 @@ NOT_HERE = (  # options that change what is computed
     "scale_heads",
     "scale_resids",
 )
-SEARCH = {"strategy": "full_beam", "beam": 5, "stop": "full", "length_penalty": 1.0, "max_length": 200}
+SEARCH = {"strategy": "huggingface_beam", "beam": 5, "stop": "full", "length_penalty": 1.0, "max_length": 200}
 
 
 def _part(settings: Settings, side: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "encoder": _part(settings, "encoder"),
         "decoder": _part(settings, "decoder"),
         "tie": "all" if settings.flag("share_all_embeddings") else ("target" if tied else "none"),
-        "scaled": not settings.flag("no_scale_embedding"),
+        "scale_embedding": not settings.flag("no_scale_embedding"),
     }
 
 

@@ -57,7 +57,7 @@ def _part(settings: Settings, norm: str) -> dict[str, Any]:
         "heads": settings.count("num_heads"),
         "hidden": settings.count("ff_size"),
         "norm": "before" if norm == "pre" else "after",
-        "epsilon": 1e-6,
+        "norm_eps": 1e-6,
         "position": "sinusoidal",
         "dropout": settings.rate("dropout"),
         "attention_dropout": settings.rate("dropout"),
@@ -77,7 +77,7 @@ def _transformer(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     scaled = {section(part, "embeddings").flag("scale") for part in parts.values()}
     if len(scaled) > 1:
         raise InputError("embeddings are scaled on one side alone", where=settings.where, remedy="not known here")
-    return model | {"tie": ("all" if every else "target") if tied else "none", "scaled": scaled.pop()}
+    return model | {"tie": ("all" if every else "target") if tied else "none", "scale_embedding": scaled.pop()}
 
 
 TRANSFORMER = Family(_transformer, _table(), OUTPUT, aside=WAVES)

@@ -92,7 +92,7 @@ def _part(settings: Settings, side: str) -> dict[str, Any]:
         "hidden": own if side == "decoder" and own else hidden,
         "activation": ACTIVATIONS[activation],
         "norm": "before" if before else "after",
-        "epsilon": 1e-6,
+        "norm_eps": 1e-6,
         "embedding_norm": "n" in str(content.get("transformer-postprocess-emb") or ""),
         "position": {"kind": "sinusoidal", "halves": True, "inclusive": True},
         "dropout": settings.rate("transformer-dropout"),
@@ -117,7 +117,7 @@ def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "encoder": _part(settings, "encoder"),
         "decoder": _part(settings, "decoder"),
         "tie": "none" if untied else ("all" if "Wemb" in names else "target"),
-        "scaled": True,
+        "scale_embedding": True,
     }
 
 

@@ -52,7 +52,7 @@ def _part(settings: Settings, side: str) -> dict[str, Any]:
         "heads": settings.count("heads", 8),
         "hidden": settings.count("transformer_ff", 2048),
         "activation": ACTIVATIONS[activation],
-        "epsilon": settings.rate("norm_eps", 1e-6),
+        "norm_eps": settings.rate("norm_eps", 1e-6),
         "position": "sinusoidal",
         "dropout": _first(settings, "dropout"),
         "attention_dropout": _first(settings, "attention_dropout"),
@@ -93,8 +93,8 @@ def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "encoder": _part(settings, "encoder"),
         "decoder": _part(settings, "decoder"),
         "tie": ("all" if every else "target") if tied else "none",
-        "scaled": True,
-        "closed": False,
+        "scale_embedding": True,
+        "source_eos": False,
     }
 
 
@@ -126,7 +126,7 @@ def _recurrent(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     }
     shared = {"cell": cell.lower(), "dropout": _first(settings, "dropout")}
     model = recurrences.parts(shared, encoder, decoder)
-    return model | {"tie": "target" if settings.flag("share_decoder_embeddings") else "none", "closed": False}
+    return model | {"tie": "target" if settings.flag("share_decoder_embeddings") else "none", "source_eos": False}
 
 
 TRANSFORMER = Family(_model, TABLE, aside=WAVES)

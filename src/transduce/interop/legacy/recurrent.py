@@ -41,7 +41,7 @@ def parts(shared: dict[str, Any], encoder: dict[str, Any], decoder: dict[str, An
     return {
         "encoder": {"kind": "recurrent", **shared, **encoder},
         "decoder": {"kind": "recurrent", **shared, **decoder},
-        "scaled": False,
+        "scale_embedding": False,
     }
 
 
