@@ -63,7 +63,7 @@ def whole_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
-    """Writes a run with the same tokens and `model.weight_dtype: int8`; `network` is the one that the run holds, in fp32."""
+    """Writes a run with the same tokens and `model.weight_dtype: int8`; `network` is the run's own, in fp32."""
     run, target = Run(Path(folder)), Run(Path(new))
     recipe = run.recipe()
     if recipe.model.weight_dtype == "int8":

@@ -85,9 +85,7 @@ class ModelRecipe(Section):
     share: Literal["none", "layers", "all"] = Field(
         "none", description="one set of weights in encoder and decoder where they are alike; `all`: the embedding too"
     )
-    scale_embedding: bool = Field(
-        True, description="embeddings are multiplied by the root of the width as they are read"
-    )
+    scale_embedding: bool = Field(True, description="multiply embeddings by the square root of the width")
     output: Literal["plain", "deep"] = Field(
         "plain", description="deep: a layer and a norm of it come before the scores of the tokens (BERT)"
     )
@@ -133,9 +131,7 @@ class GenerationRecipe(Section):
     suppress: tuple[int, ...] = Field((), description="ids of tokens that are never said")
     suppress_first: tuple[int, ...] = Field((), description="ids of tokens that no output begins with")
     forced_eos: bool = Field(False, description="an output that reaches max_length ends there with </s>")
-    max_source_length: Positive = Field(
-        2048, description="longer sources are cut to this many tokens, counted and flagged"
-    )
+    max_source_length: Positive = Field(2048, description="longer sources are truncated to this length and flagged")
     batch_tokens: Positive = 4096
     seed: int = 1
 
