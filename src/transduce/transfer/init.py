@@ -102,7 +102,10 @@ def choose_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> To
         wanted = (tokens.source, tokens.target)[side]
         for one in pretrained:
             given = one.recipe.tokens
-            same = _same_settings(wanted, (given.source, given.target)[side]) and given.oov_placeholders == tokens.oov_placeholders
+            same = (
+                _same_settings(wanted, (given.source, given.target)[side])
+                and given.oov_placeholders == tokens.oov_placeholders
+            )
             if one.section in (part, "model") and same:
                 reused.setdefault(side, one.tokenizers[side])
     if recipe.model.head is not None:
