@@ -152,7 +152,7 @@ def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Ten
         table = spec.embeddings
         _linear(spec.projection, weights, "decoder.output.layer")
     table.weight = weights[f"{side}.embedding.table.weight"]
-    spec.scale_embeddings = part["width"] ** 0.5 if recipe.scaled else 1.0
+    spec.scale_embeddings = part["width"] ** 0.5 if recipe.scale_embedding else 1.0
     if hasattr(spec, "position_encodings"):
         spec.position_encodings.encodings = _places(getattr(network, side), part)
     for name, place in (("norm", "layer_norm"), ("entry", "layernorm_embedding")):
