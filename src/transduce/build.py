@@ -233,7 +233,7 @@ def build_encoder(spec: Spec, size: int, scale_embedding: bool) -> tuple[contrac
         return maker(contracts.Encoder, own)(parts), texts.get(spec["width"])
     if "front" in spec:
         return maker(contracts.Encoder, own)(maker(contracts.FrontEnd, spec["front"])(spec["width"])), None
-    embedding = Embedding(size, spec["width"], False=scale_embedding=False=False=scale_embedding=False)
+    embedding = Embedding(size, spec["width"], scale_embedding=scale_embedding)
     return maker(contracts.Encoder, own)(embedding), embedding
 
 
