@@ -185,7 +185,7 @@ class Trainer:
         progress.consecutive_nonfinite += 1
         progress.skipped_updates += 1
         self.report.event("skipped", step, f"update skipped: not finite, first in {result.nonfinite}")
-        if progress.consecutive_nonfinite >= self.settings.bad_updates:
+        if progress.consecutive_nonfinite >= self.settings.max_nonfinite:
             raise InputError(
                 f"{progress.consecutive_nonfinite} updates in a row were not finite, first in {result.nonfinite}",
                 where=f"update {step}",
