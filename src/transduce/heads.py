@@ -156,8 +156,8 @@ class Embedder(Head):
 HEADS: dict[str, type[Head]] = {
     "classifier": Classifier,
     "tagger": Tagger,
-    "filler": Filler,
-    "neighbours": Neighbours,
+    "mlm": Filler,
+    "bilm": Neighbours,
     "ctc": Paths,
     "embedder": Embedder,
 }

@@ -16,7 +16,7 @@ from transduce.recipe import parse
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 RECURRENT = {"kind": "recurrent", "width": 8, "dropout": 0.0}
 TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 1, "heads": 2, "hidden": 16, "dropout": 0.0}
-PLAIN = {"kind": "plain", "width": 8, "dropout": 0.0}
+PLAIN = {"kind": "identity", "width": 8, "dropout": 0.0}
 SOURCES = {"one": "text", "two": "text", "three": "text"}
 PARTS = {"one": RECURRENT, "two": TRANSFORMER, "three": PLAIN}
 DECODER = {"kind": "recurrent", "width": 16, "dropout": 0.0}
@@ -27,7 +27,7 @@ def recipe(parts=PARTS, sources=SOURCES, tokens=None, **model) -> dict:
     return {
         "data": {"sources": sources},
         "tokens": {"shared": True, **(tokens or {})},
-        "model": {"encoder": {"kind": "joined", "width": 16, "parts": parts}, "decoder": DECODER, **model},
+        "model": {"encoder": {"kind": "multi_source", "width": 16, "parts": parts}, "decoder": DECODER, **model},
     }
 
 
@@ -108,7 +108,7 @@ SEEN = {"picture": {"kind": "image", "size": 8}, "question": "text"}
         ({"tokens": NUMBERED}, "one source text"),
         ({"share": "layers"}, "no weights of equal name and shape"),
         ({"parts": {"two": RECURRENT, "one": RECURRENT}}, "sources one, two, three but encoders for two, one"),
-        ({"parts": {}}, "joined needs parts"),
+        ({"parts": {}}, "multi_source needs parts"),
         ({"parts": {**PARTS, "two": PICTURE}}, "two needs no front"),
         ({"sources": SEEN, "parts": {"picture": RECURRENT, "question": RECURRENT}}, "picture is no text"),
         ({"sources": SEEN, "parts": {"picture": PICTURE, "question": RECURRENT}, "copy": {}}, "nothing to copy"),

@@ -62,7 +62,7 @@ def allowed(row: Row) -> bool:
         return False  # only a recurrent reader carries a past, or tells its draws
     if "convolutional" in (encoder, decoder) and position not in EMBEDDED:
         return False  # a convolution has no self-attention for positions to speak in
-    if copying == "yes" and (reader in ("start", "every") or normaliser == "drawn"):
+    if copying == "yes" and (reader in ("start", "every") or normaliser == "sampled"):
         return False  # nothing is looked at, or it learns by reward alone
     same = encoder == decoder and decoder != "convolutional"  # whose weights have other names on the other side
     places = {encoder, decoder} <= set(PLACED) and position == "learned"  # a table that any two may share
@@ -116,7 +116,7 @@ def recipe_of(row: Row) -> dict:
     elif encoder == "recurrent" and share != "none":
         writing["bidirectional"] = False
     model = {"encoder": writing, "decoder": reading, "share": share, "copy": {} if copying == "yes" else None}
-    objective = "reinforce" if normaliser == "drawn" and reader in ATTENDING else "cross_entropy"
+    objective = "reinforce" if normaliser == "sampled" and reader in ATTENDING else "cross_entropy"
     return {"tokens": {"shared": True}, "model": model, "training": {"objective": {"kind": objective}}}
 
 

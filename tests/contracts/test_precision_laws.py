@@ -22,7 +22,7 @@ from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder, Transducer
 
 APART = {"fp32": 1e-5, "int8": 0.1}  # share of the size of all logits
-CHOICES = ("hard", "gumbel", "drawn", "monotonic")
+CHOICES = ("hard", "gumbel", "sampled", "monotonic")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

@@ -124,18 +124,18 @@ def test_what_cannot_be_recorded_is_still_found(refused, replayed, monkeypatch):
     same(found, search(model, whole(), strategy, longest=LONGEST))
 
 
-@pytest.mark.parametrize("head", ["classifier", "tagger", "filler", "ctc"])
+@pytest.mark.parametrize("head", ["classifier", "tagger", "mlm", "ctc"])
 def test_encoders_alone(head):
     kinds: dict[str, dict[str, Any]] = {
         "classifier": {"tokens": {"target": {"kind": "labels"}}},
         "tagger": {"tokens": {"target": {"kind": "words"}}},
-        "filler": {"data": {"form": "text", "noise": {"kind": "mask_tokens"}}},
+        "mlm": {"data": {"form": "text", "noise": {"kind": "mask_tokens"}}},
         "ctc": {"training": {"objective": {"kind": "ctc"}}},
     }
     torch.manual_seed(1)
     recipe = complete_recipe(parse({**kinds[head], "model": {"encoder": SMALL["transformer"], "head": {"kind": head}}}))
     made: Any = build_model(recipe.model, SIZE, SIZE, [number % 2 == 0 for number in range(SIZE)]).eval()
-    for model, strategy in [(made, Greedy()), (made, Beam(width=3))] + [(Filling(made), Greedy())] * (head == "filler"):
+    for model, strategy in [(made, Greedy()), (made, Beam(width=3))] + [(Filling(made), Greedy())] * (head == "mlm"):
         found = refill(model, groups(2), strategy, places=4)
         same(found, search(model, whole(), strategy, longest=LONGEST))
 

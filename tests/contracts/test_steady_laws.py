@@ -104,7 +104,7 @@ def test_places_beyond_the_last_are_not_cut_in_silence(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("alone", [False, True])
 def test_objectives_never_wait(objective: str, alone: bool) -> None:
     """With a source in front and without one; the truncated one goes through several windows."""
-    options = {"window": 2} if objective == "truncated" else {}
+    options = {"window": 2} if objective == "tbptt" else {}
     for decoder in ("recurrent", "transformer", "convolutional"):
         model = make(f"{'alone' if alone else 'recurrent'}>{decoder}").train()
         batch = example_batch([(5, 4), (2, 6), (7, 1)])
@@ -117,7 +117,7 @@ def test_every_encoder_and_decoder_is_there() -> None:
     """The law is not empty: each encoder and each decoder, alone too, says that it is steady."""
     for name in ("recurrent>recurrent", "elmo>transformer", "convolutional>recurrent", "alone>transformer"):
         assert name in STEADY
-    assert {"cross_entropy", "truncated", "r_drop"} <= set(OBJECTIVES_KEPT)
+    assert {"cross_entropy", "tbptt", "r_drop"} <= set(OBJECTIVES_KEPT)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_told_or_counted(folder: Path, content: str | Non
         ({"encoder": {"kind": "recurrent"}}, "needs a front"),
         ({"encoder": None}, "sources need an encoder"),
         ({"encoder": {"kind": "recurrent", "front": {"kind": "own.py:Lifted", "shape": [3]}}}, "made for"),
-        ({"encoder": {"kind": "joined", "parts": {"other": {"kind": "recurrent"}}}}, "sources rows but encoders"),
+        ({"encoder": {"kind": "multi_source", "parts": {"other": {"kind": "recurrent"}}}}, "sources rows but encoders"),
         ({"encoder": {"kind": "recurrent", "parts": {}}}, "no parts"),
         ({"tie": "all"}, "text on both sides"),
     ],

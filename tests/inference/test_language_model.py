@@ -61,7 +61,7 @@ def recipe(book: Path, decoder: dict[str, Any], passage: int | None = 24, **trai
 def trained(book: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingResult]:
     folder = tmp_path_factory.mktemp("runs")
     made = {
-        "running": recipe(book, RECURRENT, objective={"kind": "truncated", "window": 5}),
+        "running": recipe(book, RECURRENT, objective={"kind": "tbptt", "window": 5}),
         "limited": recipe(book, LEARNED),
         "lines": recipe(book, TRANSFORMER, None),
     }

@@ -26,7 +26,7 @@ LINES = [f"the {one} {two} the {three}" for one in "abcd" for two in ("sees", "h
 
 def recipe(tmp_path, **model):
     (tmp_path / "text.txt").write_text("".join(f"{line}\n" for line in LINES))
-    noise = "nothing" if model.get("head", {}).get("kind") == "neighbours" else "mask_tokens"
+    noise = "nothing" if model.get("head", {}).get("kind") == "bilm" else "mask_tokens"
     words = {"kind": "words", "size": 50}
     return {
         "data": {
@@ -44,7 +44,7 @@ def recipe(tmp_path, **model):
 
 @pytest.fixture
 def run(tmp_path):
-    train(recipe(tmp_path, head={"kind": "filler"}, tie="target"), tmp_path / "run")
+    train(recipe(tmp_path, head={"kind": "mlm"}, tie="target"), tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -88,7 +88,7 @@ def test_the_output_layer_is_the_embedding(run):
 
 
 def test_damage_is_another_in_every_epoch_and_the_same_again(tmp_path):
-    settled = complete_recipe(parse(recipe(tmp_path, head={"kind": "filler"})))
+    settled = complete_recipe(parse(recipe(tmp_path, head={"kind": "mlm"})))
     tokenizers = train_tokenizers(settled)
     one, two = (prepare_data(settled, tokenizers) for _ in range(2))
     batches, again = one.batches(settled, tokenizers), two.batches(settled, tokenizers)
@@ -138,7 +138,7 @@ def test_a_task_takes_tokens_and_encoder_of_the_run_it_begins_from(tmp_path, run
 
 def test_masked_training_goes_on_from_a_masked_run(tmp_path, run):
     """One text, one vocabulary: the one that was lent."""
-    content = {**recipe(tmp_path, head={"kind": "filler"}, tie="target"), "init": {"model": str(run)}}
+    content = {**recipe(tmp_path, head={"kind": "mlm"}, tie="target"), "init": {"model": str(run)}}
     (tmp_path / "text.txt").write_text("the zebra sees the a\nthe b sees the zebra\nthe c hears the d\n")
     model = train(content, tmp_path / "more").model
     assert model.source is model.target
@@ -150,7 +150,7 @@ def test_a_task_without_a_recipe(tmp_path):
     chosen = complete_recipe(recipe_for(str(tmp_path / "text.txt"), [], "mask"))
     assert chosen.data.form == "text"
     assert chosen.data.noise["kind"] == "mask_tokens"
-    assert chosen.model.head["kind"] == "filler"
+    assert chosen.model.head["kind"] == "mlm"
     (tmp_path / "pairs.tsv").write_text("a man sleeps\the is awake\tno\n" * 5)
     entailed = recipe_for(str(tmp_path / "pairs.tsv"), [f"data.test={tmp_path / 'pairs.tsv'}"], "entail")
     assert entailed.data.train[0].inputs == entailed.data.test[0].inputs == 2
@@ -159,24 +159,24 @@ def test_a_task_without_a_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"data": {"form": "text"}}, "filler reads lines of text with noise mask_tokens, not text with none"),
+        ({"data": {"form": "text"}}, "mlm reads lines of text with noise mask_tokens, not text with none"),
         (
             {"data": {"form": "text"}, "model": {"encoder": ENCODER, "decoder": {"kind": "recurrent"}}},
             "an encoder needs a source",
         ),
-        ({"data": {"noise": {"kind": "mask_tokens"}}}, "filler reads lines of text"),
-        ({"data": {"form": "text", "noise": {"kind": "delete"}}}, "filler reads lines of text"),
-        ({"model": {"encoder": ENCODER, "head": {"kind": "neighbours"}}}, "neighbours reads lines of text"),
+        ({"data": {"noise": {"kind": "mask_tokens"}}}, "mlm reads lines of text"),
+        ({"data": {"form": "text", "noise": {"kind": "delete"}}}, "mlm reads lines of text"),
+        ({"model": {"encoder": ENCODER, "head": {"kind": "bilm"}}}, "bilm reads lines of text"),
         (
             {
                 "data": {"form": "text", "noise": {"kind": "nothing"}},
-                "model": {"encoder": {"kind": "recurrent"}, "head": {"kind": "neighbours"}},
+                "model": {"encoder": {"kind": "recurrent"}, "head": {"kind": "bilm"}},
             },
             "would see the token it foretells",
         ),
         ({"data": {"form": "text", "noise": {"kind": "mask_tokens", "rat": 1}}}, "unknown key 'mask_tokens.rat'"),
         ({"data": {"form": "text", "noise": {"kind": "mask_tokens", "rate": 0}}}, "mask_tokens.rate"),
-        ({"data": {"form": "text", "noise": {"kind": "masks"}}}, "filler reads lines of text"),
+        ({"data": {"form": "text", "noise": {"kind": "masks"}}}, "mlm reads lines of text"),
         (
             {"data": {"form": "text", "noise": {"kind": "delete"}}, "model": {"decoder": {"kind": "recurrent"}}},
             "there is no encoder",
@@ -193,13 +193,13 @@ def test_a_task_without_a_recipe(tmp_path):
             },
             "only a head that says source tokens can be tied",
         ),
-        ({"model": {"encoder": ENCODER, "head": {"kind": "filler"}, "output": "deep"}}, "output: deep is for decoders"),
+        ({"model": {"encoder": ENCODER, "head": {"kind": "mlm"}, "output": "deep"}}, "output: deep is for decoders"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, problem):
     content = {
         "data": {"form": "text", "noise": {"kind": "mask_tokens"}},
-        "model": {"encoder": ENCODER, "head": {"kind": "filler"}},
+        "model": {"encoder": ENCODER, "head": {"kind": "mlm"}},
         **change,
     }
     with pytest.raises(InputError, match=problem):
@@ -211,7 +211,7 @@ def test_damage_of_the_users_own_is_known_as_code():
     assert own_parts(parse(content)) == ["mine:Storm"]
 
 
-def elmo(head: str = "neighbours"):
+def elmo(head: str = "bilm"):
     torch.manual_seed(1)
     content = {"data": {"form": "text", "noise": {"kind": "nothing"}}, "model": {"encoder": ENCODER, "head": head}}
     content["model"]["head"] = {"kind": head}
@@ -258,7 +258,7 @@ def test_the_directions_never_meet():
 
 
 def test_an_unknown_word_is_not_asked_for(tmp_path):
-    settled = complete_recipe(parse(recipe(tmp_path, head={"kind": "neighbours"})))
+    settled = complete_recipe(parse(recipe(tmp_path, head={"kind": "bilm"})))
     tokenizers = train_tokenizers(settled)
     (tmp_path / "text.txt").write_text("".join(f"the zebra sees the {one}\n" for one in "abcd"))
     data = prepare_data(settled, tokenizers)

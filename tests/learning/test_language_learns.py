@@ -43,7 +43,7 @@ TRANSFORMER = {"kind": "transformer", "width": 48, "heads": 2, "hidden": 96, "la
 @pytest.mark.parametrize(
     ("decoder", "objective", "steps", "rate"),
     [
-        (GRU, {"kind": "truncated", "window": 8}, 200, 0.01),
+        (GRU, {"kind": "tbptt", "window": 8}, 200, 0.01),
         ({**TRANSFORMER, "position": "rotary"}, {"kind": "cross_entropy", "label_smoothing": 0.0}, 400, 0.01),
     ],
     ids=["gru", "transformer"],

@@ -92,7 +92,7 @@ def test_masked_tokens_are_found_as_often_as_can_be(tmp_path):
     }
     model = {
         "encoder": {"kind": "transformer", "width": 32, "heads": 2, "hidden": 64, "layers": 2, "dropout": 0.0},
-        "head": {"kind": "filler", "dropout": 0.0},
+        "head": {"kind": "mlm", "dropout": 0.0},
         "tie": "target",
     }
     recipe = settings(tmp_path, 150, data, tokens={"source": WORDS, "target": WORDS}, model=model)
@@ -107,7 +107,7 @@ def test_masked_tokens_are_found_as_often_as_can_be(tmp_path):
 
 
 def test_a_masked_model_under_a_classifier(tmp_path):
-    model = {"encoder": RECURRENT, "head": {"kind": "filler", "dropout": 0.0}}
+    model = {"encoder": RECURRENT, "head": {"kind": "mlm", "dropout": 0.0}}
     noise = {"kind": "mask_tokens", "rate": 0.3}
     taught = pretrain(tmp_path, "taught", noise, model, 300)
     fresh = pretrain(tmp_path, "fresh", noise, model, 1)
@@ -121,7 +121,7 @@ def test_a_masked_model_under_a_classifier(tmp_path):
 
 def test_a_frozen_two_way_model_under_a_tagger_and_a_classifier(tmp_path):
     """Only the mixing weights and the head learn from the labels."""
-    model = {"encoder": BOTH_WAYS, "head": {"kind": "neighbours", "dropout": 0.0}}
+    model = {"encoder": BOTH_WAYS, "head": {"kind": "bilm", "dropout": 0.0}}
     taught = pretrain(tmp_path, "taught", {"kind": "nothing"}, model, 200)
     fresh = pretrain(tmp_path, "fresh", {"kind": "nothing"}, model, 1)
     for head in ("tagger", "classifier"):

@@ -54,7 +54,7 @@ def learn(looks: Path, folder: Path, names: tuple[str, ...], steps: int) -> tran
         files[part] = str(looks / part / f"{'-'.join(names)}.tsv")
         columns = [[line[list(SOURCES).index(name)] for name in names] + line[-1:] for line in lines(looks / part)]
         Path(files[part]).write_text("".join("\t".join(line) + "\n" for line in columns))
-    joined = {"kind": "joined", "width": WIDTH, "parts": PARTS}
+    joined = {"kind": "multi_source", "width": WIDTH, "parts": PARTS}
     recipe = {
         "data": {**files, "sources": {name: SOURCES[name] for name in names}, "cache": str(folder / "cache")},
         "tokens": {"source": {"kind": "words"}, "target": {"kind": "words"}},

@@ -15,7 +15,7 @@ from transduce.synthetic.file_sets import FILED
 from transduce.synthetic.files import write_set
 
 PART = {"kind": "recurrent", "width": 16, "dropout": 0.0}
-SEEN = {"kind": "plain", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch": 16}}
+SEEN = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch": 16}}
 QUICK = {"steps": 4, "batch_tokens": 1024, "validate_every": 4, "checkpoint_every": 4}
 
 
@@ -23,7 +23,7 @@ def settings(pairs: Path, sources: dict, parts: dict, **tokens) -> dict:
     return {
         "data": {"train": str(pairs), "sources": sources, "dev_size": 8},
         "tokens": {side: {"kind": "words"} for side in ("source", "target")} | tokens,
-        "model": {"encoder": {"kind": "joined", "width": 16, "parts": parts}, "decoder": PART},
+        "model": {"encoder": {"kind": "multi_source", "width": 16, "parts": parts}, "decoder": PART},
         "training": QUICK,
         "evaluation": {"metrics": ["exact"], "resamples": 10},
     }

@@ -14,7 +14,7 @@ from transduce.attention.windows import WINDOWS
 # How each kind learns decides what its gradient must be. A new row has to say which it is.
 SMOOTH = ("softmax", "sparsemax", "entmax")  # its own gradient, which finite differences know
 STRAIGHT_THROUGH = ("hard", "gumbel")  # one row, with the gradient of the soft weights it was taken from
-REWARDED = ("drawn",)  # one row, with the gradient of the logarithm of its chance
+REWARDED = ("sampled",)  # one row, with the gradient of the logarithm of its chance
 WALKING = ("monotonic",)  # in training the mean of all walks, which is smooth; afterwards one walk without a gradient
 MASK = torch.tensor([True, True, False, True, True])
 

@@ -22,7 +22,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 def build(decoder: dict) -> torch.nn.Module:
     torch.manual_seed(2)
     model = {"encoder": {"kind": "recurrent", "width": WIDTH}, "decoder": {"width": WIDTH, **decoder}}
-    objective = {"kind": "reinforce" if "drawn" in str(decoder) else "cross_entropy"}
+    objective = {"kind": "reinforce" if "sampled" in str(decoder) else "cross_entropy"}
     recipe = complete_recipe(parse({"model": model, "training": {"objective": objective}}))
     return build_model(recipe.model, SIZE, SIZE).eval().decoder
 
@@ -65,7 +65,7 @@ def test_what_knows_the_order_shows_it(reader, part):
     assert not compare(build({"kind": "recurrent", "reader": {"kind": reader, **part}}))
 
 
-@pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ("monotonic", "drawn")])
+@pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ("monotonic", "sampled")])
 @pytest.mark.parametrize("score", [kind for kind, part in SCORES.items() if not part.remembers])
 @pytest.mark.parametrize("kind", [kind for kind in DECODERS if kind != "recurrent"])
 def test_cross_attention(kind, score, normaliser):

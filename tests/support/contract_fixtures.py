@@ -28,7 +28,7 @@ SMALL = {
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 24, "dropout": 0.3},
-    "plain": {"kind": "plain", "width": WIDTH, "dropout": 0.3},
+    "identity": {"kind": "identity", "width": WIDTH, "dropout": 0.3},
     "conformer": {
         "kind": "conformer",
         "width": WIDTH,
@@ -40,8 +40,8 @@ SMALL = {
     },
 }
 # Without sources of their names every part reads the one source: two readers of one text.
-SMALL["joined"] = {
-    "kind": "joined",
+SMALL["multi_source"] = {
+    "kind": "multi_source",
     "width": WIDTH,
     "parts": {"one": SMALL["recurrent"], "two": {**SMALL["transformer"], "width": 12}},
 }
@@ -86,7 +86,7 @@ def _cases() -> dict[str, dict]:
             "model": {"encoder": encoder, "decoder": decoder, "tie": tie, **more},
             "training": {
                 "objective": {
-                    "kind": "reinforce" if "drawn" in name else "joint_ctc" if "ctc" in more else "cross_entropy"
+                    "kind": "reinforce" if "sampled" in name else "joint_ctc" if "ctc" in more else "cross_entropy"
                 }
             },
         }

@@ -27,13 +27,13 @@ from transduce.run import Run
 from transduce.training.experiment import train
 
 SIZE, PLACES, STEPS = 8, 3, 3
-FED = {"kind": "luong", "normaliser": "drawn"}
+FED = {"kind": "luong", "normaliser": "sampled"}
 UNFED = {**FED, "input_feeding": False}
 READERS = {
     "luong": FED,
     "unfed": UNFED,
-    "bahdanau": {"kind": "bahdanau", "normaliser": "drawn"},
-    "coverage": {"kind": "luong", "score": "coverage", "normaliser": "drawn"},
+    "bahdanau": {"kind": "bahdanau", "normaliser": "sampled"},
+    "coverage": {"kind": "luong", "score": "coverage", "normaliser": "sampled"},
 }
 BATCH = Batch(Padded.from_rows([[5, 6, EOS]]), Padded.from_rows([[BOS, 6, 5, EOS]]))
 
@@ -225,7 +225,7 @@ def test_padding_has_no_entropy():
 REFUSED = [
     ({"reader": FED}, {"kind": "cross_entropy"}, {}, "kind: reinforce"),
     ({"reader": "luong"}, {"kind": "reinforce"}, {}, "draws nothing"),
-    ({"kind": "transformer", "normaliser": "drawn"}, {"kind": "reinforce"}, {}, "reader of a recurrent decoder"),
+    ({"kind": "transformer", "normaliser": "sampled"}, {"kind": "reinforce"}, {}, "reader of a recurrent decoder"),
     ({"reader": FED}, {"kind": "reinforce"}, {"copy": {}}, "another normaliser"),
     ({"reader": FED}, {"kind": "attention_penalty"}, {}, "kind: reinforce"),
 ]

@@ -179,6 +179,6 @@ NORMALISERS: dict[str, type[Normaliser]] = {
     "entmax": Entmax,
     "hard": Hard,
     "gumbel": Gumbel,
-    "drawn": Drawn,
+    "sampled": Drawn,
     "monotonic": Monotonic,
 }

@@ -54,7 +54,7 @@ def _caption(seen: Look) -> dict[str, Any]:
     return {
         "tokens": {"target": {"kind": "words", "size": 10_000, "min_count": rare}},
         "model": {
-            "encoder": {"kind": "plain", "width": 256, "dropout": 0.2, "front": CELLS},
+            "encoder": {"kind": "identity", "width": 256, "dropout": 0.2, "front": CELLS},
             "decoder": {"kind": "recurrent", "cell": "gru", "width": 256, "reader": "bahdanau", "dropout": 0.2},
         },
         "training": _training(seen, 20, "bleu"),
@@ -82,10 +82,10 @@ def ask(seen: Look) -> dict[str, Any]:
         "tokens": {"source": words, "target": words},
         "model": {
             "encoder": {
-                "kind": "joined",
+                "kind": "multi_source",
                 "width": width,
                 "parts": {
-                    "picture": {"kind": "plain", **part, "front": {"kind": "grid", "stages": 3, "channels": 32}},
+                    "picture": {"kind": "identity", **part, "front": {"kind": "grid", "stages": 3, "channels": 32}},
                     "question": {"kind": "recurrent", "cell": "gru", **part},
                 },
             },

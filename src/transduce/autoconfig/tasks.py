@@ -88,7 +88,7 @@ def _mask(seen: Look) -> dict[str, Any]:
         "tokens": {"source": words, "target": words},
         "model": {
             "encoder": {**transformer(seen, {"shared": True})["encoder"], "dropout": 0.1},
-            "head": {"kind": "filler"},
+            "head": {"kind": "mlm"},
             "tie": "target",
         },
         "training": {

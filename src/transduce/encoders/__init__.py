@@ -3,18 +3,18 @@
 from transduce.contracts import Encoder
 from transduce.encoders.conformer import ConformerEncoder
 from transduce.encoders.convolutional import ConvolutionalEncoder
-from transduce.encoders.elmo import BothWaysEncoder
-from transduce.encoders.identity import PlainEncoder
-from transduce.encoders.multi_source import JoinedEncoder
+from transduce.encoders.elmo import ElmoEncoder
+from transduce.encoders.identity import IdentityEncoder
+from transduce.encoders.multi_source import MultiSourceEncoder
 from transduce.encoders.recurrent import RecurrentEncoder
 from transduce.encoders.transformer import TransformerEncoder
 
 ENCODERS: dict[str, type[Encoder]] = {
     "recurrent": RecurrentEncoder,
-    "elmo": BothWaysEncoder,
+    "elmo": ElmoEncoder,
     "convolutional": ConvolutionalEncoder,
     "transformer": TransformerEncoder,
     "conformer": ConformerEncoder,
-    "plain": PlainEncoder,
-    "joined": JoinedEncoder,
+    "identity": IdentityEncoder,
+    "multi_source": MultiSourceEncoder,
 }

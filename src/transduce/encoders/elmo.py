@@ -13,10 +13,10 @@ from transduce.layers.feed_forward import dense
 from transduce.layers.recurrent import Cell, RecurrentStack, reverse
 
 
-class BothWaysEncoder(Encoder):
+class ElmoEncoder(Encoder):
     """gamma * sum_j softmax(w)_j [forward_j ; backward_j]: two recurrent stacks that never meet (Peters 2018)
 
-    Layer 0 is the embedding, brought to half the width by one matrix and put on both sides. `neighbours` makes of the
+    Layer 0 is the embedding, brought to half the width by one matrix and put on both sides. `bilm` makes of the
     memory a language model; then `training.freeze: [encoder.forwards, encoder.backwards, encoder.embedding,
     encoder.fit]` leaves only w and gamma to each task.
     """

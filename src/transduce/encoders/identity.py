@@ -8,7 +8,7 @@ from transduce.flow import Batch, Memory
 from transduce.layers.dropout import Dropout
 
 
-class PlainEncoder(Encoder):
+class IdentityEncoder(Encoder):
     """the rows of the front as they are, their mean as the summary: what is seen is what is read (Xu 2015)"""
 
     capturable = True

@@ -14,7 +14,7 @@ from transduce.flow import Batch, Memory
 from transduce.layers.feed_forward import dense
 
 
-class JoinedEncoder(Encoder):
+class MultiSourceEncoder(Encoder):
     """[W1 m1 + t1 ; W2 m2 + t2 ; ...]: the memories of several sources, one after the other, each with a tag
 
     A row of a batch begins with real rows, so those of all parts are moved to the front of the joined memory. The

@@ -35,7 +35,7 @@ __all__ = [
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "cross_entropy": CrossEntropy,
-    "truncated": Truncated,
+    "tbptt": Truncated,
     "prefix_lm": WholeStream,
     "r_drop": RDrop,
     "scheduled_sampling": ScheduledSampling,

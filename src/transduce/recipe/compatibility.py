@@ -99,7 +99,7 @@ def check_sources(recipe: Recipe, encoder: Spec | None, shapes: Mapping[str, Any
         raise InputError(
             f"sources {', '.join(shapes)} but encoders for {', '.join(parts) or 'one'}",
             where=f"{where}: model.encoder",
-            remedy="kind: joined, with parts named and ordered as in data.sources",
+            remedy="kind: multi_source, with parts named and ordered as in data.sources",
         )
     checked = {
         name: _check_source(name, shape, parts[name], f"{where}: model.encoder.parts.{name}")
@@ -160,7 +160,7 @@ def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> 
     """What a head says must be what the target tokens are."""
     if recipe.model.output != "plain":
         raise InputError(
-            "output: deep is for decoders", where=where, remedy="leave output out; a filler has such a layer"
+            "output: deep is for decoders", where=where, remedy="leave output out; the head mlm has such a layer"
         )
     if gives_vectors(recipe.model):
         return

@@ -41,7 +41,7 @@ def run(request, folder) -> Path:
         },
         "tokens": {"target": {"kind": "words"}},
         "model": {
-            "encoder": {"kind": "plain", "width": 16, "front": fronts[request.param]},
+            "encoder": {"kind": "identity", "width": 16, "front": fronts[request.param]},
             "decoder": {"kind": "recurrent", "width": 16, "reader": "bahdanau"},
         },
         "training": {

@@ -213,7 +213,7 @@ def _speaks_first(position: PositionEncoding) -> bool:
 
 
 def _fits(block: Block) -> bool:
-    """The common kind: plain softmax attention with a head of keys for every head, and each row its own norm."""
+    """The common kind: identity softmax attention with a head of keys for every head, and each row its own norm."""
     if type(block) is not Block or not all(isinstance(one.norm, LayerNorm) for one in block.residuals):
         return False
     looks = [block.own.attention] if isinstance(block.own, SelfAttention) else []

@@ -154,7 +154,7 @@ def _family(kind: str, head: dict[str, Any], **more: Any) -> Family:
     def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         encoder = ENCODERS[kind](settings)
         made = {"encoder": encoder, "head": dict(head), "scale_embedding": False}
-        if head["kind"] == "filler":
+        if head["kind"] == "mlm":
             settings.only("activation" if kind == "DistilBert" else "hidden_act", "gelu")
             settings.only("tie_word_embeddings", True)
             made |= {"head": {**head, "norm_eps": encoder["norm_eps"]}, "tie": "target"}
@@ -168,7 +168,7 @@ def _filler(kind: str) -> Family:
     modules, bias, copies = FILLERS[kind]
     return _family(
         kind,
-        {"kind": "filler"},
+        {"kind": "mlm"},
         table={**TABLES[kind], **modules},
         special={**SPECIALS[kind], **TIED, bias: Place((FILLED,))},
         copies=copies,

@@ -19,7 +19,7 @@ from transduce.recipe import Recipe
 Content = dict[str, Any]
 SHAPES = {
     "embedder": "Model",
-    "filler": "ForMaskedLM",
+    "mlm": "ForMaskedLM",
     "classifier": "ForSequenceClassification",
     "tagger": "ForTokenClassification",
 }

@@ -60,7 +60,7 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
     longest = config.get("max_position_embeddings") or config.get("n_positions") or recipe.generation.max_source_length
 
     def write_texts(folder: Path) -> None:
-        masked = recipe.model.head is not None and recipe.model.head["kind"] == "filler"
+        masked = recipe.model.head is not None and recipe.model.head["kind"] == "mlm"
         closes = carrier.family.closes
         write_tokenizer(folder, tokenizer, order, closes=closes, longest=longest, masked=masked)
 
@@ -115,7 +115,7 @@ def _around(model: Model, config: dict[str, Any]) -> dict[str, Any]:
     head = model.recipe.model.head or {}
     if head["kind"] == "embedder":
         return _sentences(head, config.get("hidden_size") or config["dim"])
-    if head["kind"] != "filler":
+    if head["kind"] != "mlm":
         config |= encoders.name_labels(model.target)
     return {}
 
