@@ -17,7 +17,7 @@ from transduce.flow import Batch, Padded
 from transduce.inference.lowering import Precision, for_generation
 from transduce.inference.lowering.joint_projections import JointSelf
 from transduce.inference.lowering.lean import LeanBlock, LeanReading
-from transduce.kernels.packed_linear import Packed
+from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder, Transducer
 
@@ -42,7 +42,7 @@ def test_no_matrix_is_left_out(model: nn.Module) -> None:
     kinds = (nn.Linear, nn.RNNBase, nn.Dropout)
     left = [part for part in made.modules() if isinstance(part, kinds) and getattr(part, "out_features", 2) > 1]
     assert not left
-    assert any(isinstance(part, Packed) for part in made.modules())  # every model has an output layer
+    assert any(isinstance(part, PackedLinear) for part in made.modules())  # every model has an output layer
 
 
 def test_projections_are_read_once(model: nn.Module, batch: Batch) -> None:

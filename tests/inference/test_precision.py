@@ -1,4 +1,4 @@
-"""Packed matrices against plain arithmetic, and a trained model in every precision through the whole line."""
+"""PackedLinear matrices against plain arithmetic, and a trained model in every precision through the whole line."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import transduce
 from transduce.errors import InputError
 from transduce.inference.lowering import for_generation
 from transduce.inference.lowering.network import PackedCells
-from transduce.kernels.packed_linear import BFloat16, Float32, Int8, has_8bit_sums
+from transduce.kernels.packed_linear import PackedBFloat16, PackedFloat32, PackedInt8, has_vnni
 
 
 @given(rows=st.integers(1, 9), width=st.integers(1, 70), outputs=st.integers(1, 40), seed=st.integers(0, 99))
 def test_8_bit_products_differ_by_their_rounding_only(rows: int, width: int, outputs: int, seed: int) -> None:
     torch.manual_seed(seed)
     layer, values = nn.Linear(width, outputs), 3 * torch.randn(rows, width)
-    step = (values.max().clamp(min=0) - values.min().clamp(max=0)) / (255 if has_8bit_sums() else 127)
+    step = (values.max().clamp(min=0) - values.min().clamp(max=0)) / (255 if has_vnni() else 127)
     scales = layer.weight.abs().amax(1) / 127
     bound = values.abs().sum(1)[:, None] * scales / 2 + step * (layer.weight.abs() + scales[:, None]).sum(1)
     with torch.inference_mode():
-        assert bool(((Int8(layer)(values) - layer(values)).abs() <= bound + 1e-5).all())
+        assert bool(((PackedInt8(layer)(values) - layer(values)).abs() <= bound + 1e-5).all())
 
 
 @given(rows=st.integers(1, 9), width=st.integers(1, 70), outputs=st.integers(1, 40), bias=st.booleans())
@@ -34,8 +34,8 @@ def test_packed_matrices(rows: int, width: int, outputs: int, bias: bool) -> Non
     layer, values = nn.Linear(width, outputs, bias=bias), torch.randn(rows, 2, width)
     with torch.inference_mode():
         wanted = layer(values)
-        torch.testing.assert_close(Float32(layer)(values), wanted, rtol=1e-5, atol=1e-5)
-        made = BFloat16(layer)(values)
+        torch.testing.assert_close(PackedFloat32(layer)(values), wanted, rtol=1e-5, atol=1e-5)
+        made = PackedBFloat16(layer)(values)
     assert made.dtype == torch.float32
     torch.testing.assert_close(made, wanted, rtol=0.03, atol=0.03)
 
@@ -51,7 +51,7 @@ def test_packed_cells_are_torchs_own(kind: type[nn.RNNBase], both: bool, padded:
     read = nn.utils.rnn.pack_padded_sequence(values, lengths, batch_first=True, enforce_sorted=False)
     with torch.inference_mode():
         wanted, wanted_last = layer(read if padded else values, first)
-        made, last = PackedCells(layer, Float32)(read if padded else values, first)
+        made, last = PackedCells(layer, PackedFloat32)(read if padded else values, first)
     if padded:
         wanted, made = wanted.data, made.data
     torch.testing.assert_close(made, wanted)

@@ -14,7 +14,8 @@ from torch import nn
 
 import transduce
 from transduce.errors import InputError
-from transduce.inference.quantisation import quantise, round_rows, rounded_weights, whole_weights
+from transduce.inference.quantisation import quantise, rounded_weights, whole_weights
+from transduce.kernels.packed_linear import quantise_rows
 from transduce.run import Run
 from transduce.training.experiment import train
 
@@ -73,7 +74,7 @@ def test_no_weight_moves_by_more_than_half_a_step(seed: int, rows: int, columns:
     layer = nn.Linear(columns, rows)
     layer.weight.data = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size
     moved = (whole_weights(rounded_weights(layer))["weight"] - layer.weight.detach()).abs()
-    assert bool((moved <= 0.5001 * round_rows(layer.weight).scales[:, None]).all())
+    assert bool((moved <= 0.5001 * quantise_rows(layer.weight).scales[:, None]).all())
 
 
 def test_it_learns_no_more(runs: tuple[Path, Path], pairs: Path, tmp_path: Path) -> None:

@@ -22,12 +22,11 @@ from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Hypothesis, Padded
 from transduce.inference.lowering import for_generation
 from transduce.inference.lowering.lean import LeanBlock
-from transduce.inference.quantisation import round_rows
 from transduce.kernels.native import library as libraries
-from transduce.kernels.native import top_k as choices
-from transduce.kernels.native.decoder_step import best
-from transduce.kernels.native.linear import Product
-from transduce.kernels.packed_linear import Int8, Packed
+from transduce.kernels.native import top_k as native
+from transduce.kernels.native.linear import NativeLinear
+from transduce.kernels.native.top_k import linear_top_k
+from transduce.kernels.packed_linear import PackedInt8, PackedLinear, quantise_rows
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder
 
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.skipif(libraries.library() is None, reason="no compiler
 
 @pytest.fixture(params=LEVELS, scope="module")
 def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Every way through vectors.h that this processor can run."""
+    """Every way through simd.h that this processor can run."""
     if request.param == "native":
         yield "native"
         return
@@ -58,7 +57,7 @@ def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def whole_product(values: np.ndarray, layer: nn.Linear) -> np.ndarray:
     """s_row s_output sum(q_x q_w) + b, the sum in whole numbers."""
-    whole, scales = round_rows(layer.weight)
+    whole, scales = quantise_rows(layer.weight)
     top = np.abs(values).max(-1, keepdims=True)
     up = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
     sums = np.rint(values * up).astype(np.int64) @ whole.numpy().astype(np.int64).T
@@ -72,7 +71,7 @@ def test_whole_numbers(level: str, rows: int, width: int, outputs: int, bias: bo
     layer, values = nn.Linear(width, outputs, bias=bias), 3 * torch.randn(rows, width)
     values[: rows // 3] = 0.0
     wanted = whole_product(values.numpy(), layer) if rows else np.zeros((0, outputs))
-    found = Product(*round_rows(layer.weight), layer.bias).reading(rectified)(values)
+    found = NativeLinear(*quantise_rows(layer.weight), layer.bias).function(rectified)(values)
     np.testing.assert_allclose(found.numpy(), np.maximum(wanted, 0) if rectified else wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -84,14 +83,14 @@ def test_floating_point(
     layer, values = nn.Linear(width, outputs, bias=bias), torch.randn(rows, width)
     with torch.inference_mode():
         wanted = layer(values).relu() if rectified else layer(values)
-    found = Product(layer.weight, None, layer.bias).reading(rectified)(values)
+    found = NativeLinear(layer.weight, None, layer.bias).function(rectified)(values)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_threads_change_nothing() -> None:
     torch.manual_seed(0)
     layer, values = nn.Linear(256, 1500), torch.randn(5, 256)
-    read = Product(*round_rows(layer.weight), layer.bias).reading()
+    read = NativeLinear(*quantise_rows(layer.weight), layer.bias).function()
     before, alone = torch.get_num_threads(), read(values)
     try:
         torch.set_num_threads(2)
@@ -103,7 +102,7 @@ def test_threads_change_nothing() -> None:
 @given(st.integers(1, 9), st.integers(0, 99))
 def test_a_row_does_not_see_its_neighbours(rows: int, seed: int) -> None:
     torch.manual_seed(seed)
-    read, values = Int8(nn.Linear(37, 21)), torch.randn(rows, 37) * torch.logspace(-3, 3, rows)[:, None]
+    read, values = PackedInt8(nn.Linear(37, 21)), torch.randn(rows, 37) * torch.logspace(-3, 3, rows)[:, None]
     together = read(values)
     assert all(torch.equal(read(values[row]), together[row]) for row in range(rows))
 
@@ -113,7 +112,7 @@ def test_the_best_of_many(level: str, size: int, count: int, seed: int, coarse: 
     torch.manual_seed(seed)
     scores = torch.randint(-5, 5, (2, 3, size)).float() if coarse else torch.randn(2, 3, size)
     scores[..., ::5] = -torch.inf
-    found = choices.top(scores, count)
+    found = native.top_k(scores, count)
     if count > size:
         assert found is None
         return
@@ -132,22 +131,22 @@ def test_the_best_outputs(
     layer, values = nn.Linear(width, 9 * outputs), torch.randn(rows, width)
     with torch.no_grad():
         layer.weight[::3], layer.bias[::3] = layer.weight[0], layer.bias[0]  # equals
-    product = Product(*(round_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
+    product = NativeLinear(*(quantise_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
     banned = torch.randint(0, 9 * outputs, (3,)).tolist()
-    logs = product.reading()(values).log_softmax(-1)
+    logs = product.function()(values).log_softmax(-1)
     logs[:, banned] = -torch.inf
     order = logs.sort(dim=-1, descending=True, stable=True)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    found = best(product, values, count, banned)
+    found = linear_top_k(product, values, count, banned)
     torch.set_num_threads(before)
     assert torch.equal(found.tokens, order.indices[:, :count]) or torch.allclose(
         logs.gather(1, found.tokens), order.values[:, :count], atol=1e-5
     )
-    torch.testing.assert_close(found.logs, order.values[:, :count], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.log_probs, order.values[:, :count], rtol=1e-4, atol=1e-4)
     for row in range(rows):  # its neighbours change nothing, to the bit
-        alone = best(product, values[row : row + 1], count, banned)
-        assert torch.equal(alone.logs[0], best(product, values, count, banned).logs[row])
+        alone = linear_top_k(product, values[row : row + 1], count, banned)
+        assert torch.equal(alone.log_probs[0], linear_top_k(product, values, count, banned).log_probs[row])
         assert torch.equal(alone.tokens[0], found.tokens[row])
 
 
@@ -155,19 +154,19 @@ def test_the_best_outputs(
 def test_log_probabilities_are_exact_to_a_rounding(level: str, size: int, spread: float, seed: int) -> None:
     """Scores that a matrix hands on as they are, against arithmetic in double precision."""
     values = torch.randn(3, size, generator=torch.Generator().manual_seed(seed)) * spread
-    product = Product(torch.eye(size), None, None)
+    product = NativeLinear(torch.eye(size), None, None)
     wanted = values.double().log_softmax(-1).sort(dim=-1, descending=True).values[:, :5]
     every = Shortlists(torch.arange(size, dtype=torch.int32), torch.tensor([0, size]), torch.zeros(3, dtype=torch.long))
     for lists in (None, every):
-        logs = best(product, values, min(size, 5), lists=lists).logs
+        logs = linear_top_k(product, values, min(size, 5), lists=lists).log_probs
         torch.testing.assert_close(logs.double(), wanted, rtol=3e-7, atol=3e-7)
 
 
 def test_fewer_outputs_than_are_asked_for(level: str) -> None:
     layer = nn.Linear(4, 3)
-    found = best(Product(layer.weight, None, layer.bias), torch.randn(2, 4), 5, [1])
-    assert (found.logs[:, 2:] == -torch.inf).all()
-    assert found.logs[:, :2].isfinite().all()
+    found = linear_top_k(NativeLinear(layer.weight, None, layer.bias), torch.randn(2, 4), 5, [1])
+    assert (found.log_probs[:, 2:] == -torch.inf).all()
+    assert found.log_probs[:, :2].isfinite().all()
     assert ((found.tokens >= 0) & (found.tokens < 3)).all()
 
 
@@ -185,28 +184,28 @@ def test_the_best_of_a_list(
     """Against all scores written down and cut to each row's own list; in whole numbers the scores are the same ones."""
     torch.manual_seed(seed)
     layer, values = nn.Linear(width, 9 * outputs, bias=bias), torch.randn(rows, width)
-    product = Product(*(round_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
+    product = NativeLinear(*(quantise_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
     allowed = torch.rand(5, 9 * outputs) < share
     allowed[torch.arange(5), torch.randint(0, 9 * outputs, (5,))] = True  # a list has one token at least
     lines, tokens = allowed.nonzero(as_tuple=True)
     begins, which = torch.searchsorted(lines, torch.arange(6)), torch.randint(0, 5, (rows,))
     banned = torch.randint(0, 9 * outputs, (3,)).tolist()
-    logs = product.reading()(values).masked_fill(~allowed[which], -torch.inf).log_softmax(-1)
+    logs = product.function()(values).masked_fill(~allowed[which], -torch.inf).log_softmax(-1)
     logs[:, banned] = -torch.inf
     before = torch.get_num_threads()
     torch.set_num_threads(1 + seed % 3)
-    found = best(product, values, count, banned, Shortlists(tokens.int(), begins, which))
+    found = linear_top_k(product, values, count, banned, Shortlists(tokens.int(), begins, which))
     torch.set_num_threads(before)
     wanted = logs.sort(dim=-1, descending=True, stable=True).values[:, :count]
     wanted = torch.nn.functional.pad(wanted, (0, count - wanted.size(1)), value=-torch.inf)
-    torch.testing.assert_close(found.logs, wanted, rtol=1e-4, atol=1e-4)
-    real = found.logs > -torch.inf
-    assert torch.allclose(logs.gather(1, found.tokens)[real], found.logs[real], atol=1e-4)
+    torch.testing.assert_close(found.log_probs, wanted, rtol=1e-4, atol=1e-4)
+    real = found.log_probs > -torch.inf
+    assert torch.allclose(logs.gather(1, found.tokens)[real], found.log_probs[real], atol=1e-4)
     for row in range(rows):  # its neighbours change nothing, to the bit
-        alone = best(
+        alone = linear_top_k(
             product, values[row : row + 1], count, banned, Shortlists(tokens.int(), begins, which[row : row + 1])
         )
-        assert torch.equal(alone.logs[0], found.logs[row])
+        assert torch.equal(alone.log_probs[0], found.log_probs[row])
         assert torch.equal(alone.tokens[0], found.tokens[row])
 
 
@@ -290,15 +289,15 @@ def test_int8_outputs_do_not_depend_on_the_batch(strategy: Strategy) -> None:
 def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that went without them would find the same, and take longer."""
     network = for_generation(transformer({}), precision)
-    assert all(part.product is not None for part in network.modules() if isinstance(part, Packed))
+    assert all(part.native is not None for part in network.modules() if isinstance(part, PackedLinear))
     steps: list[Tensor] = []
     for block in (part for part in network.modules() if type(part) is LeanBlock):
         run = block.whole
         assert run is not None
         monkeypatch.setattr(block, "whole", lambda values, *rest, run=run: steps.append(values) or run(values, *rest))
-    top = choices.top
+    top = native.top_k
     asked: list[int] = []
-    monkeypatch.setattr(choices, "top", lambda scores, count: asked.append(count) or top(scores, count))
+    monkeypatch.setattr(native, "top_k", lambda scores, count: asked.append(count) or top(scores, count))
     rules = [RepetitionPenalty(1.1)]  # which wants the scores of all tokens
     found = search(network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), longest=torch.tensor([9]), rules=rules)
     assert len(steps) == 2 * (len(found[0][0].ids) - 1)  # <s> is read by the plain road

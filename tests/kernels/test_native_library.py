@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from transduce.kernels.native import library as libraries
-from transduce.kernels.packed_linear import Float32, Int8
+from transduce.kernels.packed_linear import PackedFloat32, PackedInt8
 
 HAS_COMPILER = any(libraries.shutil.which(name) for name in libraries.COMPILERS)
 
@@ -28,16 +28,16 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_is_used_where_there_is_one() -> None:
     found = libraries.library()
     assert found is not None
-    assert found.transduce_level() >= 1
+    assert found.transduce_simd_level() >= 1
 
 
-@pytest.mark.parametrize("kind", [Float32, Int8])
-def test_switched_off(monkeypatch: pytest.MonkeyPatch, kind: type[Float32 | Int8]) -> None:
+@pytest.mark.parametrize("kind", [PackedFloat32, PackedInt8])
+def test_switched_off(monkeypatch: pytest.MonkeyPatch, kind: type[PackedFloat32 | PackedInt8]) -> None:
     monkeypatch.setenv(libraries.SWITCH, "0")
     assert libraries.library() is None
     layer, values = nn.Linear(20, 30), torch.randn(4, 20)
     made = kind(layer)
-    assert made.product is None
+    assert made.native is None
     with torch.inference_mode():
         torch.testing.assert_close(made(values), layer(values), rtol=0.05, atol=0.05)
 
@@ -49,7 +49,7 @@ def test_no_compiler_is_told_once(afresh: None, monkeypatch: pytest.MonkeyPatch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert libraries.library() is None
-    assert Int8(nn.Linear(4, 4)).product is None
+    assert PackedInt8(nn.Linear(4, 4)).native is None
 
 
 def test_a_compiler_that_fails_is_told(afresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from transduce.decoding.search_state import (
 )
 from transduce.flow import BOS, Batch, Hypothesis, Padded, State, map_tensors
 from transduce.kernels.cuda_graph import Graphs, Recording, tensors_of
-from transduce.kernels.native.top_k import MOST
+from transduce.kernels.native.top_k import MAX_K
 from transduce.model import Transducer
 
 ROOM = 32  # tokens that a search asks room for at first; it doubles
@@ -58,7 +58,7 @@ class Moves:
         # never be used would only be read in vain.
         self.most = -(-most // ROOM) * ROOM if steady else most
         self.room = self.most if steady else min(most, ROOM - 1)  # and <s>
-        self.proposing = model.proposes and 0 < strategy.wanted <= MOST
+        self.proposing = model.proposes and 0 < strategy.wanted <= MAX_K
         self.enough = min(best or strategy.width, strategy.width) if strategy.exact else strategy.width
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.contracts import Count, Selection, Strategy
 from transduce.flow import EOS
-from transduce.kernels.native import top_k as choices
+from transduce.kernels.native import top_k as native
 
 GROUP = 128
 LOWEST = -1e30  # of no use against anything that has finished
@@ -19,7 +19,7 @@ Stop = Literal["bound", "length", "full"]
 
 def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best of the last axis, and where: by the best of each group first, which reads the axis once."""
-    found = choices.top(scores, count)
+    found = native.top_k(scores, count)
     if found is not None:
         return found
     size = scores.size(-1)

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from transduce.errors import InputError
+from transduce.kernels.packed_linear import QuantisedRows, quantise_rows
 from transduce.recipe import Recipe
 from transduce.run import Run
 
-GREATEST = 127  # of an 8-bit weight
 SCALES = "scales."  # before the name of a rounded matrix: the name of its scales
-
-
-class Rounded(NamedTuple):
-    whole: Tensor  # O I, int8
-    scales: Tensor  # O
-
-
-def round_rows(weight: Tensor) -> Rounded:
-    """w = s round(w / s), s = max|w| / 127 for each row (Jacob 2018). What was rounded once stays as it is."""
-    weight = weight.detach().float()
-    scales = (weight.abs().amax(1) / GREATEST).clamp(min=torch.finfo(torch.float).tiny)
-    return Rounded((weight / scales[:, None]).round().to(torch.int8), scales)
 
 
 def rounded_weights(network: nn.Module) -> dict[str, Tensor]:
@@ -41,11 +27,11 @@ def rounded_weights(network: nn.Module) -> dict[str, Tensor]:
     }
     places = {parameter.data_ptr() for parameter in matrices}
     found: dict[str, Tensor] = {}
-    made: dict[int, Rounded] = {}  # what is tied is rounded once, and stays tied
+    made: dict[int, QuantisedRows] = {}  # what is tied is rounded once, and stays tied
     for name, tensor in network.state_dict().items():
         if tensor.dim() == 2 and tensor.data_ptr() in places:
             if tensor.data_ptr() not in made:
-                made[tensor.data_ptr()] = round_rows(tensor)
+                made[tensor.data_ptr()] = quantise_rows(tensor)
             found[name], found[SCALES + name] = made[tensor.data_ptr()]
         else:
             found[name] = tensor

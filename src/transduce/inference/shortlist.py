@@ -21,7 +21,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, State, Step, TopK
 from transduce.kernels.dispatch import attached
-from transduce.kernels.packed_linear import Packed
+from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Output
 from transduce.model import Transducer
 from transduce.storage import replace_file
@@ -202,7 +202,7 @@ class OutputRows:
         chosen.out_features = len(ids)
         numbers = {"weight": self.weight[ids], "bias": self.bias[ids]}
         chosen._parameters = {name: nn.Parameter(one, requires_grad=False) for name, one in numbers.items()}
-        return type(self.layer)(chosen) if isinstance(self.layer, Packed) else chosen
+        return type(self.layer)(chosen) if isinstance(self.layer, PackedLinear) else chosen
 
     def network_of(self, ids: Tensor) -> Transducer:
         """The network with such a layer in place of its own; all other parts are shared."""

@@ -19,10 +19,10 @@ from transduce.contracts import AttentionScore, PositionEncoding
 from transduce.flow import Tree
 from transduce.inference.lowering.joint_projections import JointMemory, JointSelf
 from transduce.kernels.linear import ACTIVATIONS
-from transduce.kernels.native.block_step import ACTIVATIONS as CODES
-from transduce.kernels.native.block_step import BlockStep, Parts
+from transduce.kernels.native.block_step import ACTIVATIONS as NATIVE_ACTIVATIONS
+from transduce.kernels.native.block_step import BlockLayers, NativeBlock
 from transduce.kernels.native.library import library
-from transduce.kernels.packed_linear import Packed, Reading
+from transduce.kernels.packed_linear import LinearFunction, PackedLinear
 from transduce.layers.feed_forward import FeedForward
 from transduce.layers.norm import Flow, LayerNorm, Residual
 from transduce.layers.transformer import Block, Blocks, KeysValues
@@ -116,7 +116,7 @@ class LeanReading(LeanBlock):
             return super().run(values, past, view, source)
         assert self.whole is not None
         assert mask is not None
-        return self.whole.read(values, shade(mask[:, 0, 0])), past, None, None
+        return self.whole.encode(values, shade(mask[:, 0, 0])), past, None, None
 
 
 def _attend_sources(query: Tensor, keys: Tensor, values: Tensor, shade: Tensor, scale: float) -> Tensor:
@@ -131,7 +131,7 @@ def _attend_sources(query: Tensor, keys: Tensor, values: Tensor, shade: Tensor, 
     return torch.bmm(weights.flatten(0, 1), flat_values).view(query.shape)
 
 
-def _whole(plain: Block, own: JointSelf) -> BlockStep | None:
+def _whole(plain: Block, own: JointSelf) -> NativeBlock | None:
     """All of a block as one call, where our own kernels read its matrices and know its activation."""
     think, cross = plain.feed_forward, plain.cross
     activation = think.activation
@@ -139,18 +139,22 @@ def _whole(plain: Block, own: JointSelf) -> BlockStep | None:
     matrices += [cross.query, cross.output] if cross is not None else []
     norms: list[Any] = [(one.norm.weight, one.norm.bias, one.norm.eps) for one in plain.residuals]
     exact = all(one is None or one.dtype == torch.float32 for weight, bias, _ in norms for one in (weight, bias))
-    if activation not in CODES or not exact or not all(_product(one) for one in matrices):
+    if activation not in NATIVE_ACTIVATIONS or not exact or not all(_native(one) for one in matrices):
         return None
     assert own.attend.score.scale is not None
-    return BlockStep(
-        Parts(
-            looks_back=(_product(own.all), _product(own.output)),
-            looks_up=None if cross is None else (_product(cross.query), _product(cross.output)),
-            thinks=(_product(think.grow), None if think.gate is None else _product(think.gate), _product(think.shrink)),
+    return NativeBlock(
+        BlockLayers(
+            self_attention=(_native(own.all), _native(own.output)),
+            cross_attention=None if cross is None else (_native(cross.query), _native(cross.output)),
+            feed_forward=(
+                _native(think.grow),
+                None if think.gate is None else _native(think.gate),
+                _native(think.shrink),
+            ),
             norms=norms,
-            before=plain.residuals[0].place == "before",
+            pre_norm=plain.residuals[0].place == "before",
             heads=own.heads,
-            head=own.all.out_features // (3 * own.heads),
+            head_width=own.all.out_features // (3 * own.heads),
             activation=activation,
             scale=own.attend.score.scale,
             memory_scale=1.0 if cross is None else cross.attend.score.scale or 1.0,
@@ -158,11 +162,11 @@ def _whole(plain: Block, own: JointSelf) -> BlockStep | None:
     )
 
 
-def _product(part: nn.Module | None) -> Any:
-    return getattr(part, "product", None)
+def _native(part: nn.Module | None) -> Any:
+    return getattr(part, "native", None)
 
 
-def _around(residual: Residual) -> tuple[Reading, Join]:
+def _around(residual: Residual) -> tuple[LinearFunction, Join]:
     """What a layer reads of a value, and what goes on: see `Residual`. The layer's own result is written over."""
     norm = residual.norm
     assert isinstance(norm, LayerNorm)
@@ -176,7 +180,7 @@ def _around(residual: Residual) -> tuple[Reading, Join]:
     return lambda values: values, lambda values, change: scaled(change.add_(values))
 
 
-def _thinking(part: FeedForward) -> Reading:
+def _thinking(part: FeedForward) -> LinearFunction:
     shrink = _direct(part.shrink)
     if part.gate is None and part.activation == "relu":
         rectified = _direct(part.grow, rectified=True)
@@ -188,9 +192,9 @@ def _thinking(part: FeedForward) -> Reading:
     return lambda values: shrink(activate(grow(values)).mul_(gate(values)))
 
 
-def _direct(part: nn.Module, *, rectified: bool = False) -> Reading:
-    assert isinstance(part, Packed)
-    return part.direct(rectified=rectified)
+def _direct(part: nn.Module, *, rectified: bool = False) -> LinearFunction:
+    assert isinstance(part, PackedLinear)
+    return part.function(relu=rectified)
 
 
 def lean(network: nn.Module) -> None:

@@ -19,7 +19,7 @@ from transduce.inference.lowering.joint_projections import JointMemory, JointSel
 from transduce.inference.lowering.lean import lean
 from transduce.inference.lowering.proposing import proposing
 from transduce.kernels.native.library import library
-from transduce.kernels.packed_linear import BFloat16, Float32, Int8, Packed
+from transduce.kernels.packed_linear import PackedBFloat16, PackedFloat32, PackedInt8, PackedLinear
 from transduce.layers.recurrent import STEPS, LayerState, reverse
 from transduce.model import Transducer
 
@@ -27,7 +27,7 @@ from transduce.model import Transducer
 class PackedCells(nn.Module):
     """Stands for one layer of nn.RNN, nn.GRU or nn.LSTM, batch first, of one direction or both."""
 
-    def __init__(self, layer: nn.RNNBase, kind: type[Packed]) -> None:
+    def __init__(self, layer: nn.RNNBase, kind: type[PackedLinear]) -> None:
         super().__init__()
         assert layer.num_layers == 1, "a stack is made of single layers"
         assert layer.batch_first
@@ -82,7 +82,7 @@ def _as_linear(layer: nn.RNNBase, name: str, end: str) -> nn.Linear:
 
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
-KINDS: dict[str, type[Packed]] = {"fp32": Float32, "bf16": BFloat16, "int8": Int8}
+KINDS: dict[str, type[PackedLinear]] = {"fp32": PackedFloat32, "bf16": PackedBFloat16, "int8": PackedInt8}
 
 
 def for_generation(network: Transducer, precision: Precision = "auto") -> Transducer:
@@ -125,10 +125,10 @@ def for_gpu(network: Transducer, precision: Precision) -> Transducer:
     return made
 
 
-def _can_pack(kind: type[Packed]) -> bool:
+def _can_pack(kind: type[PackedLinear]) -> bool:
     """Torch packs floating-point numbers only where it was built with oneDNN; our own kernels fp32 everywhere."""
-    by_torch = not issubclass(kind, Float32) or torch.backends.mkldnn.is_available()
-    return by_torch or (kind is Float32 and library() is not None)
+    by_torch = not issubclass(kind, PackedFloat32) or torch.backends.mkldnn.is_available()
+    return by_torch or (kind is PackedFloat32 and library() is not None)
 
 
 def _replace(network: nn.Module, change: Callable[[nn.Module, nn.Module], nn.Module]) -> None:
@@ -150,9 +150,9 @@ def _prepared(parent: nn.Module, part: nn.Module) -> nn.Module:
     return part
 
 
-def _packed(part: nn.Module, kind: type[Packed]) -> nn.Module:
+def _packed(part: nn.Module, kind: type[PackedLinear]) -> nn.Module:
     if isinstance(part, nn.Linear) and part.out_features > 1:  # a single vector has nothing to gain
         return kind(part)
-    if type(part) in STEPS and kind is not Float32:  # torch's own cells are the fastest in fp32
+    if type(part) in STEPS and kind is not PackedFloat32:  # torch's own cells are the fastest in fp32
         return PackedCells(part, kind)  # type: ignore[arg-type]
     return part

@@ -12,8 +12,9 @@ from transduce.contracts import TopKRequest
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.flow import State, TopK
 from transduce.inference.lowering.lean import LeanBlock
-from transduce.kernels.native.block_step import BlockStep, Step
-from transduce.kernels.native.decoder_step import Best, Pair, Steps, outputs_of
+from transduce.kernels.native.block_step import NativeBlock, StepStruct
+from transduce.kernels.native.decoder_step import KeysValues, NativeDecoder
+from transduce.kernels.native.top_k import TopKBuffers, shortlists_struct
 from transduce.layers.norm import LayerNorm
 
 
@@ -26,12 +27,12 @@ class LeanDecoder(TransformerDecoder):
 
     lists = True
 
-    def __init__(self, plain: TransformerDecoder, blocks: list[BlockStep]) -> None:
+    def __init__(self, plain: TransformerDecoder, blocks: list[NativeBlock]) -> None:
         nn.Module.__init__(self)
         vars(self).update({name: copy.copy(one) for name, one in vars(plain).items()})
         norm = plain.norm
         level = (norm.weight, norm.bias, norm.eps) if isinstance(norm, LayerNorm) else None
-        self.steps = Steps(blocks, level)
+        self.steps = NativeDecoder(blocks, level)
 
     @property
     def proposes(self) -> bool:
@@ -47,18 +48,18 @@ class LeanDecoder(TransformerDecoder):
         if which is not None and len(queries) > 1:
             queries = queries[which]
         values = self.enter(self.embedding(tokens), queries, None).contiguous()  # R' 1 D
-        memories: list[Pair] = list(fixed["memory"])
+        memories: list[KeysValues] = list(fixed["memory"])
         shade = view.source
-        where = Step(
+        where = StepStruct(
             len(values), state.beams, owners.size(1), -1 if self.reach is None else self.reach,
             None if which is None else which.data_ptr(), places.data_ptr(), owners.data_ptr(), None, None,
             shade.size(-1) if memories and shade is not None else 0, None, None,
             shade.data_ptr() if memories and shade is not None else None, torch.get_num_threads(),
         )  # fmt: skip
         layer: Any = self.output.layer  # asked for now: a search may have one of its own
-        found = Best(len(values), asked.k, asked.suppressed, outputs_of(layer.product, asked.shortlists))
-        self.steps(values, where, fixed["room"], memories, layer.product, found)
-        logs, chosen = found.logs, found.tokens
+        found = TopKBuffers(len(values), asked.k, asked.suppressed, shortlists_struct(layer.native, asked.shortlists))
+        self.steps(values, where, fixed["room"], memories, layer.native, found)
+        logs, chosen = found.log_probs, found.tokens
         if which is not None:
             logs = logs.new_full((len(places), asked.k), -torch.inf).index_copy_(0, which, logs)
             chosen = chosen.new_zeros(len(places), asked.k).index_copy_(0, which, chosen)
@@ -71,6 +72,6 @@ def proposing(part: nn.Module) -> nn.Module:
         return part
     blocks = [block.whole for block in part.blocks if type(block) is LeanBlock and block.whole is not None]
     level = part.norm is None or (isinstance(part.norm, LayerNorm) and part.norm.weight.dtype == torch.float32)
-    if len(blocks) < len(part.blocks) or not level or getattr(part.output.layer, "product", None) is None:
+    if len(blocks) < len(part.blocks) or not level or getattr(part.output.layer, "native", None) is None:
         return part
     return LeanDecoder(part, blocks)

@@ -1,4 +1,4 @@
-"""The parts of a Transformer block in, one call that takes the rows of a search's step through all of it out."""
+"""Native Transformer blocks: one decoding step through a block, and whole sources through an encoder block."""
 
 from __future__ import annotations
 
@@ -10,132 +10,132 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.native.library import library
-from transduce.kernels.native.linear import Matrix, Product
+from transduce.kernels.native.linear import LinearStruct, NativeLinear
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # in the order of blocks.h
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # in the order of block_step.h
 
 
-class Norm(ctypes.Structure):
-    """`Norm` of blocks.h"""
+class NormStruct(ctypes.Structure):
+    """`Norm` of block_step.h"""
 
     _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_double))
 
 
-class Block(ctypes.Structure):
-    """`Block` of blocks.h"""
+class BlockStruct(ctypes.Structure):
+    """`Block` of block_step.h"""
 
     _fields_ = (
-        ("matrices", 7 * Matrix),
-        ("norms", 3 * Norm),
-        ("before", ctypes.c_int64),
+        ("linears", 7 * LinearStruct),
+        ("norms", 3 * NormStruct),
+        ("pre_norm", ctypes.c_int64),
         ("heads", ctypes.c_int64),
-        ("head", ctypes.c_int64),
+        ("head_width", ctypes.c_int64),
         ("activation", ctypes.c_int64),
         ("scale", ctypes.c_double),
         ("memory_scale", ctypes.c_double),
     )
 
 
-class Step(ctypes.Structure):
-    """`Step` of blocks.h"""
+class StepStruct(ctypes.Structure):
+    """`Step` of block_step.h"""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "beams", "room", "reach")),
-        *((name, ctypes.c_void_p) for name in ("which", "places", "owners", "keys", "values")),
-        ("columns", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("memory_keys", "memory_values", "shade")),
+        *((name, ctypes.c_int64) for name in ("rows", "beams", "capacity", "window")),
+        *((name, ctypes.c_void_p) for name in ("row_ids", "positions", "cache_indirection", "keys", "values")),
+        ("source_length", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("memory_keys", "memory_values", "mask_bias")),
         ("threads", ctypes.c_int64),
     )
 
 
-class Sources(ctypes.Structure):
-    """`Sources` of sources.h"""
+class EncoderInputStruct(ctypes.Structure):
+    """`EncoderInput` of encoder_block.h"""
 
     _fields_ = (
         ("sources", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("shade", ctypes.c_void_p),
+        ("source_length", ctypes.c_int64),
+        ("mask_bias", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
     )
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a block is made of: see blocks.h."""
+class BlockLayers:
+    """Layers and sizes of a block, as in block_step.h."""
 
-    looks_back: tuple[Product, Product]  # queries, keys and values; the result
-    looks_up: tuple[Product, Product] | None  # queries; the answer
-    thinks: tuple[Product, Product | None, Product]  # grow, gate, shrink
-    norms: Sequence[tuple[Tensor | None, Tensor | None, float]]  # weight, bias, epsilon of each residual, in order
-    before: bool
+    self_attention: tuple[NativeLinear, NativeLinear]  # joint query, key and value projection; output projection
+    cross_attention: tuple[NativeLinear, NativeLinear] | None  # query projection; output projection
+    feed_forward: tuple[NativeLinear, NativeLinear | None, NativeLinear]  # up, gate, down
+    norms: Sequence[tuple[Tensor | None, Tensor | None, float]]  # weight, bias, epsilon of each sublayer, in order
+    pre_norm: bool
     heads: int
-    head: int
+    head_width: int
     activation: str
     scale: float
     memory_scale: float
 
 
-class BlockStep:
-    """As `LeanBlock.run` for a step of a search: rows (R 1 D) in, rows out, keys and values put into the room."""
+class NativeBlock:
+    """A Transformer block as one call: a decoding step (`step`), or whole sources (`encode`)."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, layers: BlockLayers) -> None:
         self.kernels = kernels = library()
-        assert kernels is not None, "ask library() first"
-        self.parts, self.run = parts, kernels.transduce_step  # the parts: addresses below point into them
-        norms = list(parts.norms)
-        if parts.looks_up is None:
+        assert kernels is not None, "check library() first"
+        self.layers, self.block_step = layers, kernels.transduce_block_step  # the struct holds addresses of the layers
+        norms = list(layers.norms)
+        if layers.cross_attention is None:
             norms.insert(1, (None, None, 0.0))
-        matrices = [*parts.looks_back, *(parts.looks_up or (None, None)), *parts.thinks]
-        self.block = Block(
-            (7 * Matrix)(*(Matrix() if one is None else one.matrix for one in matrices)),
-            (3 * Norm)(*(Norm(_address(weight), _address(bias), eps) for weight, bias, eps in norms)),
-            parts.before,
-            parts.heads,
-            parts.head,
-            ACTIVATIONS.index(parts.activation),
-            parts.scale,
-            parts.memory_scale,
+        linears = [*layers.self_attention, *(layers.cross_attention or (None, None)), *layers.feed_forward]
+        self.struct = BlockStruct(
+            (7 * LinearStruct)(*(LinearStruct() if one is None else one.struct for one in linears)),
+            (3 * NormStruct)(*(NormStruct(_address(weight), _address(bias), eps) for weight, bias, eps in norms)),
+            layers.pre_norm,
+            layers.heads,
+            layers.head_width,
+            ACTIVATIONS.index(layers.activation),
+            layers.scale,
+            layers.memory_scale,
         )
-        self.address = ctypes.addressof(self.block)
+        self.address = ctypes.addressof(self.struct)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> BlockStep:
-        return self  # it is only ever read
+    def __deepcopy__(self, memo: dict[int, object]) -> NativeBlock:
+        return self  # immutable
 
     def __call__(
         self,
         values: Tensor,  # R 1 D
-        room: tuple[Tensor, Tensor],  # B N L H K
-        places: Tensor,  # R
-        owners: Tensor,  # R L
+        cache: tuple[Tensor, Tensor],  # B N L H K
+        positions: Tensor,  # R
+        indirection: Tensor,  # R L
         beams: int,
-        reach: int | None,
-        memory: tuple[Tensor, Tensor, Tensor]
-        | None,  # B H S K, B H S K, B 1 1 S: keys, values, what is added to scores
+        window: int | None,
+        memory: tuple[Tensor, Tensor, Tensor] | None,  # keys B H S K, values B H S K, mask bias B 1 1 S
     ) -> Tensor:
-        made = values.clone(memory_format=torch.contiguous_format)
-        keys, kept = room
-        columns, seen = 0, (0, 0, 0)
+        """One decoding step: new rows through the block; their keys and values are written into the cache."""
+        result = values.clone(memory_format=torch.contiguous_format)
+        keys, cached_values = cache
+        source_length, addresses = 0, (0, 0, 0)
         if memory is not None:
-            columns = memory[2].size(-1)
-            seen = (memory[0].data_ptr(), memory[1].data_ptr(), memory[2].data_ptr())
-        step = Step(
-            len(made), beams, owners.size(1), -1 if reach is None else reach,
-            None, places.data_ptr(), owners.data_ptr(), keys.data_ptr(), kept.data_ptr(),
-            columns, *seen, torch.get_num_threads(),
+            source_length = memory[2].size(-1)
+            addresses = (memory[0].data_ptr(), memory[1].data_ptr(), memory[2].data_ptr())
+        step = StepStruct(
+            len(result), beams, indirection.size(1), -1 if window is None else window,
+            None, positions.data_ptr(), indirection.data_ptr(), keys.data_ptr(), cached_values.data_ptr(),
+            source_length, *addresses, torch.get_num_threads(),
         )  # fmt: skip
-        if self.run(self.address, ctypes.addressof(step), made.data_ptr()):
-            raise MemoryError("no memory for a step")
-        return made
+        if self.block_step(self.address, ctypes.addressof(step), result.data_ptr()):
+            raise MemoryError("out of memory in a decoding step")
+        return result
 
-    def read(self, values: Tensor, shade: Tensor) -> Tensor:
-        """As `LeanReading.run`: rows of whole sources (B S D), what is added to scores (B S); padding stays."""
+    def encode(self, values: Tensor, mask_bias: Tensor) -> Tensor:
+        """Whole sources (B S D) through an encoder block; mask_bias (B S): 0, or -inf for padding, left as it is."""
         assert self.kernels is not None
-        made = values.clone(memory_format=torch.contiguous_format)
-        shade = shade.contiguous()
-        given = Sources(*shade.shape, shade.data_ptr(), torch.get_num_threads())
-        if self.kernels.transduce_read(self.address, ctypes.addressof(given), made.data_ptr()):
-            raise MemoryError("no memory for a source")
-        return made
+        result = values.clone(memory_format=torch.contiguous_format)
+        mask_bias = mask_bias.contiguous()
+        given = EncoderInputStruct(*mask_bias.shape, mask_bias.data_ptr(), torch.get_num_threads())
+        if self.kernels.transduce_encoder_block(self.address, ctypes.addressof(given), result.data_ptr()):
+            raise MemoryError("out of memory in an encoder block")
+        return result
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -1,129 +1,74 @@
-"""The blocks of a decoder and its output layer in, one call from rows of a search to their best next tokens out."""
+"""Native decoding step: all blocks of a decoder and the top k of its output layer in one call."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from transduce import contracts as asking
-from transduce.kernels.native.block_step import Block, BlockStep, Norm, Step
+from transduce.kernels.native.block_step import BlockStruct, NativeBlock, NormStruct, StepStruct
 from transduce.kernels.native.library import library
-from transduce.kernels.native.linear import Product
+from transduce.kernels.native.linear import NativeLinear
+from transduce.kernels.native.top_k import TopKBuffers
 
-Level = tuple[Tensor | None, Tensor | None, float]  # weight, bias, epsilon of a norm
-Pair = tuple[Tensor, Tensor]  # keys and values
+NormParameters = tuple[Tensor | None, Tensor | None, float]  # weight, bias, epsilon
+KeysValues = tuple[Tensor, Tensor]
 
 
-class Stack(ctypes.Structure):
-    """`Stack` of kernels.c"""
+class DecoderStruct(ctypes.Structure):
+    """`Decoder` of kernels.c"""
 
     _fields_ = (
         ("blocks", ctypes.c_void_p),
         ("layers", ctypes.c_int64),
-        ("last", ctypes.c_void_p),
+        ("final_norm", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
     )
 
 
-class Wanted(ctypes.Structure):
-    """`Wanted` of choices.h"""
+class NativeDecoder:
+    """The blocks of a decoder and its final norm; the output layer comes with each call."""
 
-    _fields_ = (
-        ("count", ctypes.c_int64),
-        ("bans", ctypes.c_int64),
-        ("banned", ctypes.c_void_p),
-        ("best", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("lists", ctypes.c_void_p),
-    )
-
-
-class Lists(ctypes.Structure):
-    """`Lists` of choices.h"""
-
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weights", "outputs", "begins", "which"))
-    tensors: tuple[Tensor, ...] = ()  # what lies there, which lives as long as this does
-
-
-class Best:
-    """Room for the best tokens of each row, as the kernels fill it: log-probabilities and tokens, R M."""
-
-    def __init__(self, rows: int, count: int, banned: Sequence[int], lists: Lists | None = None) -> None:
-        self.logs, self.tokens = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.long)
-        self.banned = (ctypes.c_int64 * len(banned))(*banned)
-        here = ctypes.addressof(self.banned)
-        self.lists = lists  # the address below points into them
-        few = None if lists is None else ctypes.addressof(lists)
-        self.wanted = Wanted(count, len(banned), here, self.logs.data_ptr(), self.tokens.data_ptr(), few)
-
-
-def outputs_of(product: Product, lists: asking.Shortlists | None) -> Lists | None:
-    """The lists of each source (see `contracts.Lists`) as the kernels read them."""
-    if lists is None:
-        return None
-    tensors = product.rows, lists.tokens, lists.begins, lists.which
-    made = Lists(*(one.data_ptr() for one in tensors))
-    made.tensors = tensors
-    return made
-
-
-def best(
-    product: Product, values: Tensor, count: int, banned: Sequence[int] = (), lists: asking.Shortlists | None = None
-) -> Best:
-    """log softmax(W x + b) of the best outputs of each row (R D), the earlier of two that are equal.
-
-    With lists, one a row, over each row's own.
-    """
-    assert product.kernels is not None
-    values = values.float().contiguous()
-    made = Best(len(values), count, banned, outputs_of(product, lists))
-    wanted, matrix = ctypes.addressof(made.wanted), ctypes.addressof(product.matrix)
-    if product.kernels.transduce_best(matrix, values.data_ptr(), len(values), wanted, torch.get_num_threads()):
-        raise MemoryError("no memory for a product")
-    return made
-
-
-class Steps:
-    """All blocks of a decoder, the norm behind them and its output layer."""
-
-    def __init__(self, blocks: Sequence[BlockStep], last: Level | None) -> None:
+    def __init__(self, blocks: Sequence[NativeBlock], final_norm: NormParameters | None) -> None:
         self.kernels = library()
-        assert self.kernels is not None, "ask library() first"
-        self.parts, self.level = blocks, last  # addresses below point into them
-        self.blocks = (len(blocks) * Block)(*(one.block for one in blocks))
-        addresses = [] if last is None else [None if one is None else one.data_ptr() for one in last[:2]]
-        self.last = None if last is None else Norm(*addresses, last[2])
+        assert self.kernels is not None, "check library() first"
+        self.parts = blocks, final_norm  # kept alive: the structs below hold their addresses
+        self.blocks = (len(blocks) * BlockStruct)(*(one.struct for one in blocks))
+        self.final_norm = None
+        if final_norm is not None:
+            weight, bias, epsilon = final_norm
+            self.final_norm = NormStruct(*(None if one is None else one.data_ptr() for one in (weight, bias)), epsilon)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Steps:
-        return self  # it is only ever read
+    def __deepcopy__(self, memo: dict[int, object]) -> NativeDecoder:
+        return self  # immutable
 
     def __call__(
         self,
-        values: Tensor,  # R' D: the rows that are read, written over
-        where: Step,
-        rooms: Sequence[Pair],  # each B N L H K
-        memories: Sequence[Pair],  # each B H S K; none: there is no memory
-        output: Product,
-        found: Best,
+        values: Tensor,  # R' D: embeddings of the active rows, overwritten
+        step: StepStruct,
+        caches: Sequence[KeysValues],  # each B N L H K
+        memories: Sequence[KeysValues],  # each B H S K; empty: no cross-attention
+        output: NativeLinear,
+        result: TopKBuffers,
     ) -> None:
-        """The best tokens of each row, written into `found`; keys and values are put into the rooms."""
+        """Writes the best tokens of each row into `result`, and the new keys and values into the caches."""
         assert self.kernels is not None
-        last = None if self.last is None else ctypes.addressof(self.last)
-        stack = Stack(ctypes.addressof(self.blocks), len(self.blocks), last, ctypes.addressof(output.matrix))
-        given = (stack, where, _addresses(rooms), _addresses(memories) if memories else None, values, found.wanted)
-        if self.kernels.transduce_propose(*(_address(one) for one in given)):
-            raise MemoryError("no memory for a step")
+        norm = None if self.final_norm is None else ctypes.addressof(self.final_norm)
+        decoder = DecoderStruct(ctypes.addressof(self.blocks), len(self.blocks), norm, ctypes.addressof(output.struct))
+        cached = _addresses(caches)
+        remembered = _addresses(memories) if memories else None
+        if self.kernels.transduce_decoder_step(
+            ctypes.addressof(decoder),
+            ctypes.addressof(step),
+            ctypes.addressof(cached),
+            None if remembered is None else ctypes.addressof(remembered),
+            values.data_ptr(),
+            ctypes.addressof(result.struct),
+        ):
+            raise MemoryError("out of memory in a decoding step")
 
 
-def _addresses(pairs: Sequence[Pair]) -> ctypes.Array[ctypes.c_void_p]:
+def _addresses(pairs: Sequence[KeysValues]) -> ctypes.Array[ctypes.c_void_p]:
     every = [part.data_ptr() for pair in pairs for part in pair]
     return (ctypes.c_void_p * len(every))(*every)
-
-
-def _address(one: Tensor | ctypes.Structure | ctypes.Array[ctypes.c_void_p] | None) -> int | None:
-    if one is None or isinstance(one, Tensor):
-        return None if one is None else one.data_ptr()
-    return ctypes.addressof(one)

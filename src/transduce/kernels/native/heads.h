@@ -14,15 +14,15 @@ typedef struct {
 /* c (M N) = a b, where numbers of a lie `down` apart from row to row and `along` within one. N: whole groups of lanes. */
 INLINE void small_tile(const int tall, const int groups, const float *a, int64_t down, int64_t along, const float *b,
                        int64_t b_row, int64_t inner, float *c, int64_t c_row) {
-    floats sums[TALL][4];
+    floats sums[TILE_ROWS][4];
     for (int r = 0; r < tall; r++)
-        for (int v = 0; v < groups; v++) sums[r][v] = every(0.0f);
+        for (int v = 0; v < groups; v++) sums[r][v] = broadcast(0.0f);
     for (int64_t k = 0; k < inner; k++, b += b_row) {
         floats read[4];
         for (int v = 0; v < groups; v++) read[v] = load(b + v * LANES);
         for (int r = 0; r < tall; r++) {
-            floats one = every(a[r * down + k * along]);
-            for (int v = 0; v < groups; v++) sums[r][v] = fused(one, read[v], sums[r][v]);
+            floats one = broadcast(a[r * down + k * along]);
+            for (int v = 0; v < groups; v++) sums[r][v] = fma_lanes(one, read[v], sums[r][v]);
         }
     }
     for (int r = 0; r < tall; r++)
@@ -38,16 +38,16 @@ INLINE void small_tile(const int tall, const int groups, const float *a, int64_t
 SMALL_TILE(one, 1, 1)
 SMALL_TILE(one, 1, 2)
 SMALL_TILE(one, 1, 4)
-SMALL_TILE(tall, TALL, 1)
-SMALL_TILE(tall, TALL, 2)
-SMALL_TILE(tall, TALL, 4)
+SMALL_TILE(tall, TILE_ROWS, 1)
+SMALL_TILE(tall, TILE_ROWS, 2)
+SMALL_TILE(tall, TILE_ROWS, 4)
 
 static void small_product(const float *a, int64_t down, int64_t along, const float *b, int64_t b_row, int64_t inner,
                           float *c, int64_t c_row, int64_t rows, int64_t columns) {
     for (int64_t first = 0; first < columns;) {
         int64_t left = (columns - first) / LANES, groups = left >= 4 ? 4 : left >= 2 ? 2 : 1;
         for (int64_t row = 0; row < rows;) {
-            int tall = rows - row >= TALL;
+            int tall = rows - row >= TILE_ROWS;
             const float *from = a + row * down, *with = b + first;
             float *to = c + row * c_row + first;
             if (tall && groups == 4) small_tall_4(from, down, along, with, b_row, inner, to, c_row);
@@ -56,7 +56,7 @@ static void small_product(const float *a, int64_t down, int64_t along, const flo
             else if (groups == 4) small_one_4(from, down, along, with, b_row, inner, to, c_row);
             else if (groups == 2) small_one_2(from, down, along, with, b_row, inner, to, c_row);
             else small_one_1(from, down, along, with, b_row, inner, to, c_row);
-            row += tall ? TALL : 1;
+            row += tall ? TILE_ROWS : 1;
         }
         first += groups * LANES;
     }
@@ -124,7 +124,7 @@ static void weigh_head(const Heads *h, int64_t row, float *weights, float *kept)
         }
 #pragma omp simd reduction(+ : sum)
         for (int64_t s = 0; s < room; s++) {
-            weights[s] = exponential(weights[s] - most) * kept[s];
+            weights[s] = fast_exp(weights[s] - most) * kept[s];
             sum += weights[s];
         }
         float part = sum > 0 ? 1 / sum : sum; /* what is no number stays none */

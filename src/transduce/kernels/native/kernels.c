@@ -1,24 +1,24 @@
-/* What Python calls: packing, products, and one step through a block. Everything else is in the headers. */
+/* Entry points called from Python: weight packing, linear layers, one decoding step, one encoder block. */
 
 #ifdef __linux__
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #endif
 
-#include "vectors.h"
-#include "products.h"
-#include "blocks.h"
-#include "choices.h"
-#include "lists.h"
+#include "simd.h"
+#include "linear.h"
+#include "block_step.h"
+#include "top_k.h"
+#include "shortlists.h"
 #include "training.h"
 #include "heads.h"
 #include "readings.h"
 
-int64_t transduce_level(void) { return LEVEL; }
+int64_t transduce_simd_level(void) { return SIMD_LEVEL; }
 int64_t transduce_panel(void) { return PANEL; }
 
-/* Weights of more than a few pages lie in large ones, where the system has them: each small page costs a look-up. */
-void transduce_advise(void *start, int64_t bytes) {
+/* Huge pages for large weights, where the system has them: fewer TLB misses. */
+void transduce_advise_huge_pages(void *start, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     uintptr_t from = ((uintptr_t)start + 4095) & ~(uintptr_t)4095, to = ((uintptr_t)start + bytes) & ~(uintptr_t)4095;
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
@@ -27,14 +27,14 @@ void transduce_advise(void *start, int64_t bytes) {
 #endif
 }
 
-/* O I -> panels; outputs beyond the last are 0. */
-void transduce_pack_floats(const float *from, int64_t outputs, int64_t inputs, float *to) {
+/* O I to panels (see linear.h); missing outputs are 0. */
+void transduce_pack_fp32(const float *from, int64_t outputs, int64_t inputs, float *to) {
     for (int64_t first = 0; first < outputs; first += PANEL)
         for (int64_t k = 0; k < inputs; k++)
             for (int64_t o = first; o < first + PANEL; o++) *to++ = o < outputs ? from[o * inputs + k] : 0.0f;
 }
 
-void transduce_pack_wholes(const int8_t *from, int64_t outputs, int64_t inputs, int8_t *to, int32_t *sums) {
+void transduce_pack_int8(const int8_t *from, int64_t outputs, int64_t inputs, int8_t *to, int32_t *sums) {
     for (int64_t first = 0; first < outputs; first += PANEL) {
         for (int64_t k = 0; k < inputs; k += 4)
             for (int64_t o = first; o < first + PANEL; o++)
@@ -42,120 +42,122 @@ void transduce_pack_wholes(const int8_t *from, int64_t outputs, int64_t inputs, 
         for (int64_t o = first; o < first + PANEL; o++) {
             int32_t sum = 0;
             for (int64_t i = 0; o < outputs && i < inputs; i++) sum += from[o * inputs + i];
-            sums[o] = -SHIFT * sum;
+            sums[o] = -ZERO_POINT * sum;
         }
     }
 }
 
-/* Nonzero: no memory. */
-int64_t transduce_product(const Matrix *m, const float *x, int64_t rows, float *y, int64_t rectified, int64_t threads) {
-    After after = {rectified, NULL, threads};
-    void *scratch = malloc(ROOM(m, rows) + 64);
+/* Nonzero: out of memory. */
+int64_t transduce_linear(const Linear *m, const float *x, int64_t rows, float *y, int64_t relu, int64_t threads) {
+    Epilogue epilogue = {relu, NULL, threads};
+    void *scratch = malloc(SCRATCH_BYTES(m, rows) + 64);
     if (!scratch) return 1;
-    multiply(m, x, rows, y, &after, scratch);
+    linear(m, x, rows, y, &epilogue, scratch);
     free(scratch);
     return 0;
 }
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* y = x + f(x), normalised where the block does so: `last` is the matrix that f ends with, and reads `from`. */
-static void leave(const Block *block, int part, const Matrix *last, const float *from, int64_t rows, float *x,
+/* x + f(x), with the norm of a post-norm block: `last` is the last linear layer of f, and reads `from`. */
+static void add_residual(const Block *block, int part, const Linear *last, const float *from, int64_t rows, float *x,
                   int64_t threads, const Scratch *scratch) {
-    After after = {0, x, threads};
-    multiply(last, from, rows, block->before ? x : scratch->normed, &after, scratch->rounded);
-    if (!block->before) normalise(scratch->normed, rows, last->outputs, &block->norms[part], x);
+    Epilogue epilogue = {0, x, threads};
+    linear(last, from, rows, block->pre_norm ? x : scratch->normed, &epilogue, scratch->quantised);
+    if (!block->pre_norm) layer_norm(scratch->normed, rows, last->outputs, &block->norms[part], x);
 }
 
-static const float *enter(const Block *block, int part, const float *x, int64_t rows, const Scratch *scratch) {
-    if (!block->before) return x;
-    normalise(x, rows, block->every.inputs, &block->norms[part], scratch->normed);
+static const float *sublayer_input(const Block *block, int part, const float *x, int64_t rows, const Scratch *scratch) {
+    if (!block->pre_norm) return x;
+    layer_norm(x, rows, block->qkv.inputs, &block->norms[part], scratch->normed);
     return scratch->normed;
 }
 
-static void think(const Block *block, int64_t rows, float *x, int64_t threads, const Scratch *scratch) {
-    After after = {block->activation == RELU, NULL, threads};
-    int64_t count = rows * block->grow.outputs;
-    const float *read = enter(block, 2, x, rows, scratch);
-    multiply(&block->grow, read, rows, scratch->wide, &after, scratch->rounded);
-    if (block->activation != RELU) activate(scratch->wide, count, block->activation);
+static void feed_forward(const Block *block, int64_t rows, float *x, int64_t threads, const Scratch *scratch) {
+    Epilogue epilogue = {block->activation == RELU, NULL, threads};
+    int64_t count = rows * block->up.outputs;
+    const float *read = sublayer_input(block, 2, x, rows, scratch);
+    linear(&block->up, read, rows, scratch->hidden, &epilogue, scratch->quantised);
+    if (block->activation != RELU) apply_activation(scratch->hidden, count, block->activation);
     if (block->gate.weights) {
-        after.rectified = 0;
-        multiply(&block->gate, read, rows, scratch->gated, &after, scratch->rounded);
-        for (int64_t i = 0; i < count; i++) scratch->wide[i] *= scratch->gated[i];
+        epilogue.relu = 0;
+        linear(&block->gate, read, rows, scratch->gated, &epilogue, scratch->quantised);
+        for (int64_t i = 0; i < count; i++) scratch->hidden[i] *= scratch->gated[i];
     }
-    leave(block, 2, &block->shrink, scratch->wide, rows, x, threads, scratch);
+    add_residual(block, 2, &block->down, scratch->hidden, rows, x, threads, scratch);
 }
 
-#define ABREAST 192 /* rows of a step that go through a block together: what is between its matrices stays in the cache */
+#define STEP_ROWS 192 /* rows of a step processed together: their activations stay in the processor cache */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Room for the rows of a step through any block of these sizes; NULL: no memory. Freed by its offsets. */
-static int64_t *spread(const Block *block, const Step *step, Scratch *to) {
-    int64_t rows = least(step->rows, ABREAST), width = block->every.inputs, hidden = block->grow.outputs;
-    int64_t size = block->heads * block->head, reads = most(most(width, hidden), size);
-    int64_t wide = most(3 * size, hidden), count = most(step->room, step->columns) + LANES;
+/* Scratch memory for a step through a block of these sizes; NULL: out of memory. Free `offsets`. */
+static int64_t *allocate_scratch(const Block *block, const Step *step, Scratch *to) {
+    int64_t rows = least(step->rows, STEP_ROWS), width = block->qkv.inputs, hidden = block->up.outputs;
+    int64_t size = block->heads * block->head_width, reads = most(most(width, hidden), size);
+    int64_t wide = most(3 * size, hidden), count = most(step->capacity, step->source_length) + LANES;
     int64_t numbers = rows * (width + wide + (block->gate.weights ? hidden : 0) + size) + count + 64;
     to->offsets = malloc(numbers * 4 + count * 8 + rows * (reads + 8) + 256);
     if (!to->offsets) return NULL;
     to->normed = (float *)(to->offsets + count);
-    to->wide = to->normed + rows * width;
-    to->context = to->wide + rows * wide;
+    to->hidden = to->normed + rows * width;
+    to->context = to->hidden + rows * wide;
     to->scores = to->context + rows * size;
     to->gated = to->scores + count;
-    to->rounded = (char *)to->offsets + count * 8 + numbers * 4;
+    to->quantised = (char *)to->offsets + count * 8 + numbers * 4;
     return to->offsets;
 }
 
-static void pass(const Block *block, const Step *step, float *x, const Scratch *scratch) {
-    After after = {0, NULL, step->threads};
-    int64_t width = block->every.inputs;
+static void run_block(const Block *block, const Step *step, float *x, const Scratch *scratch) {
+    Epilogue epilogue = {0, NULL, step->threads};
+    int64_t width = block->qkv.inputs;
     for (int64_t first = 0, rows; first < step->rows; first += rows, x += rows * width) {
-        rows = least(step->rows - first, ABREAST);
-        multiply(&block->every, enter(block, 0, x, rows, scratch), rows, scratch->wide, &after, scratch->rounded);
-        attend_back(block, step, first, rows, scratch);
-        leave(block, 0, &block->result, scratch->context, rows, x, step->threads, scratch);
-        if (block->asks.weights) {
-            multiply(&block->asks, enter(block, 1, x, rows, scratch), rows, scratch->wide, &after, scratch->rounded);
-            attend_up(block, step, first, rows, scratch);
-            leave(block, 1, &block->answers, scratch->context, rows, x, step->threads, scratch);
+        rows = least(step->rows - first, STEP_ROWS);
+        const float *read = sublayer_input(block, 0, x, rows, scratch);
+        linear(&block->qkv, read, rows, scratch->hidden, &epilogue, scratch->quantised);
+        self_attend(block, step, first, rows, scratch);
+        add_residual(block, 0, &block->attention_out, scratch->context, rows, x, step->threads, scratch);
+        if (block->cross_query.weights) {
+            read = sublayer_input(block, 1, x, rows, scratch);
+            linear(&block->cross_query, read, rows, scratch->hidden, &epilogue, scratch->quantised);
+            cross_attend(block, step, first, rows, scratch);
+            add_residual(block, 1, &block->cross_out, scratch->context, rows, x, step->threads, scratch);
         }
-        think(block, rows, x, step->threads, scratch);
+        feed_forward(block, rows, x, step->threads, scratch);
     }
 }
 
-/* x: R D, written over. Nonzero: no memory. */
-int64_t transduce_step(const Block *block, const Step *step, float *x) {
+/* One block; x: R D, in place. Nonzero: out of memory. */
+int64_t transduce_block_step(const Block *block, const Step *step, float *x) {
     Scratch scratch;
-    if (!spread(block, step, &scratch)) return 1;
-    pass(block, step, x, &scratch);
+    if (!allocate_scratch(block, step, &scratch)) return 1;
+    run_block(block, step, x, &scratch);
     free(scratch.offsets);
     return 0;
 }
 
 typedef struct {
-    const Block *blocks; /* all of the same sizes */
+    const Block *blocks; /* all of one size */
     int64_t layers;
-    const Norm *last; /* of what the last block gives; NULL: none */
-    const Matrix *output;
-} Stack;
+    const Norm *final_norm; /* NULL: none */
+    const Linear *output;
+} Decoder;
 
-/* One step of a search from rows (R D, written over) to the best next tokens of each; `rooms` and `memories` are keys and
-   values of each block, by turns. Nonzero: no memory. */
-int64_t transduce_propose(const Stack *stack, const Step *given, float *const *rooms, const float *const *memories,
-                          float *x, const Wanted *wanted) {
+/* One decoding step from embeddings (R D, in place) to the top k next tokens of each row; `caches` and `memories` hold
+   keys and values of each block in turn. Nonzero: out of memory. */
+int64_t transduce_decoder_step(const Decoder *decoder, const Step *given, float *const *caches,
+                               const float *const *memories, float *x, const TopKRequest *request) {
     Step step = *given;
     Scratch scratch;
-    if (!spread(stack->blocks, &step, &scratch)) return 1;
-    for (int64_t layer = 0; layer < stack->layers; layer++) {
-        step.keys = rooms[2 * layer], step.values = rooms[2 * layer + 1];
+    if (!allocate_scratch(decoder->blocks, &step, &scratch)) return 1;
+    for (int64_t layer = 0; layer < decoder->layers; layer++) {
+        step.keys = caches[2 * layer], step.values = caches[2 * layer + 1];
         if (memories) step.memory_keys = memories[2 * layer], step.memory_values = memories[2 * layer + 1];
-        pass(stack->blocks + layer, &step, x, &scratch);
+        run_block(decoder->blocks + layer, &step, x, &scratch);
     }
     free(scratch.offsets);
-    if (stack->last) normalise(x, step.rows, stack->blocks->every.inputs, stack->last, x);
-    return find(stack->output, x, step.rows, wanted, &step, step.threads);
+    if (decoder->final_norm) layer_norm(x, step.rows, decoder->blocks->qkv.inputs, decoder->final_norm, x);
+    return top_k_linear(decoder->output, x, step.rows, request, &step, step.threads);
 }
 
-#include "sources.h" /* last: it reads what is above */
+#include "encoder_block.h" /* after the definitions it uses */

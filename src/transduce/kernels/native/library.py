@@ -1,4 +1,4 @@
-"""The C source beside this file in, its functions out, compiled; None where there is no compiler, or no wish for it."""
+"""Native library: the C sources of this folder, compiled on first use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-SWITCH = "TRANSDUCE_NATIVE"  # 0: go without
-HEADERS = ("vectors", "products", "blocks", "choices", "lists", "training", "heads", "readings", "sources")
+SWITCH = "TRANSDUCE_NATIVE"  # 0: do not use the library
+HEADERS = ("simd", "linear", "block_step", "top_k", "shortlists", "encoder_block", "training", "heads", "readings")
 SOURCES = ("kernels.c", *(f"{name}.h" for name in HEADERS))
 PLAIN = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-# The first that the compiler takes: not every processor and system has all of them.
+# The first set that the compiler accepts: not every processor and system supports all of them.
 FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
 COMPILERS = ("cc", "gcc", "clang")
 
 number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
-    "level": (number, ()),
+    "simd_level": (number, ()),
     "panel": (number, ()),
-    "advise": (None, (address, number)),
-    "pack_floats": (None, (address, number, number, address)),
-    "pack_wholes": (None, (address, number, number, address, address)),
-    "product": (number, (address, address, number, address, number, number)),
-    "step": (number, (address, address, address)),
-    "propose": (number, (address,) * 6),
-    "read": (number, (address, address, address)),
-    "top": (None, (address, number, number, number, address, address)),
-    "best": (number, (address, address, number, address, number)),
+    "advise_huge_pages": (None, (address, number)),
+    "pack_fp32": (None, (address, number, number, address)),
+    "pack_int8": (None, (address, number, number, address, address)),
+    "linear": (number, (address, address, number, address, number, number)),
+    "block_step": (number, (address, address, address)),
+    "decoder_step": (number, (address,) * 6),
+    "encoder_block": (number, (address, address, address)),
+    "top_k": (None, (address, number, number, number, address, address)),
+    "linear_top_k": (number, (address, address, number, address, number)),
     "read_rows": (None, (address, *(number,) * 4, *(address,) * 4, number)),
     "write_rows": (None, (address, *(number,) * 4, *(address,) * 3, real, address, number)),
     "meet": (None, (*(address,) * 3, *(number,) * 5, address, number)),
@@ -48,12 +48,12 @@ SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
 
 
 def library() -> ctypes.CDLL | None:
-    """Compiled when it is first asked for, and kept for the next time in the user's cache folder."""
+    """The library, compiled on first use and stored in the user's cache folder; None: no compiler, or switched off."""
     return None if os.environ.get(SWITCH) == "0" else _found()
 
 
 def loaded() -> ctypes.CDLL | None:
-    """The same where somebody has asked for it before: a search compiles nothing."""
+    """The library if it has been loaded before; a search never starts a compilation."""
     return library() if _found.cache_info().currsize else None
 
 
@@ -74,22 +74,25 @@ def _found() -> ctypes.CDLL | None:
 
 
 def _warn(reason: str) -> None:
-    warnings.warn(f"work on the CPU is slower here: {reason}; {SWITCH}=0 goes without it in silence", stacklevel=4)
+    warnings.warn(
+        f"work on the CPU is slower without native kernels: {reason}; {SWITCH}=0 hides this",
+        stacklevel=4,
+    )
 
 
 def compiled(compiler: str, flags: Sequence[str], folder: Path) -> Path:
-    """The library of these sources by this compiler for this processor: there already, or made now."""
-    texts = [(Path(__file__).parent / name).read_bytes() for name in SOURCES]
+    """Path of the library for these sources, compiler, flags and processor; compiled if it does not exist yet."""
+    sources = [(Path(__file__).parent / name).read_bytes() for name in SOURCES]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    made_of = [*texts, version, " ".join((*PLAIN, *flags)).encode(), _processor().encode()]
-    name = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in made_of)).hexdigest()[:24]
+    inputs = [*sources, version, " ".join((*PLAIN, *flags)).encode(), _processor().encode()]
+    name = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in inputs)).hexdigest()[:24]
     path = folder / f"{name}.so"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    # Several processes may be here at once: each writes its own file, and the last one to finish stays.
-    with tempfile.TemporaryDirectory(dir=folder) as aside:
-        part = Path(aside) / path.name
+    # Several processes may compile at once: each writes its own file, and the last rename wins.
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        part = Path(temporary) / path.name
         source = Path(__file__).parent / SOURCES[0]
         command = [compiler, *PLAIN, *flags, "-o", str(part), str(source), "-lm"]
         subprocess.run(command, capture_output=True, check=True, text=True, timeout=120)
@@ -110,8 +113,8 @@ def cache_folder() -> Path:
 
 
 def _processor() -> str:
-    """What `native` stands for: a home folder may be shared by machines of different kinds."""
+    """Description of the processor: a home folder may be shared by machines with different instruction sets."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
-    told = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    return "\n".join([platform.machine(), platform.processor(), platform.system(), *told])
+    described = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    return "\n".join([platform.machine(), platform.processor(), platform.system(), *described])

@@ -1,4 +1,4 @@
-"""A trained matrix in, the same in our kernels' own order out: W x + b in fp32 or 8-bit whole numbers."""
+"""Native linear layers: W x + b in fp32 or int8, with weights in the order of linear.h."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from transduce.kernels.native.library import library
 
-LARGE = 1 << 21  # bytes from which large pages pay
+HUGE_PAGE_BYTES = 1 << 21  # size from which huge pages pay
 
 
-class Matrix(ctypes.Structure):
-    """`Matrix` of products.h"""
+class LinearStruct(ctypes.Structure):
+    """`Linear` of linear.h"""
 
     _fields_ = (
         ("weights", ctypes.c_void_p),
@@ -25,72 +25,70 @@ class Matrix(ctypes.Structure):
         ("sums", ctypes.c_void_p),
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
-        ("whole", ctypes.c_int64),
+        ("int8", ctypes.c_int64),
     )
 
 
-class Product:
-    """x W^T + b; in whole numbers w = s round(w / s), x = s round(x / s), s = max|.| / 127 of an output and a row."""
+class NativeLinear:
+    """x W^T + b; in int8 w = s round(w / s), x = s round(x / s), s = max|.| / 127 per output and per row."""
 
     def __init__(self, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> None:
-        """weight: O I, in fp32; or int8, with its scales."""
+        """weight: O I in fp32, or in int8 with its scales (O)."""
         self.kernels = kernels = library()
-        assert kernels is not None, "ask library() first"
+        assert kernels is not None, "check library() first"
         self.outputs, self.inputs = weight.shape
         panel = kernels.transduce_panel()
-        room = -(-self.outputs // panel) * panel
+        padded = -(-self.outputs // panel) * panel
         weight = (weight.detach().float() if scales is None else weight).contiguous()
-        # The tensors behind the addresses: they must live as long as this does.
-        self.sums = torch.zeros(room, dtype=torch.int32)
-        self.scales = None if scales is None else F.pad(scales.detach().float(), (0, room - self.outputs))
-        self.bias = None if bias is None else F.pad(bias.detach().float(), (0, room - self.outputs))
+        # The C struct holds the addresses of these tensors, so they must live as long as this object.
+        self.sums = torch.zeros(padded, dtype=torch.int32)
+        self.scales = None if scales is None else F.pad(scales.detach().float(), (0, padded - self.outputs))
+        self.bias = None if bias is None else F.pad(bias.detach().float(), (0, padded - self.outputs))
         if self.scales is None:
-            self.weights = _in_large_pages(kernels, room * self.inputs, torch.float32)
-            kernels.transduce_pack_floats(weight.data_ptr(), *weight.shape, self.weights.data_ptr())
+            self.weights = _empty_in_huge_pages(kernels, padded * self.inputs, torch.float32)
+            kernels.transduce_pack_fp32(weight.data_ptr(), *weight.shape, self.weights.data_ptr())
         else:
-            self.weights = _in_large_pages(kernels, room * (-(-self.inputs // 4) * 4), torch.int8)
-            kernels.transduce_pack_wholes(
-                weight.data_ptr(), *weight.shape, self.weights.data_ptr(), self.sums.data_ptr()
-            )
+            self.weights = _empty_in_huge_pages(kernels, padded * (-(-self.inputs // 4) * 4), torch.int8)
+            kernels.transduce_pack_int8(weight.data_ptr(), *weight.shape, self.weights.data_ptr(), self.sums.data_ptr())
         addresses = [None if one is None else one.data_ptr() for one in (self.weights, self.scales, self.bias)]
-        self.matrix = Matrix(*addresses, self.sums.data_ptr(), self.inputs, self.outputs, self.scales is not None)
+        self.struct = LinearStruct(*addresses, self.sums.data_ptr(), self.inputs, self.outputs, self.scales is not None)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Product:
-        return self  # it is only ever read
+    def __deepcopy__(self, memo: dict[int, object]) -> NativeLinear:
+        return self  # immutable
 
     @cached_property
-    def rows(self) -> Tensor:
-        """The same weights output by output, filled up with 0: for a call that needs a few of them alone (lists.h)."""
+    def output_major(self) -> Tensor:
+        """The same weights row by row, padded with 0: for a call that reads a few outputs only (shortlists.h)."""
         assert self.kernels is not None
         panel = self.kernels.transduce_panel()
-        together = 1 if self.scales is None else 4  # inputs that lie side by side
-        group = panel // 4 * together
-        laid = self.weights.view(-1, len(self.weights) // len(self.sums) // together, panel, together)
-        rows = laid.transpose(1, 2).reshape(len(self.sums), -1)[: self.outputs]
-        made = _in_large_pages(self.kernels, self.outputs * (-(-rows.size(1) // group) * group), self.weights.dtype)
-        made = made.zero_().view(self.outputs, -1)
-        made[:, : rows.size(1)] = rows
-        return made
+        interleaved = 1 if self.scales is None else 4  # consecutive inputs of one output
+        group = panel // 4 * interleaved
+        panels = self.weights.view(-1, len(self.weights) // len(self.sums) // interleaved, panel, interleaved)
+        rows = panels.transpose(1, 2).reshape(len(self.sums), -1)[: self.outputs]
+        size = self.outputs * (-(-rows.size(1) // group) * group)
+        padded = _empty_in_huge_pages(self.kernels, size, self.weights.dtype).zero_().view(self.outputs, -1)
+        padded[:, : rows.size(1)] = rows
+        return padded
 
-    def reading(self, rectified: bool = False) -> Callable[[Tensor], Tensor]:
-        """As a plain function; rectified: max(0, W x + b)."""
+    def function(self, relu: bool = False) -> Callable[[Tensor], Tensor]:
+        """The layer as a plain function; relu: max(0, W x + b)."""
         assert self.kernels is not None
-        read, threads = self.kernels.transduce_product, torch.get_num_threads
-        here, outputs = ctypes.addressof(self.matrix), self.outputs
+        linear, threads = self.kernels.transduce_linear, torch.get_num_threads
+        address, outputs = ctypes.addressof(self.struct), self.outputs
 
-        def forward(values: Tensor, owner: Product = self) -> Tensor:  # the owner: what lies at the address lives on
+        def forward(values: Tensor, owner: NativeLinear = self) -> Tensor:  # the owner keeps the struct alive
             rows = values.to(torch.float32).contiguous()
-            made = torch.empty((*values.shape[:-1], outputs), dtype=torch.float32)
-            if read(here, rows.data_ptr(), made.numel() // outputs, made.data_ptr(), rectified, threads()):
-                raise MemoryError("no memory for a product")
-            return made.to(values.dtype)
+            result = torch.empty((*values.shape[:-1], outputs), dtype=torch.float32)
+            if linear(address, rows.data_ptr(), result.numel() // outputs, result.data_ptr(), relu, threads()):
+                raise MemoryError("out of memory in a linear layer")
+            return result.to(values.dtype)
 
         return forward
 
 
-def _in_large_pages(kernels: ctypes.CDLL, size: int, kind: torch.dtype) -> Tensor:
-    """Room that the system is asked to keep in large pages, before anything is written into it."""
-    made = torch.empty(size, dtype=kind)
-    if made.nbytes >= LARGE:
-        kernels.transduce_advise(made.data_ptr(), made.nbytes)
-    return made
+def _empty_in_huge_pages(kernels: ctypes.CDLL, size: int, dtype: torch.dtype) -> Tensor:
+    """An empty tensor; a large one is advised to huge pages before its first write."""
+    empty = torch.empty(size, dtype=dtype)
+    if empty.nbytes >= HUGE_PAGE_BYTES:
+        kernels.transduce_advise_huge_pages(empty.data_ptr(), empty.nbytes)
+    return empty

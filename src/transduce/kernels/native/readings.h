@@ -31,7 +31,7 @@ INLINE void read_source(const Reading *r, int64_t b, const int narrow, const int
             most = sum > most ? sum : most;
         }
         for (int64_t s = 0; s < slots; s++) {
-            weights[s] = weights[s] == -INFINITY ? 0.0f : exponential(weights[s] - most);
+            weights[s] = weights[s] == -INFINITY ? 0.0f : fast_exp(weights[s] - most);
             all += weights[s];
         }
         memset(sums, 0, depth * 4);

@@ -30,7 +30,7 @@ INLINE void read_row(const void *x, int64_t size, int narrow, float *sum, float 
         all += value;
     }
 #pragma omp simd reduction(+ : powers)
-    for (int64_t i = 0; i < size; i++) powers += exponential(at(x, i, narrow) - most);
+    for (int64_t i = 0; i < size; i++) powers += fast_exp(at(x, i, narrow) - most);
     *sum = most + logf(powers);
     *mean = all / (float)size;
 }
@@ -54,7 +54,7 @@ void transduce_read_rows(const void *scores, int64_t narrow, int64_t rows, int64
 
 INLINE void write_row(const void *x, int64_t size, int narrow, float sum, float even, float slope, void *y) {
 #pragma omp simd
-    for (int64_t i = 0; i < size; i++) put(y, i, (exponential(at(x, i, narrow) - sum) - even) * slope, narrow);
+    for (int64_t i = 0; i < size; i++) put(y, i, (fast_exp(at(x, i, narrow) - sum) - even) * slope, narrow);
 }
 
 /* d loss / d x_j = (p_j - (1 - eps) [j = gold] - eps / V) slope, in rows that lie side by side, perhaps over the scores. */
@@ -71,7 +71,7 @@ void transduce_write_rows(const void *scores, int64_t narrow, int64_t rows, int6
             memset(y, 0, size * bytes);
             continue;
         }
-        float score = exponential(at(x, one, narrow != 0) - sums[row]); /* first: the result may lie where the scores do */
+        float score = fast_exp(at(x, one, narrow != 0) - sums[row]); /* first: the result may lie where the scores do */
         if (narrow) write_row(x, size, 1, sums[row], even, *slope, y);
         else write_row(x, size, 0, sums[row], even, *slope, y);
         put(y, one, (score - even - right) * *slope, narrow != 0);
@@ -118,7 +118,7 @@ void transduce_drop(const float *values, const void *x, int64_t narrow, int64_t 
 }
 
 INLINE float hyperbolic(float x) { /* tanh */
-    float power = exponential(-2 * fabsf(x));
+    float power = fast_exp(-2 * fabsf(x));
     return copysignf((1 - power) / (1 + power), x);
 }
 
