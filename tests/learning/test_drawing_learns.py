@@ -11,15 +11,14 @@ import transduce
 from transduce.modalities.image.files import fit, read_image
 from transduce.modalities.image.palette import PaletteTokenizer
 from transduce.modalities.image.vector_quantisation import VQTokenizer
-from transduce.synthetic.file_sets import FILED
-from transduce.synthetic.files import write_set
+from transduce.synthetic import write_files
 
 pytestmark = pytest.mark.slow
 
 
 def pictures(folder: Path, count: int, size: int) -> list[tuple[str, np.ndarray]]:
     """Texts and pictures of the invented set."""
-    pairs = write_set(FILED, "icons", folder, count, 1, False)
+    pairs = write_files("icons", folder, count, 1)
     lines = [line.split("\t") for line in pairs.read_text().splitlines()]
     return [(text, fit(read_image(folder / name), size, size, "crop")) for name, text in lines]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import transduce
-from transduce.synthetic.file_sets import FILED
-from transduce.synthetic.files import write_set
+from transduce.synthetic import write_files
 from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
@@ -23,7 +22,7 @@ WATCHED = {
 
 def learn(folder: Path, name: str, model: dict, target: str, metric: str, rate: float, steps: int) -> TrainingResult:
     for part, (count, seed) in {"train": (1200, 1), "test": (200, 2)}.items():
-        write_set(FILED, name, folder / part, count, seed, False)
+        write_files(name, folder / part, count, seed)
     recipe = {
         "data": {
             "train": str(folder / "train" / "pairs.tsv"),

@@ -8,8 +8,7 @@ from shutil import copyfile
 
 import pytest
 
-from transduce.synthetic.file_sets import FILED
-from transduce.synthetic.files import write_set
+from transduce.synthetic import write_files
 from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
@@ -27,8 +26,8 @@ SPOKEN = {"kind": "recurrent", "cell": "gru", "width": 64, "reader": "bahdanau",
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("shapes")
-    write_set(FILED, "shapes", folder / "train", 3000, 1, False)
-    write_set(FILED, "shapes", folder / "test", 150, 2, False)
+    write_files("shapes", folder / "train", 3000, 1)
+    write_files("shapes", folder / "test", 150, 2)
     return folder
 
 

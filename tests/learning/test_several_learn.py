@@ -10,8 +10,7 @@ import pytest
 
 import transduce
 from transduce.modalities.image.files import read_image
-from transduce.synthetic.file_sets import FILED
-from transduce.synthetic.files import write_set
+from transduce.synthetic import write_files
 from transduce.synthetic.shapes import COLOURS
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,7 @@ SOURCES = {"picture": {"kind": "image", "size": 12}, "question": "text"}
 def looks(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("looks")
     for name, count, seed in (("train", 3000, 1), ("test", 300, 2), ("dev", 50, 3)):
-        write_set(FILED, "looks", folder / name, count, seed, False)
+        write_files("looks", folder / name, count, seed)
     return folder
 
 

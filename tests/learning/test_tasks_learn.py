@@ -10,8 +10,8 @@ import pytest
 from transduce.evaluation.overlap_metrics import RougeL
 from transduce.flow import Example
 from transduce.recipe import load
-from transduce.synthetic import SETS, generate
-from transduce.synthetic.records import missing
+from transduce.synthetic import SYNTHETIC, generate
+from transduce.synthetic.records import missing_values
 from transduce.synthetic.transliteration import LETTERS
 from transduce.training.experiment import TrainingResult, train
 
@@ -28,7 +28,7 @@ def learn(folder: Path, name: str, file: str, count: int, *more: str) -> Trainin
         examples = generate(name, lines, seed, held_out=held_out)
         (folder / f"{part}.tsv").write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
     settings = [
-        f"data.train={{path: {folder / 'train.tsv'}, inputs: {SETS[name].inputs}}}",
+        f"data.train={{path: {folder / 'train.tsv'}, inputs: {SYNTHETIC[name].columns}}}",
         f"data.dev={folder / 'dev.tsv'}",
         f"data.test={folder / 'test.tsv'}",
         f"data.cache={folder / 'cache'}",
@@ -107,6 +107,6 @@ def test_records(tmp_path):
     trained = learn(tmp_path, "records", "copy", 3000)
     assert value(trained, "bleu") >= 95
     sources = list(dict.fromkeys(one.source for one in held_out("records")))
-    unsaid = [missing(one.source, one.text) for one in trained.model.generate(sources)]
+    unsaid = [missing_values(one.source, one.text) for one in trained.model.generate(sources)]
     values = sum(source.count("[") for source in sources)
     assert sum(map(len, unsaid)) <= 0.05 * values

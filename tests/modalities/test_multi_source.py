@@ -10,9 +10,7 @@ import yaml
 from run_fixtures import Command
 
 import transduce
-from transduce.synthetic import generate
-from transduce.synthetic.file_sets import FILED
-from transduce.synthetic.files import write_set
+from transduce.synthetic import SYNTHETIC, generate, write_files
 
 PART = {"kind": "recurrent", "width": 16, "dropout": 0.0}
 SEEN = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch": 16}}
@@ -31,7 +29,7 @@ def settings(pairs: Path, sources: dict, parts: dict, **tokens) -> dict:
 
 @pytest.fixture(scope="module")
 def asked(bench: Path) -> Path:
-    write_set(FILED, "looks", bench / "looks", 60, 1, False)
+    write_files("looks", bench / "looks", 60, 1)
     recipe = settings(
         bench / "looks" / "pairs.tsv",
         {"picture": {"kind": "image", "size": 32}, "question": "text"},
@@ -155,7 +153,7 @@ def test_translation_from_two_languages(bench: Path) -> None:
 
 def test_a_set_of_files_is_written_by_its_command(command: Command, bench: Path) -> None:
     listed = command("data")
-    assert all(f"{name} " in listed.out for name in FILED)
+    assert all(f"{name} " in listed.out for name, dataset in SYNTHETIC.items() if dataset.writes_files)
     written = command("data", "icons", "--count", "5", "--output", bench / "icons")
     assert written.code == 0, written.err
     assert len((bench / "icons" / "pairs.tsv").read_text().splitlines()) == 5

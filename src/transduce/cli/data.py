@@ -41,20 +41,17 @@ def data(
 
         transduce train shapes/pairs.tsv --task caption
     """
-    from transduce.synthetic import SETS, generate
-    from transduce.synthetic.file_sets import FILED
-    from transduce.synthetic.files import write_set
+    from transduce.synthetic import SYNTHETIC, generate, write_files
 
     if name is None:
-        listed = [(known, one.task, one.about) for known, one in SETS.items()]
-        for known, task, about in [*listed, *((known, one.task, one.about) for known, one in FILED.items())]:
-            line = f"[cyan]{known:<16}[/] --task {task:<15} {about}"
+        for known, dataset in SYNTHETIC.items():
+            line = f"[cyan]{known:<16}[/] --task {dataset.task:<15} {dataset.description}"
             open_console().print(line, highlight=False, soft_wrap=True)
         return
-    if name in FILED:
+    if name in SYNTHETIC and SYNTHETIC[name].writes_files:
         if output is None:
-            raise InputError(f"{name} has files: where shall they go?", remedy="give a folder: --output FOLDER")
-        pairs = write_set(FILED, name, output, count, seed, held_out)
+            raise InputError(f"the sources of {name} are files", remedy="give a folder for them: --output FOLDER")
+        pairs = write_files(name, output, count, seed, held_out=held_out)
         open_console().print(f"{count:,} lines: {pairs}", highlight=False, soft_wrap=True)
         return
     with written_to(output, "") as stream:

@@ -1,53 +1,125 @@
-"""A name and a seed enter; the lines of an invented set leave, the same ones for the same seed.
+"""Registry of the synthetic data sets of every modality.
 
-What a set holds out (words, names, combinations) is told by the words themselves, never by the seed: whatever two
-seeds made, nothing held out stands in a file to train on.
+The held-out part of a set (words, names, combinations) depends on the words themselves, never on the seed: whatever
+the seeds of two files, nothing held out appears in a file to train on. A new set is one module and one row here.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
-from transduce.synthetic import dialogue, inflection, questions, records, summaries, transliteration
+from transduce.synthetic import (
+    algorithmic,
+    dates,
+    dialogue,
+    inflection,
+    moving_shapes,
+    paraphrases,
+    pronunciation,
+    questions,
+    records,
+    shapes,
+    summaries,
+    sung_digits,
+    transliteration,
+)
+from transduce.synthetic.dataset import SyntheticDataset, distinct, write_folder
 
-__all__ = ["SETS", "Made", "generate"]
+__all__ = ["SYNTHETIC", "SyntheticDataset", "generate", "write_files"]
 
-
-@dataclass(frozen=True)
-class Made:
-    """An invented set: its lines, endless, and what they are."""
-
-    about: str
-    draw: Callable[[random.Random, bool], Iterator[Example]]  # chance, held out
-    inputs: int = 1  # columns that make the source
-    task: str = "generate"  # what `transduce train --task` calls it
-
-
-SETS = {
-    "transliteration": Made("Cyrillic words -> Latin letters", transliteration.draw, task="transliterate"),
-    "inflection": Made("Turkish-like nouns TAB case and number -> their form", inflection.draw, 2, "inflect"),
-    "summaries": Made("news of a few sentences -> one sentence", summaries.draw, task="summarise"),
-    "questions": Made("who is where and has what TAB a question -> the answer", questions.draw, 2, "answer"),
-    "dialogue": Made("five turns of booking a table -> the next turn", dialogue.draw, dialogue.TURNS, "converse"),
-    "records": Made("attributes of a restaurant -> a sentence", records.draw, task="describe"),
+SYNTHETIC: dict[str, SyntheticDataset] = {
+    "transliteration": SyntheticDataset("Cyrillic words -> Latin letters", "transliterate", transliteration.generate),
+    "inflection": SyntheticDataset(
+        "Turkish-like nouns TAB case and number -> inflected form", "inflect", inflection.generate, columns=2
+    ),
+    "summaries": SyntheticDataset("news of a few sentences -> one-sentence summary", "summarise", summaries.generate),
+    "questions": SyntheticDataset(
+        "a story of who is where and has what TAB a question -> the answer", "answer", questions.generate, columns=2
+    ),
+    "dialogue": SyntheticDataset(
+        "five turns of booking a table -> the next turn", "converse", dialogue.generate, columns=dialogue.TURNS
+    ),
+    "records": SyntheticDataset("attributes of a restaurant -> a sentence", "describe", records.generate),
+    "copy": SyntheticDataset("letters -> the same letters", "generate", algorithmic.generator("copy")),
+    "reverse": SyntheticDataset("letters -> the letters in reverse", "generate", algorithmic.generator("reverse")),
+    "sort": SyntheticDataset("letters -> the letters in order", "generate", algorithmic.generator("sort")),
+    "dates": SyntheticDataset("dates in many languages and styles -> ISO 8601", "generate", dates.generate_split),
+    "pronunciation": SyntheticDataset(
+        "English words -> phones (CMU Pronouncing Dictionary)", "pronounce", pronunciation.generate
+    ),
+    "paraphrases": SyntheticDataset("a sentence -> a paraphrase of it", "embed", paraphrases.generate_split),
+    "shapes": SyntheticDataset("images of shapes -> a caption", "caption", shapes.generate_captions, writes_files=True),
+    "icons": SyntheticDataset(
+        "images of one shape -> a caption, to draw from text: see `pixels`",
+        "draw",
+        shapes.generate_icons,
+        writes_files=True,
+    ),
+    "looks": SyntheticDataset(
+        "images of three shapes TAB a question about a colour -> the answer",
+        "vqa",
+        shapes.generate_column_questions,
+        columns=2,
+        writes_files=True,
+    ),
+    "scenes": SyntheticDataset(
+        "images of shapes TAB a question: which, how many, where -> the answer",
+        "vqa",
+        shapes.generate_scene_questions,
+        columns=2,
+        writes_files=True,
+    ),
+    "tones": SyntheticDataset(
+        "recordings of sung digits -> the digits", "transcribe", sung_digits.generate, writes_files=True
+    ),
+    "films": SyntheticDataset(
+        "videos of a moving shape -> a caption", "caption-videos", moving_shapes.generate_captions, writes_files=True
+    ),
+    "actions": SyntheticDataset(
+        "videos of a moving shape -> the kind of motion",
+        "classify-videos",
+        moving_shapes.generate_actions,
+        writes_files=True,
+    ),
 }
 
 
 def generate(name: str, count: int, seed: int = 1, *, held_out: bool = False) -> Iterator[Example]:
-    """`count` different lines of a set; the parts of a source are parted by tabs."""
-    if name not in SETS:
-        raise InputError(f"no set is called {name!r}", remedy=nearest(name, SETS))
-    return islice(_different(SETS[name].draw(random.Random(f"{name} {seed} {held_out}"), held_out)), count)
+    """`count` distinct examples of a text data set; the columns of a source are separated by tabs."""
+    dataset = _dataset(name)
+    if dataset.writes_files:
+        raise InputError(f"the sources of {name} are files", remedy="write them to a folder: --output FOLDER")
+    return _exactly(count, distinct(dataset.generate(_rng(name, seed, held_out), held_out)), name)
 
 
-def _different(examples: Iterator[Example]) -> Iterator[Example]:
-    seen: set[tuple[str, str | None]] = set()
-    for one in examples:
-        if (one.source, one.target) not in seen:
-            seen.add((one.source, one.target))
-            yield one
+def write_files(name: str, folder: Path, count: int, seed: int = 1, *, held_out: bool = False) -> Path:
+    """Writes `count` examples of a data set whose sources are files; returns the path of its pairs.tsv."""
+    dataset = _dataset(name)
+    if not dataset.writes_files:
+        raise InputError(f"the sources of {name} are texts, not files", remedy="generate its lines")
+    return write_folder(islice(dataset.generate(_rng(name, seed, held_out), held_out), count), folder)
+
+
+def _dataset(name: str) -> SyntheticDataset:
+    if name not in SYNTHETIC:
+        raise InputError(f"no synthetic data set is called {name!r}", remedy=nearest(name, SYNTHETIC))
+    return SYNTHETIC[name]
+
+
+def _rng(name: str, seed: int, held_out: bool) -> random.Random:
+    return random.Random(f"{name} {seed} {held_out}")
+
+
+def _exactly(count: int, examples: Iterator[Example], name: str) -> Iterator[Example]:
+    """The first `count` examples; an error where the data set has fewer."""
+    available = 0
+    for example in islice(examples, count):
+        available += 1
+        yield example
+    if available < count:
+        raise InputError(f"{name} has only {available:,} examples of this part, not {count:,}", remedy="lower --count")

@@ -1,4 +1,4 @@
-"""Nothing enters; examples leave whose right answer and right alignment are both known: copy, reverse, sort."""
+"""Algorithmic tasks with known targets and alignments: copy, reverse, sort."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from string import ascii_lowercase
 
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
+from transduce.synthetic.dataset import is_held_out
 
 LETTERS = tuple(ascii_lowercase)
 LENGTH = (3, 12)
 
-# A task is an order: for each target word, the position of the source word it comes from. So the target and its
-# alignment have one definition and cannot disagree. `sort` is stable: equal words keep their order.
+# A task is a permutation: for each target word, the position of its source word. Target and alignment follow from this
+# one definition, so they cannot disagree. `sort` is stable: equal words keep their order.
 TASKS: dict[str, Callable[[Sequence[str]], list[int]]] = {
     "copy": lambda words: list(range(len(words))),
     "reverse": lambda words: list(reversed(range(len(words)))),
@@ -30,24 +31,36 @@ def generate(
     length: tuple[int, int] = LENGTH,
     symbols: Sequence[str] = LETTERS,
 ) -> Iterator[Example]:
-    """`count` examples of a task; words drawn evenly from `symbols`, their number evenly from `length` (low, high)."""
-    order = _order(task)
+    """`count` examples; words uniform from `symbols`, their number uniform from `length` (low, high)."""
+    permutation = _permutation(task)
     _check(length, symbols)
-    return islice(_draw(order, seed, length, symbols), count)
+    return islice(_sample(permutation, random.Random(seed), length, symbols), count)
 
 
-def _draw(
-    order: Callable[[Sequence[str]], list[int]], seed: int, length: tuple[int, int], symbols: Sequence[str]
+def generator(task: str) -> Callable[[random.Random, bool], Iterator[Example]]:
+    """The generator of a task for the registry of synthetic data sets: whole sources are held out."""
+
+    def generate_split(rng: random.Random, held_out: bool) -> Iterator[Example]:
+        examples = _sample(_permutation(task), rng, LENGTH, LETTERS)
+        return (example for example in examples if is_held_out(example.source) == held_out)
+
+    return generate_split
+
+
+def _sample(
+    permutation: Callable[[Sequence[str]], list[int]],
+    rng: random.Random,
+    length: tuple[int, int],
+    symbols: Sequence[str],
 ) -> Iterator[Example]:
-    chance = random.Random(seed)
     while True:
-        words = chance.choices(symbols, k=chance.randint(*length))
-        yield Example(" ".join(words), " ".join(words[position] for position in order(words)))
+        words = rng.choices(symbols, k=rng.randint(*length))
+        yield Example(" ".join(words), " ".join(words[position] for position in permutation(words)))
 
 
 def gold_alignment(task: str, example: Example) -> set[tuple[int, int]]:
-    """The right links (source word, target word), counted from 0."""
-    return {(source, target) for target, source in enumerate(_order(task)(example.source.split()))}
+    """The alignment links (source word, target word), counted from 0."""
+    return {(source, target) for target, source in enumerate(_permutation(task)(example.source.split()))}
 
 
 def split(
@@ -60,39 +73,39 @@ def split(
     length: tuple[int, int] = LENGTH,
     symbols: Sequence[str] = LETTERS,
 ) -> tuple[list[Example], list[Example], list[Example]]:
-    """Three lists of examples; no source occurs twice, within a list or across them."""
-    order, total = _order(task), train + dev + test
+    """Train, development and test examples; no source occurs twice, within a list or across lists."""
+    permutation, total = _permutation(task), train + dev + test
     _check(length, symbols)
-    # With half of all sequences or fewer taken, a draw is new at least every second time (roughly: short ones run out).
+    # With at most half of all sequences taken, about every second sample is new (short sequences run out earlier).
     possible = sum(len(symbols) ** size for size in range(length[0], length[1] + 1))
     if 2 * total > possible:
         raise InputError(
-            f"{total} different sources asked for, but there are only {possible}",
-            remedy="allow longer sequences or more symbols, so that at most half of them are taken",
+            f"{total} distinct sources requested, but there are only {possible}",
+            remedy="allow longer sequences or more symbols, so that at most half of all sequences are used",
         )
     distinct: dict[str, Example] = {}
-    for example in _draw(order, seed, length, symbols):
+    for example in _sample(permutation, random.Random(seed), length, symbols):
         if len(distinct) == total:
             break
         distinct.setdefault(example.source, example)
     examples = list(distinct.values())
-    # Short sequences are found early and soon all taken: without shuffling, the test set would lack them.
+    # Short sequences are sampled early and soon all taken: without shuffling, the test set would lack them.
     random.Random(seed).shuffle(examples)
     return examples[:train], examples[train : train + dev], examples[train + dev :]
 
 
 def invent_words(count: int, seed: int = 1) -> tuple[str, ...]:
-    """Different pronounceable words of two or three syllables, to use as `symbols`."""
+    """Distinct pronounceable words of two or three syllables, to use as `symbols`."""
     syllables = ["".join(pair) for pair in product("bdfgklmnprstvz", "aeiou")]
-    chance, words = random.Random(seed), dict[str, None]()
+    rng, words = random.Random(seed), dict[str, None]()
     if count > len(syllables) ** 2:
-        raise InputError(f"cannot invent {count} words", remedy=f"ask for at most {len(syllables) ** 2}")
+        raise InputError(f"cannot invent {count} words", remedy=f"request at most {len(syllables) ** 2}")
     while len(words) < count:
-        words.setdefault("".join(chance.choices(syllables, k=chance.randint(2, 3))))
+        words.setdefault("".join(rng.choices(syllables, k=rng.randint(2, 3))))
     return tuple(words)
 
 
-def _order(task: str) -> Callable[[Sequence[str]], list[int]]:
+def _permutation(task: str) -> Callable[[Sequence[str]], list[int]]:
     if task not in TASKS:
         raise InputError(f"unknown task {task!r}", remedy=nearest(task, TASKS))
     return TASKS[task]

@@ -1,11 +1,11 @@
-"""Nothing enters; written dates of many languages and styles leave, with the same day in ISO 8601 as target.
+"""Written dates in many languages and styles, with ISO 8601 as the target.
 
 A source always determines its target:
 
-- years are 1950 to 2049, and two digits mean the year of that window;
-- where the date alone does not tell, its locale stands in front: `[en_US] 3/4/26`. That is so for months written as
-  numbers (unless a complete year comes first), for two-digit years, and for the few words that are different months
-  in different languages (`3. listopada 2026.`: October in Croatian, November in Polish without the stops).
+- years are 1950 to 2049, so two digits determine the year;
+- where the text alone is ambiguous, a locale tag precedes it: `[en_US] 3/4/26`. That applies to numeric months (unless
+  a four-digit year comes first), to two-digit years, and to the few words that name different months in different
+  languages (`3. listopada 2026.`: October in Croatian, November in Polish without the full stops).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
+from transduce.synthetic.dataset import is_held_out
 
 _NAMES = """
 af ar_EG az bg bn ca cs cy da de el en_GB en_US es et eu fa fi fil fr ga he hi hr hu hy id is it ja ka kk ko lt lv mr
@@ -28,7 +29,7 @@ ms nb nl pl pt_BR ro ru sk sl sq sr sv sw ta th tr uk ur vi zh
 """
 LOCALES = tuple(_NAMES.split())
 
-# How a date stands inside a sentence, in CLDR's pattern letters; `#` is the ordinal ending of the day.
+# Date patterns inside a sentence, in CLDR's pattern letters; `#` is the ordinal suffix of the day.
 _SPOKEN: dict[str, tuple[str, ...]] = {
     "af": ("'op' d MMMM y",),
     "bg": ("'на' d MMMM y 'г'.",),
@@ -68,9 +69,9 @@ _ORDINALS: dict[str, Callable[[int], str]] = {
     "pt": lambda day: "º" if day == 1 else "",
 }
 
-_SKELETONS = ("yMd", "yMEd", "yMMMd", "yMMMEd", "yMMMMd", "yMMMMEd", "yMMMMEEEEd")  # CLDR's names of styles
+_SKELETONS = ("yMd", "yMEd", "yMMMd", "yMMMEd", "yMMMMd", "yMMMMEd", "yMMMMEEEEd")  # CLDR's style names
 
-# The digit zero of the numbering systems that some locales write dates with, beside the Latin one.
+# The digit zero of the non-Latin numbering systems in which some locales write dates.
 _ZERO = {"arab": "٠", "arabext": "۰", "beng": "০", "deva": "०", "mymr": "၀"}
 
 _NUMBERS: dict[str, Callable[[date], str]] = {
@@ -85,14 +86,14 @@ _NUMBERS: dict[str, Callable[[date], str]] = {
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write a date: a style, as it is in one locale."""
+    """One date format: a style of one locale."""
 
     locale: str
     style: str
     template: str  # "%(EEEE)s, %(d)s. %(MMMM)s %(y)s"
     words: Mapping[str, tuple[str, ...]]  # field -> its 12 months, its 7 weekdays or its one era
-    zero: str  # of the digits this locale writes beside the Latin ones, or ""
-    tagged: frozenset[int] = frozenset(range(1, 13))  # months in which the locale stands in front
+    zero: str  # zero of the non-Latin digits of this locale, or ""
+    tagged: frozenset[int] = frozenset(range(1, 13))  # months for which a locale tag precedes the date
 
     @cached_property
     def fields(self) -> list[str]:
@@ -104,7 +105,7 @@ class Form:
 
     @cached_property
     def complete(self) -> bool:
-        """The year has all its digits, so it cannot be taken for a day."""
+        """Whether the year has four digits, so that it cannot be mistaken for a day."""
         return "y" in self.fields
 
     @property
@@ -112,29 +113,29 @@ class Form:
         return "".join(field[0] for field in self.fields if field[0] in "dMy")
 
     @property
-    def clear(self) -> bool:
-        """Whoever knows what the words mean needs no locale to read it."""
+    def unambiguous(self) -> bool:
+        """Whether a reader who knows the words needs no locale tag."""
         return self.complete and (not self.numeric or self.order == "yMd")
 
     def write(self, day: date) -> str:
         values = {field: _NUMBERS[field](day) for field in self.fields if field in _NUMBERS}
-        text = self.template % (values | self.choose(day.month, day.weekday()))
+        text = self.template % (values | self.month_and_weekday(day.month, day.weekday()))
         return text.replace("#", _ORDINALS[self.locale[:2]](day.day)) if "#" in text else text
 
-    def choose(self, month: int, weekday: int) -> dict[str, str]:
-        place = {12: month - 1, 7: weekday, 1: 0}
-        return {field: words[place[len(words)]] for field, words in self.words.items()}
+    def month_and_weekday(self, month: int, weekday: int) -> dict[str, str]:
+        index = {12: month - 1, 7: weekday, 1: 0}
+        return {field: words[index[len(words)]] for field, words in self.words.items()}
 
     @cached_property
     def readings(self) -> frozenset[tuple[str, int]]:
-        """(what it looks like, the month it means): day, year and all that a variation changes are left out, so two
-        dates that can be written alike look alike here. Nothing for numeric forms: they look alike in all months."""
+        """(folded text, month). Day, year and everything that a variation changes are removed, so two dates that may be
+        written alike have equal folded texts. Empty for numeric forms, which look alike in all months."""
         if self.numeric:
             return frozenset()
         blank = dict.fromkeys(_NUMBERS, "_")
         weekdays = range(7) if any(len(words) == 7 for words in self.words.values()) else range(1)
         return frozenset(
-            (_fold(self.template % (blank | self.choose(month, weekday))), month)
+            (_fold(self.template % (blank | self.month_and_weekday(month, weekday))), month)
             for month in range(1, 13)
             for weekday in weekdays
         )
@@ -142,10 +143,10 @@ class Form:
 
 @lru_cache(maxsize=8)
 def forms(locales: tuple[str, ...] = LOCALES) -> tuple[tuple[Form, ...], ...]:
-    """The forms of each locale, with the tags that keep the dates of all these locales apart."""
+    """The forms of each locale, with the tags that distinguish the dates of all these locales."""
     groups = [_unambiguous(_locale_forms(locale)) for locale in locales]
-    meanings = _meanings(form for group in groups for form in group if form.clear)
-    return tuple(tuple(_tag(form, meanings) if form.clear else form for form in group) for group in groups)
+    meanings = _meanings(form for group in groups for form in group if form.unambiguous)
+    return tuple(tuple(_tag(form, meanings) if form.unambiguous else form for form in group) for group in groups)
 
 
 def _meanings(all_forms: Iterable[Form]) -> dict[str, set[int]]:
@@ -157,21 +158,21 @@ def _meanings(all_forms: Iterable[Form]) -> dict[str, set[int]]:
 
 
 def _tag(form: Form, meanings: Mapping[str, set[int]]) -> Form:
-    unclear = (month for text, month in form.readings if len(meanings[text]) > 1)
-    return replace(form, tagged=frozenset(unclear))
+    ambiguous = (month for text, month in form.readings if len(meanings[text]) > 1)
+    return replace(form, tagged=frozenset(ambiguous))
 
 
 def _unambiguous(group: Sequence[Form]) -> tuple[Form, ...]:
-    """Forms of one locale that a reader who knows the locale cannot confuse: no month looks like another, and where
-    the numbers do not tell day, month and year apart, all forms have them in the order of the first."""
+    """The forms of one locale that a reader who knows the locale cannot confuse: no two months look alike, and all
+    ambiguous numeric forms have day, month and year in the order of the first one."""
     orders: dict[bool, str] = {}
-    kept = [form for form in group if form.clear or orders.setdefault(form.numeric, form.order) == form.order]
+    kept = [form for form in group if form.unambiguous or orders.setdefault(form.numeric, form.order) == form.order]
     meanings = _meanings(kept)
     return tuple(form for form in kept if all(len(meanings[text]) == 1 for text, _ in form.readings))
 
 
 def _locale_forms(name: str) -> tuple[Form, ...]:
-    """The forms of one locale that differ, in a fixed order."""
+    """The distinct forms of one locale, in a fixed order."""
     from babel import Locale, UnknownLocaleError
     from babel.dates import parse_pattern
     from babel.localedata import locale_identifiers
@@ -183,7 +184,7 @@ def _locale_forms(name: str) -> tuple[Form, ...]:
     patterns = {style: locale.date_formats[style] for style in ("short", "medium", "long", "full")}
     skeletons = locale.datetime_skeletons
     patterns |= {style: skeletons[style] for style in _SKELETONS if style in skeletons}
-    patterns |= {f"spoken {place}": parse_pattern(text) for place, text in enumerate(_SPOKEN.get(name, ()), 1)}
+    patterns |= {f"spoken {number}": parse_pattern(text) for number, text in enumerate(_SPOKEN.get(name, ()), 1)}
     templates = {style: _clean(pattern.format) for style, pattern in patterns.items()}
     for style in ("yMd", "yMMMd"):
         templates[f"{style}, short year"] = templates[style].replace("%(y)s", "%(yy)s")
@@ -199,7 +200,7 @@ def _words(locale: Any, template: str) -> dict[str, tuple[str, ...]]:
     from babel.dates import DateTimeFormat
 
     months = [date(2024, month, 1) for month in range(1, 13)]
-    weekdays = [date(2024, 1, day) for day in range(1, 8)]  # a week that begins with Monday
+    weekdays = [date(2024, 1, day) for day in range(1, 8)]  # a week, from Monday
     days = {"M": months, "L": months, "E": weekdays, "c": weekdays, "G": months[:1]}
     return {
         field: tuple(_clean(DateTimeFormat(day, locale)[field]) for day in days[field[0]])
@@ -209,17 +210,17 @@ def _words(locale: Any, template: str) -> dict[str, tuple[str, ...]]:
 
 
 def _clean(text: str) -> str:
-    """Without what no keyboard writes: typographic spaces become spaces, direction marks vanish."""
+    """The text with plain spaces in place of typographic ones and without direction marks."""
     return re.sub("[\u200e\u200f]", "", re.sub("[\u00a0\u2009\u202f]", " ", text))
 
 
 def _fold(text: str) -> str:
-    """Equal for all variations of a text."""
+    """A form of the text that is equal for all its variations."""
     return re.sub(r"[.,،#\s]", "", strip_accents(text.casefold())).replace("ı", "i")
 
 
 def strip_accents(text: str) -> str:
-    """Latin and Greek letters without their marks; in other scripts marks are letters of their own."""
+    """The text without the accents of Latin and Greek letters; in other scripts combining marks are letters."""
     if text.isascii():
         return text
     kept, bare = [], False
@@ -231,7 +232,7 @@ def strip_accents(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(kept))
 
 
-__all__ = ["FIRST", "LAST", "LOCALES", "VARIATIONS", "calendar", "generate", "split"]
+__all__ = ["FIRST", "LAST", "LOCALES", "VARIATIONS", "calendar", "generate", "generate_split", "split"]
 
 FIRST, LAST = date(1950, 1, 1), date(2049, 12, 31)
 
@@ -239,30 +240,37 @@ FIRST, LAST = date(1950, 1, 1), date(2049, 12, 31)
 def generate(
     count: int, seed: int = 1, locales: Sequence[str] = LOCALES, days: Sequence[date] | None = None
 ) -> Iterator[Example]:
-    """`count` examples: locales, their styles and days drawn evenly; about one in six has a variation as people
-    make them (capitals, no accents, ...). `extra` names locale, style and variation.
+    """`count` examples with uniformly sampled locales, styles and days; about one in six has a variation such as
+    upper case or missing accents. `extra` names locale, style and variation.
 
-    Equal arguments give equal examples, as long as Babel has the same locale data.
+    Equal arguments give equal examples for the same version of Babel's locale data.
     """
     groups, days = forms(tuple(locales)), calendar() if days is None else days
     if not (groups and days):
         raise InputError("dates need at least one locale and one day")
-    chance = random.Random(seed)
-    return (_draw(chance, groups, days) for _ in range(count))
+    rng = random.Random(seed)
+    return (_sample(rng, groups, days) for _ in range(count))
+
+
+def generate_split(rng: random.Random, held_out: bool) -> Iterator[Example]:
+    """Endless examples of one part of the split, in all locales; days are held out."""
+    groups, days = forms(), [day for day in calendar() if is_held_out(day.isoformat()) == held_out]
+    while True:
+        yield _sample(rng, groups, days)
 
 
 def calendar() -> list[date]:
-    """Every day that dates are drawn from."""
+    """Every day from `FIRST` to `LAST`."""
     return [FIRST + timedelta(days=number) for number in range((LAST - FIRST).days + 1)]
 
 
 def split(
     train: int, dev: int, test: int, seed: int = 1, locales: Sequence[str] = LOCALES
 ) -> tuple[list[Example], list[Example], list[Example]]:
-    """Three lists of examples. The days are divided first, so a day of one list occurs in no other."""
+    """Train, development and test examples. The days are divided first: no day occurs in two lists."""
     days = calendar()
     random.Random(seed).shuffle(days)
-    held = len(days) // 20  # for each of dev and test: training keeps nine days in ten, so every part of a date
+    held = len(days) // 20  # for dev and test each; training has nine days in ten, so it covers every date component
     return (
         list(generate(train, 3 * seed, locales, days[2 * held :])),
         list(generate(dev, 3 * seed + 1, locales, days[:held])),
@@ -270,54 +278,54 @@ def split(
     )
 
 
-def _draw(chance: random.Random, groups: Sequence[Sequence[Form]], days: Sequence[date]) -> Example:
-    form, day = chance.choice(chance.choice(groups)), chance.choice(days)
+def _sample(rng: random.Random, groups: Sequence[Sequence[Form]], days: Sequence[date]) -> Example:
+    form, day = rng.choice(rng.choice(groups)), rng.choice(days)
     text = plain = form.write(day)
     variation = "none"
-    if chance.random() < 0.5:  # most texts are left as they are by most variations
-        variation = chance.choice(tuple(VARIATIONS))
-        text = VARIATIONS[variation](plain, form, chance)
+    if rng.random() < 0.5:  # most variations leave most texts unchanged
+        variation = rng.choice(tuple(VARIATIONS))
+        text = VARIATIONS[variation](plain, form, rng)
     extra = {"locale": form.locale, "style": form.style, "variation": variation if text != plain else "none"}
-    if form.zero and chance.random() < 0.5:
+    if form.zero and rng.random() < 0.5:
         text = text.translate({ord("0") + value: ord(form.zero) + value for value in range(10)})
-    # 25/12/2026 can be read in one way only, and people do write it alone.
-    plainly = form.numeric and form.complete and day.day > 12 and chance.random() < 0.5
-    tag = f"[{form.locale}] " if day.month in form.tagged and not plainly else ""
+    # 25/12/2026 is unambiguous, and people write it without a locale.
+    untagged = form.numeric and form.complete and day.day > 12 and rng.random() < 0.5
+    tag = f"[{form.locale}] " if day.month in form.tagged and not untagged else ""
     return Example(tag + text, day.isoformat(), extra)
 
 
 def _upper(text: str, form: Form) -> str:
-    if form.locale == "ka":  # Georgian has capitals in Unicode, but nobody writes dates with them
+    if form.locale == "ka":  # Unicode has Georgian capitals, but dates are not written with them
         return text
-    if form.locale == "el":  # Greek capitals go without accents
+    if form.locale == "el":  # Greek capitals have no accents
         return strip_accents(text).upper()
     return (text.replace("i", "İ") if form.locale in ("az", "tr") else text).upper()
 
 
 def _without_stops(text: str) -> str:
-    """Without the full stops that end words; those inside numbers and abbreviations stay."""
+    """The text without full stops at the end of words; those inside numbers and abbreviations stay."""
     words = text.split(" ")
     return " ".join(word[:-1] if word.endswith(".") and word.count(".") == 1 else word for word in words)
 
 
-def _widen_space(text: str, form: Form, chance: random.Random) -> str:
+def _widen_space(text: str, form: Form, rng: random.Random) -> str:
     words = text.split(" ")
-    place = chance.randrange(len(words))
-    return " ".join([*words[:place], "", *words[place:]]) if place else text
+    position = rng.randrange(len(words))
+    return " ".join([*words[:position], "", *words[position:]]) if position else text
 
 
-def _other_separator(text: str, form: Form, chance: random.Random) -> str:
-    separator = chance.choice("-/.")
+def _other_separator(text: str, form: Form, rng: random.Random) -> str:
+    separator = rng.choice("-/.")
     return re.sub(r"(?<=\d)[-/.](?=\d)", separator, text) if form.numeric else text
 
 
 VARIATIONS: dict[str, Callable[[str, Form, random.Random], str]] = {
-    "lower case": lambda text, form, chance: text.lower(),
-    "upper case": lambda text, form, chance: _upper(text, form),
-    "capitals": lambda text, form, chance: " ".join(_upper(word[:1], form) + word[1:] for word in text.split(" ")),
-    "no commas": lambda text, form, chance: re.sub("[,،]", "", text),
-    "no full stops": lambda text, form, chance: _without_stops(text),
-    "no accents": lambda text, form, chance: strip_accents(text),
+    "lower case": lambda text, form, rng: text.lower(),
+    "upper case": lambda text, form, rng: _upper(text, form),
+    "capitals": lambda text, form, rng: " ".join(_upper(word[:1], form) + word[1:] for word in text.split(" ")),
+    "no commas": lambda text, form, rng: re.sub("[,،]", "", text),
+    "no full stops": lambda text, form, rng: _without_stops(text),
+    "no accents": lambda text, form, rng: strip_accents(text),
     "wide space": _widen_space,
     "other separator": _other_separator,
 }

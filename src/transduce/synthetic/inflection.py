@@ -1,12 +1,12 @@
-"""Nothing enters; invented nouns with features leave, with their form by the regular rules of Turkish.
+"""Inflection of invented nouns by the regular rules of Turkish.
 
-A form is stem + number + possessor + case. The suffixes are written with letters that depend on what stands before:
+A form is stem + number + possessor + case. The letters of a suffix depend on the letters before it:
 
     A    a after a ı o u, else e                    D    t after a voiceless consonant, else d
     I    ı i u ü, after the last vowel              (y)  only after a vowel; (I) only after a consonant
 
-A stem of several syllables in p ç t k has b c d ğ before a vowel, and nk has ng. The possessor p3 keeps an n before
-a case.
+A polysyllabic stem in p ç t k has b c d ğ before a vowel, and nk becomes ng. The possessor p3 takes an n before a case
+suffix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator
 
 from transduce.flow import Example
-from transduce.synthetic.words import is_held_out
+from transduce.synthetic.dataset import is_held_out
 
 VOWELS, VOICELESS = "aıoueiöü", "fstkçşhp"
 HIGH = dict(zip("aıoueiöü", "ııuuiiüü", strict=True))
@@ -26,7 +26,7 @@ CASES = {"nom": "", "acc": "(y)I", "dat": "(y)A", "loc": "DA", "abl": "DAn", "ge
 
 
 def inflect(lemma: str, features: str) -> str:
-    """`kitap`, `pl p1 abl` -> kitaplarımdan; number and case always, between them the possessor if there is one."""
+    """`kitap`, `pl p1 abl` -> kitaplarımdan. Features: number, an optional possessor, case."""
     number, *possessor, case = features.split()
     form = _join(lemma, NUMBERS[number])
     form = _join(form, POSSESSORS["".join(possessor)])
@@ -39,10 +39,10 @@ def inflect(lemma: str, features: str) -> str:
 def _join(stem: str, suffix: str) -> str:
     if not suffix:
         return stem
-    if suffix.startswith("("):  # a letter that keeps two vowels, or two consonants, apart
-        between, suffix = suffix[1], suffix[3:]
-        if (stem[-1] in VOWELS) != (between in "AI"):
-            suffix = between + suffix
+    if suffix.startswith("("):  # a buffer letter between two vowels or two consonants
+        buffer, suffix = suffix[1], suffix[3:]
+        if (stem[-1] in VOWELS) != (buffer in "AI"):
+            suffix = buffer + suffix
     if suffix[0] in "AI":
         stem = _voiced(stem)
     for letter in suffix:
@@ -64,29 +64,29 @@ def _harmonised(before: str, letter: str) -> str:
 def _voiced(stem: str) -> str:
     if stem.endswith("nk"):
         return stem[:-1] + "g"
-    several = sum(letter in VOWELS for letter in stem) > 1
-    return stem[:-1] + VOICED[stem[-1]] if several and stem[-1] in VOICED else stem
+    polysyllabic = sum(letter in VOWELS for letter in stem) > 1
+    return stem[:-1] + VOICED[stem[-1]] if polysyllabic and stem[-1] in VOICED else stem
 
 
-def draw(chance: random.Random, held_out: bool) -> Iterator[Example]:
-    """Held out are lemmas."""
+def generate(rng: random.Random, held_out: bool) -> Iterator[Example]:
+    """Lemmas are held out."""
     while True:
-        lemma = _lemma(chance)
+        lemma = _lemma(rng)
         if is_held_out(lemma) == held_out:
-            number, possessor, case = (chance.choice(list(table)) for table in (NUMBERS, POSSESSORS, CASES))
+            number, possessor, case = (rng.choice(list(table)) for table in (NUMBERS, POSSESSORS, CASES))
             features = " ".join(part for part in (number, possessor, case) if part)
             yield Example(f"{lemma}\t{features}", inflect(lemma, features))
 
 
-def _lemma(chance: random.Random) -> str:
-    """One to three syllables whose vowels are all of the back or all of the front of the mouth."""
-    vowels = chance.choice(("aıou", "eiöü"))
-    lemma = chance.choice(("", "b", "d", "g", "k", "m", "s", "t", "y", "ç"))
-    syllables = chance.randint(1, 3)
+def _lemma(rng: random.Random) -> str:
+    """One to three syllables in vowel harmony: all vowels are back vowels, or all are front vowels."""
+    vowels = rng.choice(("aıou", "eiöü"))
+    lemma = rng.choice(("", "b", "d", "g", "k", "m", "s", "t", "y", "ç"))
+    syllables = rng.randint(1, 3)
     for number in range(syllables):
-        lemma += chance.choice(vowels)
+        lemma += rng.choice(vowels)
         if number < syllables - 1:
-            lemma += chance.choice(("b", "d", "l", "m", "n", "r", "ş", "t", "z", "ld", "rk", "ns"))
-    if syllables == 1 or chance.random() < 0.7:
-        lemma += chance.choice(("k", "p", "t", "ç", "l", "m", "n", "r", "s", "z", "ş", "nk"))
+            lemma += rng.choice(("b", "d", "l", "m", "n", "r", "ş", "t", "z", "ld", "rk", "ns"))
+    if syllables == 1 or rng.random() < 0.7:
+        lemma += rng.choice(("k", "p", "t", "ç", "l", "m", "n", "r", "s", "z", "ş", "nk"))
     return lemma

@@ -1,7 +1,7 @@
-"""Nothing enters; short stories of who went where and took what leave, each with a question and its answer.
+"""Reading comprehension: short stories of who went where and took what, each with a question and its answer.
 
-The answer is a word of the story. Persons are invented, so a model that has not read the story cannot know them; and
-persons move on, so only the latest news counts.
+The answer is a word of the story. Persons are invented, so the answer cannot be known without the story. Persons may
+move, so only the latest sentence about a place counts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from transduce.flow import Example
-from transduce.synthetic.words import invent_names
+from transduce.synthetic.dataset import invented_names
 
 PLACES = ("kitchen", "garden", "cellar", "attic", "office", "hall")
 THINGS = ("apple", "book", "lamp", "key", "letter", "coin")
@@ -18,26 +18,26 @@ MOVES = ("{who} went to the {place} .", "{who} is in the {place} .", "{who} walk
 TAKES = ("the {thing} belongs to {who} .", "the {thing} is with {who} .", "the {thing} was found by {who} .")
 
 
-def draw(chance: random.Random, held_out: bool) -> Iterator[Example]:
-    """Held out are persons. Two or three of them, each somewhere and with a thing; at most one moves on."""
+def generate(rng: random.Random, held_out: bool) -> Iterator[Example]:
+    """Persons are held out. Two or three persons, each in a place and with an object; at most one moves."""
     while True:
-        people = invent_names(chance, held_out, chance.randint(2, 3))
-        owned = dict(zip(people, chance.sample(THINGS, len(people)), strict=True))
-        at = dict(zip(people, chance.sample(PLACES, len(people)), strict=True))
-        sentences = [chance.choice(MOVES).format(who=who, place=at[who]) for who in people]
-        sentences += [chance.choice(TAKES).format(who=who, thing=owned[who]) for who in people]
-        chance.shuffle(sentences)
-        for who in chance.sample(people, chance.randint(0, 1)):
-            at[who] = chance.choice([place for place in PLACES if place not in at.values()])
-            sentences.append(chance.choice(MOVES).format(who=who, place=at[who]))
-        question, answer = _ask(chance, chance.choice(people), owned, at)
+        people = invented_names(rng, held_out, rng.randint(2, 3))
+        owned = dict(zip(people, rng.sample(THINGS, len(people)), strict=True))
+        at = dict(zip(people, rng.sample(PLACES, len(people)), strict=True))
+        sentences = [rng.choice(MOVES).format(who=who, place=at[who]) for who in people]
+        sentences += [rng.choice(TAKES).format(who=who, thing=owned[who]) for who in people]
+        rng.shuffle(sentences)
+        for who in rng.sample(people, rng.randint(0, 1)):
+            at[who] = rng.choice([place for place in PLACES if place not in at.values()])
+            sentences.append(rng.choice(MOVES).format(who=who, place=at[who]))
+        question, answer = _question(rng, rng.choice(people), owned, at)
         yield Example(f"{' '.join(sentences)}\t{question}", answer)
 
 
-def _ask(chance: random.Random, who: str, owned: dict[str, str], at: dict[str, str]) -> tuple[str, str]:
+def _question(rng: random.Random, who: str, owned: dict[str, str], at: dict[str, str]) -> tuple[str, str]:
     questions = (
         (f"where is {who} ?", at[who]),
         (f"who has the {owned[who]} ?", who),
         (f"what does {who} have ?", owned[who]),
     )
-    return chance.choice(questions)
+    return rng.choice(questions)

@@ -1,7 +1,7 @@
-"""Nothing enters; the attributes of invented restaurants leave, each record with sentences that say just that.
+"""Data-to-text: attributes of invented restaurants, and sentences that verbalise them.
 
-The attributes of a record stand in any order, and some are missing. A record that is held out comes with all ways of
-saying it, one a line: several right answers.
+The attributes of a record appear in any order, and some are missing. A held-out record comes with all its reference
+sentences, one per line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from transduce.flow import Example
-from transduce.synthetic.words import invent_name, is_held_out
+from transduce.synthetic.dataset import invented_name, is_held_out
 
 VALUES = {
     "food": ("french", "indian", "thai", "greek", "polish", "vegan"),
@@ -21,24 +21,24 @@ VALUES = {
 }
 
 
-def draw(chance: random.Random, held_out: bool) -> Iterator[Example]:
-    """Held out are names, and food in an area: who trains has seen both, never together."""
+def generate(rng: random.Random, held_out: bool) -> Iterator[Example]:
+    """Names are held out, and combinations of food and area: training has both values, never together."""
     while True:
-        record = {"name": invent_name(chance, held_out)}
-        kept = chance.sample(list(VALUES), chance.randint(2, len(VALUES)))
-        record |= {slot: chance.choice(VALUES[slot]) for slot in kept}
-        met = is_held_out(f"{record.get('food')} {record.get('area')}")
-        if {"food", "area"} <= record.keys() and met != held_out:
+        record = {"name": invented_name(rng, held_out)}
+        present = rng.sample(list(VALUES), rng.randint(2, len(VALUES)))
+        record |= {slot: rng.choice(VALUES[slot]) for slot in present}
+        combination_held_out = is_held_out(f"{record.get('food')} {record.get('area')}")
+        if {"food", "area"} <= record.keys() and combination_held_out != held_out:
             continue
-        slots = chance.sample(list(record), len(record))
+        slots = rng.sample(list(record), len(record))
         source = " ".join(f"{slot}[ {record[slot]} ]" for slot in slots)
-        said = ways(record)
-        for target in said if held_out else [chance.choice(said)]:
+        sentences = references(record)
+        for target in sentences if held_out else [rng.choice(sentences)]:
             yield Example(source, target)
 
 
-def ways(record: Mapping[str, str]) -> list[str]:
-    """Three right sentences for a record."""
+def references(record: Mapping[str, str]) -> list[str]:
+    """Three correct sentences for a record."""
     name, price = record["name"], record.get("price", "")
     kind = " ".join(word for word in (price, record.get("food", ""), "restaurant") if word)
     food = f"serves {record['food']} food" if "food" in record else "is a restaurant"
@@ -57,7 +57,7 @@ def _article(words: str) -> str:
     return "an" if words[0] in "aeiou" else "a"
 
 
-def missing(source: str, text: str) -> list[str]:
-    """The values of a record that a text does not say."""
+def missing_values(source: str, text: str) -> list[str]:
+    """The values of a record that do not appear in a text."""
     words = text.split()
     return [value for value in re.findall(r"\[ (\S+) \]", source) if value not in words]

@@ -1,17 +1,20 @@
-"""Chance enters; pictures of coloured shapes leave, with what can be said of them and where each shape stands."""
+"""Images of coloured shapes: captions, icons, and visual question answering.
+
+Neither the image alone nor the question alone determines the answer: yes and no, and every count, are equally
+frequent, and colours and shapes are random.
+"""
 
 from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import permutations, product
 from typing import Any
 
 from transduce.modalities.image.files import pillow
-from transduce.synthetic.files import Filed
-from transduce.synthetic.words import is_held_out
+from transduce.synthetic.dataset import FileExample, is_held_out
 
 COLOURS = {
     "red": (214, 40, 40),
@@ -22,108 +25,212 @@ COLOURS = {
     "orange": (240, 132, 32),
 }
 KINDS = ("circle", "square", "triangle", "cross")
-SIZE = 64  # pixels of a side
-GROUND = (236, 236, 230)
-ROOM = 4  # times larger when drawn: edges come out smooth
+SIZE = 64  # pixels per side
+BACKGROUND = (236, 236, 230)
+SUPERSAMPLING = 4  # images are drawn this many times larger, then reduced, which smooths the edges
+COLUMNS = ("left", "middle", "right")
+RELATIONS = ("left of", "right of", "above", "below")
+Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One shape and its box: left, top, right, bottom."""
+    """One shape and its bounding box."""
 
     colour: str
     kind: str
-    box: tuple[int, int, int, int]
+    box: Box
 
     @property
     def name(self) -> str:
         return f"{self.colour} {self.kind}"
 
     @property
-    def middle(self) -> tuple[float, float]:
+    def centre(self) -> tuple[float, float]:
         left, top, right, bottom = self.box
         return (left + right) / 2, (top + bottom) / 2
 
 
-def place_shapes(chance: random.Random, count: int, *, held_out: bool) -> list[Shape]:
-    """Different shapes that do not touch. A shape in a colour is for ever on one side of the split.
+def place_shapes(rng: random.Random, count: int, *, held_out: bool) -> list[Shape]:
+    """Different shapes that do not overlap.
 
-    A held-out picture has one such pair of shape and colour; the others are like those that were trained on.
+    A held-out image has exactly one held-out combination of shape and colour; the others occur in training too.
     """
     names = list(product(COLOURS, KINDS))
     seen = [name for name in names if not is_held_out(" ".join(name))]
     unseen = [name for name in names if is_held_out(" ".join(name))]
-    chosen = chance.sample(seen, count - held_out) + chance.sample(unseen, int(held_out))
-    chance.shuffle(chosen)
-    boxes: list[tuple[int, int, int, int]] = []
+    chosen = rng.sample(seen, count - held_out) + rng.sample(unseen, int(held_out))
+    rng.shuffle(chosen)
+    boxes: list[Box] = []
     while len(boxes) < count:
-        side = chance.randint(14, 22)
-        left, top = chance.randint(1, SIZE - side - 1), chance.randint(1, SIZE - side - 1)
+        side = rng.randint(14, 22)
+        left, top = rng.randint(1, SIZE - side - 1), rng.randint(1, SIZE - side - 1)
         box = (left, top, left + side, top + side)
-        if all(_apart(box, other) for other in boxes):
+        if all(_disjoint(box, other) for other in boxes):
             boxes.append(box)
     return [Shape(colour, kind, box) for (colour, kind), box in zip(chosen, boxes, strict=True)]
 
 
-def _apart(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> bool:
+def _disjoint(one: Box, other: Box) -> bool:
     return one[2] + 2 < other[0] or other[2] + 2 < one[0] or one[3] + 2 < other[1] or other[3] + 2 < one[1]
 
 
-def paint(shapes: list[Shape], ground: tuple[int, int, int] = GROUND) -> bytes:
-    """A PNG."""
+def render_png(shapes: list[Shape], background: tuple[int, int, int] = BACKGROUND) -> bytes:
     stream = io.BytesIO()
-    sketch(shapes, SIZE, ground).save(stream, "PNG")
+    render(shapes, SIZE, background).save(stream, "PNG")
     return stream.getvalue()
 
 
-def sketch(shapes: list[Shape], size: int, ground: tuple[int, int, int] = GROUND) -> Any:
-    """A picture of the library, of so many pixels a side."""
+def render(shapes: list[Shape], size: int, background: tuple[int, int, int] = BACKGROUND) -> Any:
+    """A Pillow image of `size` pixels per side."""
     from PIL import ImageDraw
 
-    picture = pillow().Image.new("RGB", (size * ROOM, size * ROOM), ground)
-    pen = ImageDraw.Draw(picture)
+    image = pillow().Image.new("RGB", (size * SUPERSAMPLING, size * SUPERSAMPLING), background)
+    canvas = ImageDraw.Draw(image)
     for shape in shapes:
-        left, top, right, bottom = (ROOM * side for side in shape.box)
+        left, top, right, bottom = (SUPERSAMPLING * side for side in shape.box)
         colour = COLOURS[shape.colour]
         if shape.kind == "circle":
-            pen.ellipse((left, top, right, bottom), colour)
+            canvas.ellipse((left, top, right, bottom), colour)
         elif shape.kind == "square":
-            pen.rectangle((left, top, right, bottom), colour)
+            canvas.rectangle((left, top, right, bottom), colour)
         elif shape.kind == "triangle":
-            pen.polygon([((left + right) / 2, top), (right, bottom), (left, bottom)], colour)
+            canvas.polygon([((left + right) / 2, top), (right, bottom), (left, bottom)], colour)
         else:
             third = (right - left) / 3
-            pen.rectangle((left + third, top, right - third, bottom), colour)
-            pen.rectangle((left, top + third, right, bottom - third), colour)
-    return picture.resize((size, size), pillow().Image.Resampling.LANCZOS)
+            canvas.rectangle((left + third, top, right - third, bottom), colour)
+            canvas.rectangle((left, top + third, right, bottom - third), colour)
+    return image.resize((size, size), pillow().Image.Resampling.LANCZOS)
 
 
 def relation(one: Shape, other: Shape) -> str:
-    """How the first stands to the second, along the axis where they are further apart."""
-    across, down = one.middle[0] - other.middle[0], one.middle[1] - other.middle[1]
-    if abs(across) >= abs(down):
-        return "left of" if across < 0 else "right of"
-    return "above" if down < 0 else "below"
+    """The position of the first shape relative to the second, along the axis on which they are further apart."""
+    dx, dy = one.centre[0] - other.centre[0], one.centre[1] - other.centre[1]
+    if abs(dx) >= abs(dy):
+        return "left of" if dx < 0 else "right of"
+    return "above" if dy < 0 else "below"
 
 
-def draw_captions(chance: random.Random, held_out: bool) -> Iterator[Filed]:
-    """One or two shapes: `a red circle left of a blue square`. The truth tells the box of each word for a shape."""
+def generate_captions(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
+    """One or two shapes: `a red circle left of a blue square`. The truth is the box of each word for a shape."""
     while True:
-        shapes = place_shapes(chance, chance.randint(1, 2), held_out=held_out)
-        # Said in reading order, so that a picture has one right caption.
-        shapes.sort(key=lambda shape: (shape.middle[0], shape.middle[1]))
+        shapes = place_shapes(rng, rng.randint(1, 2), held_out=held_out)
+        # Shapes are mentioned from left to right, so that an image has exactly one correct caption.
+        shapes.sort(key=lambda shape: (shape.centre[0], shape.centre[1]))
         words = f"a {shapes[0].name}".split()
         if len(shapes) == 2:
             words += f"{relation(*shapes)} a {shapes[1].name}".split()
-        boxes = {str(words.index(shape.kind, 3 * place)): shape.box for place, shape in enumerate(shapes)}
-        yield Filed("", " ".join(words), {"png": paint(shapes)}, {"boxes": boxes})
+        boxes = {str(words.index(shape.kind, 3 * number)): shape.box for number, shape in enumerate(shapes)}
+        yield FileExample("", " ".join(words), {"png": render_png(shapes)}, {"boxes": boxes})
 
 
-def draw_icons(chance: random.Random, held_out: bool) -> Iterator[Filed]:
-    """One shape in the middle: `a large red circle`. So what is said of a picture tells how to draw it."""
+def generate_icons(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
+    """One shape in the centre: `a large red circle`. The caption determines the image, up to a few pixels."""
     names = [name for name in product(COLOURS, KINDS) if is_held_out(" ".join(name)) == held_out]
     while True:
-        (colour, kind), (word, half) = chance.choice(names), chance.choice((("small", 14), ("large", 26)))
-        half += chance.randint(-2, 2)
+        (colour, kind), (word, half) = rng.choice(names), rng.choice((("small", 14), ("large", 26)))
+        half += rng.randint(-2, 2)
         box = (SIZE // 2 - half, SIZE // 2 - half, SIZE // 2 + half, SIZE // 2 + half)
-        yield Filed("", f"a {word} {colour} {kind}", {"png": paint([Shape(colour, kind, box)])}, {"box": box})
+        image = render_png([Shape(colour, kind, box)])
+        yield FileExample("", f"a {word} {colour} {kind}", {"png": image}, {"box": box})
+
+
+Question = tuple[str, str, list[Shape]]  # question, answer, the shapes it refers to
+QuestionType = Callable[[random.Random, list[Shape]], list[Question]]
+
+
+def generate_column_questions(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
+    """Three shapes side by side in three colours; the question asks for the colour at one position."""
+    return _generate_questions(rng, held_out, _place_in_columns, (_colour_of_column,))
+
+
+def generate_scene_questions(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
+    """Two or three shapes, and questions of every type."""
+    types = (_colour_of_kind, _kind_of_colour, _colour_by_relation, _count, _existence)
+    return _generate_questions(rng, held_out, _place_anywhere, types)
+
+
+def _generate_questions(
+    rng: random.Random,
+    held_out: bool,
+    place: Callable[[random.Random, bool], list[Shape]],
+    types: tuple[QuestionType, ...],
+) -> Iterator[FileExample]:
+    while True:
+        shapes = place(rng, held_out)
+        possible = rng.choice(types)(rng, shapes)
+        if possible:
+            question, answer, about = rng.choice(possible)
+            truth = {"boxes": [shape.box for shape in about]}
+            yield FileExample(question, answer, {"png": render_png(shapes)}, truth)
+
+
+def _place_in_columns(rng: random.Random, held_out: bool) -> list[Shape]:
+    """One shape in each third of the image, at any height."""
+    third, placed = SIZE // len(COLUMNS), []
+    for column, shape in enumerate(place_shapes(rng, len(COLUMNS), held_out=held_out)):
+        side = rng.randint(14, 18)
+        left, top = column * third + rng.randint(1, third - side - 1), rng.randint(1, SIZE - side - 1)
+        placed.append(replace(shape, box=(left, top, left + side, top + side)))
+    return placed
+
+
+def _place_anywhere(rng: random.Random, held_out: bool) -> list[Shape]:
+    return place_shapes(rng, rng.randint(2, 3), held_out=held_out)
+
+
+def _is_unique(shapes: list[Shape], attribute: str, value: str) -> bool:
+    return sum(getattr(shape, attribute) == value for shape in shapes) == 1
+
+
+def _colour_of_kind(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    """The colour of a shape whose kind occurs once."""
+    unique = [shape for shape in shapes if _is_unique(shapes, "kind", shape.kind)]
+    return [(f"what colour is the {shape.kind} ?", shape.colour, [shape]) for shape in unique]
+
+
+def _kind_of_colour(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    unique = [shape for shape in shapes if _is_unique(shapes, "colour", shape.colour)]
+    return [(f"which shape is {shape.colour} ?", shape.kind, [shape]) for shape in unique]
+
+
+def _colour_of_column(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    if len({shape.colour for shape in shapes}) < len(COLUMNS):
+        return []
+    columns = zip(COLUMNS, shapes, strict=True)
+    return [(f"what colour is the {column} shape ?", shape.colour, [shape]) for column, shape in columns]
+
+
+def _colour_by_relation(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    """The colour of the only shape in a given relation to another shape."""
+    questions = []
+    for other, name in product(shapes, RELATIONS):
+        related = [shape for shape in shapes if shape is not other and relation(shape, other) == name]
+        if len(related) == 1 and _is_unique(shapes, "kind", other.kind):
+            question = f"what colour is the shape {name} the {other.kind} ?"
+            questions.append((question, related[0].colour, [related[0]]))
+    return questions
+
+
+def _count(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    """The number is drawn first, so that every possible count is equally frequent."""
+    attributes = [("colour", value) for value in COLOURS] + [("kind", value) for value in KINDS]
+    having = {pair: [shape for shape in shapes if getattr(shape, pair[0]) == pair[1]] for pair in attributes}
+    number = rng.choice(sorted({len(counted) for counted in having.values()}))
+    fitting = [(pair, counted) for pair, counted in having.items() if len(counted) == number]
+    (attribute, value), counted = rng.choice(fitting)
+    question = f"how many {value} shapes ?" if attribute == "colour" else f"how many {value}s ?"
+    return [(question, str(number), counted)]
+
+
+def _existence(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    """Yes and no are equally frequent: a negative question is a positive one with another relation."""
+    pairs = [(one, other) for one, other in permutations(shapes, 2) if one.kind != other.kind]
+    if not pairs:
+        return []
+    one, other = rng.choice(pairs)
+    stated, yes = relation(one, other), rng.random() < 0.5
+    if not yes:
+        true = {relation(a, b) for a, b in permutations(shapes, 2) if (a.kind, b.kind) == (one.kind, other.kind)}
+        stated = rng.choice([name for name in RELATIONS if name not in true])
+    return [(f"is there a {one.kind} {stated} the {other.kind} ?", "yes" if yes else "no", [one, other])]

@@ -1,7 +1,7 @@
-"""Nothing enters; made-up news of three to six sentences leave, with one sentence that says what happened.
+"""Summarisation of invented news: three to six sentences, and a summary of one sentence.
 
-The facts stand in two sentences, somewhere among others in which other people say what does not matter. All names are
-invented, so a summary cannot be written without taking them over.
+The facts are in two sentences among others that are irrelevant and name other people. All names are invented, so a
+summary cannot be written without copying them from the source.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from transduce.flow import Example
-from transduce.synthetic.words import invent_names
+from transduce.synthetic.dataset import invented_names
 
 
 @dataclass(frozen=True)
 class Story:
-    """What can happen: how it is told, what more is told of it, and in short. {who} and {place} are names."""
+    """Sentence templates of one kind of event: the fact, a detail, and the summary. {who} and {place} are names."""
 
     facts: tuple[str, ...]
     details: tuple[str, ...]
@@ -56,7 +56,7 @@ STORIES = (
         ("school", "bridge", "library"),
     ),
 )
-ASIDES = (
+DISTRACTORS = (
     "{other} said that the weather was fine .",
     "{other} , a neighbour , heard of it in the morning .",
     "nobody had expected this , said {other} .",
@@ -68,14 +68,14 @@ ASIDES = (
 )
 
 
-def draw(chance: random.Random, held_out: bool) -> Iterator[Example]:
-    """Held out are names. The facts come in their order; one to four asides stand before, between and after."""
+def generate(rng: random.Random, held_out: bool) -> Iterator[Example]:
+    """Names are held out. Fact and detail keep their order; one to four distractors are inserted anywhere."""
     while True:
-        story = chance.choice(STORIES)
+        story = rng.choice(STORIES)
         named = ("who", "place", "other", "elsewhere")
-        words = dict(zip(named, invent_names(chance, held_out, len(named)), strict=True))
-        words["kind"] = chance.choice(story.kinds)
-        sentences = [chance.choice(story.facts), chance.choice(story.details)]
-        for aside in chance.sample(ASIDES, chance.randint(1, 4)):
-            sentences.insert(chance.randint(0, len(sentences)), aside)
+        words = dict(zip(named, invented_names(rng, held_out, len(named)), strict=True))
+        words["kind"] = rng.choice(story.kinds)
+        sentences = [rng.choice(story.facts), rng.choice(story.details)]
+        for distractor in rng.sample(DISTRACTORS, rng.randint(1, 4)):
+            sentences.insert(rng.randint(0, len(sentences)), distractor)
         yield Example(" ".join(sentences).format(**words), story.summary.format(**words))

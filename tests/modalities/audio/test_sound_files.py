@@ -12,7 +12,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from transduce.errors import UnreadableError
-from transduce.modalities.audio.files import FULL, in_16_bits, read_waveform, resample
+from transduce.modalities.audio.files import FULL, read_waveform, resample, to_int16
 from transduce.modalities.audio.frames import read_frames, write_frames
 from transduce.modalities.audio.modality import Audio, AudioFeatures
 
@@ -52,7 +52,7 @@ def test_formats_and_channels(tmp_path: Path, ending: str, loss: int) -> None:
     path = save(tmp_path / f"a.{ending}", np.stack([left, right], 1))
     found = read_waveform(path, 8000, 30.0)
     assert found.dtype == np.int16
-    assert np.abs(found - in_16_bits(left / 2).astype(int)).max() <= loss
+    assert np.abs(found - to_int16(left / 2).astype(int)).max() <= loss
 
 
 def test_what_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from transduce.autoconfig import recipe_for
 from transduce.build import complete_recipe
 from transduce.errors import InputError
 from transduce.modalities.audio.modality import Audio, AudioFeatures, extract_features
-from transduce.synthetic.file_sets import FILED
-from transduce.synthetic.files import write_set
+from transduce.synthetic import write_files
 from transduce.training.experiment import train
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -24,9 +23,9 @@ RECIPES = Path(__file__).parents[3] / "recipes"
 @pytest.fixture(scope="module")
 def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tones")
-    write_set(FILED, "tones", folder / "train", 1000, 1, False)
-    write_set(FILED, "tones", folder / "dev", 20, 2, False)
-    write_set(FILED, "tones", folder / "test", 50, 1, True)
+    write_files("tones", folder / "train", 1000, 1)
+    write_files("tones", folder / "dev", 20, 2)
+    write_files("tones", folder / "test", 50, 1, held_out=True)
     return folder
 
 

@@ -23,11 +23,11 @@ from transduce.modalities.image import vector_quantisation as codes_file
 from transduce.modalities.image.files import fit
 from transduce.modalities.image.palette import PaletteTokenizer
 from transduce.modalities.image.vector_quantisation import SIZE, VQVAE, Codebook, VQTokenizer, load_image_tokenizer
-from transduce.synthetic.shapes import draw_icons
+from transduce.synthetic.shapes import generate_icons
 
 
 def icons(seed: int, count: int, size: int) -> list[np.ndarray]:
-    made = islice(draw_icons(random.Random(seed), False), count)
+    made = islice(generate_icons(random.Random(seed), False), count)
     opened = (Picture.open(io.BytesIO(one.files["png"])).convert("RGB") for one in made)
     return [fit(picture, size, size, "crop") for picture in opened]
 

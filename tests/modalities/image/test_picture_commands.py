@@ -13,15 +13,14 @@ from transduce.autoconfig.select import recipe_for
 from transduce.build import complete_recipe
 from transduce.cli import app
 from transduce.cli.display import _near, _quoted
-from transduce.synthetic.file_sets import FILED
-from transduce.synthetic.files import write_set
+from transduce.synthetic import write_files
 from transduce.training.experiment import train
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("pictures")
-    write_set(FILED, "shapes", place / "shapes", 30, 1, False)
+    write_files("shapes", place / "shapes", 30, 1)
     return place
 
 

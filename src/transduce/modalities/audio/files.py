@@ -83,7 +83,7 @@ def read_waveform(path: str | Path, rate: int, seconds: float) -> np.ndarray:
         raise UnreadableError("sound shorter than its header says", f"{path}: {len(samples):,} of {told:,} samples")
     if not np.isfinite(samples).all():
         raise UnreadableError("sound with numbers that are none", str(path))
-    return in_16_bits(resample(samples.mean(1), own, rate))
+    return to_int16(resample(samples.mean(1), own, rate))
 
 
 def _check_header(path: str | Path, told: int, rate: int, seconds: float, more: str) -> None:
@@ -97,6 +97,6 @@ def _check_header(path: str | Path, told: int, rate: int, seconds: float, more: 
         raise UnreadableError("sound shorter than its header says", str(path))
 
 
-def in_16_bits(samples: np.ndarray) -> np.ndarray:
+def to_int16(samples: np.ndarray) -> np.ndarray:
     """-1 to 1 -> whole numbers."""
     return np.clip(np.round(samples * FULL), -FULL, FULL - 1).astype(np.int16)

@@ -1,4 +1,4 @@
-"""Written dates: they are what Babel writes, and a source never means two days."""
+"""Written dates: agreement with Babel, and sources that determine their targets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def typed(text: str) -> str:
 
 @given(form=st.sampled_from([form for form in ALL_FORMS if " " not in form.style]), day=any_day)
 @settings(max_examples=400, deadline=None)
-def test_styles_are_written_as_babel_writes_them(form: Form, day: date) -> None:
+def test_styles_agree_with_babel(form: Form, day: date) -> None:
     if form.style.startswith("y"):
         expected = format_skeleton(form.style, day, locale=form.locale)
     else:
@@ -69,7 +69,7 @@ def test_ordinals() -> None:
 SMALL = [date(year, month, day) for year in range(2001, 2013) for month in range(1, 13) for day in (1, 2, 3, 6, 12)]
 
 
-def test_a_source_never_means_two_days() -> None:
+def test_every_source_determines_one_day() -> None:
     readings: dict[str, str] = {}
     for days in (SMALL, None):
         for example in dates.generate(100_000, 5, days=days):
@@ -77,15 +77,15 @@ def test_a_source_never_means_two_days() -> None:
             assert readings.setdefault(example.source, example.target) == example.target, example
 
 
-def test_without_tags_sources_would_mean_two_days() -> None:
-    """So the test above can fail, and the tags are there for a reason."""
+def test_without_locale_tags_some_sources_are_ambiguous() -> None:
+    """Shows that the previous test can fail, so the tags are necessary."""
     readings: dict[str, set[str | None]] = {}
     for example in dates.generate(20_000, 5, days=SMALL[:120]):
         readings.setdefault(re.sub(r"^\[\w+] ", "", example.source), set()).add(example.target)
     assert sum(len(targets) > 1 for targets in readings.values()) > 20
 
 
-def test_words_that_are_two_months_are_tagged() -> None:
+def test_words_that_name_two_months_are_tagged() -> None:
     """Listopad is October in Croatian and November in Polish; Czech writes it with another ending."""
     tagged = {form.locale: form.tagged for form in ALL_FORMS if form.style == "long"}
     assert (tagged["hr"], tagged["pl"], tagged["cs"]) == (frozenset({10}), frozenset({11}), frozenset())
@@ -95,8 +95,8 @@ def test_words_that_are_two_months_are_tagged() -> None:
 
 @given(form=any_form, day=any_day, seed=st.integers(0, 10**6), name=st.sampled_from(sorted(dates.VARIATIONS)))
 @settings(max_examples=500, deadline=None)
-def test_variations_keep_what_tags_rely_on(form: Form, day: date, seed: int, name: str) -> None:
-    """Tags are decided on folded text, so no variation may lead out of its fold, nor touch a number."""
+def test_variations_keep_the_folded_text_and_the_numbers(form: Form, day: date, seed: int, name: str) -> None:
+    """Tags are decided on folded text, so a variation must change neither it nor a number."""
     text = form.write(day)
     changed = dates.VARIATIONS[name](text, form, random.Random(seed))
     if name == "other separator":
@@ -107,7 +107,7 @@ def test_variations_keep_what_tags_rely_on(form: Form, day: date, seed: int, nam
     assert changed == changed.strip()
 
 
-def test_variations_by_hand() -> None:
+def test_variations_of_known_texts() -> None:
     def vary(name: str, locale: str, text: str) -> str:
         return dates.VARIATIONS[name](text, forms((locale,))[0][0], random.Random(1))
 
@@ -126,14 +126,14 @@ def is_numeric_without_tag(example: Example) -> bool:
     return re.fullmatch(r"\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}", example.source) is not None
 
 
-def test_numbers_alone_are_written_only_when_the_day_gives_them_away() -> None:
+def test_untagged_numeric_dates_are_unambiguous() -> None:
     alone = [example for example in dates.generate(20_000, 6) if is_numeric_without_tag(example)]
     assert len(alone) > 100
     assert all(int((example.target or "")[-2:]) > 12 for example in alone)
     assert not any(re.search(r"\D\d\d$", example.source) for example in alone)
 
 
-def test_two_digit_years_are_in_the_window() -> None:
+def test_two_digit_years_are_between_1950_and_2049() -> None:
     short = [form for form in ALL_FORMS if not form.complete]
     assert {form.locale for form in short} == set(dates.LOCALES)
     assert all(len(form.tagged) == 12 for form in short)
@@ -143,7 +143,7 @@ def test_two_digit_years_are_in_the_window() -> None:
     assert len({target[2:4] for target in targets}) == 100
 
 
-def test_many_locales_scripts_and_styles() -> None:
+def test_samples_cover_many_locales_scripts_and_styles() -> None:
     examples = list(dates.generate(20_000, 3))
     assert len(dates.LOCALES) == len(set(dates.LOCALES)) > 50
     assert {example.extra["locale"] for example in examples} == set(dates.LOCALES)
@@ -157,7 +157,7 @@ def test_many_locales_scripts_and_styles() -> None:
     assert min(per_locale.values()) >= 5
 
 
-def test_split_shares_no_day_and_training_has_every_part_of_a_date() -> None:
+def test_split_shares_no_day_and_training_covers_every_date_component() -> None:
     train, dev, test = dates.split(20_000, 500, 500, seed=4)
     assert [len(train), len(dev), len(test)] == [20_000, 500, 500]
     days = [{example.target or "" for example in part} for part in (train, dev, test)]
@@ -166,7 +166,7 @@ def test_split_shares_no_day_and_training_has_every_part_of_a_date() -> None:
         assert {day[part] for day in days[0]} >= {day[part] for day in days[1] | days[2]}
 
 
-def test_same_seed_same_examples() -> None:
+def test_equal_seeds_give_equal_examples() -> None:
     examples = list(dates.generate(200, 9))
     assert list(dates.generate(200, 9)) == examples
     assert list(dates.generate(50, 9)) == examples[:50]
@@ -174,14 +174,14 @@ def test_same_seed_same_examples() -> None:
     assert dates.split(50, 10, 10, 2) == dates.split(50, 10, 10, 2)
 
 
-def test_only_the_locales_and_days_asked_for() -> None:
+def test_only_requested_locales_and_days_are_used() -> None:
     day = date(2000, 2, 29)
     examples = list(dates.generate(100, 1, locales=("de", "ja"), days=[day]))
     assert {example.extra["locale"] for example in examples} == {"de", "ja"}
     assert {example.target for example in examples} == {"2000-02-29"}
 
 
-def test_unknown_locale_and_nothing_to_draw_from() -> None:
+def test_unknown_locale_and_empty_choices_are_refused() -> None:
     with pytest.raises(InputError, match="unknown locale 'en_UZ'"):
         dates.generate(1, locales=("en_UZ",))
     with pytest.raises(InputError, match="unknown locale '!'"):

@@ -1,4 +1,4 @@
-"""Paraphrases: the same for the same seed, all meanings different, no content word on both sides, many near misses."""
+"""Paraphrases: determinism, distinct meanings, disjoint content words, near neighbours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from transduce.errors import InputError
 from transduce.synthetic.paraphrases import TOPICS, generate
 
-SMALL = {
+FUNCTION_WORDS = {
     "a",
     "an",
     "as",
@@ -31,32 +31,32 @@ SMALL = {
 }
 
 
-def test_the_same_seed_gives_the_same_pairs():
+def test_equal_seeds_give_equal_pairs():
     assert list(generate(20, seed=4)) == list(generate(20, seed=4))
     assert list(generate(20, seed=4)) != list(generate(20, seed=5))
 
 
-def test_a_pair_shares_no_content_word():
+def test_paraphrases_share_no_content_word():
     for one in generate(1000):
-        assert not (set(one.source.split()) & set((one.target or "").split())) - SMALL, one
+        assert not (set(one.source.split()) & set((one.target or "").split())) - FUNCTION_WORDS, one
 
 
-def test_every_thing_can_be_said_in_two_ways_and_no_two_things_in_the_same():
+def test_every_meaning_has_synonyms_and_no_expression_has_two_meanings():
     for topic in TOPICS.values():
         for slot in topic.slots:
-            ways = [way for thing in slot for way in thing]
-            assert all(len(thing) >= 2 for thing in slot)
-            assert len(set(ways)) == len(ways)
+            expressions = [expression for synonyms in slot for expression in synonyms]
+            assert all(len(synonyms) >= 2 for synonyms in slot)
+            assert len(set(expressions)) == len(expressions)
 
 
-def test_near_misses_are_many():
-    """Sentences that share all but a word or two with another one that means something else."""
+def test_many_sentences_have_near_neighbours_with_another_meaning():
+    """Sentences that share all but a few words with a sentence of another meaning."""
     words = [set(one.source.split()) for one in generate(300)]
     near = {row for (row, a), (_, b) in combinations(enumerate(words), 2) if len(a ^ b) <= 8}
     assert len(near) >= 100
 
 
-def test_meanings_run_out():
-    with pytest.raises(InputError, match="different meanings"):
+def test_requesting_more_meanings_than_exist_is_an_error():
+    with pytest.raises(InputError, match="distinct meanings"):
         generate(100_000)
     assert {one.extra["topic"] for one in generate(200)} == set(TOPICS)

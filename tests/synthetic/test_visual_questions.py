@@ -1,4 +1,4 @@
-"""Questions about pictures: every answer is right by the boxes of the shapes, and neither side alone tells it."""
+"""Visual questions: answers agree with the boxes of the shapes; neither image nor question alone determines them."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from transduce.synthetic.shapes import COLOURS
-from transduce.synthetic.visual_questions import draw_looks, draw_scenes
+from transduce.synthetic.shapes import COLOURS, generate_column_questions, generate_scene_questions
 
 
-def examples(draw, count: int = 1500, held_out: bool = False) -> list:
-    return list(islice(draw(random.Random(5), held_out), count))
+def examples(generate, count: int = 1500, held_out: bool = False) -> list:
+    return list(islice(generate(random.Random(5), held_out), count))
 
 
 @pytest.fixture(scope="module")
 def scenes() -> list:
-    return examples(draw_scenes)
+    return examples(generate_scene_questions)
 
 
 @pytest.fixture(scope="module")
 def looks() -> list:
-    return examples(draw_looks)
+    return examples(generate_column_questions)
 
 
-def most_common(pairs: list[tuple[str, str]]) -> float:
-    """How often the commonest answer to each question is right: at least as often as any who see no picture."""
+def best_blind_accuracy(pairs: list[tuple[str, str]]) -> float:
+    """The accuracy of the most frequent answer to each question: an upper bound without the image."""
     answers = defaultdict(Counter)
     for question, answer in pairs:
         answers[question][answer] += 1
     return sum(max(counts.values()) for counts in answers.values()) / len(pairs)
 
 
-def test_a_question_does_not_tell_its_answer(looks, scenes):
-    assert most_common([(one.text, one.target) for one in looks]) < 0.35
-    assert most_common([(one.text.split()[0], one.target) for one in scenes]) < 0.5
+def test_question_alone_does_not_determine_the_answer(looks, scenes):
+    assert best_blind_accuracy([(one.text, one.target) for one in looks]) < 0.35
+    assert best_blind_accuracy([(one.text.split()[0], one.target) for one in scenes]) < 0.5
 
 
 def test_yes_and_no_are_balanced(scenes):
@@ -48,7 +47,7 @@ def test_yes_and_no_are_balanced(scenes):
     assert 0.4 < counts["yes"] / counts.total() < 0.6
 
 
-def test_the_colour_that_is_asked_for_stands_in_the_box(looks, scenes):
+def test_answer_colour_is_found_inside_the_box(looks, scenes):
     checked = 0
     for one in (*looks[:100], *scenes[:300]):
         if one.text.startswith("what colour"):
@@ -60,15 +59,15 @@ def test_the_colour_that_is_asked_for_stands_in_the_box(looks, scenes):
     assert checked > 50
 
 
-def test_the_place_is_that_of_the_box(looks):
+def test_column_in_the_question_agrees_with_the_box(looks):
     for one in looks:
         left, _, right, _ = one.truth["boxes"][0]
         place = ("left", "middle", "right")[int((left + right) / 2 // (64 / 3))]
         assert f"the {place} shape" in one.text
 
 
-def test_a_picture_does_not_tell_which_place_is_asked_for(looks):
-    """Three colours in a picture, each asked for equally often: who hears no question is right in a third of them."""
+def test_image_alone_does_not_determine_the_question(looks):
+    """Three colours in an image, each requested equally often: accuracy without the question is one third."""
     counts = Counter(one.text for one in looks)
     assert len(counts) == 3
     assert all(0.28 < count / len(looks) < 0.39 for count in counts.values())
@@ -79,7 +78,7 @@ def test_a_picture_does_not_tell_which_place_is_asked_for(looks):
         assert one.target in shown
 
 
-def test_every_kind_of_question_is_asked(scenes):
+def test_every_question_type_occurs(scenes):
     begins = Counter(" ".join(one.text.split()[:2]) for one in scenes)
     assert set(begins) == {"what colour", "which shape", "how many", "is there"}
     numbers = Counter(one.target for one in scenes if one.text.startswith("how many"))
