@@ -137,7 +137,7 @@ class Fixed(torch.nn.Module):
 
     def __init__(self, fixed: dict) -> None:
         super().__init__()
-        self.fixed, self.shape = fixed, make("plain")
+        self.fixed, self.shape = fixed, make("identity")
         self.advance, self.reserve = self.shape.advance, self.shape.reserve
 
     def start(self, batch: Batch) -> State:
