@@ -33,7 +33,7 @@ CLOSE = {"cpu": 2e-5, "cuda": 1e-3}  # of losses and gradients, in fp32, relativ
 
 def model_of(size: Size, cell: str, reader: dict[str, Any]) -> Any:
     common = {"kind": "recurrent", "cell": cell, "layers": size.layers, "width": size.width, "dropout": 0.0}
-    recipe = complete_recipe(parse({"model": {"encoder": common, "decoder": {**common, "reader": reader}}}))
+    recipe = complete_recipe(parse({"model": {"encoder": common, "decoder": {**common, "context": reader}}}))
     torch.manual_seed(1)
     return build_model(recipe.model, size.vocabulary, size.vocabulary)
 
@@ -48,7 +48,7 @@ class Loop(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The summed cross-entropy."""
         decoder = self.inner.decoder
-        score, cells = decoder.reader.attend.score, decoder.stack.layers
+        score, cells = decoder.context.attend.score, decoder.stack.layers
         memory = self.inner.encoder(batch)
         state = [list(layer) for layer in decoder._first(memory)]
         gold = batch.labels.values.masked_fill(~batch.labels.mask, -100)

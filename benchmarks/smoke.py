@@ -28,11 +28,11 @@ from transduce.training.distributed import pick_device
 GRU = {"kind": "recurrent", "cell": "gru"}
 TRANSFORMER = {"kind": "transformer"}
 RUNGS = {
-    "Sutskever: context at the start": (GRU, {**GRU, "reader": "start"}),
-    "Cho: context at every step": (GRU, {**GRU, "reader": "every"}),
-    "Bahdanau: attend before": (GRU, {**GRU, "reader": "bahdanau"}),
-    "Luong: attend after, input feeding": (GRU, {**GRU, "reader": "luong"}),
-    "Luong: no input feeding": (GRU, {**GRU, "reader": {"kind": "luong", "input_feeding": False}}),
+    "Sutskever: context at the start": (GRU, {**GRU, "context": "initial"}),
+    "Cho: context at every step": (GRU, {**GRU, "context": "every_step"}),
+    "Bahdanau: attend before": (GRU, {**GRU, "context": "bahdanau"}),
+    "Luong: attend after, input feeding": (GRU, {**GRU, "context": "luong"}),
+    "Luong: no input feeding": (GRU, {**GRU, "context": {"kind": "luong", "input_feeding": False}}),
     "Transformer > recurrent": (TRANSFORMER, GRU),
     "recurrent > Transformer": (GRU, TRANSFORMER),
     "Transformer": (TRANSFORMER, TRANSFORMER),

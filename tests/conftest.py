@@ -54,7 +54,7 @@ def pairs(bench: Path) -> Path:
 @pytest.fixture(scope="session")
 def attention_run(bench: Path, pairs: Path) -> Path:
     """Two recurrent networks with attention over words, trained until they know the task."""
-    model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "reader": "luong"}}
+    model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "luong"}}
     transduce.train(settings(pairs, model, "words", steps=200), bench / "attention")
     return bench / "attention"
 
@@ -70,7 +70,7 @@ def transformer_run(bench: Path, pairs: Path) -> Path:
 @pytest.fixture(scope="session")
 def bottleneck_run(bench: Path, pairs: Path) -> Path:
     """No attention: all the decoder knows came through one vector."""
-    model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "reader": "start"}}
+    model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "initial"}}
     transduce.train(settings(pairs, model, "words", steps=20), bench / "bottleneck")
     return bench / "bottleneck"
 

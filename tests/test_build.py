@@ -74,7 +74,7 @@ def completed(encoder: object, decoder: object = None) -> transduce.Recipe:
 class TestOwnParts:
     def test_trained_from_a_local_file(self, own: Path, pairs: Path, command: Command) -> None:
         reader = {"kind": "luong", "score": "mine:Flat"}
-        model = {"encoder": {"kind": "mine:Bag", "shout": True}, "decoder": {**RECURRENT, "reader": reader}}
+        model = {"encoder": {"kind": "mine:Bag", "shout": True}, "decoder": {**RECURRENT, "context": reader}}
         trained = transduce.train(settings(pairs, model, "words", steps=3), "run")
         assert trained.model.recipe.model.encoder == {"kind": "mine:Bag", "width": 16, "shout": True, "loud": 1}
         weights = trained.model.generate(["red green"])[0].attention
@@ -91,7 +91,7 @@ class TestOwnParts:
     def test_loading_runs_no_code(self, own: Path, pairs: Path) -> None:
         """Wherever in the recipe the name stands, and however it is written."""
         (own / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
-        model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "reader": "luong"}}
+        model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "luong"}}
         transduce.train(settings(pairs, model, "words", steps=1), "run")
         content = (own / "run" / "recipe.yaml").read_text()
         for old, new in (("kind: luong", "kind: evil:X"), ("kind: dot", "kind: ./evil.py:X"), ("kind: gru", "a")):
@@ -101,7 +101,7 @@ class TestOwnParts:
                 with pytest.raises(InputError):
                     transduce.load("run")
         lines = content.split("\n")
-        start = next(number for number, line in enumerate(lines) if line.strip() == "reader:")
+        start = next(number for number, line in enumerate(lines) if line.strip() == "context:")
         depth = len(lines[start]) - len(lines[start].lstrip())
         after = next(n for n in range(start + 1, len(lines)) if len(lines[n]) - len(lines[n].lstrip()) <= depth)
         lines[start:after] = [f"{lines[start]} evil:X"]
@@ -143,17 +143,17 @@ class TestShelves:
                 assert default is not ..., f"{part.__name__}.{name} has no default"
 
     def test_a_name_alone_stands_for_its_kind(self) -> None:
-        short = completed(RECURRENT, {**RECURRENT, "reader": "luong"})
-        assert short == completed(RECURRENT, {**RECURRENT, "reader": {"kind": "luong"}})
+        short = completed(RECURRENT, {**RECURRENT, "context": "luong"})
+        assert short == completed(RECURRENT, {**RECURRENT, "context": {"kind": "luong"}})
 
     @pytest.mark.parametrize("spec", [None, 3, [1], {}, {"kind": None}, {"kind": ["gru"]}, {"kind": {"a": 1}}])
     def test_odd_parts(self, spec: object) -> None:
         with pytest.raises(InputError, match="kind: start"):
-            shelves.complete(contracts.ContextMechanism, spec, "model.decoder.reader")  # type: ignore[arg-type]
+            shelves.complete(contracts.ContextMechanism, spec, "model.decoder.context")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("value", [[1], {"a": 1}, {1: 2}, "x", None, float("nan"), 10**400])
     def test_odd_options(self, value: object) -> None:
-        for name in ("layers", "width", "cell", "dropout", "reader"):
+        for name in ("layers", "width", "cell", "dropout", "context"):
             with pytest.raises(InputError):
                 completed(RECURRENT, {**RECURRENT, name: value})
         with pytest.raises(InputError):

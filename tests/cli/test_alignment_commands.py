@@ -99,7 +99,7 @@ def test_a_model_reads_what_it_would_have_written(model: transduce.Model) -> Non
 
 def test_two_directions_are_joined(model: transduce.Model, bench: Path, attention_run: Path, command: Command) -> None:
     back_pairs = written(bench / "back.tsv", [f"{target}\t{source}" for source, target in colour_pairs(400)])
-    parts = {"encoder": RECURRENT, "decoder": {**RECURRENT, "reader": "luong"}}
+    parts = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "luong"}}
     train(settings(back_pairs, parts, "words", steps=20), bench / "back")
     back = transduce.load(bench / "back", device="cpu")
     pairs = HELD_OUT[:6]

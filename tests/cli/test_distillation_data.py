@@ -22,7 +22,7 @@ def test_a_student_learns_what_its_teacher_wrote(attention_run: Path, tmp_path: 
     outputs = [one.text for one in transduce.load(attention_run).generate(sources, beam=2)]
     assert rows == [[source, output] for source, output in zip(sources, outputs, strict=True)]
     part = {**RECURRENT, "width": 16}
-    student = settings(taught, {"encoder": part, "decoder": {**part, "reader": "luong"}}, "words", steps=10)
+    student = settings(taught, {"encoder": part, "decoder": {**part, "context": "luong"}}, "words", steps=10)
     trained = transduce.train(student, tmp_path / "student")
     assert trained.outcome.step == 10
     assert trained.outcome.scores["loss"] < 3.0

@@ -17,7 +17,7 @@ WIDTH = 8
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 # Rows as modalities give them: frames of sound, and pictures or films of one size, whose shape may tell their rows too.
 SHAPES = ((5,), (16, 16, 3), (16, 16, 1), (4, 16, 16, 3), (8, 16, 16, 1))
-OPTIONS = {"strided": ({}, {"strides": (1, 2), "activation": "gelu"}), "stacked": ({}, {"stack": 3})}
+OPTIONS = {"conv_subsampling": ({}, {"strides": (1, 2), "activation": "gelu"}), "frame_stacking": ({}, {"stack": 3})}
 
 
 def build(name: str, shape: tuple[int, ...], options: dict) -> FrontEnd | None:

@@ -20,15 +20,15 @@ from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
-from transduce.decoders.context import READERS
+from transduce.decoders.context import CONTEXT_MECHANISMS
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.recipe import Recipe, parse
 
 Row = tuple[str | None, ...]  # one value a place; None where the model has no such place
 Pair = tuple[tuple[int, str], tuple[int, str]]
-PLACES = ("encoder", "decoder", "reader", "score", "normaliser", "position", "copy", "share")
-ATTENDING = [name for name, part in READERS.items() if part.attends]
+PLACES = ("encoder", "decoder", "context", "score", "normaliser", "position", "copy", "share")
+ATTENDING = [name for name, part in CONTEXT_MECHANISMS.items() if part.attends]
 PLACED = ("convolutional", "transformer")  # encoders and decoders that have positions
 EMBEDDED = ("none", "sinusoidal", "learned")  # positions that need no self-attention
 REMEMBERING = [name for name, part in SCORES.items() if part.remembers]
@@ -38,7 +38,7 @@ def rows() -> Iterator[Row]:
     """Every model that can be written down. Without an encoder only a Transformer attends: to its own past."""
     for encoder, decoder in product(("alone", *ENCODERS), DECODERS):
         read = decoder == "recurrent" and encoder != "alone"
-        for reader in READERS if read else (None,):
+        for reader in CONTEXT_MECHANISMS if read else (None,):
             attends = reader in ATTENDING or decoder == "transformer" or (decoder in PLACED and encoder != "alone")
             yield from product(
                 (encoder,),
@@ -62,7 +62,7 @@ def allowed(row: Row) -> bool:
         return False  # only a recurrent reader carries a past, or tells its draws
     if "convolutional" in (encoder, decoder) and position not in EMBEDDED:
         return False  # a convolution has no self-attention for positions to speak in
-    if copying == "yes" and (reader in ("start", "every") or normaliser == "sampled"):
+    if copying == "yes" and (reader in ("initial", "every_step") or normaliser == "sampled"):
         return False  # nothing is looked at, or it learns by reward alone
     same = encoder == decoder and decoder != "convolutional"  # whose weights have other names on the other side
     places = {encoder, decoder} <= set(PLACED) and position == "learned"  # a table that any two may share
@@ -107,7 +107,7 @@ def recipe_of(row: Row) -> dict:
     parts = {} if score is None else {"score": score, "normaliser": normaliser}
     reading = {**SMALL[decoder]}
     if reader is not None:
-        reading["reader"] = {"kind": reader, **parts}
+        reading["context"] = {"kind": reader, **parts}
     elif decoder in PLACED:
         reading |= {**parts, "position": position}
     writing = None if encoder == "alone" else {**SMALL[encoder]}
@@ -169,12 +169,16 @@ def test_the_rules_are_those_of_build():
 @pytest.mark.parametrize(
     ("decoder", "place", "option"),
     [
-        *((kind, "decoder", {"reader": "luong"}) for kind in PLACED),
+        *((kind, "decoder", {"context": "luong"}) for kind in PLACED),
         ("recurrent", "decoder", {"position": "rotary"}),
-        *(("recurrent", "reader", {"kind": kind, "score": "dot"}) for kind in READERS if kind not in ATTENDING),
         *(
-            ("recurrent", "reader", {"kind": kind, "normaliser": "softmax"})
-            for kind in READERS
+            ("recurrent", "context", {"kind": kind, "score": "dot"})
+            for kind in CONTEXT_MECHANISMS
+            if kind not in ATTENDING
+        ),
+        *(
+            ("recurrent", "context", {"kind": kind, "normaliser": "softmax"})
+            for kind in CONTEXT_MECHANISMS
             if kind not in ATTENDING
         ),
         ("recurrent", "encoder", {"position": "rotary"}),
@@ -184,8 +188,8 @@ def test_the_rules_are_those_of_build():
 def test_a_part_where_there_is_no_place_for_it_is_refused(decoder, place, option):
     encoder = {**SMALL["recurrent"], **(option if place == "encoder" else {})}
     reading = {**SMALL[decoder], **(option if place == "decoder" else {})}
-    if place == "reader":
-        reading["reader"] = option
+    if place == "context":
+        reading["context"] = option
     refused({"model": {"encoder": encoder, "decoder": reading}})
 
 

@@ -101,7 +101,7 @@ def recipe(folder: Path, **data: object) -> dict:
             **data,
         },
         "tokens": {"target": {"kind": "words"}},
-        "model": {"encoder": {**part, "front": "own.py:Lifted"}, "decoder": {**part, "reader": "bahdanau"}},
+        "model": {"encoder": {**part, "front": "own.py:Lifted"}, "decoder": {**part, "context": "bahdanau"}},
         "training": {
             "steps": 250,
             "batch_tokens": 200,

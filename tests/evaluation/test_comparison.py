@@ -30,7 +30,7 @@ from transduce.training.report import read_log
 
 RECURRENT = {"kind": "recurrent", "width": 32, "dropout": 0.0}
 TRANSFORMER = {"kind": "transformer", "width": 16, "heads": 2, "hidden": 32, "layers": 1, "dropout": 0.0}
-GRU = {"encoder": RECURRENT, "decoder": {**RECURRENT, "reader": "bahdanau"}}
+GRU = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "bahdanau"}}
 BLOCKS = {"encoder": TRANSFORMER, "decoder": TRANSFORMER}
 
 
@@ -287,7 +287,7 @@ def test_what_cannot_be_compared_is_said(house: House, tmp_path: Path) -> None:
 MODELS = st.sampled_from(
     [
         GRU,
-        {"encoder": {**RECURRENT, "width": 48}, "decoder": {**RECURRENT, "reader": "start"}},
+        {"encoder": {**RECURRENT, "width": 48}, "decoder": {**RECURRENT, "context": "initial"}},
         {"encoder": TRANSFORMER, "decoder": {**TRANSFORMER, "heads": 4, "position": "rotary"}},
         {"encoder": {**RECURRENT, "width": 16}, "decoder": {**TRANSFORMER, "score": "dot"}},
     ]

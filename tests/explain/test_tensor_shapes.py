@@ -23,8 +23,8 @@ BLOCKS = {"kind": "transformer", "layers": 4, "width": 24, "heads": 4, "hidden":
 GATED = {"kind": "convolutional", "layers": 2, "width": 24, "kernel": 3}
 LABELS = {"target": {"kind": "labels"}}
 RECIPES: dict[str, dict[str, Any]] = {
-    "bahdanau": {"model": {"encoder": GRU, "decoder": {**GRU, "layers": 2, "reader": "bahdanau"}}},
-    "bottleneck": {"model": {"encoder": GRU, "decoder": {**GRU, "cell": "lstm", "reader": "start"}}},
+    "bahdanau": {"model": {"encoder": GRU, "decoder": {**GRU, "layers": 2, "context": "bahdanau"}}},
+    "bottleneck": {"model": {"encoder": GRU, "decoder": {**GRU, "cell": "lstm", "context": "initial"}}},
     "transformer": {"model": {"encoder": BLOCKS, "decoder": BLOCKS}},
     "few key heads": {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "kv_heads": 2}}},
     "average": {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "own": "average"}}},

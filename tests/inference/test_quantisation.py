@@ -22,7 +22,7 @@ from transduce.training.experiment import train
 BLOCKS = {"kind": "transformer", "width": 32, "layers": 1, "heads": 2, "hidden": 64}
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"encoder": BLOCKS, "decoder": BLOCKS, "tie": "target"},
-    "recurrent": {"encoder": {**RECURRENT, "width": 32}, "decoder": {**RECURRENT, "width": 32, "reader": "luong"}},
+    "recurrent": {"encoder": {**RECURRENT, "width": 32}, "decoder": {**RECURRENT, "width": 32, "context": "luong"}},
 }
 TEXTS = ["red blue", "green", "white black red"]
 

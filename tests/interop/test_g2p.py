@@ -145,7 +145,7 @@ def test_a_first_state_without_a_bridge():
 
     part = {"kind": "recurrent", "width": 16}
     for other in ({"width": 8}, {"layers": 2}, {"cell": "lstm"}):
-        model = {"encoder": part, "decoder": {**part, "bridge": "none", "reader": "start", **other}}
+        model = {"encoder": part, "decoder": {**part, "bridge": "none", "context": "initial", **other}}
         with pytest.raises(InputError, match="without a bridge"):
             complete_recipe(parse({"model": model}))
     complete_recipe(parse({"model": {"encoder": part, "decoder": {**part, "bridge": "none"}}}))

@@ -52,7 +52,7 @@ def test_learns(kind):
     torch.manual_seed(1)
     chance = random.Random(1)
     part = {"kind": "recurrent", "width": WIDTH, "dropout": 0.0}
-    recipe = complete_recipe(parse({"model": {"encoder": part, "decoder": {**part, "reader": reader}}}))
+    recipe = complete_recipe(parse({"model": {"encoder": part, "decoder": {**part, "context": reader}}}))
     model = build_model(recipe.model, 4 + SYMBOLS, 4 + SYMBOLS)
     model.encoder.register_forward_hook(forget)
     optimiser = torch.optim.Adam(model.parameters(), 6e-3)

@@ -18,9 +18,9 @@ SEEN = {
     "kind": "identity",
     "width": 64,
     "dropout": 0.0,
-    "front": {"kind": "grid", "channels": 24, "stages": 2, "blocks": 0},
+    "front": {"kind": "cnn_grid", "channels": 24, "stages": 2, "blocks": 0},
 }
-SPOKEN = {"kind": "recurrent", "cell": "gru", "width": 64, "reader": "bahdanau", "dropout": 0.0}
+SPOKEN = {"kind": "recurrent", "cell": "gru", "width": 64, "context": "bahdanau", "dropout": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def on_its_shape(trained: TrainingResult, folder: Path) -> float:
 def test_soft_attention_says_what_it_sees_and_looks_at_it(shapes, tmp_path):
     """Nothing that was seen goes into the state: a word that did not look could not be said."""
     reader = {"kind": "luong", "score": "mlp", "input_feeding": False}
-    trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "reader": reader}}, 1000)
+    trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "context": reader}}, 1000)
     assert trained.scores["test"].scores["exact"].value >= 65
     assert on_its_shape(trained, shapes / "test") >= 0.9
 
@@ -87,8 +87,8 @@ def test_soft_attention_says_what_it_sees_and_looks_at_it(shapes, tmp_path):
 @pytest.mark.parametrize(
     ("decoder", "objective"),
     [
-        ({**SPOKEN, "reader": {"kind": "bahdanau", "normaliser": "hard"}}, {"kind": "cross_entropy"}),
-        ({**SPOKEN, "reader": {"kind": "luong", "normaliser": "sampled"}}, {"kind": "reinforce"}),
+        ({**SPOKEN, "context": {"kind": "bahdanau", "normaliser": "hard"}}, {"kind": "cross_entropy"}),
+        ({**SPOKEN, "context": {"kind": "luong", "normaliser": "sampled"}}, {"kind": "reinforce"}),
         (SPOKEN, {"kind": "attention_penalty", "penalty": "doubly_stochastic", "weight": 0.05}),
         ({"kind": "transformer", "width": 64, "heads": 4, "hidden": 128, "layers": 1, "dropout": 0.0}, {}),
     ],

@@ -134,7 +134,7 @@ def test_a_frozen_two_way_model_under_a_tagger_and_a_classifier(tmp_path):
 @pytest.mark.parametrize("kind", ["delete", "mask_spans"])
 def test_a_denoising_model_begins_a_task_ahead(tmp_path, kind):
     part = {"kind": "recurrent", "width": 32, "dropout": 0.0}
-    model = {"encoder": part, "decoder": {**part, "reader": "bahdanau"}}
+    model = {"encoder": part, "decoder": {**part, "context": "bahdanau"}}
     taught = pretrain(tmp_path, "taught", {"kind": kind}, model, 150)
     lines = [f"{' '.join(sorted(line.split()))}\t{line}" for line in text(60, seed=9)]
     data = {"train": write(tmp_path / "few.tsv", lines[:30]), "dev": write(tmp_path / "few-dev.tsv", lines[30:])}

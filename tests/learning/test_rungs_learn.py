@@ -15,18 +15,18 @@ LSTM = {**GRU, "cell": "lstm"}
 RNN = {**GRU, "cell": "rnn"}
 
 
-def reader(kind: str, **options: object) -> dict[str, object]:
-    return {"reader": {"kind": kind, **options}}
+def context(kind: str, **options: object) -> dict[str, object]:
+    return {"context": {"kind": kind, **options}}
 
 
 # name: encoder, decoder, updates, exact match to reach (%), whether attention must align
 RUNGS = {
-    "bottleneck at the start": (GRU, {**GRU, **reader("start")}, 700, 60, False),
-    "bottleneck at every step": (LSTM, {**LSTM, **reader("every")}, 700, 60, False),
-    "plain cells with attention": (RNN, {**RNN, **reader("luong", score="mlp")}, 400, 90, False),
-    "Bahdanau": (GRU, {**GRU, **reader("bahdanau")}, 400, 95, False),
-    "Luong": (GRU, {**GRU, **reader("luong", score="mlp")}, 400, 95, True),
-    "Luong without input feeding": (LSTM, {**LSTM, **reader("luong", input_feeding=False)}, 400, 95, False),
+    "bottleneck at the start": (GRU, {**GRU, **context("initial")}, 700, 60, False),
+    "bottleneck at every step": (LSTM, {**LSTM, **context("every_step")}, 700, 60, False),
+    "plain cells with attention": (RNN, {**RNN, **context("luong", score="mlp")}, 400, 90, False),
+    "Bahdanau": (GRU, {**GRU, **context("bahdanau")}, 400, 95, False),
+    "Luong": (GRU, {**GRU, **context("luong", score="mlp")}, 400, 95, True),
+    "Luong without input feeding": (LSTM, {**LSTM, **context("luong", input_feeding=False)}, 400, 95, False),
     "Transformer": (TRANSFORMER, TRANSFORMER, 500, 95, False),
     "rotary Transformer": (
         {**TRANSFORMER, "position": "rotary"},
@@ -35,7 +35,7 @@ RUNGS = {
         95,
         False,
     ),
-    "Transformer > GRU": (TRANSFORMER, {**GRU, **reader("luong", score="mlp")}, 400, 95, False),
+    "Transformer > GRU": (TRANSFORMER, {**GRU, **context("luong", score="mlp")}, 400, 95, False),
     "GRU > Transformer": (GRU, TRANSFORMER, 400, 95, False),
     "decoder alone": (None, {**TRANSFORMER, "position": "rotary"}, 600, 90, False),
 }

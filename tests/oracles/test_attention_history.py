@@ -158,12 +158,12 @@ def test_the_state_holds_what_was_looked_at(kind, name):
     """What a part keeps is made of the weights that were told, and other memories give other scores."""
     torch.manual_seed(2)
     part = {"kind": "recurrent", "width": 8, "dropout": 0.0}
-    decoder = {**part, "reader": {"kind": kind, **REMEMBERING[name]}}
+    decoder = {**part, "context": {"kind": kind, **REMEMBERING[name]}}
     model = build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": decoder}})).model, 9, 9).eval()
     batch = Batch(Padded.from_rows([[4, 5, 6, 7, EOS], [8, 4, EOS]]))
     step = model.advance(torch.tensor([[BOS, 5, 6], [BOS, 7, 4]]), model.start(batch), with_attention=True)
     weights = step.attention.cross[:, 0, 0]  # R T S
-    (held,) = [past for past in step.state.past["reader"]["seen"].values() if past]
+    (held,) = [past for past in step.state.past["context"]["seen"].values() if past]
     assert_close(held[name], weights.sum(1) if name == "sum" else weights[:, -1])
     changed = held[name].roll(1, 1) * 3 if name != "stops" else batch.source.mask * F.one_hot(torch.tensor(2), 5)
     before = model.advance(torch.tensor([[5], [5]]), step.state).logits
@@ -187,7 +187,7 @@ def test_what_remembers_needs_a_recurrent_decoder():
 @pytest.mark.parametrize("kind", ["bahdanau", "luong"])
 def test_a_window_and_its_reach_go_together(kind):
     for window in WINDOWS:
-        refused({"kind": "recurrent", "reader": {"kind": kind, "window": window}}, "needs its reach")
-    refused({"kind": "recurrent", "reader": {"kind": kind, "reach": 4}}, "no reach")
-    refused({"kind": "recurrent", "reader": {"kind": kind, "window": "predicted", "reach": -1}}, "reach")
-    refused({"kind": "recurrent", "reader": {"kind": kind, "window": "windy", "reach": 1}}, "windy")
+        refused({"kind": "recurrent", "context": {"kind": kind, "window": window}}, "needs its reach")
+    refused({"kind": "recurrent", "context": {"kind": kind, "reach": 4}}, "no reach")
+    refused({"kind": "recurrent", "context": {"kind": kind, "window": "predicted", "reach": -1}}, "reach")
+    refused({"kind": "recurrent", "context": {"kind": kind, "window": "windy", "reach": 1}}, "windy")

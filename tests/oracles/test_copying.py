@@ -95,8 +95,8 @@ def test_rows_of_a_memory_stand_for_their_tokens(reverse):
 
 
 REFUSED = [
-    (RECURRENT, {**RECURRENT, "reader": "start"}, {}, True, "attends to the source"),
-    (RECURRENT, {**RECURRENT, "reader": "every"}, {}, True, "bahdanau or luong"),
+    (RECURRENT, {**RECURRENT, "context": "initial"}, {}, True, "attends to the source"),
+    (RECURRENT, {**RECURRENT, "context": "every_step"}, {}, True, "bahdanau or luong"),
     (RECURRENT, RECURRENT, {}, False, "tokens.shared: true"),
     (None, TRANSFORMER, {}, True, "needs an encoder"),
     (RECURRENT, TRANSFORMER, {"layer": 2}, True, "2 layers of 2 heads"),

@@ -47,10 +47,10 @@ def compare(decoder: torch.nn.Module) -> bool:
 
 @pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ORDERED])
 @pytest.mark.parametrize("score", [kind for kind in SCORES if kind not in ORDERED])
-@pytest.mark.parametrize("reader", ["bahdanau", "luong"])
+@pytest.mark.parametrize("context", ["bahdanau", "luong"])
 def test_readers(reader, score, normaliser):
     part = {"score": score, "normaliser": normaliser}
-    assert compare(build({"kind": "recurrent", "reader": {"kind": reader, **part}}))
+    assert compare(build({"kind": "recurrent", "context": {"kind": reader, **part}}))
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_readers(reader, score, normaliser):
     + [{"window": window, "reach": 1} for window in WINDOWS],
     ids=str,
 )
-@pytest.mark.parametrize("reader", ["bahdanau", "luong"])
+@pytest.mark.parametrize("context", ["bahdanau", "luong"])
 def test_what_knows_the_order_shows_it(reader, part):
     assert set(part.values()) & ORDERED
-    assert not compare(build({"kind": "recurrent", "reader": {"kind": reader, **part}}))
+    assert not compare(build({"kind": "recurrent", "context": {"kind": reader, **part}}))
 
 
 @pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ("monotonic", "sampled")])

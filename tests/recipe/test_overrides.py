@@ -9,14 +9,16 @@ import pytest
 from transduce.build import complete_recipe
 from transduce.recipe import override, parse
 
-GRU = {"kind": "recurrent", "width": 32, "cell": "gru", "reader": "bahdanau"}
+GRU = {"kind": "recurrent", "width": 32, "cell": "gru", "context": "bahdanau"}
 
 
 def test_a_part_by_its_name_takes_options() -> None:
-    changed = override({"model": {"decoder": GRU}}, ["model.decoder.reader.score=dot"])
-    assert changed["model"]["decoder"]["reader"] == {"kind": "bahdanau", "score": "dot"}
-    twice = override({"model": {"decoder": GRU}}, ["model.decoder.reader=luong", "model.decoder.reader.score.kind=dot"])
-    assert twice["model"]["decoder"]["reader"] == {"kind": "luong", "score": {"kind": "dot"}}
+    changed = override({"model": {"decoder": GRU}}, ["model.decoder.context.score=dot"])
+    assert changed["model"]["decoder"]["context"] == {"kind": "bahdanau", "score": "dot"}
+    twice = override(
+        {"model": {"decoder": GRU}}, ["model.decoder.context=luong", "model.decoder.context.score.kind=dot"]
+    )
+    assert twice["model"]["decoder"]["context"] == {"kind": "luong", "score": {"kind": "dot"}}
 
 
 def test_another_kind_begins_afresh_in_whatever_order_its_options_come() -> None:

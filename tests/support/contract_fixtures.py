@@ -14,7 +14,7 @@ from transduce.attention.scores import SCORES
 from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
-from transduce.decoders.context import READERS
+from transduce.decoders.context import CONTEXT_MECHANISMS
 from transduce.encoders import ENCODERS
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.kernels.cuda_graph import copy_into, tensors_of
@@ -100,15 +100,15 @@ def _cases() -> dict[str, dict]:
     for decoder in DECODERS:
         add(None, SMALL[decoder])
     for cell in CELLS:
-        for reader in READERS:
-            add({**base_encoder, "cell": cell}, {**base_decoder, "cell": cell, "reader": reader})
+        for reader in CONTEXT_MECHANISMS:
+            add({**base_encoder, "cell": cell}, {**base_decoder, "cell": cell, "context": reader})
         add(None, {**base_decoder, "cell": cell, "residual": True})
     for row, score in enumerate(SCORES):
         for column, normaliser in enumerate(NORMALISERS):  # every pair of score, normaliser and place
             part = {"score": score, "normaliser": normaliser}
             place = (row + column) % (2 if SCORES[score].remembers or normaliser in READERS_ONLY else 3)
             if place < 2:
-                add(base_encoder, {**base_decoder, "reader": {"kind": SCORED_READERS[place], **part}})
+                add(base_encoder, {**base_decoder, "context": {"kind": SCORED_READERS[place], **part}})
             else:
                 add(base_encoder, {**SMALL["transformer"], **part})
         if not SCORES[score].remembers:
@@ -117,19 +117,19 @@ def _cases() -> dict[str, dict]:
         if normaliser not in READERS_ONLY:
             add({**SMALL["transformer"], "normaliser": normaliser}, base_decoder)
     unfed = {"kind": "luong", "input_feeding": False}
-    add(base_encoder, {**base_decoder, "reader": unfed})
-    add(base_encoder, {**base_decoder, "reader": {**unfed, "score": "location"}})
+    add(base_encoder, {**base_decoder, "context": unfed})
+    add(base_encoder, {**base_decoder, "context": {**unfed, "score": "location"}})
     # Far from 0, an untrained walk stays at the first row or runs to the last; these go on row by row.
     for reader, score, offset in (("bahdanau", "dot", 0.1), ("bahdanau", "coverage", 0.0), ("luong", "coverage", 0.1)):
         walk = {"score": score, "normaliser": {"kind": "monotonic", "offset": offset}}
-        add(base_encoder, {**base_decoder, "reader": {"kind": reader, **walk}})
+        add(base_encoder, {**base_decoder, "context": {"kind": reader, **walk}})
     for window in WINDOWS:
         for normaliser in NORMALISERS:
             part = {"normaliser": normaliser, "window": window, "reach": 2}
-            add(base_encoder, {**base_decoder, "reader": {"kind": "luong", **part}})
+            add(base_encoder, {**base_decoder, "context": {"kind": "luong", **part}})
         part = {"window": window, "reach": 1}
-        add(base_encoder, {**base_decoder, "reader": {**unfed, **part}})
-        add(base_encoder, {**base_decoder, "reader": {"kind": "bahdanau", "score": "coverage", **part}})
+        add(base_encoder, {**base_decoder, "context": {**unfed, **part}})
+        add(base_encoder, {**base_decoder, "context": {"kind": "bahdanau", "score": "coverage", **part}})
     for options in ({"bidirectional": False}, {"bidirectional": False, "reverse": True}, {"residual": True}):
         add({**base_encoder, **options}, base_decoder)
     # As other toolkits have it: a decoder that starts from the states of all layers, sources without their </s>.
@@ -137,7 +137,7 @@ def _cases() -> dict[str, dict]:
         deep = {"cell": cell, "layers": 2}
         add({**base_encoder, **deep, "summary": "states"}, {**base_decoder, **deep, "bridge": "states"})
     fed = {"kind": "luong", "bias": True}
-    add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "reader": fed}, source_eos=False)
+    add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "context": fed}, source_eos=False)
     waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": 2}}
     add({**SMALL["transformer"], **waves}, {**SMALL["transformer"], **waves}, source_eos=False)
     for position in POSITIONS:
@@ -155,7 +155,7 @@ def _cases() -> dict[str, dict]:
     add({**base_encoder, "bidirectional": False, "reverse": True}, base_decoder, "all", copy={})
     one_way = {**base_encoder, "bidirectional": False}
     for one, other, tie in (
-        (one_way, {**base_decoder, "reader": "start"}, "none"),
+        (one_way, {**base_decoder, "context": "initial"}, "none"),
         (one_way, base_decoder, "target"),
         (SMALL["transformer"], SMALL["transformer"], "all"),
         (SMALL["convolutional"], SMALL["convolutional"], "none"),
@@ -163,8 +163,8 @@ def _cases() -> dict[str, dict]:
         for share in ("layers", "all"):
             add(one, other, tie, share=share)
     add(SMALL["transformer"], SMALL["transformer"], share="all", copy={})
-    add(base_encoder, {**base_decoder, "reader": {**unfed, "normaliser": "sparsemax"}}, copy={})
-    add(base_encoder, {**base_decoder, "reader": {"kind": "luong", "score": "coverage"}}, "target", copy={})
+    add(base_encoder, {**base_decoder, "context": {**unfed, "normaliser": "sparsemax"}}, copy={})
+    add(base_encoder, {**base_decoder, "context": {"kind": "luong", "score": "coverage"}}, "target", copy={})
     add(SMALL["transformer"], {**SMALL["transformer"], "kv_heads": 1}, copy={"layer": 0, "head": 1})
     for decoder in DECODERS:  # rows that spell beside every decoder
         add(SMALL["conformer"], SMALL[decoder], ctc={"weight": 0.4})

@@ -90,7 +90,7 @@ def test_best_and_worst():
 @pytest.mark.parametrize(
     ("decoder", "options", "words"),
     [
-        ({**RECURRENT, "reader": "start"}, {}, "attends to the source"),
+        ({**RECURRENT, "context": "initial"}, {}, "attends to the source"),
         (TRANSFORMER, {"layer": 5}, "2 layers of 2 heads"),
         (TRANSFORMER, {"head": -3}, "2 layers of 2 heads"),
     ],

@@ -67,7 +67,7 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
     if kind == "joint_ctc":
         wanted["model"]["ctc"] = {}
     if kind == "reinforce":
-        wanted["model"]["decoder"] = {**PART, "reader": {"kind": "luong", "normaliser": "sampled"}}
+        wanted["model"]["decoder"] = {**PART, "context": {"kind": "luong", "normaliser": "sampled"}}
     if kind == "guided_alignment":
         linked = tmp_path / "linked.tsv"
         linked.write_text("".join(f"{line}\t0-0\n" for line in pairs.read_text().splitlines()))

@@ -29,7 +29,7 @@ from transduce.training.experiment import train
 SIZE, PLACES, STEPS = 8, 3, 3
 FED = {"kind": "luong", "normaliser": "sampled"}
 UNFED = {**FED, "input_feeding": False}
-READERS = {
+CONTEXT_MECHANISMS = {
     "luong": FED,
     "unfed": UNFED,
     "bahdanau": {"kind": "bahdanau", "normaliser": "sampled"},
@@ -41,7 +41,7 @@ BATCH = Batch(Padded.from_rows([[5, 6, EOS]]), Padded.from_rows([[BOS, 6, 5, EOS
 def build(reader: dict):
     part = {"kind": "recurrent", "width": 6, "dropout": 0.0}
     recipe = {
-        "model": {"encoder": part, "decoder": {**part, "reader": reader}},
+        "model": {"encoder": part, "decoder": {**part, "context": reader}},
         "training": {"objective": {"kind": "reinforce"}},
     }
     torch.manual_seed(3)
@@ -98,9 +98,9 @@ def means(model, objective, monkeypatch) -> tuple[torch.Tensor, torch.Tensor, fl
     return gradient(expected, model), mean, square - float(mean.square().sum())
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("context", CONTEXT_MECHANISMS)
 def test_the_mean_is_the_gradient_of_the_expected_loss(reader, monkeypatch):
-    model = build(READERS[reader])
+    model = build(CONTEXT_MECHANISMS[reader])
     exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
     assert_close(mean, exact, rtol=1e-4, atol=1e-5)
     assert exact.norm() > 0.1
@@ -174,11 +174,11 @@ def test_entropy_has_the_gradient_of_finite_differences():
     assert not found.masked_select(~mask).any()
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("context", CONTEXT_MECHANISMS)
 def test_the_objective_raises_the_entropy_of_every_step(reader, monkeypatch):
     """With the draws of one path: what is told is the entropy of the scores that were drawn from, and the gradient of
     the objective along some direction is changed by just its finite difference."""
-    model, seen = build(READERS[reader]).double(), []
+    model, seen = build(CONTEXT_MECHANISMS[reader]).double(), []
 
     def draw(logs: torch.Tensor) -> torch.Tensor:
         seen.append(-(logs.exp() * logs).sum(-1).flatten())
@@ -223,11 +223,16 @@ def test_padding_has_no_entropy():
 
 
 REFUSED = [
-    ({"reader": FED}, {"kind": "cross_entropy"}, {}, "kind: reinforce"),
-    ({"reader": "luong"}, {"kind": "reinforce"}, {}, "draws nothing"),
-    ({"kind": "transformer", "normaliser": "sampled"}, {"kind": "reinforce"}, {}, "reader of a recurrent decoder"),
-    ({"reader": FED}, {"kind": "reinforce"}, {"copy": {}}, "another normaliser"),
-    ({"reader": FED}, {"kind": "attention_penalty"}, {}, "kind: reinforce"),
+    ({"context": FED}, {"kind": "cross_entropy"}, {}, "kind: reinforce"),
+    ({"context": "luong"}, {"kind": "reinforce"}, {}, "draws nothing"),
+    (
+        {"kind": "transformer", "normaliser": "sampled"},
+        {"kind": "reinforce"},
+        {},
+        "context mechanism of a recurrent decoder",
+    ),
+    ({"context": FED}, {"kind": "reinforce"}, {"copy": {}}, "another normaliser"),
+    ({"context": FED}, {"kind": "attention_penalty"}, {}, "kind: reinforce"),
 ]
 
 
@@ -256,7 +261,7 @@ def learn(weight: float, entropy: float, steps: int = 400) -> float:
     draw = random.Random(1)
     part = {"kind": "recurrent", "width": 32, "dropout": 0.0}
     blind = {"kind": "convolutional", "width": 32, "layers": 1, "kernel": 1, "dropout": 0.0}
-    model_recipe = {"encoder": blind, "decoder": {**part, "reader": {**FED, "score": "mlp"}}}
+    model_recipe = {"encoder": blind, "decoder": {**part, "context": {**FED, "score": "mlp"}}}
     recipe = parse({"model": model_recipe, "training": {"objective": {"kind": "reinforce"}}})
     model = build_model(complete_recipe(recipe).model, SIZE, SIZE)
     model.encoder.register_forward_hook(lambda *a: replace(a[-1], summary=torch.zeros_like(a[-1].summary)))
@@ -294,7 +299,7 @@ def a_recipe(folder, steps: int) -> dict:
     return {
         "data": {"train": str(path), "dev_size": 10, "cache": str(folder / "cache")},
         "tokens": {"source": {"kind": "words"}, "target": {"kind": "words"}},
-        "model": {"encoder": part, "decoder": {**part, "reader": {**FED, "score": "mlp"}}},
+        "model": {"encoder": part, "decoder": {**part, "context": {**FED, "score": "mlp"}}},
         "training": {
             "steps": steps,
             "batch_tokens": 128,

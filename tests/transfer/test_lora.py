@@ -23,7 +23,7 @@ from transduce.transfer.lora import BASE_FINGERPRINT, add_adapters, fingerprint,
 BLOCKS = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "hidden": 32, "dropout": 0.1}
 MODELS: dict[str, dict[str, Any]] = {
     "transformer": {"encoder": BLOCKS, "decoder": BLOCKS},
-    "recurrent": {"encoder": {**RECURRENT, "width": 16}, "decoder": {**RECURRENT, "width": 16, "reader": "luong"}},
+    "recurrent": {"encoder": {**RECURRENT, "width": 16}, "decoder": {**RECURRENT, "width": 16, "context": "luong"}},
 }
 TEXTS = ["red blue", "green", "white black red"]
 

@@ -16,7 +16,7 @@ from transduce.training.experiment import train
 SIZE, WIDTH = 11, 8
 GRU = {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.0}
 ONE_WAY = {**GRU, "bidirectional": False}
-STARTED = {**GRU, "reader": "start"}
+STARTED = {**GRU, "context": "initial"}
 TRANSFORMER = {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
 BATCH = Batch(Padded.from_rows([[5, 6, EOS], [7, EOS]]), Padded.from_rows([[BOS, 6, 5, EOS], [BOS, 7, EOS]]))
 

@@ -21,7 +21,7 @@ SPREAD = {"time_masks": 2, "time_width": 20, "frequency_masks": 1}
 
 def heard(data: dict[str, Any]) -> dict[str, Any]:
     """What the first line names: a sound, with its rate, or frames that were made of one, with their width."""
-    told = parse({"data": {**data, "sources": {"sound": {"kind": "sound"}}}}).data
+    told = parse({"data": {**data, "sources": {"sound": {"kind": "audio"}}}}).data
     example = next((one for corpus in told.train for one in read_corpus(corpus, told.invalid)), None)
     if example is None:
         raise InputError(
@@ -36,14 +36,14 @@ def heard(data: dict[str, Any]) -> dict[str, Any]:
 
 def _spec(named: str) -> dict[str, Any]:
     if Path(named.partition("#")[0]).suffix.lower() in AudioFeatures.endings:
-        return {"kind": "features", "size": stored_frame_width(named), **SPREAD}
+        return {"kind": "audio_features", "size": stored_frame_width(named), **SPREAD}
     library = soundfile()
     try:
         rate = int(library.info(named).samplerate)
     except Exception as error:  # whatever the library raises, the file is not one that it reads
         raise UnreadableError("not a readable sound", f"{named}: {error}") from None
     rate = min(rate, HIGHEST)
-    return {"kind": "sound", "rate": rate, "mels": 40 if rate < HIGHEST else 80, "speed": 0.1, **SPREAD}
+    return {"kind": "audio", "rate": rate, "mels": 40 if rate < HIGHEST else 80, "speed": 0.1, **SPREAD}
 
 
 def transcribe(seen: Look) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def transcribe(seen: Look) -> dict[str, Any]:
     return {
         "tokens": {"target": _tokens(seen)},
         "model": {
-            "encoder": {**encoder, "front": {"kind": "strided"}},
-            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout, "reader": "bahdanau"},
+            "encoder": {**encoder, "front": {"kind": "conv_subsampling"}},
+            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout, "context": "bahdanau"},
             "ctc": {},
         },
         "training": {

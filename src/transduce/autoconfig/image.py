@@ -10,7 +10,7 @@ from transduce.autoconfig.statistics import Look
 
 SIDE = 64  # pixels of a side
 IMAGE = {"kind": "image", "size": SIDE}
-CELLS = {"kind": "grid", "channels": 32, "stages": 3}
+CELLS = {"kind": "cnn_grid", "channels": 32, "stages": 3}
 
 
 def _training(seen: Look, epochs: int, monitor: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _caption(seen: Look) -> dict[str, Any]:
         "tokens": {"target": {"kind": "words", "size": 10_000, "min_count": rare}},
         "model": {
             "encoder": {"kind": "identity", "width": 256, "dropout": 0.2, "front": CELLS},
-            "decoder": {"kind": "recurrent", "cell": "gru", "width": 256, "reader": "bahdanau", "dropout": 0.2},
+            "decoder": {"kind": "recurrent", "cell": "gru", "width": 256, "context": "bahdanau", "dropout": 0.2},
         },
         "training": _training(seen, 20, "bleu"),
         "generation": {"beam": 5},
@@ -85,7 +85,7 @@ def ask(seen: Look) -> dict[str, Any]:
                 "kind": "multi_source",
                 "width": width,
                 "parts": {
-                    "picture": {"kind": "identity", **part, "front": {"kind": "grid", "stages": 3, "channels": 32}},
+                    "picture": {"kind": "identity", **part, "front": {"kind": "cnn_grid", "stages": 3, "channels": 32}},
                     "question": {"kind": "recurrent", "cell": "gru", **part},
                 },
             },

@@ -31,7 +31,7 @@ def recurrent(seen: Look) -> dict[str, Any]:
     width = 128 if seen.pairs < 5_000 else 256
     dropout = 0.3 if seen.pairs < 20_000 else 0.2
     part = {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout}
-    return {"encoder": {**part, "layers": 1}, "decoder": {**part, "layers": 1, "reader": "bahdanau"}}
+    return {"encoder": {**part, "layers": 1}, "decoder": {**part, "layers": 1, "context": "bahdanau"}}
 
 
 def transformer(seen: Look, tokens: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _reader(seen: Look) -> dict[str, Any]:
     """Recurrent networks, whose attention finds one place at a time: what a summary or an answer is taken from."""
     width, dropout = (128, 0.1) if seen.pairs < 20_000 else (256, 0.2)
     part = {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout}
-    return {"encoder": part, "decoder": {**part, "reader": {"kind": "luong", "input_feeding": False}}}
+    return {"encoder": part, "decoder": {**part, "context": {"kind": "luong", "input_feeding": False}}}
 
 
 def _listener(seen: Look) -> dict[str, Any]:

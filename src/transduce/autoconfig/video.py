@@ -33,7 +33,7 @@ def caption_films(seen: Look) -> dict[str, Any]:
         "tokens": {"target": words},
         "model": {
             "encoder": encoder,
-            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "reader": "bahdanau"},
+            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "context": "bahdanau"},
         },
         "training": {**training, "monitor": "bleu"},
         "generation": {"beam": 5},

@@ -52,7 +52,7 @@ TASKS = {
             "tokens": {"source": _CHARACTERS, "target": _CHARACTERS},
             "model": {
                 "encoder": {**_GRU, "dropout": 0.0},
-                "decoder": {**_GRU, "width": 128, "dropout": 0.0, "reader": _ATTENTION},
+                "decoder": {**_GRU, "width": 128, "dropout": 0.0, "context": _ATTENTION},
             },
             "training": {
                 "steps": 2000,
@@ -75,7 +75,7 @@ TASKS = {
         _pronounce,
         {
             "tokens": {"source": _CHARACTERS, "target": {"kind": "words", "size": 100}},
-            "model": {"encoder": _GRU, "decoder": {**_GRU, "reader": _ATTENTION}},
+            "model": {"encoder": _GRU, "decoder": {**_GRU, "context": _ATTENTION}},
             "training": {
                 "steps": 1500,
                 "batch_tokens": 4096,

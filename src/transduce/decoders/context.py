@@ -119,7 +119,7 @@ class AttentionReader(ContextMechanism):
             spread = None if spread is None else spread.reshape(rows, steps)
             return ContextOutput(context.reshape(rows, steps, -1), {}, weights.reshape(rows, steps, -1), spread)
         assert steps == 1, "a reader that remembers goes one step at a time"
-        past = state.past["reader"]["seen"]
+        past = state.past["context"]["seen"]
         seen = map_tensors(lambda x: x.unflatten(0, (keys.size(0), -1)), past)  # B N ...
         sight = self._look(query, mask, seen)
         context, weights = self.attend.recall(query, keys, values, sight.mask, sight.bias, seen)
@@ -195,7 +195,7 @@ class Luong(AttentionReader):
     def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput | None:
         if not self.input_feeding:
             return None
-        return ContextOutput(state.past["reader"]["combined"][:, None], {})
+        return ContextOutput(state.past["context"]["combined"][:, None], {})
 
     def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
         read = self.read(hidden, state, with_attention)
@@ -204,4 +204,9 @@ class Luong(AttentionReader):
         return replace(read, output=combined, past=past)
 
 
-READERS: dict[str, type[ContextMechanism]] = {"start": Start, "every": Every, "bahdanau": Bahdanau, "luong": Luong}
+CONTEXT_MECHANISMS: dict[str, type[ContextMechanism]] = {
+    "initial": Start,
+    "every_step": Every,
+    "bahdanau": Bahdanau,
+    "luong": Luong,
+}

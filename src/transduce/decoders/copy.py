@@ -30,7 +30,7 @@ class Copying(Decoder):
         if not layers:
             raise InputError(
                 "copy needs a decoder that attends to the source",
-                remedy="give a recurrent decoder the reader bahdanau or luong, or take another decoder",
+                remedy="give a recurrent decoder context: bahdanau or luong, or take another decoder",
             )
         if not -layers <= layer < layers or (head is not None and not -heads <= head < heads):
             raise InputError(

@@ -24,7 +24,7 @@ Run = Callable[[Tensor | None, Cells], tuple[Tensor, Cells]]  # what is fed (R T
 
 
 class RecurrentDecoder(Decoder):
-    """s_t = f(y_{t-1}, s_{t-1}, what the reader feeds); the reader is the rung: start, every, bahdanau, luong"""
+    """s_t = f(y_{t-1}, s_{t-1}, the context c_t); the context mechanism: initial, every_step, bahdanau, luong"""
 
     carries = True
 
@@ -37,7 +37,7 @@ class RecurrentDecoder(Decoder):
         cell: Cell = "gru",
         layers: Count = 1,
         width: Count = 256,
-        reader: type[ContextMechanism] = Bahdanau,
+        context: type[ContextMechanism] = Bahdanau,
         bridge: Literal["dense", "tanh", "none", "states"] = "dense",
         residual: bool = False,
         dropout: Rate = 0.1,
@@ -47,9 +47,9 @@ class RecurrentDecoder(Decoder):
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         # Without a memory there is nothing to read: a language model.
-        self.reader = reader(width, memory_width) if memory_width else Start(width, memory_width)
+        self.context = context(width, memory_width) if memory_width else Start(width, memory_width)
         self.stack = RecurrentStack(
-            embedding.width + self.reader.feed_width, width, cell, layers, residual=residual, dropout=dropout
+            embedding.width + self.context.feed_width, width, cell, layers, residual=residual, dropout=dropout
         )
         states = layers * width * self.stack.tensors
         self.bridged = memory_width > 0
@@ -60,16 +60,16 @@ class RecurrentDecoder(Decoder):
                 f"without a bridge a summary of {memory_width} numbers cannot be a first state of {states}",
                 remedy="choose bridge: dense; or one layer of rnn or gru, as wide as the encoder",
             )
-        plain = self.reader.output_width == width
-        self.readout = nn.Identity() if plain else nn.Sequential(dense(self.reader.output_width, width), nn.Tanh())
+        plain = self.context.output_width == width
+        self.readout = nn.Identity() if plain else nn.Sequential(dense(self.context.output_width, width), nn.Tanh())
 
     @property
     def attends(self) -> tuple[int, int]:
-        return (1, 1) if self.reader.attends else (0, 0)
+        return (1, 1) if self.context.attends else (0, 0)
 
     def start(self, memory: Memory) -> State:
-        fixed, past = self.reader.start(memory)
-        return State(fixed, {"cells": self._first(memory), "reader": past})
+        fixed, past = self.context.start(memory)
+        return State(fixed, {"cells": self._first(memory), "context": past})
 
     def _first(self, memory: Memory) -> tuple[LayerState, ...]:
         if not self.bridged:
@@ -89,7 +89,7 @@ class RecurrentDecoder(Decoder):
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
         values = self.dropout(self.embedding(tokens))  # R T D
-        if self.reader.stepwise:
+        if self.context.stepwise:
             reads = []
             stepper = Stepper(self.stack, values) if Stepper.suits(self.stack, values) else None
             for step in range(tokens.size(1)):
@@ -110,10 +110,10 @@ class RecurrentDecoder(Decoder):
 
     def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[ContextOutput, State]:
         cells: Cells = state.past["cells"]
-        fed = self.reader.before(cells[-1][0], state, steps, with_attention)
+        fed = self.context.before(cells[-1][0], state, steps, with_attention)
         hidden, cells = run(None if fed is None else fed.output, cells)
-        read = self.reader.after(hidden, fed, state, with_attention)
-        return read, replace(state, past={"cells": cells, "reader": read.past})
+        read = self.context.after(hidden, fed, state, with_attention)
+        return read, replace(state, past={"cells": cells, "context": read.past})
 
 
 def _told(reads: list[ContextOutput]) -> Attention:

@@ -245,6 +245,6 @@ def perplexities(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def json_line(content: Mapping[str, Any]) -> str:
-    """JSON on one line, for every reader: some take these three characters for the end of a line."""
+    """JSON on one line, for every context: some take these three characters for the end of a line."""
     text = json.dumps(content, ensure_ascii=False)
     return text.translate({ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"})

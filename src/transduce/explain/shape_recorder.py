@@ -248,7 +248,7 @@ FIELDS = {
     "summary": "the one vector of the bottleneck",
     "layers": "what each layer keeps of the rows so far",
     "cells": "the recurrent state of each layer",
-    "reader": "what the reader fed or saw last",
+    "context": "what the reader fed or saw last",
     "next": "the place of the next token",
     "real": "True: a real token of the past",
     "places": "where each token of the past stands",

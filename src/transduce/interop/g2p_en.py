@@ -80,7 +80,7 @@ def read(file: Path) -> Imported:
         },
         "model": {
             "encoder": {**part, "bidirectional": False},
-            "decoder": {**part, "reader": "start", "bridge": "none"},
+            "decoder": {**part, "context": "initial", "bridge": "none"},
             "scale_embedding": False,
         },
         "generation": {"strategy": "greedy", "beam": 1, "max_length": LONGEST},

@@ -12,18 +12,18 @@ from transduce.modalities.video.modality import Video
 MODALITIES: dict[str, type[Modality]] = {
     "image": Image,
     "image_features": ImageFeatures,
-    "sound": Audio,
-    "features": AudioFeatures,
+    "audio": Audio,
+    "audio_features": AudioFeatures,
     "video": Video,
 }
 
 
 FRONT_ENDS: dict[str, type[FrontEnd]] = {
     "patches": PatchEmbedding,
-    "grid": CNNGrid,
-    "cells": FeatureGrid,
-    "strided": ConvSubsampling,
-    "stacked": FrameStacking,
+    "cnn_grid": CNNGrid,
+    "feature_grid": FeatureGrid,
+    "conv_subsampling": ConvSubsampling,
+    "frame_stacking": FrameStacking,
     "frames": FrameEmbedding,
     "tubelets": TubeletEmbedding,
 }

@@ -42,7 +42,7 @@ class AttentionPenalty(Objective):
         if not layers:
             raise InputError(
                 "attention_penalty needs a decoder that attends to the source",
-                remedy="give a recurrent decoder the reader bahdanau or luong, or take another objective",
+                remedy="give a recurrent decoder context: bahdanau or luong, or take another objective",
             )
         if not -layers <= self.layer < layers or (self.head is not None and not -heads <= self.head < heads):
             raise InputError(

@@ -49,7 +49,7 @@ class Reinforce(Objective):
         if not drawn or not isinstance(decoder, Decoder) or not decoder.attends[0]:
             raise InputError(
                 "reinforce teaches draws, and this model draws nothing",
-                remedy="set model.decoder.reader: {kind: luong, normaliser: sampled}, or another objective",
+                remedy="set model.decoder.context: {kind: luong, normaliser: sampled}, or another objective",
             )
 
     def __call__(self, model: Model, batch: Batch) -> Loss:

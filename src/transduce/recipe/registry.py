@@ -18,7 +18,7 @@ from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
 from transduce.data.noise import NOISES, Noise
 from transduce.decoders import DECODERS
-from transduce.decoders.context import READERS
+from transduce.decoders.context import CONTEXT_MECHANISMS
 from transduce.decoding.strategies import STRATEGIES
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError, nearest
@@ -33,7 +33,7 @@ SHELVES: dict[type, Mapping[str, type]] = {
     contracts.Encoder: ENCODERS,
     contracts.Decoder: DECODERS,
     contracts.Head: HEADS,
-    contracts.ContextMechanism: READERS,
+    contracts.ContextMechanism: CONTEXT_MECHANISMS,
     contracts.AttentionScore: SCORES,
     contracts.Normaliser: NORMALISERS,
     contracts.PositionEncoding: POSITIONS,

@@ -56,7 +56,7 @@ def test_the_truth_tells_when_each_word_is_sung(tones: Path) -> None:
 
 def test_a_recipe_is_chosen_for_sounds_and_for_frames(tones: Path, tmp_path: Path) -> None:
     chosen = complete_recipe(recipe_for(str(tones / "train" / "pairs.tsv"), task="transcribe"))
-    assert chosen.data.sources["sound"]["kind"] == "sound"
+    assert chosen.data.sources["sound"]["kind"] == "audio"
     assert chosen.data.sources["sound"]["rate"] == 8000
     assert chosen.tokens.target.kind == "words"
     few = tmp_path / "few.tsv"
@@ -65,7 +65,7 @@ def test_a_recipe_is_chosen_for_sounds_and_for_frames(tones: Path, tmp_path: Pat
     )
     made = extract_features(few, tmp_path / "frames", rate=8000, mels=20)
     named = complete_recipe(recipe_for(str(made), task="transcribe"))
-    assert named.data.sources["sound"]["kind"] == "features"
+    assert named.data.sources["sound"]["kind"] == "audio_features"
     assert named.data.sources["sound"]["size"] == 20
     sound, frames = Audio(rate=8000, mels=20), AudioFeatures(size=20)
     first = lines(few)[0][0]
@@ -115,12 +115,12 @@ def test_it_learns_to_hear_and_looks_where_it_hears(tones: Path, tmp_path: Path)
     files = {name: f"{tones}/{name}/pairs.tsv" for name in ("train", "dev", "test")} | {"cache": f"{tmp_path}/cache"}
     encoder = {"kind": "convolutional", "width": 64, "layers": 1, "kernel": 1, "position": "sinusoidal", "dropout": 0.0}
     reader = {"kind": "bahdanau", "score": "location"}
-    decoder = {"kind": "recurrent", "width": 64, "reader": reader, "dropout": 0.0}
+    decoder = {"kind": "recurrent", "width": 64, "context": reader, "dropout": 0.0}
     recipe = {
-        "data": {**files, "sources": {"sound": {"kind": "sound", "rate": 8000, "mels": 24}}},
+        "data": {**files, "sources": {"sound": {"kind": "audio", "rate": 8000, "mels": 24}}},
         "tokens": {"target": {"kind": "words"}},
         "model": {
-            "encoder": {**encoder, "front": {"kind": "strided"}},
+            "encoder": {**encoder, "front": {"kind": "conv_subsampling"}},
             "decoder": decoder,
             "ctc": {},
         },

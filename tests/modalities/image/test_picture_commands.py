@@ -28,7 +28,7 @@ def folder(tmp_path_factory) -> Path:
 def run(request, folder) -> Path:
     """Three updates: enough to be asked."""
     fronts = {
-        "grid": {"kind": "grid", "channels": 8, "stages": 3},
+        "grid": {"kind": "cnn_grid", "channels": 8, "stages": 3},
         "patches": {"kind": "patches", "patch": 8, "leading": 1},
     }
     recipe = {
@@ -41,7 +41,7 @@ def run(request, folder) -> Path:
         "tokens": {"target": {"kind": "words"}},
         "model": {
             "encoder": {"kind": "identity", "width": 16, "front": fronts[request.param]},
-            "decoder": {"kind": "recurrent", "width": 16, "reader": "bahdanau"},
+            "decoder": {"kind": "recurrent", "width": 16, "context": "bahdanau"},
         },
         "training": {
             "steps": 3,

@@ -76,7 +76,7 @@ def _part(settings: Settings, side: str) -> dict[str, Any]:
 def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     settings.only("scale_embedding", False)
     settings.only("tie_word_embeddings", True)
-    front = {"kind": "strided", "strides": (1, STRIDE), "activation": "gelu"}
+    front = {"kind": "conv_subsampling", "strides": (1, STRIDE), "activation": "gelu"}
     waves = {"kind": "sinusoidal", "halves": True, "inclusive": True}
     places = {"kind": "learned", "longest": settings.count("max_target_positions", 448)}
     return {
@@ -102,7 +102,7 @@ def _sources(folder: Path, settings: Settings) -> dict[str, Any]:
     rows, frames = settings.count("max_source_positions", 1500), seconds * rate // hop
     if frames != STRIDE * rows:
         raise InputError(f"{frames} frames of sound do not make {rows} rows", where=told.where, remedy="fetch it again")
-    sound = {"kind": "sound", "rate": rate, "mels": bands, "seconds": seconds, "scale": "whisper", "fill": True}
+    sound = {"kind": "audio", "rate": rate, "mels": bands, "seconds": seconds, "scale": "whisper", "fill": True}
     window = 1000 * told.count("n_fft", 400) / rate
     return {"sound": {**sound, "window": window, "hop": 1000 * hop / rate, "normalise": False}}
 

@@ -96,7 +96,7 @@ def _lstm(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "layers": settings.count("decoder_layers"),
         "width": settings.count("decoder_hidden_size"),
         "bridge": "states",
-        "reader": {"kind": "luong", "score": "bilinear"},
+        "context": {"kind": "luong", "score": "bilinear"},
     }
     shared = {"cell": "lstm", "dropout": settings.rate("dropout")}
     tied = settings.flag("share_decoder_input_output_embed") or settings.flag("share_all_embeddings")

@@ -107,7 +107,7 @@ def _recurrent(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "layers": decoder.count("num_layers", 1),
         "width": decoder.count("hidden_size"),
         "bridge": "tanh",
-        "reader": {"kind": "luong", "score": SCORES[attention], "input_feeding": feeds, "bias": True},
+        "context": {"kind": "luong", "score": SCORES[attention], "input_feeding": feeds, "bias": True},
     }
     shared = {"cell": cells.pop(), "dropout": encoder.rate("dropout")}
     return recurrences.parts(shared, reading, writing) | {"tie": "target" if settings.flag("tied_softmax") else "none"}

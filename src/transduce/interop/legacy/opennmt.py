@@ -122,7 +122,7 @@ def _recurrent(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "layers": settings.count("dec_layers"),
         "width": _width(settings, "decoder"),
         "bridge": "states",
-        "reader": {"kind": "luong", "score": "bilinear" if score == "general" else "dot"},
+        "context": {"kind": "luong", "score": "bilinear" if score == "general" else "dot"},
     }
     shared = {"cell": cell.lower(), "dropout": _first(settings, "dropout")}
     model = recurrences.parts(shared, encoder, decoder)

@@ -16,7 +16,7 @@ CELL = re.compile(
     r"(encoder|decoder)\.(?:rnn|lstm|layers|rnn\.layers)\.(?:(\d+)\.)?((?:weight|bias)_[ih]h)(?:_l(\d+))?(_reverse)?"
 )
 TABLE = {f"{side}.cells.*": f"{side}.stack.layers.*" for side in ("encoder", "decoder")}
-SCORE, COMBINE = "decoder.reader.attend.score", "decoder.reader.combine"
+SCORE, COMBINE = "decoder.context.attend.score", "decoder.context.combine"
 
 
 def renamed(name: str) -> str:
