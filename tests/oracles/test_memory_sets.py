@@ -48,9 +48,9 @@ def compare(decoder: torch.nn.Module) -> bool:
 @pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ORDERED])
 @pytest.mark.parametrize("score", [kind for kind in SCORES if kind not in ORDERED])
 @pytest.mark.parametrize("context", ["bahdanau", "luong"])
-def test_readers(reader, score, normaliser):
+def test_context_mechanisms(context, score, normaliser):
     part = {"score": score, "normaliser": normaliser}
-    assert compare(build({"kind": "recurrent", "context": {"kind": reader, **part}}))
+    assert compare(build({"kind": "recurrent", "context": {"kind": context, **part}}))
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_readers(reader, score, normaliser):
     ids=str,
 )
 @pytest.mark.parametrize("context", ["bahdanau", "luong"])
-def test_what_knows_the_order_shows_it(reader, part):
+def test_what_knows_the_order_shows_it(context, part):
     assert set(part.values()) & ORDERED
-    assert not compare(build({"kind": "recurrent", "context": {"kind": reader, **part}}))
+    assert not compare(build({"kind": "recurrent", "context": {"kind": context, **part}}))
 
 
 @pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ("monotonic", "sampled")])

@@ -229,7 +229,7 @@ REFUSED = [
         {"kind": "transformer", "normaliser": "sampled"},
         {"kind": "reinforce"},
         {},
-        "context mechanism of a recurrent decoder",
+        "context of a recurrent decoder",
     ),
     ({"context": FED}, {"kind": "reinforce"}, {"copy": {}}, "another normaliser"),
     ({"context": FED}, {"kind": "attention_penalty"}, {}, "kind: reinforce"),

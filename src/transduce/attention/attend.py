@@ -31,12 +31,12 @@ class Attend(nn.Module):
             part = type(score if score.remembers else normaliser).__name__.lower()
             raise InputError(
                 f"{part} attention remembers where it looked before, which only a recurrent decoder carries along",
-                remedy=f"choose another score or normaliser here, or use {part} as the context mechanism of a recurrent decoder",
+                remedy=f"choose another score or normaliser, or use {part} in the context of a recurrent decoder",
             )
         if normaliser.detached and not carries_past:
             raise InputError(
                 "drawn attention learns from the weights it tells, which are lost here",
-                remedy="use it as the context mechanism of a recurrent decoder, or choose another normaliser",
+                remedy="use it in the context of a recurrent decoder, or choose another normaliser",
             )
         self.score, self.normaliser, self.dropout = score, normaliser, dropout
         self.fused = score.scale is not None and normaliser.fusible

@@ -13,7 +13,7 @@ from transduce.errors import InputError
 def override(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """`training.steps=100` sets one value; the value is read as YAML, so lists and mappings work too.
 
-    A part that stands there by its name alone (`context: bahdanau`) takes options as if it were written out. A part that
+    A part given by its name alone (`context: bahdanau`) takes options as if it were a mapping. A part that
     is given another kind begins afresh: what was set for the old kind goes, what is set beside the new one counts.
     """
     result: dict[str, Any] = _copy(content)
