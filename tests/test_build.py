@@ -18,7 +18,7 @@ from transduce.recipe import registry as shelves
 OWN = '''
 import torch
 from torch import nn
-from transduce.contracts import Count, Encoder, Score
+from transduce.contracts import Count, Encoder, AttentionScore
 from transduce.flow import Batch, Memory
 
 class Bag(Encoder):
@@ -33,7 +33,7 @@ class Bag(Encoder):
         mask = batch.source.mask
         return Memory(values, mask, (values * mask[..., None]).sum(1))
 
-class Flat(Score):
+class Flat(AttentionScore):
     """all keys fit alike"""
 
     def __init__(self, query_width, memory_width):

@@ -38,10 +38,10 @@ CONTEXT_MECHANISMS = {
 BATCH = Batch(Padded.from_rows([[5, 6, EOS]]), Padded.from_rows([[BOS, 6, 5, EOS]]))
 
 
-def build(reader: dict):
+def build(context: dict):
     part = {"kind": "recurrent", "width": 6, "dropout": 0.0}
     recipe = {
-        "model": {"encoder": part, "decoder": {**part, "context": reader}},
+        "model": {"encoder": part, "decoder": {**part, "context": context}},
         "training": {"objective": {"kind": "reinforce"}},
     }
     torch.manual_seed(3)
@@ -99,8 +99,8 @@ def means(model, objective, monkeypatch) -> tuple[torch.Tensor, torch.Tensor, fl
 
 
 @pytest.mark.parametrize("context", CONTEXT_MECHANISMS)
-def test_the_mean_is_the_gradient_of_the_expected_loss(reader, monkeypatch):
-    model = build(CONTEXT_MECHANISMS[reader])
+def test_the_mean_is_the_gradient_of_the_expected_loss(context, monkeypatch):
+    model = build(CONTEXT_MECHANISMS[context])
     exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
     assert_close(mean, exact, rtol=1e-4, atol=1e-5)
     assert exact.norm() > 0.1
@@ -175,10 +175,10 @@ def test_entropy_has_the_gradient_of_finite_differences():
 
 
 @pytest.mark.parametrize("context", CONTEXT_MECHANISMS)
-def test_the_objective_raises_the_entropy_of_every_step(reader, monkeypatch):
+def test_the_objective_raises_the_entropy_of_every_step(context, monkeypatch):
     """With the draws of one path: what is told is the entropy of the scores that were drawn from, and the gradient of
     the objective along some direction is changed by just its finite difference."""
-    model, seen = build(CONTEXT_MECHANISMS[reader]).double(), []
+    model, seen = build(CONTEXT_MECHANISMS[context]).double(), []
 
     def draw(logs: torch.Tensor) -> torch.Tensor:
         seen.append(-(logs.exp() * logs).sum(-1).flatten())
