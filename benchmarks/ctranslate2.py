@@ -64,8 +64,8 @@ def _save(model: Any, tokens: list[str], folder: str) -> None:
     """Through our own exporter, from our model with the same weights."""
     config = model.config
     sizes = (config.d_model, config.encoder_layers, config.encoder_attention_heads, config.encoder_ffn_dim)
-    part = dict(zip(("width", "layers", "heads", "hidden"), sizes, strict=True))
-    part |= {"kind": "transformer", "norm": "after", "position": {"kind": "learned", "longest": PLACES}}
+    part = dict(zip(("width", "layers", "heads", "ff_width"), sizes, strict=True))
+    part |= {"kind": "transformer", "norm": "post", "position": {"kind": "learned", "longest": PLACES}}
     encoder, decoder = complete(Encoder, part, "encoder"), complete(Decoder, part, "decoder")
     recipe = ModelRecipe(encoder=encoder, decoder=decoder, tie="all")
     spec = specification(ours(Size(*sizes, config.vocab_size), model), recipe, tokens, tokens, folder)

@@ -30,7 +30,7 @@ from transduce.recipe import parse
 
 FIRST, DIGITS = 4, 10  # digit d is token FIRST + d
 RECURRENT = {"kind": "recurrent", "cell": "gru", "width": 64, "dropout": 0.1}
-TRANSFORMER = {"kind": "transformer", "layers": 2, "width": 64, "heads": 4, "hidden": 128, "dropout": 0.1}
+TRANSFORMER = {"kind": "transformer", "layers": 2, "width": 64, "heads": 4, "ff_width": 128, "dropout": 0.1}
 MODELS = {"recurrent": RECURRENT, "Transformer": TRANSFORMER}
 TASKS: dict[str, Callable[[list[int]], list[int]]] = {
     "sum": lambda digits: [total % DIGITS for total in accumulate(digits)],

@@ -45,7 +45,7 @@ def ours(size: Size, places: int, other: Any) -> DecoderOnly:
     output = Output(size.width, size.vocabulary, table)
     position: Any = partial(Learned, longest=places)
     decoder = TransformerDecoder(
-        table, output, 0, layers=size.layers, width=size.width, heads=size.heads, hidden=size.hidden,
+        table, output, 0, layers=size.layers, width=size.width, heads=size.heads, ff_width=size.ff_width,
         activation="gelu_tanh", position=position, dropout=0.0,
     )  # fmt: skip
     given = other.transformer
@@ -90,7 +90,7 @@ def loss(model: Any, batch: Batch) -> Tensor:
 
 def flops(size: Size, rows: int, places: int) -> float:
     """Of forward and backward: 3 times the products of the forward pass, attention over half a square."""
-    matrices = size.layers * (4 * size.width**2 + 2 * size.width * size.hidden) + size.width * size.vocabulary
+    matrices = size.layers * (4 * size.width**2 + 2 * size.width * size.ff_width) + size.width * size.vocabulary
     return 3.0 * rows * places * (2 * matrices + 2 * size.layers * size.width * places)
 
 

@@ -30,7 +30,7 @@ ROWS, SOURCE = 4, 24  # sources, and words of each
 class Size:
     width: int
     layers: int
-    hidden: int
+    ff_width: int
     words: int
 
     @property
@@ -85,8 +85,8 @@ def make_bart(kind: str) -> Callable[[Path, Size], Made]:
         ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 0}
         made = model(config(
             vocab_size=size.words, d_model=size.width, encoder_layers=size.layers, decoder_layers=size.layers,
-            encoder_attention_heads=size.heads, decoder_attention_heads=size.heads, encoder_ffn_dim=size.hidden,
-            decoder_ffn_dim=size.hidden, max_position_embeddings=128, forced_eos_token_id=None, **ids,
+            encoder_attention_heads=size.heads, decoder_attention_heads=size.heads, encoder_ffn_dim=size.ff_width,
+            decoder_ffn_dim=size.ff_width, max_position_embeddings=128, forced_eos_token_id=None, **ids,
         ))  # fmt: skip
         made.save_pretrained(folder)
         return Made(made, *_texts(write_tokenizer(folder, size, ENDS, "$A </s>"), size))
@@ -96,7 +96,7 @@ def make_bart(kind: str) -> Callable[[Path, Size], Made]:
 
 def make_t5(folder: Path, size: Size) -> Made:
     made = library.T5ForConditionalGeneration(library.T5Config(
-        vocab_size=size.words, d_model=size.width, d_kv=64, d_ff=size.hidden, num_layers=size.layers,
+        vocab_size=size.words, d_model=size.width, d_kv=64, d_ff=size.ff_width, num_layers=size.layers,
         num_heads=size.heads, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
     ))  # fmt: skip
     made.save_pretrained(folder)
@@ -106,8 +106,8 @@ def make_t5(folder: Path, size: Size) -> Made:
 def make_whisper(folder: Path, size: Size) -> Made:
     made = library.WhisperForConditionalGeneration(library.WhisperConfig(
         vocab_size=size.words, d_model=size.width, encoder_layers=size.layers, decoder_layers=size.layers,
-        encoder_attention_heads=size.heads, decoder_attention_heads=size.heads, encoder_ffn_dim=size.hidden,
-        decoder_ffn_dim=size.hidden, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=1,
+        encoder_attention_heads=size.heads, decoder_attention_heads=size.heads, encoder_ffn_dim=size.ff_width,
+        decoder_ffn_dim=size.ff_width, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=1,
         suppress_tokens=None, begin_suppress_tokens=None,
     ))  # fmt: skip
     told = {"lang_to_id": {"<|en|>": 2}, "task_to_id": {"transcribe": 3}, "no_timestamps_token_id": 4}
@@ -135,11 +135,11 @@ def make_trocr(folder: Path, size: Size) -> Made:
 
     eye = library.ViTConfig(
         hidden_size=size.width, num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        intermediate_size=size.hidden, image_size=224, patch_size=16,
+        intermediate_size=size.ff_width, image_size=224, patch_size=16,
     )  # fmt: skip
     hand = library.TrOCRConfig(
         vocab_size=size.words, d_model=size.width, decoder_layers=size.layers, decoder_attention_heads=size.heads,
-        decoder_ffn_dim=size.hidden, max_position_embeddings=128, pad_token_id=0, eos_token_id=1, bos_token_id=2,
+        decoder_ffn_dim=size.ff_width, max_position_embeddings=128, pad_token_id=0, eos_token_id=1, bos_token_id=2,
         is_decoder=True, add_cross_attention=True,
     )  # fmt: skip
     made = library.VisionEncoderDecoderModel(

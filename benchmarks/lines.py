@@ -113,7 +113,7 @@ def search_lines(lines: int) -> list[Stage]:
     chance, stages = random.Random(2), list[Stage]()
     tokenizer = Tokenizer.train(["abcdefghijklmnopqrstuvwxyz"], "chars", 100)
     texts = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(4, 16))) for _ in range(lines)]
-    part = {"kind": "transformer", "layers": 1, "width": 16, "heads": 1, "hidden": 16}
+    part = {"kind": "transformer", "layers": 1, "width": 16, "heads": 1, "ff_width": 16}
     recipe = complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
     torch.manual_seed(1)
     network = build_model(recipe.model, tokenizer.size, tokenizer.size).eval()

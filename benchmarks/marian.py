@@ -24,7 +24,7 @@ class Size:
     width: int
     layers: int
     heads: int
-    hidden: int
+    ff_width: int
     vocabulary: int
 
 
@@ -48,8 +48,8 @@ def theirs(size: Size, dropout: float = 0.1) -> Any:
         decoder_layers=size.layers,
         encoder_attention_heads=size.heads,
         decoder_attention_heads=size.heads,
-        encoder_ffn_dim=size.hidden,
-        decoder_ffn_dim=size.hidden,
+        encoder_ffn_dim=size.ff_width,
+        decoder_ffn_dim=size.ff_width,
         max_position_embeddings=PLACES,
         scale_embedding=True,
         activation_function="relu",
@@ -80,8 +80,8 @@ def ours(size: Size, other: Any, dropout: float = 0.1) -> EncoderDecoder:
         "layers": size.layers,
         "width": size.width,
         "heads": size.heads,
-        "hidden": size.hidden,
-        "norm": "after",
+        "ff_width": size.ff_width,
+        "norm": "post",
         "position": partial(Learned, longest=PLACES),
         "dropout": dropout,
     }

@@ -102,7 +102,7 @@ def works(kind: str, shape: Shape) -> dict[str, Callable[[], object]]:
     """One pass of training, forward and back, and one greedy search of forced length."""
     part = {**MODELS[kind], "layers": shape.depth, "width": shape.width}
     if kind == "Transformer":
-        part["hidden"] = 4 * shape.width
+        part["ff_width"] = 4 * shape.width
     recipe = complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
     torch.manual_seed(1)
     model = build_model(recipe.model, shape.vocabulary, shape.vocabulary)

@@ -117,7 +117,7 @@ def _random(size: Size, lengths: list[tuple[int, int]]) -> Batch:
 def flops(size: Size, batch: Batch) -> float:
     """Of forward and backward, of the real tokens alone: 3 times the products of the forward pass."""
     assert batch.source is not None
-    width, near = size.width, 2 * size.width * size.hidden
+    width, near = size.width, 2 * size.width * size.ff_width
     sources, targets = batch.source.mask.sum(1).double(), batch.labels.mask.sum(1).double()
     once = 2 * size.layers * (4 * width**2 + near + 2 * width**2)  # with keys and values for the decoder
     said = 2 * size.layers * (6 * width**2 + near) + 2 * width * size.vocabulary
@@ -133,7 +133,7 @@ class Plain(nn.Module):
         self.table = nn.Embedding(size.vocabulary, size.width, PAD)
         self.places = nn.Embedding(512, size.width)
         self.inner = nn.Transformer(
-            size.width, size.heads, size.layers, size.layers, size.hidden, dropout, batch_first=True
+            size.width, size.heads, size.layers, size.layers, size.ff_width, dropout, batch_first=True
         )
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
         self.width = size.width
@@ -271,7 +271,7 @@ def crossed(size: Size, dropout: float) -> Any:
     def side(name: str) -> dict[str, Any]:
         options = {
             "num_tokens": size.vocabulary, "max_seq_len": PLACES, "depth": size.layers, "heads": size.heads,
-            "attn_dim_head": size.width // size.heads, "ff_mult": size.hidden / size.width, "attn_flash": True,
+            "attn_dim_head": size.width // size.heads, "ff_mult": size.ff_width / size.width, "attn_flash": True,
             "ff_dropout": dropout, "emb_dropout": dropout,
         }  # fmt: skip
         return {f"{name}_{option}": value for option, value in options.items()}

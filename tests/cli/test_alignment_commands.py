@@ -14,7 +14,7 @@ from transduce.explain.alignment import Gold, parse_pharaoh, pharaoh
 from transduce.inference.align import View, align, align_both, error_rate, read_gold
 from transduce.training.experiment import train
 
-BLOCKS = {"kind": "transformer", "width": 32, "layers": 2, "heads": 2, "hidden": 64, "dropout": 0.0}
+BLOCKS = {"kind": "transformer", "width": 32, "layers": 2, "heads": 2, "ff_width": 64, "dropout": 0.0}
 HELD_OUT = colour_pairs(40, seed=9)
 
 

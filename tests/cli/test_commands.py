@@ -79,7 +79,7 @@ class TestTrain:
         test = tmp_path / "test.tsv"
         test.write_text("red green\tGREEN RED\n" * 3)
         recipe = tmp_path / "small.yaml"
-        part = {"kind": "transformer", "layers": 1, "heads": 2, "hidden": 16}
+        part = {"kind": "transformer", "layers": 1, "heads": 2, "ff_width": 16}
         recipe.write_text(yaml.safe_dump({"model": {"encoder": part, "decoder": part}, "tokens": {"shared": True}}))
         changes = (f"data.train={pairs}", f"data.test={test}", "model.tie=all", "model.encoder.width=16")
         called = command("train", recipe, "--run", tmp_path / "run", "--quiet", *changes, *QUICK)

@@ -15,7 +15,7 @@ from transduce.recipe import parse
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 RECURRENT = {"kind": "recurrent", "width": 8, "dropout": 0.0}
-TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 1, "heads": 2, "hidden": 16, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 1, "heads": 2, "ff_width": 16, "dropout": 0.0}
 PLAIN = {"kind": "identity", "width": 8, "dropout": 0.0}
 SOURCES = {"one": "text", "two": "text", "three": "text"}
 PARTS = {"one": RECURRENT, "two": TRANSFORMER, "three": PLAIN}

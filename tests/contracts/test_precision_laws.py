@@ -80,14 +80,14 @@ def test_a_packed_search_finds_the_same(model: Transducer, batch: Batch, strateg
         assert packed[0].token_scores == pytest.approx(twin.token_scores, abs=1e-3)
 
 
-@pytest.mark.parametrize("norm", ["before", "after"])
+@pytest.mark.parametrize(("norm", ["pre", "post"]))
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_steps_are_lean(norm: str, precision: Precision, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that fell back to the plain blocks would find the same, and take longer."""
     monkeypatch.setenv("TRANSDUCE_NATIVE", native)
     table = Embedding(20, 16)
-    options: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "norm": norm}
+    options: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "ff_width": 24, "norm": norm}
     decoder = TransformerDecoder(table, Output(16, 20), 16, **options)
     network = for_generation(EncoderDecoder(TransformerEncoder(table, **options), decoder), precision)
     source = Padded.from_rows([[5, 6, 7, 2]])

@@ -29,7 +29,7 @@ from transduce.training.experiment import train
 from transduce.training.report import read_log
 
 RECURRENT = {"kind": "recurrent", "width": 32, "dropout": 0.0}
-TRANSFORMER = {"kind": "transformer", "width": 16, "heads": 2, "hidden": 32, "layers": 1, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 16, "heads": 2, "ff_width": 32, "layers": 1, "dropout": 0.0}
 GRU = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "bahdanau"}}
 BLOCKS = {"encoder": TRANSFORMER, "decoder": TRANSFORMER}
 
@@ -303,7 +303,7 @@ def test_matching_is_near_and_keeps_heads_whole(model: dict[str, Any], wanted: i
     for part in (matched.encoder, matched.decoder):
         assert part is not None
         assert part["width"] % (2 * part.get("heads", 1)) == 0
-        assert part.get("hidden", 0) % 2 == 0
+        assert part.get("ff_width", 0) % 2 == 0
     if model["encoder"]["width"] == model["decoder"]["width"]:
         assert matched.encoder["width"] == matched.decoder["width"]  # type: ignore[index]
     assert strip(matched) == strip(filled)  # nothing else was touched
@@ -335,4 +335,4 @@ def test_no_other_width_comes_nearer(wanted: int, vocabulary: int) -> None:
 
 def strip(model: ModelRecipe) -> Any:
     parts = (model.encoder, model.decoder)
-    return [{key: value for key, value in (part or {}).items() if key not in ("width", "hidden")} for part in parts]
+    return [{key: value for key, value in (part or {}).items() if key not in ("width", "ff_width")} for part in parts]

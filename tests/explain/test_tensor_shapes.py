@@ -19,7 +19,7 @@ from transduce.explain.tensor_shapes import Row, explain_shapes
 from transduce.recipe import parse
 
 GRU = {"kind": "recurrent", "cell": "gru", "width": 24}
-BLOCKS = {"kind": "transformer", "layers": 4, "width": 24, "heads": 4, "hidden": 40}
+BLOCKS = {"kind": "transformer", "layers": 4, "width": 24, "heads": 4, "ff_width": 40}
 GATED = {"kind": "convolutional", "layers": 2, "width": 24, "kernel": 3}
 LABELS = {"target": {"kind": "labels"}}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "bottleneck": {"model": {"encoder": GRU, "decoder": {**GRU, "cell": "lstm", "context": "initial"}}},
     "transformer": {"model": {"encoder": BLOCKS, "decoder": BLOCKS}},
     "few key heads": {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "kv_heads": 2}}},
-    "average": {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "own": "average"}}},
+    "average": {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "token_mixer": "average"}}},
     "convolutional": {"model": {"encoder": GATED, "decoder": GATED}},
     "hybrid": {"model": {"encoder": {**BLOCKS, "width": 32, "heads": 2}, "decoder": GRU}},
     "decoder alone": {"tokens": {"shared": True}, "model": {"decoder": BLOCKS}},
@@ -93,7 +93,7 @@ def test_no_recipe_makes_letters_ambiguous(heads: int, head_width: int, layers: 
     width = heads * head_width
     kinds = {
         "recurrent": {"kind": "recurrent", "width": width, "layers": layers},
-        "transformer": {"kind": "transformer", "width": width, "layers": layers, "heads": heads, "hidden": 2 * width},
+        "transformer": {"kind": "transformer", "width": width, "layers": layers, "heads": heads, "ff_width": 2 * width},
         "convolutional": {"kind": "convolutional", "width": width, "layers": layers, "kernel": kernel},
     }
     rows = explain_shapes(parse({"model": {"encoder": kinds["recurrent"], "decoder": kinds[decoder]}}))

@@ -26,7 +26,7 @@ from transduce.inference import Model
 from transduce.training.experiment import TrainingResult, train
 from transduce.training.resolve import settle
 
-TRANSFORMER = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "hidden": 16, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 16, "dropout": 0.0}
 LEARNED = {**TRANSFORMER, "position": {"kind": "learned", "longest": 24}}
 
 

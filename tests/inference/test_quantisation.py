@@ -19,7 +19,7 @@ from transduce.kernels.packed_linear import quantise_rows
 from transduce.run import Run
 from transduce.training.experiment import train
 
-BLOCKS = {"kind": "transformer", "width": 32, "layers": 1, "heads": 2, "hidden": 64}
+BLOCKS = {"kind": "transformer", "width": 32, "layers": 1, "heads": 2, "ff_width": 64}
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"encoder": BLOCKS, "decoder": BLOCKS, "tie": "target"},
     "recurrent": {"encoder": {**RECURRENT, "width": 32}, "decoder": {**RECURRENT, "width": 32, "context": "luong"}},

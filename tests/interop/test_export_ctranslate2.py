@@ -17,7 +17,7 @@ library = pytest.importorskip("ctranslate2")
 
 PAIRS = {
     "pre-norm": pair(),
-    "post-norm, untied": {**pair(norm="after", activation="gelu"), "tie": "none"},
+    "post-norm, untied": {**pair(norm="post", activation="gelu"), "tie": "none"},
     "unscaled": {**pair(activation="gelu_tanh"), "scale_embedding": False},
     "learned": pair(position={"kind": "learned", "longest": 64}, embedding_norm=True, activation="silu"),
     "no position": pair(position="none"),
@@ -31,7 +31,8 @@ PAIRS = {
     "no bias": pair(bias=False),
     "norm_eps": pair(norm_eps=1e-2),
     "different depths": {
-        "encoder": transformer(layers=3, hidden=32), "decoder": transformer(layers=1, activation="gelu"), "tie": "all",
+        "encoder": transformer(layers=3, ff_width=32), "decoder": transformer(layers=1, activation="gelu"),
+        "tie": "all",
     },
 }  # fmt: skip
 
@@ -103,7 +104,7 @@ def test_a_decoder_alone(tmp_path):
 
 
 def test_in_8_bits(tmp_path):
-    run = make_run(tmp_path / "run", {**pair(norm="after", width=64, hidden=128)})
+    run = make_run(tmp_path / "run", {**pair(norm="post", width=64, ff_width=128)})
     for precision in ("fp32", "int8"):
         export(run.folder, tmp_path / precision, "ctranslate2", precision=precision)
     sizes = [(tmp_path / precision / "model.bin").stat().st_size for precision in ("int8", "fp32")]
@@ -124,8 +125,8 @@ def test_in_8_bits(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"own": "ssru"}, "decoder.own|encoder.own"),
-        ({"reach": 3}, "reach"),
+        ({"token_mixer": "ssru"}, "decoder.token_mixer|encoder.token_mixer"),
+        ({"window": 3}, "window"),
         ({"position": "alibi"}, "position"),
         ({"position": {"kind": "sinusoidal", "join": "concatenate"}}, "position"),
         ({"normaliser": "sparsemax"}, "normaliser"),

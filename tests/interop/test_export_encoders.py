@@ -87,7 +87,7 @@ def labelled_run(folder, head):
     return run
 
 
-BERT = {"norm": "after", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}}
+BERT = {"norm": "post", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}}
 
 
 @pytest.mark.parametrize("head", ["classifier", "tagger"])

@@ -24,14 +24,14 @@ T5 = {
     "head_width": 6,
     "position": {"kind": "relative", "buckets": 8, "distance": 16},
 }
-BART = {"norm": "after", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}, "activation": "gelu"}
+BART = {"norm": "post", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}, "activation": "gelu"}
 OWN = {  # models of ours and the architecture that carries them
-    "post-norm": (pair(norm="after"), "MarianMTModel"),
+    "post-norm": (pair(norm="post"), "MarianMTModel"),
     "pre-norm": (pair(activation="silu"), "PegasusForConditionalGeneration"),
     "halves": (pair(position={"kind": "sinusoidal", "halves": True}), "PegasusForConditionalGeneration"),
-    "unscaled": ({**pair(norm="after"), "scale_embedding": False}, "MarianMTModel"),
+    "unscaled": ({**pair(norm="post"), "scale_embedding": False}, "MarianMTModel"),
     "bart": (pair(**BART), "BartForConditionalGeneration"),
-    "mbart": (pair(**{**BART, "norm": "before"}), "MBartForConditionalGeneration"),
+    "mbart": (pair(**{**BART, "norm": "pre"}), "MBartForConditionalGeneration"),
     "t5": (pair(**T5), "T5ForConditionalGeneration"),
     "t5 gated": (pair(**{**T5, "gated": True, "activation": "gelu_tanh"}), "T5ForConditionalGeneration"),
     "gpt2": (
@@ -99,7 +99,7 @@ def said_by(model, row) -> str:
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "chars", "bytes"])
 def test_tokenizers_there(kind, tmp_path):
     """Texts become the same tokens and come back to the letter, spaces, marks and other scripts too."""
-    run = make_run(tmp_path / "run", pair(norm="after"), kind=kind)
+    run = make_run(tmp_path / "run", pair(norm="post"), kind=kind)
     export(run.folder, tmp_path / "there", "huggingface")
     ours = run.tokenizers()[0]
     theirs = library.AutoTokenizer.from_pretrained(tmp_path / "there", local_files_only=True)
@@ -122,7 +122,7 @@ def compare_language_models(model, there, tokens):
 
 
 def test_vectors_there(tmp_path):
-    encoder = transformer(norm="after", embedding_norm=True, position={"kind": "learned", "longest": 40})
+    encoder = transformer(norm="post", embedding_norm=True, position={"kind": "learned", "longest": 40})
     recipe = {"encoder": encoder, "head": {"kind": "embedder", "pooling": "max"}, "scale_embedding": False}
     training = {"objective": {"kind": "contrastive"}}
     run = make_run(tmp_path / "run", recipe, training=training, evaluation={"metrics": ["recall@1"]})
@@ -171,8 +171,8 @@ def test_t5_with_an_odd_root():
     ("changes", "named"),
     [
         ({"position": "rotary"}, "position"),
-        ({"own": "ssru"}, "own"),
-        ({"reach": 3}, "reach"),
+        ({"token_mixer": "ssru"}, "token_mixer"),
+        ({"window": 3}, "window"),
         ({"kv_heads": 2}, "kv_heads"),
         ({"normaliser": "sparsemax"}, "normaliser"),
         ({"gated": True}, "gated"),

@@ -211,11 +211,11 @@ def test_the_best_of_a_list(
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"norm": "after"},
+    {"norm": "post"},
     {"activation": "gelu", "gated": True},
     {"activation": "silu", "bias": False},
     {"activation": "gelu_tanh", "reach": 2},
-    {"width": 18, "heads": 3, "hidden": 7},  # nothing a multiple of anything
+    {"width": 18, "heads": 3, "ff_width": 7},  # nothing a multiple of anything
     {"head_width": 20},
     {"width": 64, "heads": 2},  # heads of whole vectors
 ]
@@ -223,7 +223,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 def transformer(options: dict[str, Any], vocabulary: int = 23) -> EncoderDecoder:
     torch.manual_seed(1)
-    options = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, **options}
+    options = {"layers": 2, "width": 16, "heads": 2, "ff_width": 24, **options}
     table = Embedding(vocabulary, options["width"])
     reading = {name: value for name, value in options.items() if name != "reach"}
     encoder = TransformerEncoder(table, **reading)
@@ -276,7 +276,7 @@ def test_the_smallest_vocabulary() -> None:
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
 def test_int8_outputs_do_not_depend_on_the_batch(strategy: Strategy) -> None:
-    network = for_generation(transformer({"width": 32, "hidden": 64}), "int8")
+    network = for_generation(transformer({"width": 32, "ff_width": 64}), "int8")
     rows = [[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]]
     together = search(network, Batch(Padded.from_rows(rows)), strategy, longest=torch.full((3,), 12))
     for row, beside in zip(rows, together, strict=True):

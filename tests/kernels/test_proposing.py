@@ -48,7 +48,7 @@ native = pytest.mark.skipif(libraries.library() is None, reason="no compiler her
 def network(kind: str = "both", ending: float = 1.5) -> Transducer:
     """`ending` is added to the score of </s>, so that lines end here and there."""
     torch.manual_seed(3)
-    sizes: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24}
+    sizes: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "ff_width": 24}
     table, output = Embedding(SIZE, 16), Output(16, SIZE)
     with torch.no_grad():
         output.layer.bias[EOS] += ending

@@ -19,13 +19,13 @@ LENGTHS = [[1], [7, 1, 30, 16], [33, 2, 65, 40, 128, 3, 9, 61, 17, 50]]  # fewer
 @pytest.mark.parametrize("lengths", LENGTHS, ids=len)
 @pytest.mark.parametrize(
     "options",
-    [{"heads": 2, "width": 128}, {"heads": 3, "width": 60, "norm": "after"}, {"heads": 1, "width": 32, "gated": True}],
+    [{"heads": 2, "width": 128}, {"heads": 3, "width": 60, "norm": "post"}, {"heads": 1, "width": 32, "gated": True}],
     ids=str,
 )
 def test_a_source_is_read_as_by_the_plain_block(lengths: list[int], options: dict[str, object]) -> None:
     torch.manual_seed(len(lengths))
     embedding = Embedding(50, int(str(options["width"])))
-    plain = TransformerEncoder(embedding, layers=2, hidden=48, activation="gelu", **options).eval()  # type: ignore[arg-type]
+    plain = TransformerEncoder(embedding, layers=2, ff_width=48, activation="gelu", **options).eval()  # type: ignore[arg-type]
     made = for_generation(plain, "fp32")
     assert all(isinstance(block, LeanReading) and block.whole is not None for block in made.blocks)
     rows = [torch.randint(4, 50, (length,)).tolist() for length in lengths]

@@ -11,7 +11,7 @@ from transduce.training.experiment import train
 pytestmark = pytest.mark.slow
 
 GRU = {"kind": "recurrent", "width": 32, "dropout": 0.0}
-TRANSFORMER = {"kind": "transformer", "width": 32, "heads": 4, "hidden": 64, "layers": 1, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 32, "heads": 4, "ff_width": 64, "layers": 1, "dropout": 0.0}
 TEMPLATES = (
     ("my name is {0} .", "hello {0} !"),
     ("i am {0} , not {1} .", "welcome {0} , goodbye {1} !"),

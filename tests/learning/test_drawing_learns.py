@@ -30,7 +30,7 @@ def test_a_text_is_drawn(tmp_path, kind):
     shown = [picture for _, picture in seen]
     palette = PaletteTokenizer.of(shown, 24) if kind == "colours" else VQTokenizer.of(shown, 128, 4, updates=700)
     (tmp_path / "train.tsv").write_text("".join(f"{text}\t{palette.encode(picture)}\n" for text, picture in seen))
-    part = {"kind": "transformer", "width": 48, "heads": 4, "hidden": 96, "dropout": 0.0}
+    part = {"kind": "transformer", "width": 48, "heads": 4, "ff_width": 96, "dropout": 0.0}
     recipe = {
         "data": {"train": str(tmp_path / "train.tsv"), "cache": str(tmp_path / "cache"), "dev_size": 20},
         "tokens": {"source": {"kind": "words"}, "target": {"kind": "words"}},

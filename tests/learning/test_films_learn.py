@@ -50,7 +50,7 @@ def learn(folder: Path, name: str, model: dict, target: str, metric: str, rate: 
 
 def test_captions(tmp_path):
     """Colour and movement are right; so small a picture hardly tells a circle from a square."""
-    block = {"kind": "transformer", "width": 64, "layers": 2, "heads": 4, "hidden": 128, "dropout": 0.0}
+    block = {"kind": "transformer", "width": 64, "layers": 2, "heads": 4, "ff_width": 128, "dropout": 0.0}
     learn(tmp_path, "films", {"encoder": WATCHED, "decoder": block}, "words", "exact", 1e-3, 350)
     lines = [line.split("\t") for line in (tmp_path / "test" / "pairs.tsv").read_text().splitlines()]
     found = transduce.load(tmp_path / "run").generate([str(tmp_path / "test" / film) for film, _ in lines])

@@ -90,7 +90,7 @@ def test_soft_attention_says_what_it_sees_and_looks_at_it(shapes, tmp_path):
         ({**SPOKEN, "context": {"kind": "bahdanau", "normaliser": "hard"}}, {"kind": "cross_entropy"}),
         ({**SPOKEN, "context": {"kind": "luong", "normaliser": "sampled"}}, {"kind": "reinforce"}),
         (SPOKEN, {"kind": "attention_penalty", "penalty": "doubly_stochastic", "weight": 0.05}),
-        ({"kind": "transformer", "width": 64, "heads": 4, "hidden": 128, "layers": 1, "dropout": 0.0}, {}),
+        ({"kind": "transformer", "width": 64, "heads": 4, "ff_width": 128, "layers": 1, "dropout": 0.0}, {}),
     ],
     ids=["straight-through", "reinforce", "doubly-stochastic", "transformer"],
 )
@@ -121,7 +121,7 @@ def test_a_vision_transformer_labels_a_folder_for_each_kind(shapes, tmp_path):
         "width": 48,
         "layers": 2,
         "heads": 4,
-        "hidden": 96,
+        "ff_width": 96,
         "position": "none",
         "dropout": 0.0,
         "front": {"kind": "patches", "patch": 8, "leading": 1},

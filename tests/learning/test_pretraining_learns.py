@@ -91,7 +91,7 @@ def test_masked_tokens_are_found_as_often_as_can_be(tmp_path):
         "dev": write(tmp_path / "dev.txt", [line() for _ in range(1000)]),
     }
     model = {
-        "encoder": {"kind": "transformer", "width": 32, "heads": 2, "hidden": 64, "layers": 2, "dropout": 0.0},
+        "encoder": {"kind": "transformer", "width": 32, "heads": 2, "ff_width": 64, "layers": 2, "dropout": 0.0},
         "head": {"kind": "mlm", "dropout": 0.0},
         "tie": "target",
     }

@@ -21,7 +21,7 @@ SEEN = {
     "width": WIDTH,
     "layers": 1,
     "heads": 4,
-    "hidden": 2 * WIDTH,
+    "ff_width": 2 * WIDTH,
     "position": "none",
     "dropout": 0.0,
     "front": {"kind": "patches", "patch": 4, "places": "waves"},
@@ -59,7 +59,14 @@ def learn(looks: Path, folder: Path, names: tuple[str, ...], steps: int) -> tran
         "tokens": {"source": {"kind": "words"}, "target": {"kind": "words"}},
         "model": {
             "encoder": joined if len(names) > 1 else PARTS[names[0]],
-            "decoder": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 4, "hidden": 128, "dropout": 0.0},
+            "decoder": {
+                "kind": "transformer",
+                "width": WIDTH,
+                "layers": 2,
+                "heads": 4,
+                "ff_width": 128,
+                "dropout": 0.0,
+            },
         },
         "training": {
             "steps": steps,

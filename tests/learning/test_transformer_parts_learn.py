@@ -12,11 +12,11 @@ CONVOLUTIONAL = {"kind": "convolutional", "width": 64, "layers": 3, "dropout": 0
 # name: encoder, decoder, updates, batches sorted together, exact match to reach (%)
 PARTS = {
     "convolutional": (CONVOLUTIONAL, CONVOLUTIONAL, 280, 100, 90),
-    "SSRU decoder": (TRANSFORMER, {**TRANSFORMER, "own": "ssru"}, 250, 100, 95),
-    "average decoder": (TRANSFORMER, {**TRANSFORMER, "own": "average"}, 250, 100, 95),
-    "grouped, in reach, RMS, gated": (
+    "SSRU decoder": (TRANSFORMER, {**TRANSFORMER, "token_mixer": "ssru"}, 250, 100, 95),
+    "average decoder": (TRANSFORMER, {**TRANSFORMER, "token_mixer": "average"}, 250, 100, 95),
+    "grouped, windowed, RMS, gated": (
         {**TRANSFORMER, "kv_heads": 2, "norm_kind": "rms", "gated": True, "activation": "silu", "bias": False},
-        {**TRANSFORMER, "kv_heads": 1, "norm_kind": "rms", "gated": True, "reach": 3, "position": "rotary"},
+        {**TRANSFORMER, "kv_heads": 1, "norm_kind": "rms", "gated": True, "window": 3, "position": "rotary"},
         250,
         100,
         95,

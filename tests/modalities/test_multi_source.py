@@ -107,7 +107,7 @@ def test_without_a_recipe(command: Command, asked: Path, bench: Path) -> None:
     changes = [f"training.{name}={value}" for name, value in QUICK.items()]
     narrow = ("model.encoder.width=16", "model.encoder.parts.picture.width=16", "model.encoder.parts.question.width=16")
     line = ("train", bench / "looks" / "pairs.tsv", "--task", "vqa", "--run", bench / "vqa", *changes, *narrow)
-    called = command(*line, "model.decoder.width=16", "model.decoder.hidden=16", "data.dev_size=8")
+    called = command(*line, "model.decoder.width=16", "model.decoder.ff_width=16", "data.dev_size=8")
     assert called.code == 0, called.err
     saved = yaml.safe_load((bench / "vqa" / "recipe.yaml").read_text())
     assert list(saved["data"]["sources"]) == list(saved["model"]["encoder"]["parts"]) == ["picture", "question"]
@@ -141,7 +141,7 @@ def test_translation_from_two_languages(bench: Path) -> None:
     pairs.write_text("".join("\t".join(numbers[place % 4]) + "\n" for place in range(80)))
     dev = bench / "two-languages-dev.tsv"
     dev.write_text("".join("\t".join(number) + "\n" for number in numbers))
-    block = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "hidden": 16, "dropout": 0.0}
+    block = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 16, "dropout": 0.0}
     recipe = settings(pairs, {"german": "text", "french": "text"}, {"german": block, "french": PART})
     recipe["training"] = {**QUICK, "steps": 60, "optimiser": {"learning_rate": 1e-2}, "schedule": {"warmup": 5}}
     recipe["data"] = {"train": str(pairs), "dev": str(dev), "sources": recipe["data"]["sources"]}

@@ -26,7 +26,7 @@ from transduce.layers.norm import BatchNorm, RMSNorm
 from transduce.recipe import parse
 
 WIDTH, SIZE = 8, 9
-SIZES = {"layers": 1, "width": WIDTH, "heads": 2, "hidden": 12, "dropout": 0.0, "position": NoPosition}
+SIZES = {"layers": 1, "width": WIDTH, "heads": 2, "ff_width": 12, "dropout": 0.0, "position": NoPosition}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -61,10 +61,10 @@ def test_heads_that_do_not_fit_are_refused():
     ):
         with pytest.raises(InputError, match=message):
             MultiHead(WIDTH, WIDTH, heads)
-    with pytest.raises(InputError, match="no reach"):
-        TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, own="ssru", reach=2, **SIZES)
+    with pytest.raises(InputError, match="no window"):
+        TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, token_mixer="ssru", window=2, **SIZES)
     with pytest.raises(InputError, match="Rotary positions"):
-        TransformerEncoder(Embedding(SIZE, WIDTH), own="average", **{**SIZES, "position": Rotary})
+        TransformerEncoder(Embedding(SIZE, WIDTH), token_mixer="average", **{**SIZES, "position": Rotary})
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_heads_that_do_not_fit_are_refused():
     [
         ({"heads": 4, "kv_heads": 3}, "choose kv_heads that divide heads"),
         ({"kv_heads": 0}, "greater than 0"),
-        ({"reach": 0}, "greater than 0"),
-        ({"own": "ssru", "reach": 2}, "leave reach out"),
-        ({"own": "average", "position": "alibi"}, "choose position: sinusoidal"),
+        ({"window": 0}, "greater than 0"),
+        ({"token_mixer": "ssru", "window": 2}, "leave window out"),
+        ({"token_mixer": "average", "position": "alibi"}, "choose position: sinusoidal"),
         ({"projections": "none", "width": 32}, "one width"),
         ({"norm_kind": "group"}, "'layer', 'rms' or 'batch'"),
         ({"kind": "convolutional", "position": "rotary"}, "choose position: sinusoidal"),
@@ -124,28 +124,28 @@ def test_queries_and_keys_make_relevance_asymmetric():
     assert around("all") > 0.1
 
 
-@pytest.mark.parametrize("reach", [1, 2])
-def test_reach(reach):
-    """A change moves the rows of one layer within reach alone; forwards only where the model is causal."""
-    encoder = TransformerEncoder(Embedding(SIZE, WIDTH), reach=reach, **SIZES).eval()
-    decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, reach=reach, **SIZES).eval()
+@pytest.mark.parametrize("window", [1, 2])
+def test_window(window):
+    """A change moves the rows of one layer within the window alone; forwards only where the model is causal."""
+    encoder = TransformerEncoder(Embedding(SIZE, WIDTH), window=window, **SIZES).eval()
+    decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, window=window, **SIZES).eval()
     row = torch.tensor([[4, 5, 6, 7, 8, 4, 5, 6]])
     changed = row.clone()
     changed[0, 3] = 8
     real = torch.ones_like(row, dtype=torch.bool)
     moved = encoder(Batch(Padded(row, real))).values - encoder(Batch(Padded(changed, real))).values
-    assert moved[0].abs().gt(1e-6).any(-1).nonzero().flatten().tolist() == list(range(3 - reach, 4 + reach))
+    assert moved[0].abs().gt(1e-6).any(-1).nonzero().flatten().tolist() == list(range(3 - window, 4 + window))
     start = decoder.start(Memory.empty(1))
     moved = decoder.advance(row, start).logits - decoder.advance(changed, start).logits
-    assert moved[0].abs().gt(1e-6).any(-1).nonzero().flatten().tolist() == list(range(3, 4 + reach))
+    assert moved[0].abs().gt(1e-6).any(-1).nonzero().flatten().tolist() == list(range(3, 4 + window))
     seen = decoder.advance(row, start, with_attention=True).attention.past[0, 0, 0]
-    assert (seen.tril(-reach - 1) == 0).all()
+    assert (seen.tril(-window - 1) == 0).all()
 
 
 def test_a_reach_beyond_the_row_is_no_limit():
     torch.manual_seed(1)
     free = TransformerEncoder(Embedding(SIZE, WIDTH), **SIZES).eval()
-    wide = TransformerEncoder(Embedding(SIZE, WIDTH), reach=20, **SIZES).eval()
+    wide = TransformerEncoder(Embedding(SIZE, WIDTH), window=20, **SIZES).eval()
     wide.load_state_dict(free.state_dict())
     batch = Batch(Padded.from_rows([[4, 5, 6, 2], [4, 2]]))
     assert_close(wide(batch).values[batch.source.mask], free(batch).values[batch.source.mask])
@@ -271,7 +271,9 @@ def test_without_positions_order_does_not_matter(kind):
     assert torch.allclose(shuffled, plain[:, order], **CLOSE) == (kind == "none")
 
 
-@pytest.mark.parametrize("options", [{}, {"own": "ssru"}, {"own": "average"}, {"norm_kind": "batch"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"token_mixer": "ssru"}, {"token_mixer": "average"}, {"norm_kind": "batch"}], ids=str
+)
 def test_half_precision_goes_on_where_it_was(options):
     """Under mixed precision the past keeps a type that the next step can take, and says about the same."""
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, **SIZES, **options).eval()

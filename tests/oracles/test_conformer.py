@@ -56,7 +56,7 @@ def test_a_block_is_that_of_the_library() -> None:
     layer.conv_module.batch_norm.running_mean.normal_()
     layer.conv_module.batch_norm.running_var.uniform_(0.5, 2)
     encoder = ConformerEncoder(
-        FrameStacking(WIDTH, shape=(WIDTH,)), layers=1, width=WIDTH, heads=HEADS, hidden=HIDDEN, kernel=KERNEL,
+        FrameStacking(WIDTH, shape=(WIDTH,)), layers=1, width=WIDTH, heads=HEADS, ff_width=HIDDEN, kernel=KERNEL,
         norm_kind="batch", position=NoPosition,
     ).eval()  # fmt: skip
     with torch.no_grad():

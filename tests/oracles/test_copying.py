@@ -16,7 +16,7 @@ from transduce.recipe import parse
 
 SIZE, WIDTH = 9, 8
 RECURRENT = {"kind": "recurrent", "width": WIDTH, "dropout": 0.0}
-TRANSFORMER = {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "ff_width": 12, "dropout": 0.0}
 
 
 def recipe(encoder, decoder, copying, shared=True):

@@ -28,17 +28,17 @@ from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer
 
 VOCABULARY, WIDTH = 40, 64
-COMMON: dict[str, Any] = {"layers": 2, "width": WIDTH, "heads": 2, "hidden": 96, "dropout": 0.0}
+COMMON: dict[str, Any] = {"layers": 2, "width": WIDTH, "heads": 2, "ff_width": 96, "dropout": 0.0}
 SHAPES: dict[str, dict[str, Any]] = {
     "before": {},
-    "after": {"norm": "after"},
-    "gelu": {"norm": "after", "activation": "gelu", "position": partial(Learned, longest=24)},
+    "after": {"norm": "post"},
+    "gelu": {"norm": "post", "activation": "gelu", "position": partial(Learned, longest=24)},
     "gated": {"activation": "silu", "gated": True, "bias": False},
-    "gated after": {"norm": "after", "activation": "gelu_tanh", "gated": True},
+    "gated after": {"norm": "post", "activation": "gelu_tanh", "gated": True},
     "few keys": {"kv_heads": 1, "position": NoPosition},
-    "reach": {"reach": 2, "norm": "after"},
+    "window": {"window": 2, "norm": "post"},
     "entry before": {"embedding_norm": True},
-    "entry after": {"embedding_norm": True, "norm": "after", "norm_eps": 1e-3},
+    "entry after": {"embedding_norm": True, "norm": "post", "norm_eps": 1e-3},
     "narrow heads": {"head_width": 32, "heads": 4},
 }
 
@@ -50,7 +50,7 @@ def build(options: dict[str, Any], *, alone: bool = False) -> Transducer:
     decoder = TransformerDecoder(table, Output(WIDTH, VOCABULARY, table), 0 if alone else WIDTH, **options)
     made: Transducer = DecoderOnly(decoder)
     if not alone:
-        plain = {name: value for name, value in options.items() if name not in ("reach", "kv_heads", "head_width")}
+        plain = {name: value for name, value in options.items() if name not in ("window", "kv_heads", "head_width")}
         made = EncoderDecoder(TransformerEncoder(table, **{**plain, "heads": 2}), decoder)
     for name, parameter in made.named_parameters():
         if "table" not in name:
@@ -193,7 +193,8 @@ def test_more_rows_than_pay_go_the_plain_way(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "options", [{"position": Rotary}, {"norm_kind": "rms"}, {"own": "ssru"}, {"heads": 4}, {"projections": "none"}]
+    "options",
+    [{"position": Rotary}, {"norm_kind": "rms"}, {"token_mixer": "ssru"}, {"heads": 4}, {"projections": "none"}],
 )
 def test_other_kinds_stay_as_they_are(options: dict[str, Any]) -> None:
     model = build({**options, "position": options.get("position", Sinusoidal)})

@@ -41,7 +41,7 @@ def gradients(model: Any) -> list[Tensor]:
 
 def model_of(**options: object) -> nn.Module:
     torch.manual_seed(2)
-    part = {"kind": "transformer", "width": 16, "heads": 4, "hidden": 24, "layers": 2, "dropout": 0.0, **options}
+    part = {"kind": "transformer", "width": 16, "heads": 4, "ff_width": 24, "layers": 2, "dropout": 0.0, **options}
     return build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, 12, 12)
 
 

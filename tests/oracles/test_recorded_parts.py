@@ -226,7 +226,7 @@ def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def model_of(**options: Any) -> Any:
     torch.manual_seed(2)
-    part = {"kind": "transformer", "width": 32, "heads": 2, "hidden": 48, "layers": 2, "dropout": 0.0, **options}
+    part = {"kind": "transformer", "width": 32, "heads": 2, "ff_width": 48, "layers": 2, "dropout": 0.0, **options}
     made = build_model(
         complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, VOCABULARY, VOCABULARY
     )
@@ -245,22 +245,22 @@ def gradients(model: Any, batch: Batch = BATCH) -> list[Tensor]:
 
 COMMON: dict[str, dict[str, Any]] = {
     "before": {},
-    "after": {"norm": "after"},
+    "after": {"norm": "post"},
     "gated": {"activation": "silu", "gated": True, "bias": False},
-    "gated after": {"activation": "gelu_tanh", "gated": True, "norm": "after"},
+    "gated after": {"activation": "gelu_tanh", "gated": True, "norm": "post"},
     "gelu": {"activation": "gelu"},
     "no bias": {"bias": False},
     "rms": {"norm_kind": "rms"},
-    "rms after": {"norm_kind": "rms", "norm": "after"},
-    "embedding norm": {"embedding_norm": True, "norm": "after"},
+    "rms after": {"norm_kind": "rms", "norm": "post"},
+    "embedding norm": {"embedding_norm": True, "norm": "post"},
     "shared keys": {"kv_heads": 1},
     "rotary": {"position": "rotary"},
 }
 OTHERS: dict[str, dict[str, Any]] = {
-    "ssru": {"own": "ssru"},
-    "average": {"own": "average", "norm": "after"},
+    "ssru": {"token_mixer": "ssru"},
+    "average": {"token_mixer": "average", "norm": "post"},
     "batch": {"norm_kind": "batch"},  # no norm of the kernels: the sum is made alone
-    "batch after": {"norm_kind": "batch", "norm": "after"},
+    "batch after": {"norm_kind": "batch", "norm": "post"},
     "attention dropout": {"attention_dropout": 1e-9},
 }
 SHAPES = COMMON | OTHERS
@@ -297,14 +297,14 @@ def expected(norm: str, biased: bool, drops: bool) -> dict[str, int]:
 
     The bias of a product that goes into a residual is summed up with the norm.
     """
-    norms = 12 if norm == "before" else 10  # and one at the end of each stack
+    norms = 12 if norm == "pre" else 10  # and one at the end of each stack
     matrices = 2 + 2 + 1  # only rectifiers and scores: the biases of attention are summed up in it, source by source
     matrices += 6 if biased else 0
     others = {"tile_contexts": 6, "tile_slopes": 6, "with dropout": 2 * 10 if drops else 0}
     return {"level_rows": norms, "level_slopes": norms, "sum_columns": norms + matrices, **others}
 
 
-@pytest.mark.parametrize("norm", ["before", "after"])
+@pytest.mark.parametrize(("norm", ["pre", "post"]))
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize(
     ("options", "biased"),
@@ -351,7 +351,7 @@ def test_a_packed_batch_falls_back_nowhere(launches: Counter[str]) -> None:
     model = model_of(dropout=0.2)
     with free_launches(), torch.autocast("cpu", torch.bfloat16):
         gradients(model, packing.packed((next(sides), next(sides)), lines))
-    assert launches == expected("before", True, True)
+    assert launches == expected("pre", True, True)
 
 
 @pytest.mark.usefixtures("launches")
@@ -372,7 +372,7 @@ def test_gradients_of_one_product_are_not_copied(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("norm", ["before", "after"])
+@pytest.mark.parametrize(("norm", ["pre", "post"]))
 def test_dropout_leaves_out_the_same_in_both_passes(norm: str) -> None:
     """The loss falls along its gradient as fast as the gradient says, where every pass draws alike."""
     model = model_of(norm=norm, dropout=0.3, activation="gelu")

@@ -17,7 +17,7 @@ from transduce.layers.embedding import Embedding, Output
 from transduce.layers.recurrent import CELLS, RecurrentStack
 
 WIDTH, HEADS, HIDDEN, SIZE = 16, 4, 40, 9
-SIZES = {"layers": 2, "width": WIDTH, "heads": HEADS, "hidden": HIDDEN, "dropout": 0.0, "position": NoPosition}
+SIZES = {"layers": 2, "width": WIDTH, "heads": HEADS, "ff_width": HIDDEN, "dropout": 0.0, "position": NoPosition}
 
 
 def copy_attention(own, other: nn.MultiheadAttention) -> None:
@@ -38,10 +38,10 @@ def copy_rest(own, other, residuals, norms) -> None:
         norm.load_state_dict(residual.norm.state_dict())
 
 
-@pytest.mark.parametrize("norm", ["before", "after"])
+@pytest.mark.parametrize(("norm", ["pre", "post"]))
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_transformer(norm, activation):
-    first, before = norm == "before", {"batch_first": True, "dropout": 0.0, "activation": activation}
+    first, before = norm == "pre", {"batch_first": True, "dropout": 0.0, "activation": activation}
     ours_in = TransformerEncoder(Embedding(SIZE, WIDTH), norm=norm, activation=activation, **SIZES).eval()
     ours_out = TransformerDecoder(
         Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), WIDTH, norm=norm, activation=activation, **SIZES

@@ -400,12 +400,12 @@ def test_cross_entropy_of_a_gpu(size: int) -> None:
 
 SHAPES: dict[str, dict[str, Any]] = {
     "before": {},
-    "after": {"norm": "after", "activation": "gelu"},
+    "after": {"norm": "post", "activation": "gelu"},
     "rms": {"norm_kind": "rms", "activation": "gelu_tanh"},
     "gated": {"activation": "silu", "gated": True, "bias": False},
-    "embedding norm": {"embedding_norm": True, "norm": "after"},
-    "ssru": {"own": "ssru"},
-    "average": {"own": "average", "norm": "after"},
+    "embedding norm": {"embedding_norm": True, "norm": "post"},
+    "ssru": {"token_mixer": "ssru"},
+    "average": {"token_mixer": "average", "norm": "post"},
 }
 
 

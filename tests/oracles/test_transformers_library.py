@@ -19,7 +19,7 @@ from transduce.layers.embedding import Embedding, Output
 transformers = pytest.importorskip("transformers")
 
 WIDTH, HEADS, HIDDEN, SIZE, LAYERS = 16, 4, 40, 13, 2
-SIZES = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "hidden": HIDDEN, "dropout": 0.0}
+SIZES = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "ff_width": HIDDEN, "dropout": 0.0}
 SOURCE = Padded.from_rows([[5, 6, 7, 8, 2], [4, 9, 2], [8, 2]])
 TARGET = torch.tensor([[1, 5, 6, 11], [1, 4, 4, 7], [1, 8, 7, 12]])
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -85,7 +85,7 @@ def test_marian():
         decoder_start_token_id=1, decoder_vocab_size=SIZE,
     )  # fmt: skip
     theirs = shake(transformers.MarianMTModel(config))
-    options = {**SIZES, "norm": "after", "activation": "silu", "position": Learned}
+    options = {**SIZES, "norm": "post", "activation": "silu", "position": Learned}
     embedding = Embedding(SIZE, WIDTH)
     encoder = TransformerEncoder(embedding, **options).eval()
     decoder = TransformerDecoder(embedding, Output(WIDTH, SIZE, embedding), WIDTH, **options)
@@ -192,7 +192,7 @@ def test_mistral_window():
         bos_token_id=1, eos_token_id=2, sliding_window=2, head_dim=WIDTH // HEADS,
     )  # fmt: skip
     theirs = shake(transformers.MistralForCausalLM(config))
-    decoder = _llama(theirs, kv_heads=2, reach=1)
+    decoder = _llama(theirs, kv_heads=2, window=1)
     free = _llama(theirs, kv_heads=2)
     with torch.no_grad():
         expected = theirs(TARGET).logits
@@ -234,7 +234,7 @@ def test_bert_blocks():
     )  # fmt: skip
     theirs = shake(transformers.BertModel(config))
     encoder = TransformerEncoder(
-        Embedding(SIZE, WIDTH), norm="after", activation="gelu", position=NoPosition, **SIZES
+        Embedding(SIZE, WIDTH), norm="post", activation="gelu", position=NoPosition, **SIZES
     ).eval()
     with torch.no_grad():
         for own, other in zip(encoder.blocks, theirs.encoder.layer, strict=True):

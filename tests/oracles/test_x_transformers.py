@@ -30,7 +30,7 @@ CASES = {
     "swish": ({"gated": True, "activation": "silu"}, {"ff_glu": True, "ff_swish": True}),
     "relu": ({"activation": "relu"}, {"ff_custom_activation": nn.ReLU()}),
     "rms": ({"norm_kind": "rms"}, {"use_rmsnorm": True}),
-    "after": ({"norm": "after"}, {"pre_norm": False}),
+    "after": ({"norm": "post"}, {"pre_norm": False}),
     "together": (
         {"position": "rotary", "kv_heads": 2, "gated": True, "activation": "silu", "norm_kind": "rms"},
         {
@@ -46,7 +46,7 @@ CASES = {
 
 
 def our_options(options: dict) -> dict:
-    sizes = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "hidden": HIDDEN, "dropout": 0.0, "bias": False}
+    sizes = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "ff_width": HIDDEN, "dropout": 0.0, "bias": False}
     chosen = {"position": "none", "activation": "gelu", **options}
     return {**sizes, **chosen, "position": POSITIONS[chosen["position"]]}
 

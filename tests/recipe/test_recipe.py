@@ -53,7 +53,7 @@ class TestRoundTrip:
         assert model.decoder is not None
         assert model.decoder["position"] == {"kind": "rotary"}
         assert model.decoder["score"]["kind"] == "scaled_dot"
-        assert {"width", "layers", "heads", "hidden", "dropout", "norm"} <= model.decoder.keys()
+        assert {"width", "layers", "heads", "ff_width", "dropout", "norm"} <= model.decoder.keys()
 
     def test_names_in_any_language(self, tmp_path: Path) -> None:
         recipe = parse({"data": {"train": "données/文.tsv"}})

@@ -27,14 +27,14 @@ SMALL = {
     "elmo": {"kind": "elmo", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
-    "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 24, "dropout": 0.3},
+    "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "ff_width": 24, "dropout": 0.3},
     "identity": {"kind": "identity", "width": WIDTH, "dropout": 0.3},
     "conformer": {
         "kind": "conformer",
         "width": WIDTH,
         "layers": 2,
         "heads": 2,
-        "hidden": 24,
+        "ff_width": 24,
         "kernel": 3,
         "dropout": 0.3,
     },
@@ -49,19 +49,19 @@ SMALL["multi_source"] = {
 BLOCKS = (
     {"kv_heads": 1},
     {"heads": 4, "kv_heads": 2, "position": "rotary", "norm_kind": "rms", "gated": True, "activation": "silu"},
-    {"reach": 1},
-    {"reach": 2, "position": "relative", "norm": "after"},
-    {"reach": 1, "normaliser": "sparsemax", "kv_heads": 1},
-    {"norm_kind": "rms", "norm": "after", "bias": False},
+    {"window": 1},
+    {"window": 2, "position": "relative", "norm": "post"},
+    {"window": 1, "normaliser": "sparsemax", "kv_heads": 1},
+    {"norm_kind": "rms", "norm": "post", "bias": False},
     {"norm_kind": "batch"},
-    {"norm_kind": "batch", "norm": "after", "bias": False},
+    {"norm_kind": "batch", "norm": "post", "bias": False},
     {"gated": True, "activation": "gelu_tanh", "bias": False},
     {"projections": "none", "score": "dot", "heads": 1},
-    {"projections": "none", "reach": 1},
-    {"own": "ssru"},
-    {"own": "ssru", "norm": "after", "position": "none"},
-    {"own": "average"},
-    {"own": "average", "norm": "after", "position": "learned", "bias": False},
+    {"projections": "none", "window": 1},
+    {"token_mixer": "ssru"},
+    {"token_mixer": "ssru", "norm": "post", "position": "none"},
+    {"token_mixer": "average"},
+    {"token_mixer": "average", "norm": "post", "position": "learned", "bias": False},
     {"position": {"kind": "sinusoidal", "join": "concatenate"}},
     {"position": {"kind": "learned", "join": "concatenate"}},
 )
@@ -141,7 +141,7 @@ def _cases() -> dict[str, dict]:
     waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": 2}}
     add({**SMALL["transformer"], **waves}, {**SMALL["transformer"], **waves}, source_eos=False)
     for position in POSITIONS:
-        for norm in ("before", "after"):
+        for norm in ("pre", "post"):
             part = {"position": position, "norm": norm}
             add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
         add(None, {**SMALL["transformer"], "position": position})

@@ -15,7 +15,7 @@ from transduce.run import Run
 
 WORDS = [f"w{number}" for number in range(20)]
 TEXTS = ["w1 w2 w3 w4 w5 w6 w7", "w9", "w3 w3 w12 w0", "w19 w18 w17 w2 w1 w0 w5 w6 w7 w8 w11", "w4 w14"]
-SIZES = {"layers": 2, "width": 16, "heads": 4, "hidden": 24, "dropout": 0.0}
+SIZES = {"layers": 2, "width": 16, "heads": 4, "ff_width": 24, "dropout": 0.0}
 
 
 def transformer(**changes: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from transduce.flow import Example
 from transduce.synthetic.algorithmic import split
 from transduce.training.experiment import TrainingResult, train
 
-TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 4, "hidden": 128, "layers": 2, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 4, "ff_width": 128, "layers": 2, "dropout": 0.0}
 
 
 def learn(

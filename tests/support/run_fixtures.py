@@ -21,7 +21,7 @@ TRANSFORMER = {
     "width": 16,
     "layers": 1,
     "heads": 2,
-    "hidden": 32,
+    "ff_width": 32,
     "position": {"kind": "learned", "longest": 48},
 }
 

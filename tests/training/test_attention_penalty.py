@@ -14,7 +14,7 @@ from transduce.recipe import parse
 
 SIZE = 9
 RECURRENT = {"kind": "recurrent", "width": 8, "dropout": 0.0}
-TRANSFORMER = {"kind": "transformer", "width": 8, "layers": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 8, "layers": 2, "heads": 2, "ff_width": 12, "dropout": 0.0}
 
 
 def a_batch() -> Batch:

@@ -34,7 +34,7 @@ def test_arithmetic_is_counted() -> None:
     each = train.flops(train.SIZES["base"], batch) / (batch.tokens - batch.size)  # <s> is read, not said
     assert each == pytest.approx(181.3e6, rel=0.01)
     shape = gpt2.SIZES["base"]
-    parameters = shape.layers * (4 * shape.width**2 + 2 * shape.width * shape.hidden) + shape.width * shape.vocabulary
+    parameters = shape.layers * (4 * shape.width**2 + 2 * shape.width * shape.ff_width) + shape.width * shape.vocabulary
     assert gpt2.flops(shape, 1, 1024) / 1024 == pytest.approx(6 * parameters + 6 * 12 * 768 * 1024)
 
 

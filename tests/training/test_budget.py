@@ -52,7 +52,7 @@ def asked(folder: Path) -> Recipe:
     pairs = folder / "pairs.tsv"
     lines = ["".join("abcde"[(i * k) % 5] for k in range(1, 2 + i % 9)) for i in range(60)]
     pairs.write_text("".join(f"{line}\t{line[::-1]}\n" for line in lines), encoding="utf-8")
-    part = {"kind": "transformer", "width": 8, "heads": 2, "hidden": 8, "layers": 1}
+    part = {"kind": "transformer", "width": 8, "heads": 2, "ff_width": 8, "layers": 1}
     return settle(
         parse(
             {

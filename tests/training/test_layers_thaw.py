@@ -18,7 +18,7 @@ from transduce.training.optimisers import build_optimiser, clear_frozen_gradient
 from transduce.training.trainer import train
 
 SMALL = {"width": 8, "layers": 2}
-BLOCKS = {"kind": "transformer", "heads": 2, "hidden": 8, **SMALL}
+BLOCKS = {"kind": "transformer", "heads": 2, "ff_width": 8, **SMALL}
 
 
 def built(**model: Any) -> nn.Module:

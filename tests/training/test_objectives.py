@@ -30,7 +30,7 @@ from transduce.objectives import (
 from transduce.recipe import parse
 
 RECURRENT = {"kind": "recurrent", "width": 12, "dropout": 0.0}
-TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 2, "heads": 3, "hidden": 16, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 2, "heads": 3, "ff_width": 16, "dropout": 0.0}
 PARTS = {"recurrent": RECURRENT, "transformer": TRANSFORMER}
 
 

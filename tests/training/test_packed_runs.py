@@ -79,7 +79,7 @@ def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
         (changed(recipe, batch_tokens=200), None, "200 tokens are not one row"),
         (recipe, MinimumRisk(), "this objective"),
         (with_parts(recipe, kind="recurrent"), None, "only a Transformer"),
-        (with_parts(recipe, kind="transformer", own="average"), None, "only a Transformer"),
+        (with_parts(recipe, kind="transformer", token_mixer="average"), None, "only a Transformer"),
         (with_parts(recipe, kind="transformer", position=short), None, "the model has 40"),
     ]
     for one, objective, reason in cases:
@@ -90,7 +90,12 @@ def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
 
 
 def with_parts(recipe: Recipe, **options: Any) -> Recipe:
-    part = {"width": 8, "layers": 1, **({} if options["kind"] == "recurrent" else {"heads": 2, "hidden": 8}), **options}
+    part = {
+        "width": 8,
+        "layers": 1,
+        **({} if options["kind"] == "recurrent" else {"heads": 2, "ff_width": 8}),
+        **options,
+    }
     model = recipe.model.model_copy(update={"encoder": dict(part), "decoder": dict(part)})
     data = recipe.data.model_copy(update={"max_length": 30})
     return settle(recipe.model_copy(update={"model": model, "data": data}))

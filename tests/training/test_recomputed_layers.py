@@ -26,7 +26,7 @@ def batch_of(rows: int, length: int) -> Batch:
 
 def update_of(gradient_checkpointing: bool, layers: int = 2, kind: str = "transformer") -> Update:
     part = {"kind": kind, "layers": layers, "width": 16, "dropout": 0.3}
-    part |= {"heads": 2, "hidden": 64} if kind == "transformer" else {}
+    part |= {"heads": 2, "ff_width": 64} if kind == "transformer" else {}
     given = {
         "model": {"encoder": part, "decoder": part},
         "training": {"gradient_checkpointing": gradient_checkpointing},

@@ -50,7 +50,7 @@ def test_nothing_is_filled_up_beyond_the_last_place(lengths: list[tuple[int, int
 
 
 def test_where_places_end() -> None:
-    part = {"kind": "transformer", "width": 8, "heads": 2, "hidden": 8}
+    part = {"kind": "transformer", "width": 8, "heads": 2, "ff_width": 8}
     found = []
     for position in ({"kind": "learned", "longest": 600}, "sinusoidal"):
         recipe = complete_recipe(parse({"model": {"encoder": {**part, "position": position}, "decoder": part}}))
@@ -61,7 +61,7 @@ def test_where_places_end() -> None:
 @pytest.mark.parametrize("kind", ["transformer", "convolutional", "recurrent"])
 def test_the_same_gradient(kind: str) -> None:
     torch.manual_seed(1)
-    part = {"kind": kind, "width": 8, "dropout": 0.0, **({"heads": 2, "hidden": 8} if kind == "transformer" else {})}
+    part = {"kind": kind, "width": 8, "dropout": 0.0, **({"heads": 2, "ff_width": 8} if kind == "transformer" else {})}
     recipe = complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
     model, objective = build_model(recipe.model, 40, 40).double(), CrossEntropy(label_smoothing=0.1)
     batch = batch_of([(3, 5), (9, 2), (1, 11)])
@@ -102,7 +102,7 @@ class Pretended:
 def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor], Recorder]:
     """Of a small model after all of these batches, so many times; only the last time counts."""
     torch.manual_seed(1)
-    part = {"kind": "transformer", "width": 8, "dropout": 0.0, "heads": 2, "hidden": 8}
+    part = {"kind": "transformer", "width": 8, "dropout": 0.0, "heads": 2, "ff_width": 8}
     model = build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, 40, 40)
 
     def run(batch: Batch, factor: torch.Tensor) -> torch.Tensor:

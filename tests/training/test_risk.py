@@ -23,7 +23,7 @@ from transduce.recipe import parse
 IDS = st.lists(st.integers(4, 7), max_size=6)
 PARTS = {
     "recurrent": {"kind": "recurrent", "width": 12, "dropout": 0.0},
-    "transformer": {"kind": "transformer", "width": 12, "layers": 1, "heads": 2, "hidden": 16, "dropout": 0.0},
+    "transformer": {"kind": "transformer", "width": 12, "layers": 1, "heads": 2, "ff_width": 16, "dropout": 0.0},
 }
 
 

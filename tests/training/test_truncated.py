@@ -22,8 +22,16 @@ WORDS = 11
 PARTS: dict[str, dict[str, Any]] = {
     "gru": {"kind": "recurrent", "cell": "gru", "layers": 2, "width": 6, "dropout": 0.0},
     "lstm": {"kind": "recurrent", "cell": "lstm", "width": 6, "dropout": 0.0},
-    "transformer": {"kind": "transformer", "width": 8, "heads": 2, "hidden": 8, "layers": 2, "dropout": 0.0},
-    "ssru": {"kind": "transformer", "width": 8, "heads": 2, "hidden": 8, "layers": 1, "dropout": 0.0, "own": "ssru"},
+    "transformer": {"kind": "transformer", "width": 8, "heads": 2, "ff_width": 8, "layers": 2, "dropout": 0.0},
+    "ssru": {
+        "kind": "transformer",
+        "width": 8,
+        "heads": 2,
+        "ff_width": 8,
+        "layers": 1,
+        "dropout": 0.0,
+        "token_mixer": "ssru",
+    },
     "convolutional": {"kind": "convolutional", "width": 8, "layers": 2, "dropout": 0.0},
 }
 

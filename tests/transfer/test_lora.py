@@ -20,7 +20,7 @@ from transduce.training.experiment import train
 from transduce.training.resolve import settle
 from transduce.transfer.lora import BASE_FINGERPRINT, add_adapters, fingerprint, merge_weights
 
-BLOCKS = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "hidden": 32, "dropout": 0.1}
+BLOCKS = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 32, "dropout": 0.1}
 MODELS: dict[str, dict[str, Any]] = {
     "transformer": {"encoder": BLOCKS, "decoder": BLOCKS},
     "recurrent": {"encoder": {**RECURRENT, "width": 16}, "decoder": {**RECURRENT, "width": 16, "context": "luong"}},

@@ -17,7 +17,7 @@ SIZE, WIDTH = 11, 8
 GRU = {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.0}
 ONE_WAY = {**GRU, "bidirectional": False}
 STARTED = {**GRU, "context": "initial"}
-TRANSFORMER = {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "ff_width": 12, "dropout": 0.0}
 BATCH = Batch(Padded.from_rows([[5, 6, EOS], [7, EOS]]), Padded.from_rows([[BOS, 6, 5, EOS], [BOS, 7, EOS]]))
 
 

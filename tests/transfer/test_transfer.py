@@ -28,7 +28,7 @@ from transduce.training.report import read_log
 from transduce.training.resolve import settle
 
 GRU = {"kind": "recurrent", "width": 16, "dropout": 0.0}
-BLOCKS = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "hidden": 32, "norm_kind": "batch"}
+BLOCKS = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 32, "norm_kind": "batch"}
 Weights = dict[str, Tensor]
 
 

@@ -15,7 +15,7 @@ from transduce.contracts import PositionEncoding
 from transduce.flow import Tree
 from transduce.layers.feed_forward import FeedForward, dense
 
-OwnKind = Literal["attention", "ssru", "average"]
+TokenMixerKind = Literal["attention", "ssru", "average"]
 
 
 @dataclass(frozen=True)

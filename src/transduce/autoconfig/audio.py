@@ -54,7 +54,7 @@ def transcribe(seen: Look) -> dict[str, Any]:
         "kind": "conformer",
         "width": width,
         "layers": 3 if small else 8,
-        "hidden": 4 * width,
+        "ff_width": 4 * width,
         "dropout": dropout,
     }
     an_epoch = max(1, seen.pairs * FRAMES // 8192)

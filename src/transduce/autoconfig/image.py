@@ -34,7 +34,7 @@ def _classify(seen: Look) -> dict[str, Any]:
         "width": 128,
         "layers": 3,
         "heads": 4,
-        "hidden": 256,
+        "ff_width": 256,
         "activation": "gelu",
         "position": "none",
         "front": CELLS,
@@ -89,7 +89,7 @@ def ask(seen: Look) -> dict[str, Any]:
                     "question": {"kind": "recurrent", "cell": "gru", **part},
                 },
             },
-            "decoder": {"kind": "transformer", **part, "layers": 2, "heads": 4, "hidden": 2 * width},
+            "decoder": {"kind": "transformer", **part, "layers": 2, "heads": 4, "ff_width": 2 * width},
         },
         "training": {
             **cosine(steps, check, 1e-3),
@@ -111,7 +111,7 @@ def draw(seen: Look) -> dict[str, Any]:
     pixels = int(seen.target.words)
     words = {"kind": "words", "size": 30_000, "min_count": 2 if seen.pairs >= 2000 else 1}
     width = 128 if seen.pairs < 20_000 else 256
-    part = {"kind": "transformer", "width": width, "heads": 4, "hidden": 4 * width, "dropout": 0.1}
+    part = {"kind": "transformer", "width": width, "heads": 4, "ff_width": 4 * width, "dropout": 0.1}
     steps = int(min(50_000, max(1_000, 20 * seen.pairs * pixels // 8192)))
     return {
         "tokens": {"source": words, "target": {"kind": "words", "size": 2000}},

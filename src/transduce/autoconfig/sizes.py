@@ -39,7 +39,7 @@ def transformer(seen: Look, tokens: dict[str, Any]) -> dict[str, Any]:
     sizes = {50_000: (128, 4, 0.3), 500_000: (256, 4, 0.2), 5_000_000: (512, 6, 0.1)}
     width, layers, dropout = next((size for most, size in sizes.items() if seen.pairs < most), (512, 6, 0.1))
     heads = max(4, width // 64)
-    part = {"kind": "transformer", "width": width, "layers": layers, "heads": heads, "hidden": 4 * width}
+    part = {"kind": "transformer", "width": width, "layers": layers, "heads": heads, "ff_width": 4 * width}
     return {
         "encoder": {**part, "dropout": dropout},
         "decoder": {**part, "dropout": dropout},

@@ -112,7 +112,7 @@ def _language(seen: Look) -> dict[str, Any]:
     check = max(25, min(1000, steps // 20))
     if library:
         width, layers, dropout = (512, 6, 0.1) if characters > 100_000_000 else (256, 4, 0.1)
-        part = {"kind": "transformer", "heads": width // 64, "hidden": 4 * width}
+        part = {"kind": "transformer", "heads": width // 64, "ff_width": 4 * width}
     else:
         width, layers, dropout = 256 if characters < 500_000 else 512, 2, 0.2
         part = {"kind": "recurrent", "cell": "lstm"}

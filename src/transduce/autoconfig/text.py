@@ -68,7 +68,7 @@ def _reader(seen: Look) -> dict[str, Any]:
 def _listener(seen: Look) -> dict[str, Any]:
     """A Transformer, which sees at once what was said in several turns, and what was not."""
     width, dropout = (64, 0.1) if seen.pairs < 20_000 else (256, 0.2)
-    part = {"kind": "transformer", "width": width, "heads": 4, "hidden": 2 * width, "dropout": dropout}
+    part = {"kind": "transformer", "width": width, "heads": 4, "ff_width": 2 * width, "dropout": dropout}
     return {"encoder": {**part, "layers": 2}, "decoder": {**part, "layers": 1}}
 
 

@@ -42,7 +42,7 @@ class TransformerDecoder(Blocks, Decoder):
 
     def pack(self, state: State, rows: PackedLayout) -> State:
         own = rows.same_segment(rows.segment_ids)
-        own = own.tril() if self.reach is None else own.tril().triu(-self.reach)
+        own = own.tril() if self.window is None else own.tril().triu(-self.window)
         shared = {"places": rows.positions, "own": own}
         return replace(
             state, fixed={**state.fixed, "mask": rows.same_segment(state.fixed["owners"])[:, 0], "shared": shared}
@@ -99,7 +99,7 @@ class TransformerDecoder(Blocks, Decoder):
         if beams > 1:
             own = torch.arange(beams, dtype=owners.dtype, device=places.device)  # N
             owners = owners.scatter(1, places[:, None], own.repeat(rows // beams)[:, None])
-        where = Slots(places, owners, beams, self.reach)
+        where = Slots(places, owners, beams, self.window)
         every = torch.arange(room, device=places.device)[None]
         view = View(self.position, places[:, None], every, slots=where, source=state.fixed.get("shade"))
         # A recorded search looks up only now and then: the few steps it makes after its end stay in the last slot.
@@ -124,8 +124,8 @@ class TransformerDecoder(Blocks, Decoder):
         before: int = state.past["layers"][0][0].size(2)
         if mask is None and "real" not in state.past:
             places = torch.arange(before + steps, device=tokens.device)[None]  # 1 U
-            whole = bool(before == 0) and self.reach is None  # the plain triangle
-            seen = None if whole or (steps == 1 and self.reach is None) else self._visible(places[:, before:], places)
+            whole = bool(before == 0) and self.window is None  # the plain triangle
+            seen = None if whole or (steps == 1 and self.window is None) else self._visible(places[:, before:], places)
             return View(self.position, places[:, before:], places, seen, whole), {}
         fresh = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         real = torch.cat((state.past.get("real", fresh.new_ones(rows, before)), fresh), 1)
@@ -142,8 +142,8 @@ class TransformerDecoder(Blocks, Decoder):
         visible = square.tril(total - steps)[None]
         if real is not None:
             visible = visible & real[:, None]
-        if self.reach is not None:
-            visible = visible & (queries[:, :, None] - places[:, None] <= self.reach)
+        if self.window is not None:
+            visible = visible & (queries[:, :, None] - places[:, None] <= self.window)
         # Padded rows see themselves at least: a row without anything to see would be nan.
         itself = square.tril(total - steps) & square.triu(total - steps)
         return (visible | itself)[:, None]

@@ -33,7 +33,7 @@ class ConformerEncoder(Encoder):
         layers: Count = 4,
         width: Count = 256,
         heads: Count = 4,
-        hidden: Count = 1024,
+        ff_width: Count = 1024,
         kernel: Count = 15,
         norm_kind: Literal["batch", "layer"] = "layer",
         position: type[PositionEncoding] = RelativeBias,
@@ -51,7 +51,7 @@ class ConformerEncoder(Encoder):
             ConformerBlock(
                 SelfAttention(width, shape),
                 Convolution(width, kernel, NORMALISATIONS[norm_kind](width)),
-                [FeedForward(width, hidden, "silu", dropout) for _ in range(2)],
+                [FeedForward(width, ff_width, "silu", dropout) for _ in range(2)],
                 dropout,
             )
             for _ in range(layers)

@@ -34,10 +34,10 @@ class TransformerEncoder(Blocks, Encoder):
     def _visible(self, mask: Tensor) -> Tensor:
         """What rows see of those that are real (B S), or of those of their own sequence (B 1 S S)."""
         visible = mask[:, None, None] if mask.dim() == 2 else mask  # B 1 . S
-        if self.reach is None:
+        if self.window is None:
             return visible
         columns = mask.size(-1)
         near = torch.ones(columns, columns, dtype=torch.bool, device=mask.device)
-        near = near.tril(self.reach).triu(-self.reach)
+        near = near.tril(self.window).triu(-self.window)
         # A padded row far from all real ones still sees itself: a row without anything to see would be nan.
         return visible & near | torch.eye(columns, dtype=torch.bool, device=mask.device)  # B 1 S S

@@ -33,13 +33,13 @@ def count_parameters(model: ModelRecipe, source_size: int, target_size: int) -> 
 
 
 def match_parameters(model: ModelRecipe, wanted: int, source_size: int, target_size: int) -> ModelRecipe:
-    """The same model with other widths, and `hidden` in proportion, so that it has about `wanted` parameters.
+    """The same model with other widths, and `ff_width` in proportion, so that it has about `wanted` parameters.
 
     All widths are multiples of one step, so that equal ones stay equal and heads have an even width. Where that is too
-    coarse, `hidden` leaves its proportion to come closer.
+    coarse, `ff_width` leaves its proportion to come closer.
     """
     step = math.lcm(2, *(2 * heads for heads in _options(model, "heads")))
-    widest, most = max(_options(model, "width")), max(_options(model, "hidden"), default=0)
+    widest, most = max(_options(model, "width")), max(_options(model, "ff_width"), default=0)
 
     def size(changed: ModelRecipe) -> int:
         return count_parameters(changed, source_size, target_size)
@@ -51,10 +51,10 @@ def match_parameters(model: ModelRecipe, wanted: int, source_size: int, target_s
     chosen = by_width(number)
     if most and abs(size(chosen) - wanted) > CLOSE * wanted:
 
-        def by_hidden(n: int) -> ModelRecipe:
+        def by_ff_width(n: int) -> ModelRecipe:
             return _resize(model, number * step / widest, 2 * n / most, step)
 
-        chosen = by_hidden(_nearest(lambda n: size(by_hidden(n)), wanted))
+        chosen = by_ff_width(_nearest(lambda n: size(by_ff_width(n)), wanted))
     return chosen
 
 
@@ -66,8 +66,8 @@ def _options(part: Any, name: str) -> Iterator[int]:
             yield from [value] if key == name else _options(value, name)
 
 
-def _resize(model: ModelRecipe, width: float, hidden: float, step: int) -> ModelRecipe:
-    """Widths and hidden widths times these factors, rounded to whole steps."""
+def _resize(model: ModelRecipe, width: float, ff_width: float, step: int) -> ModelRecipe:
+    """Model and feed-forward widths times these factors, rounded to whole steps."""
 
     def resize(spec: Any) -> Any:
         if not isinstance(spec, Mapping):
@@ -75,8 +75,8 @@ def _resize(model: ModelRecipe, width: float, hidden: float, step: int) -> Model
         new = {key: resize(value) for key, value in spec.items()}
         if "width" in new:
             new["width"] = step * max(1, round(new["width"] * width / step))
-        if "hidden" in new:
-            new["hidden"] = 2 * max(1, round(new["hidden"] * hidden / 2))
+        if "ff_width" in new:
+            new["ff_width"] = 2 * max(1, round(new["ff_width"] * ff_width / 2))
         return new
 
     return model.model_copy(update={name: resize(getattr(model, name)) for name in ("encoder", "decoder", "head")})

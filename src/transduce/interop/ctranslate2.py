@@ -23,8 +23,8 @@ QUANTISED = {"fp32": None, "int8": "int8", "int16": "int16", "bf16": "bfloat16",
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 FITTING: dict[str, tuple[Any, ...]] = {  # what an option may be
     "kind": ("transformer",),
-    "own": ("attention",),
-    "reach": (None,),
+    "token_mixer": ("attention",),
+    "window": (None,),
     "projections": ("all",),
     "activation": tuple(ACTIVATIONS),
     "norm_kind": ("layer", "rms"),
@@ -132,7 +132,7 @@ def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Ten
     part = getattr(recipe, side)
     position, rms = part["position"]["kind"], part["norm_kind"] == "rms"
     options: dict[str, Any] = {
-        "pre_norm": part["norm"] == "before",
+        "pre_norm": part["norm"] == "pre",
         "activation": specs.common_spec.Activation[ACTIVATIONS[part["activation"]]],
         "layernorm_embedding": part["embedding_norm"],
         "relative_attention_bias": position == "relative",

@@ -65,7 +65,7 @@ class FeedForward(nn.Module):
     def __init__(
         self,
         width: int,
-        hidden: int,
+        ff_width: int,
         activation: Activation,
         dropout: float = 0.0,
         *,
@@ -73,8 +73,8 @@ class FeedForward(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.grow, self.shrink = dense(width, hidden, bias), dense(hidden, width, bias)
-        self.gate = dense(width, hidden, bias) if gated else None
+        self.grow, self.shrink = dense(width, ff_width, bias), dense(ff_width, width, bias)
+        self.gate = dense(width, ff_width, bias) if gated else None
         self.activation, self.dropout = activation, Dropout(dropout)
 
     def forward(self, values: Tensor) -> Tensor:

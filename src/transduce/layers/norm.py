@@ -81,7 +81,7 @@ NORMALISATIONS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-Place = Literal["before", "after"]
+Place = Literal["pre", "post"]
 
 
 class Sum(NamedTuple):
@@ -116,7 +116,7 @@ class Residual(nn.Module):
         """The values themselves, and what the layer reads of them."""
         if isinstance(values, Twice):
             return values
-        if self.place == "before":
+        if self.place == "pre":
             return level(self.norm, values, real)
         assert isinstance(values, Tensor)
         return values, values
@@ -125,12 +125,12 @@ class Residual(nn.Module):
         """What goes on, once the layer has spoken."""
         if levelling.suits(values, change):
             rate = self.dropout.p if self.dropout.training else 0.0
-            if self.place == "before":
+            if self.place == "pre":
                 return Sum(values, change, rate)
             if levelling.levels(self.norm):
                 return Twice(*levelling.level_twice(self.norm, values, change, rate))
         total = add_dropped(values, change, self.dropout)
-        result: Tensor = total if self.place == "before" else self.norm(total, real)
+        result: Tensor = total if self.place == "pre" else self.norm(total, real)
         return result
 
 

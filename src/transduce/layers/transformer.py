@@ -16,7 +16,7 @@ from transduce.attention.multihead import Heads, MultiHead, Projections
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
 from transduce.attention.scores import ScaledDot
-from transduce.attention.self_attention import SSRU, Average, Own, OwnKind, SelfAttention, View
+from transduce.attention.self_attention import SSRU, Average, Own, SelfAttention, TokenMixerKind, View
 from transduce.contracts import AttentionScore, Count, FrontEnd, Normaliser, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Tree
@@ -64,35 +64,38 @@ class Blocks(nn.Module):
         heads: Count = 4,
         head_width: Count | None = None,
         kv_heads: Count | None = None,
-        hidden: Count = 1024,
+        ff_width: Count = 1024,
         activation: Activation = "relu",
         gated: bool = False,
-        norm: Place = "before",
+        norm: Place = "pre",
         norm_kind: Normalisation = "layer",
         norm_eps: Annotated[float, Gt(0)] | None = None,
         embedding_norm: bool = False,
         bias: bool = True,
         position: type[PositionEncoding] = Sinusoidal,
-        own: OwnKind = "attention",
-        reach: Count | None = None,
+        token_mixer: TokenMixerKind = "attention",
+        window: Count | None = None,
         projections: Projections = "all",
         score: type[AttentionScore] = ScaledDot,
         normaliser: type[Normaliser] = Softmax,
         dropout: Rate = 0.1,
         attention_dropout: Rate = 0.0,
-        hidden_dropout: Rate = 0.0,
+        activation_dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
-        self.width, self.reach = width, reach
-        self.caches = own == "attention"  # else the past of a block does not grow
+        self.width, self.window = width, window
+        self.caches = token_mixer == "attention"  # else the past of a block does not grow
         self.embedding, self.dropout = embedding, Dropout(dropout)
         if output is not None:
             self.output = output
         self.position = position(width, heads, self.causal)
-        if own != "attention":
-            embedded_only(self.position, f"own: {own}")
-            if reach is not None:
-                raise InputError(f"own: {own} has no reach", remedy="leave reach out, or set own: attention")
+        if token_mixer != "attention":
+            embedded_only(self.position, f"token_mixer: {token_mixer}")
+            if window is not None:
+                raise InputError(
+                    f"token_mixer: {token_mixer} has no window",
+                    remedy="leave window out, or set token_mixer: attention",
+                )
         if head_width not in (None, width // heads):
             free_of_heads(self.position, head_width)
         shape = Heads(heads, kv_heads or heads, score, normaliser, projections, bias, attention_dropout, head_width)
@@ -101,12 +104,12 @@ class Blocks(nn.Module):
             return NORMALISATIONS[norm_kind](width, bias, **({} if norm_eps is None else {"eps": norm_eps}))
 
         def think() -> FeedForward:
-            return FeedForward(width, hidden, activation, hidden_dropout, gated=gated, bias=bias)
+            return FeedForward(width, ff_width, activation, activation_dropout, gated=gated, bias=bias)
 
         def look() -> Own:
-            if own == "ssru":
+            if token_mixer == "ssru":
                 return SSRU(width)
-            return SelfAttention(width, shape) if own == "attention" else Average(width, think(), bias)
+            return SelfAttention(width, shape) if token_mixer == "attention" else Average(width, think(), bias)
 
         self.blocks = nn.ModuleList(  # type: ignore[assignment]
             Block(
@@ -117,7 +120,7 @@ class Blocks(nn.Module):
             )
             for _ in range(layers)
         )
-        self.norm = levelled() if norm == "before" else None
+        self.norm = levelled() if norm == "pre" else None
         self.entry = levelled() if embedding_norm else None  # over embedding and position together (Devlin 2019)
 
     @property

@@ -83,7 +83,7 @@ class FusedDecoder(TransformerDecoder):
         return TopK(logs, found, read.state)
 
     def _step(self, tokens: Tensor, state: State) -> Step:
-        slots = Slots(state.past["next"], state.past["owners"], state.beams, self.reach)
+        slots = Slots(state.past["next"], state.past["owners"], state.beams, self.window)
         entered = self.pieces.embed(self._entry, tokens[:, 0], slots)
         slots, rows = replace(slots, owners=entered.owners), entered.rows
         if self.entry is not None and self.norm is not None:
@@ -137,7 +137,7 @@ def _fused(block: Block, pending: nn.Module | None) -> FusedBlock:
     cross: Any = block.cross
     think = block.feed_forward
     norms: list[Any] = [one.norm for one in block.residuals]
-    after = block.residuals[0].place == "after"
+    after = block.residuals[0].place == "post"
     # before: each layer has the norm of its own; after: the norm of the layer before, whose result it goes on with.
     reads: list[Any] = [pending, *norms[:-1]] if after else norms
     keeps = [after and norm is not None for norm in reads]

@@ -152,7 +152,7 @@ def _whole(plain: Block, own: JointSelf) -> NativeBlock | None:
                 _native(think.shrink),
             ),
             norms=norms,
-            pre_norm=plain.residuals[0].place == "before",
+            pre_norm=plain.residuals[0].place == "pre",
             heads=own.heads,
             head_width=own.all.out_features // (3 * own.heads),
             activation=activation,
@@ -175,7 +175,7 @@ def _around(residual: Residual) -> tuple[LinearFunction, Join]:
     def scaled(values: Tensor) -> Tensor:
         return torch.layer_norm(values, shape, weight, bias, eps)
 
-    if residual.place == "before":
+    if residual.place == "pre":
         return scaled, lambda values, change: change.add_(values)
     return lambda values: values, lambda values, change: scaled(change.add_(values))
 
@@ -208,7 +208,7 @@ def lean(network: nn.Module) -> None:
 
 def _reads_whole(stack: Blocks) -> bool:
     """Whether rows see all of their source, and our own kernels are there to read it."""
-    return stack.reach is None and library() is not None
+    return stack.window is None and library() is not None
 
 
 def _speaks_first(position: PositionEncoding) -> bool:

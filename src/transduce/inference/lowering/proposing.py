@@ -51,7 +51,7 @@ class LeanDecoder(TransformerDecoder):
         memories: list[KeysValues] = list(fixed["memory"])
         shade = view.source
         where = StepStruct(
-            len(values), state.beams, owners.size(1), -1 if self.reach is None else self.reach,
+            len(values), state.beams, owners.size(1), -1 if self.window is None else self.window,
             None if which is None else which.data_ptr(), places.data_ptr(), owners.data_ptr(), None, None,
             shade.size(-1) if memories and shade is not None else 0, None, None,
             shade.data_ptr() if memories and shade is not None else None, torch.get_num_threads(),

@@ -22,7 +22,11 @@ from transduce.recipe.registry import complete
 Content = dict[str, Any]
 SPOKEN = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 EPSILON = {"layer": 1e-5, "rms": 1e-6}  # where a recipe says none
-LEARNING = ("dropout", "attention_dropout", "hidden_dropout")  # options that change nothing once a model has learned
+LEARNING = (
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+)  # options that change nothing once a model has learned
 WAVES = 512  # places for which sine waves are made there, at least
 
 
@@ -52,14 +56,14 @@ def _bart(recipe: Recipe, kind: str) -> Content:
         "scale_embedding": recipe.model.scale_embedding,
         "dropout": encoder["dropout"],
         "attention_dropout": encoder["attention_dropout"],
-        "activation_dropout": encoder["hidden_dropout"],
+        "activation_dropout": encoder["activation_dropout"],
         "tie_word_embeddings": True,
         "is_encoder_decoder": True,
     }
     for side, part in (("encoder", encoder), ("decoder", decoder)):
         content[f"{side}_layers"] = part["layers"]
         content[f"{side}_attention_heads"] = part["heads"]
-        content[f"{side}_ffn_dim"] = part["hidden"]
+        content[f"{side}_ffn_dim"] = part["ff_width"]
     return content
 
 
@@ -75,7 +79,7 @@ def _t5(recipe: Recipe, kind: str) -> Content:
         "model_type": kind,
         "d_model": encoder["width"],
         "d_kv": encoder["head_width"] or encoder["width"] // encoder["heads"],
-        "d_ff": encoder["hidden"],
+        "d_ff": encoder["ff_width"],
         "num_heads": encoder["heads"],
         "num_layers": encoder["layers"],
         "num_decoder_layers": decoder["layers"],
@@ -98,7 +102,7 @@ def _gpt2(recipe: Recipe, kind: str) -> Content:
         "n_embd": decoder["width"],
         "n_layer": decoder["layers"],
         "n_head": decoder["heads"],
-        "n_inner": decoder["hidden"],
+        "n_inner": decoder["ff_width"],
         "n_positions": _places(recipe, decoder),
         "activation_function": SPOKEN.get(decoder["activation"], decoder["activation"]),
         "layer_norm_epsilon": decoder["norm_eps"] or EPSILON["layer"],

@@ -67,7 +67,7 @@ POSITIONS = {
 }
 
 
-Norm = Literal["before", "after"]
+Norm = Literal["pre", "post"]
 MARIAN = {"kind": "sinusoidal", "halves": True}
 
 
@@ -78,14 +78,14 @@ def _part(settings: Settings, side: str, norm: Norm, waves: dict[str, Any] | Non
         "layers": settings.count(f"{side}_layers"),
         "width": settings.count("d_model"),
         "heads": settings.count(f"{side}_attention_heads"),
-        "hidden": settings.count(f"{side}_ffn_dim"),
+        "ff_width": settings.count(f"{side}_ffn_dim"),
         "activation": settings.activation("activation_function", "gelu"),
         "norm": norm,
         "embedding_norm": waves is None,
         "position": waves or learned,
         "dropout": settings.rate("dropout"),
         "attention_dropout": settings.rate("attention_dropout"),
-        "hidden_dropout": settings.rate("activation_dropout"),
+        "activation_dropout": settings.rate("activation_dropout"),
     }
 
 
@@ -104,26 +104,26 @@ def _model(settings: Settings, norm: Norm, waves: dict[str, Any] | None = None) 
 def _marian(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     settings.only("normalize_before", False)
     settings.only("normalize_embedding", False)
-    return _model(settings, "after", MARIAN)
+    return _model(settings, "post", MARIAN)
 
 
 def _bart(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     settings.only("normalize_before", False)
     settings.only("normalize_embedding", True)
-    return _model(settings, "after")
+    return _model(settings, "post")
 
 
 def _mbart(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    return _model(settings, "before")
+    return _model(settings, "pre")
 
 
 def _pegasus(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    return _model(settings, "before", MARIAN)
+    return _model(settings, "pre", MARIAN)
 
 
 def _m2m(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     """Its first token stands at the place after the number of <pad>, as in fairseq."""
-    return _model(settings, "before", {**MARIAN, "inclusive": True, "first": settings.count("pad_token_id") + 1})
+    return _model(settings, "pre", {**MARIAN, "inclusive": True, "first": settings.count("pad_token_id") + 1})
 
 
 FAMILIES = {

@@ -36,7 +36,7 @@ def _sizes(recipe: Recipe) -> Content:
         "hidden_size": encoder["width"],
         "num_hidden_layers": encoder["layers"],
         "num_attention_heads": encoder["heads"],
-        "intermediate_size": encoder["hidden"],
+        "intermediate_size": encoder["ff_width"],
         "hidden_act": encoder["activation"].replace("gelu_tanh", "gelu_new"),
         "layer_norm_eps": encoder["norm_eps"] or USUAL,
         "hidden_dropout_prob": encoder["dropout"],

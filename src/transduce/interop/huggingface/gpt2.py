@@ -76,7 +76,7 @@ def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "layers": settings.count("n_layer"),
         "width": width,
         "heads": settings.count("n_head"),
-        "hidden": settings.count("n_inner", 4 * width),
+        "ff_width": settings.count("n_inner", 4 * width),
         "activation": settings.activation("activation_function", "gelu_new"),
         "norm_eps": settings.rate("layer_norm_epsilon", 1e-5),
         "position": {"kind": "learned", "longest": settings.count("n_positions", 1024)},

@@ -64,7 +64,7 @@ def _part(settings: Settings, layers: int) -> dict[str, Any]:
         "width": settings.count("d_model"),
         "heads": settings.count("num_heads"),
         "head_width": settings.count("d_kv"),
-        "hidden": settings.count("d_ff"),
+        "ff_width": settings.count("d_ff"),
         "activation": ACTIVATIONS[name],
         "gated": gated == "gated",
         "norm_kind": "rms",
@@ -78,7 +78,7 @@ def _part(settings: Settings, layers: int) -> dict[str, Any]:
         },
         "dropout": settings.rate("dropout_rate"),
         "attention_dropout": settings.rate("dropout_rate"),
-        "hidden_dropout": settings.rate("dropout_rate"),
+        "activation_dropout": settings.rate("dropout_rate"),
     }
 
 

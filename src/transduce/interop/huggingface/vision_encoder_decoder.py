@@ -127,14 +127,14 @@ def _reader(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "layers": settings.count("decoder_layers"),
         "width": settings.count(width),
         "heads": settings.count("decoder_attention_heads"),
-        "hidden": settings.count("decoder_ffn_dim"),
+        "ff_width": settings.count("decoder_ffn_dim"),
         "activation": settings.activation("activation_function", "gelu"),
-        "norm": "after",
+        "norm": "post",
         "embedding_norm": settings.flag("layernorm_embedding", True),
         "position": position,
         "dropout": settings.rate("dropout"),
         "attention_dropout": settings.rate("attention_dropout"),
-        "hidden_dropout": settings.rate("activation_dropout"),
+        "activation_dropout": settings.rate("activation_dropout"),
     }
     tied = settings.flag("tie_word_embeddings", True)
     return {

@@ -64,12 +64,12 @@ def _part(settings: Settings, side: str) -> dict[str, Any]:
         "layers": settings.count(f"{side}_layers"),
         "width": settings.count("d_model"),
         "heads": settings.count(f"{side}_attention_heads"),
-        "hidden": settings.count(f"{side}_ffn_dim"),
+        "ff_width": settings.count(f"{side}_ffn_dim"),
         "activation": settings.activation("activation_function", "gelu"),
-        "norm": "before",
+        "norm": "pre",
         "dropout": settings.rate("dropout"),
         "attention_dropout": settings.rate("attention_dropout"),
-        "hidden_dropout": settings.rate("activation_dropout"),
+        "activation_dropout": settings.rate("activation_dropout"),
     }
 
 

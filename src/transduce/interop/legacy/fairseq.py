@@ -58,14 +58,14 @@ def _part(settings: Settings, side: str) -> dict[str, Any]:
         "layers": settings.count(f"{side}_layers"),
         "width": settings.count(f"{side}_embed_dim"),
         "heads": settings.count(f"{side}_attention_heads"),
-        "hidden": settings.count(f"{side}_ffn_embed_dim"),
+        "ff_width": settings.count(f"{side}_ffn_embed_dim"),
         "activation": ACTIVATIONS[activation],
-        "norm": "before" if settings.flag(f"{side}_normalize_before") else "after",
+        "norm": "pre" if settings.flag(f"{side}_normalize_before") else "post",
         "embedding_norm": settings.flag("layernorm_embedding"),
         "position": learned if settings.flag(f"{side}_learned_pos") else waves,
         "dropout": settings.rate("dropout"),
         "attention_dropout": settings.rate("attention_dropout"),
-        "hidden_dropout": settings.rate("activation_dropout"),
+        "activation_dropout": settings.rate("activation_dropout"),
     }
 
 

@@ -55,13 +55,13 @@ def _part(settings: Settings, norm: str) -> dict[str, Any]:
         "layers": settings.count("num_layers"),
         "width": settings.count("hidden_size"),
         "heads": settings.count("num_heads"),
-        "hidden": settings.count("ff_size"),
-        "norm": "before" if norm == "pre" else "after",
+        "ff_width": settings.count("ff_size"),
+        "norm": "pre" if norm == "pre" else "post",
         "norm_eps": 1e-6,
         "position": "sinusoidal",
         "dropout": settings.rate("dropout"),
         "attention_dropout": settings.rate("dropout"),
-        "hidden_dropout": settings.rate("dropout"),
+        "activation_dropout": settings.rate("dropout"),
     }
 
 

@@ -89,15 +89,15 @@ def _part(settings: Settings, side: str) -> dict[str, Any]:
         "layers": settings.count("enc-depth" if side == "encoder" else "dec-depth"),
         "width": settings.count("dim-emb"),
         "heads": settings.count("transformer-heads"),
-        "hidden": own if side == "decoder" and own else hidden,
+        "ff_width": own if side == "decoder" and own else hidden,
         "activation": ACTIVATIONS[activation],
-        "norm": "before" if before else "after",
+        "norm": "pre" if before else "post",
         "norm_eps": 1e-6,
         "embedding_norm": "n" in str(content.get("transformer-postprocess-emb") or ""),
         "position": {"kind": "sinusoidal", "halves": True, "inclusive": True},
         "dropout": settings.rate("transformer-dropout"),
         "attention_dropout": settings.rate("transformer-dropout-attention"),
-        "hidden_dropout": settings.rate("transformer-dropout-ffn"),
+        "activation_dropout": settings.rate("transformer-dropout-ffn"),
     }
 
 

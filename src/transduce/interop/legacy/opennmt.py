@@ -50,13 +50,13 @@ def _part(settings: Settings, side: str) -> dict[str, Any]:
         "layers": settings.count(f"{side[:3]}_layers"),
         "width": _width(settings, side),
         "heads": settings.count("heads", 8),
-        "hidden": settings.count("transformer_ff", 2048),
+        "ff_width": settings.count("transformer_ff", 2048),
         "activation": ACTIVATIONS[activation],
         "norm_eps": settings.rate("norm_eps", 1e-6),
         "position": "sinusoidal",
         "dropout": _first(settings, "dropout"),
         "attention_dropout": _first(settings, "attention_dropout"),
-        "hidden_dropout": _first(settings, "dropout"),
+        "activation_dropout": _first(settings, "dropout"),
     }
 
 
