@@ -1,0 +1,96 @@
+"""Retired words stay out of names, module docstrings and recipes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "transduce"
+FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+# Names of modules that only insiders could guess.
+MODULES = {
+    "aligned", "assembling", "beginning", "blame", "both_ways", "changes", "choose", "choosing", "commands", "copying",
+    "drafting", "drawing", "draws", "entrants", "few", "fetching", "filed", "filling", "films", "finding", "fitting",
+    "fronts", "joined", "joint", "keeper", "kept", "lean", "levelling", "links", "look", "made", "matching", "merges",
+    "moves", "moving", "narrowed", "narrowing", "opcodes", "opening", "origins", "orphans", "outline", "own", "parting",
+    "paths", "perceived", "pictures", "plain", "predict", "products", "proposing", "reading", "refilling",
+    "reread", "restore", "rounding", "rows", "running", "searching", "sets", "settling", "several", "shelves", "show",
+    "sound", "spectra", "stepping", "telling", "texts", "tones", "traits", "unknowns", "unpacking", "work",
+    "utils", "helpers", "common", "misc",
+}  # fmt: skip
+# Names of classes, functions, parameters and attributes.
+NAMES = {
+    "Asked", "Blocks", "Copying", "Drawn", "Filler", "Front", "Given", "Joint", "Keeper", "Lists", "Live", "Made",
+    "Moves", "Neighbours", "Orphan", "Own", "Paths", "Passed", "Proposal", "Read", "Reader", "Recorder", "Rereader",
+    "Rule", "Scene", "Scribe", "Sight", "Speaker", "Untold", "asked", "attend_few", "begun", "both_ways", "go_on",
+    "key_heads", "level_slopes", "levelled", "look_back", "look_up", "never_first", "normalisation", "own",
+    "proposes", "said", "settle", "settled", "slopes", "speechless", "steady", "think", "told",
+}  # fmt: skip
+# Openings of the form "X in, Y out".
+DIALECT = re.compile(r"\bin[,;:] .*\bout\b|\benters?\b.*\bleaves?\b|\bNothing (in|enters)\b| -> ")
+KEYS = {
+    "begun", "closed", "copying", "epsilon", "form", "hidden", "inputs", "key_heads", "never", "never_first",
+    "normalisation", "numbered", "own", "passage", "pool", "reach", "reader", "scaled", "stored",
+}  # fmt: skip
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Names of classes, functions, parameters, and attributes and variables of classes and modules."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_names_and_first_lines_use_the_terms_of_the_field(path: Path) -> None:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    assert not MODULES & set(parts)
+    assert not NAMES & defined(TREES[path])
+    first = (ast.get_docstring(TREES[path]) or "").partition("\n")[0]
+    assert first, "a module opens with a line that names its subject"
+    assert not DIALECT.search(first), first
+
+
+def keys_of(value: object) -> set[str]:
+    if isinstance(value, dict):
+        return set(value) | {key for inner in value.values() for key in keys_of(inner)}
+    return {key for inner in value for key in keys_of(inner)} if isinstance(value, list) else set()
+
+
+def test_recipes_use_the_terms_of_the_field() -> None:
+    import yaml
+
+    for path in sorted((ROOT / "recipes").rglob("*.yaml")):
+        assert not KEYS & keys_of(yaml.safe_load(path.read_text())), path
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_the_rules_find_what_they_forbid() -> None:
+    assert DIALECT.search("Rows in, rows out, through a stack of blocks.")
+    assert DIALECT.search("A recipe enters; a run leaves.")
+    assert not DIALECT.search("Beam search: pruning and length penalty in one file.")
+    assert defined(ast.parse("class Own:\n    said: int\n    def f(self, told): self.asked = 1")) >= {
+        "Own", "said", "told", "asked",
+    }  # fmt: skip
