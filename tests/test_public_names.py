@@ -19,7 +19,7 @@ def test_sorted_and_importable() -> None:
 
 
 def test_names_and_homes_agree() -> None:
-    assert set(transduce._HOMES) == set(transduce.__all__)
+    assert set(transduce._MODULES) == set(transduce.__all__)
     with pytest.raises(AttributeError, match="nothing_here"):
         transduce.nothing_here  # noqa: B018
 

@@ -1,4 +1,4 @@
-"""Encoder-decoder models: pairs in, a trained, scored, explained model out."""
+"""Transduce: a PyTorch toolkit for encoder-decoder models. The public names."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from transduce.recipe import Recipe
     from transduce.training.experiment import TrainingResult, train
 
+__version__ = "0.1.0"
+
 __all__ = ["InputError", "Model", "Prediction", "Recipe", "TrainingResult", "load", "train"]
 
-_HOMES = {
+_MODULES = {
     "InputError": "errors",
     "Model": "inference",
     "Prediction": "inference",
@@ -25,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is asked for when it is asked for: importing the package stays fast."""
-    if name not in _HOMES:
+    """Imports a public name on first use, so that `import transduce` does not import torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""`python -m transduce`, and what torchrun starts."""
+"""Entry point of `python -m transduce` and of torchrun."""
 
 from transduce.cli import main
 

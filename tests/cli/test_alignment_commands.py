@@ -111,7 +111,7 @@ def test_two_directions_are_joined(model: transduce.Model, bench: Path, attentio
     both = [a & b for a, b in zip(one, other, strict=True)]
     assert [set(links) for links in align_both(model, back, pairs, "intersection")] == both
     file = written(bench / "six.tsv", [f"{source}\t{target}" for source, target in pairs])
-    called = command("align", attention_run, file, "--back", bench / "back", "--symmetrise", "intersection")
+    called = command("align", attention_run, file, "--reverse", bench / "back", "--symmetrise", "intersection")
     assert called.out.splitlines() == [pharaoh(links) for links in both]
 
 

@@ -39,8 +39,8 @@ COMMANDS += (
     "export",
     "quantise",
     "shortlist",
-    "pixels",
-    "draw",
+    "encode-images",
+    "decode-images",
 )
 
 
@@ -154,7 +154,7 @@ class TestGenerate:
     def test_align_without_attention_is_told(self, command: Command, bottleneck_run: Path) -> None:
         called = command("generate", bottleneck_run, "--align", stdin=b"red green\n\n")
         assert called.out == "\n\n"
-        assert "without attention, so without links: 1" in called.err
+        assert "lines without alignment, because the model has no attention: 1" in called.err
 
     def test_samples_follow_the_seed(self, command: Command, bottleneck_run: Path) -> None:
         lines = b"red green\n" * 20
@@ -247,9 +247,9 @@ class TestOneLineInOneLineOut:
         )
 
     def test_a_line_break_inside_an_output(self) -> None:
-        from transduce.cli.display import as_line
+        from transduce.evaluation.scoring import single_line
 
-        assert as_line("a\nb\r\nc") == "a b  c"
+        assert single_line("a\nb\r\nc") == "a b  c"
 
     def test_order_is_kept(self, command: Command, attention_run: Path) -> None:
         lines = [source for source, _ in colour_pairs(40, seed=5)]

@@ -81,7 +81,7 @@ def test_search_finds_the_line_itself(
 
 def test_clusters_and_their_map(embedder: Path, documents: Path, command: Command, tmp_path: Path) -> None:
     picture, table = tmp_path / "map.png", tmp_path / "clusters.tsv"
-    arguments = (embedder, documents, "--clusters", "4", "--picture", picture, "--output", table)
+    arguments = (embedder, documents, "--clusters", "4", "--png", picture, "--output", table)
     assert command("cluster", *arguments).code == 0
     rows = [line.split("\t") for line in table.read_text().splitlines()]
     assert [line for _, line in rows] == documents.read_text().splitlines()

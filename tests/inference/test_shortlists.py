@@ -26,7 +26,7 @@ def few(attention_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from run_fixtures import call
 
     path = tmp_path_factory.mktemp("shortlist") / "few.safetensors"
-    done = call("shortlist", attention_run, path, "--likeliest", "1", "--frequent", "0")
+    done = call("shortlist", attention_run, path, "--per-token", "1", "--frequent", "0")
     assert done.code == 0, done.err
     return path
 

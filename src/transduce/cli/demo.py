@@ -1,40 +1,42 @@
-"""A task's name in; generated pairs, a trained model, scores and pictures out: the whole line with nothing to bring."""
+"""Demo tasks with generated data, and the command that trains, scores and explains them: demo."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
+import typer
 
-from transduce.cli.display import at_level, save_pictures, show_explained, show_trained
+from transduce.cli.options import Overrides, open_console
 from transduce.errors import InputError, nearest
-from transduce.flow import Example
-from transduce.recipe import override, parse
-from transduce.training.experiment import train
 
-Split = tuple[list[Example], list[Example], list[Example]]  # train, dev, test
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from transduce.flow import Example
+
+Splits = tuple["list[Example]", "list[Example]", "list[Example]"]  # train, dev, test
 
 
 @dataclass(frozen=True)
-class Task:
-    """An embedded task: where its pairs come from and the recipe that learns it."""
+class DemoTask:
+    """A demo task: the function that generates its pairs, and its recipe."""
 
-    about: str
-    split: Callable[[], Split]
+    description: str
+    splits: Callable[[], Splits]
     recipe: dict[str, Any]
-    shown: Sequence[str]  # inputs explained at the end
+    explained: Sequence[str]  # inputs that are explained at the end
 
 
-def _dates() -> Split:
+def _dates() -> Splits:
     from transduce.synthetic.dates import split
 
     return split(100_000, 1_000, 2_000)
 
 
-def _pronounce() -> Split:
+def _pronounce() -> Splits:
     from transduce.synthetic.pronunciation import split
 
     return split()
@@ -43,9 +45,16 @@ def _pronounce() -> Split:
 _CHARACTERS = {"kind": "chars", "size": 8000}
 _GRU = {"kind": "recurrent", "cell": "gru", "width": 256, "dropout": 0.1}
 _ATTENTION = {"kind": "luong", "score": "mlp", "input_feeding": False}
+_TRAINING = {
+    "validate_every": 500,
+    "checkpoint_every": 500,
+    "monitor": "exact",
+    "patience": None,
+    "log_every": 50,
+}
 
 TASKS = {
-    "dates": Task(
+    "dates": DemoTask(
         "written dates in many languages and styles -> ISO 8601",
         _dates,
         {
@@ -59,18 +68,14 @@ TASKS = {
                 "batch_tokens": 2048,
                 "optimiser": {"learning_rate": 4e-3},
                 "schedule": {"kind": "linear", "warmup": 100},
-                "validate_every": 500,
-                "checkpoint_every": 500,
-                "monitor": "exact",
-                "patience": None,
-                "log_every": 50,
+                **_TRAINING,
             },
             "generation": {"strategy": "greedy", "max_length": 20},
             "evaluation": {"metrics": ["exact", "cer"]},
         },
         ("Dienstag, 3. März 2026", "le 3 mars 2026", "[en_US] 3/4/26", "[en_GB] 3/4/26"),
     ),
-    "pronounce": Task(
+    "pronounce": DemoTask(
         "English words -> phones",
         _pronounce,
         {
@@ -81,11 +86,7 @@ TASKS = {
                 "batch_tokens": 4096,
                 "optimiser": {"learning_rate": 3e-3},
                 "schedule": {"kind": "cosine", "warmup": 100},
-                "validate_every": 500,
-                "checkpoint_every": 500,
-                "monitor": "exact",
-                "patience": None,
-                "log_every": 50,
+                **_TRAINING,
             },
             "generation": {"beam": 5, "max_length": 40},
             "evaluation": {"metrics": ["exact", "per"], "references": "by_source"},
@@ -95,35 +96,68 @@ TASKS = {
 }
 
 
-def find(task: str) -> Task:
-    if task not in TASKS:
-        raise InputError(f"no demo is called {task!r}", remedy=nearest(task, TASKS))
-    return TASKS[task]
+def demo(
+    task: Annotated[
+        str,
+        typer.Option(help="dates: written dates in many languages to ISO 8601; pronounce: English words to phones."),
+    ] = "dates",
+    run: Annotated[Path | None, typer.Option(help="Run directory to write. [default: runs/demo or runs/TASK]")] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Only write the pairs of the task to this folder, as TSV.")
+    ] = None,
+    settings: Overrides = None,
+) -> None:
+    """Train, evaluate and explain a model on a built-in task, in a few minutes.
+
+    Examples:
+
+        transduce demo
+
+        transduce demo --task pronounce
+
+        transduce demo --task dates --write data/dates
+    """
+    console = open_console()
+    if write is not None:
+        for path in write_pairs(task, write):
+            console.print(str(path), highlight=False)
+        return
+    run_demo(task, run, settings or [], console)
+
+
+def find_task(name: str) -> DemoTask:
+    if name not in TASKS:
+        raise InputError(f"no demo task is called {name!r}", where="--task", remedy=nearest(name, TASKS))
+    return TASKS[name]
 
 
 def write_pairs(task: str, folder: Path) -> list[Path]:
-    """train.tsv, dev.tsv and test.tsv of a task."""
+    """Writes train.tsv, dev.tsv and test.tsv of a task."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, examples in zip(("train", "dev", "test"), find(task).split(), strict=True):
+    for name, examples in zip(("train", "dev", "test"), find_task(task).splits(), strict=True):
         path = folder / f"{name}.tsv"
         path.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples), encoding="utf-8")
         paths.append(path)
     return paths
 
 
-def run_demo(task: str, folder: Path | None, settings: Sequence[str], console: Console) -> None:
-    """Generates the pairs, trains, scores, explains."""
-    chosen = find(task)
+def run_demo(task: str, folder: Path | None, overrides: Sequence[str], console: Console) -> None:
+    """Generates the pairs, trains and evaluates a model, and explains some of its outputs."""
+    from transduce.cli.display import attention_map, save_pictures, show_explained, show_trained
+    from transduce.recipe import override, parse
+    from transduce.training.experiment import train
+
+    chosen = find_task(task)
     folder = folder or Path("runs") / ("demo" if task == "dates" else task)
-    console.print(f"[bold]{chosen.about}[/]", highlight=False)
+    console.print(f"[bold]{chosen.description}[/]", highlight=False)
     names = ("train", "dev", "test")
     data = dict(zip(names, map(str, write_pairs(task, folder / "data")), strict=True))
-    recipe = parse(override({"data": data, **chosen.recipe}, settings), where="key=value")
+    recipe = parse(override({"data": data, **chosen.recipe}, overrides), where="key=value")
     trained = train(recipe, folder, resume=True, console=console)
     if trained.outcome.reason != "interrupted":
-        explained = [trained.model.explain(text, nbest=3, beam=5) for text in chosen.shown]
-        maps = [at_level(one, "token", "mean", "mean") for one in explained if one.attention is not None]
+        explained = [trained.model.explain(text, nbest=3, beam=5) for text in chosen.explained]
+        maps = [attention_map(one, "token", "mean", "mean") for one in explained if one.attention is not None]
         console.print()
         show_explained(explained[0], maps[0] if maps else None, console)
         save_pictures(explained, maps, folder / "attention.html", folder / "attention.png")

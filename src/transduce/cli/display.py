@@ -1,4 +1,4 @@
-"""Results in, tables and pictures for people out."""
+"""Results for people: tables, attention maps, suggested commands; and their JSON forms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from transduce.training.experiment import TrainingResult
 
 
 def show_recipe(recipe: Recipe, console: Console) -> None:
-    """What a recipe says beyond the defaults."""
+    """Prints the keys of a recipe that differ from the defaults."""
     console.print("the recipe:", highlight=False)
     content = recipe.model_dump(mode="json", exclude_defaults=True)
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
@@ -38,15 +38,17 @@ def show_recipe(recipe: Recipe, console: Console) -> None:
 
 
 def show_scores(scores: dict[str, Evaluation], console: Console) -> None:
+    """Prints every score of every data set with its confidence interval."""
     table = Table("set", "lines", "metric", "score", "95 % interval", box=None, header_style="bold", pad_edge=False)
     for name, evaluation in scores.items():
         for metric, score in evaluation.scores.items():
-            between = f"{score.low:.2f} to {score.high:.2f}"
-            table.add_row(escape(name), f"{evaluation.count:,}", metric, f"{score.value:.2f}", between)
+            interval = f"{score.low:.2f} to {score.high:.2f}"
+            table.add_row(escape(name), f"{evaluation.count:,}", metric, f"{score.value:.2f}", interval)
     console.print(table)
 
 
-def show_lengths(evaluation: Evaluation, console: Console) -> None:
+def show_scores_by_length(evaluation: Evaluation, console: Console) -> None:
+    """Prints the scores of each bucket of source lengths, with a bar."""
     for metric, buckets in evaluation.by_length.items():
         table = Table("source tokens", "lines", metric, "", box=None, header_style="bold", pad_edge=False)
         scale = max(abs(bucket.interval.value) for bucket in buckets) or 1.0
@@ -57,6 +59,7 @@ def show_lengths(evaluation: Evaluation, console: Console) -> None:
 
 
 def show_examples(examples: Sequence[tuple[str, str, str]], console: Console) -> None:
+    """Prints (source, output, reference) triples."""
     table = Table("", "source", "output", "reference", box=None, header_style="bold", pad_edge=False)
     for source, output, reference in examples:
         mark = "[green]✓[/]" if output == reference else "[red]✗[/]"
@@ -64,81 +67,88 @@ def show_examples(examples: Sequence[tuple[str, str, str]], console: Console) ->
     console.print(table)
 
 
+_STOP_REASONS = {
+    "steps": "all updates done",
+    "minutes": "time limit reached",
+    "patience": "no more improvement on the development set",
+    "interrupted": "interrupted",
+}
+
+
 def show_trained(trained: TrainingResult, console: Console) -> None:
-    """The end of a training run: how it went, how good it is, what to try next."""
+    """Prints the end of a training run: stop reason, scores, examples, suggested commands."""
     folder, outcome = trained.run.folder, trained.outcome
-    reasons = {
-        "steps": "all updates done",
-        "minutes": "time is up",
-        "patience": "no more progress on the held-out pairs",
-        "interrupted": "interrupted",
-    }
     best = "" if outcome.best_step is None else f", best at {outcome.best_step:,}"
-    console.print(f"\n{reasons[outcome.reason]} after update {outcome.step:,}{best}", highlight=False)
+    console.print(f"\n{_STOP_REASONS[outcome.reason]} after update {outcome.step:,}{best}", highlight=False)
     if outcome.reason == "interrupted":
         console.print(
-            f"go on with the same command and --resume; checkpoints in {folder}", highlight=False, markup=False
+            f"continue with the same command and --resume; checkpoints in {folder}", highlight=False, markup=False
         )
         return
     show_scores(trained.scores, console)
     if trained.examples:
         console.print()
-        show_examples([(_near(source), output, wanted) for source, output, wanted in trained.examples], console)
-    console.print(f"\neverything is in {folder}:", highlight=False, markup=False, soft_wrap=True)
+        show_examples([(_relative(source), output, wanted) for source, output, wanted in trained.examples], console)
+    console.print(f"\nthe run is in {folder}:", highlight=False, markup=False, soft_wrap=True)
     console.print("recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:", highlight=False)
-    # Quoted for the shell: what stands in the data must not run when a line is pasted.
-    first = _near(trained.examples[0][0]) if trained.examples else "..."
-    place, line = quote(str(folder)), _quoted(first)
-    itself = bool(trained.model.reading.found(first))  # a file that is a source, not one that holds lines
-    commands = [
-        f"transduce generate {place} {line}" if itself else f"echo {line} | transduce generate {place}",
-        f"transduce explain {place} {line} --html attention.html",
-        f"transduce evaluate {place}",
-    ]
-    if gives_vectors(trained.model.recipe.model):
-        commands = [
-            f'transduce search {place} documents.txt "a query"',
-            f"transduce cluster {place} documents.txt --picture map.png",
-            f"transduce embed {place} lines.txt --output vectors.npy",
-        ]
-    for command in commands:
+    for command in _suggested_commands(trained):
         console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _near(source: str) -> str:
-    """What names a file below this folder, named from here: the end of a long path is what tells it apart."""
+def _suggested_commands(trained: TrainingResult) -> list[str]:
+    """Commands to paste. Everything is quoted for the shell, so that no text of the data can run as code."""
+    run = quote(str(trained.run.folder))
+    if gives_vectors(trained.model.recipe.model):
+        return [
+            f'transduce search {run} documents.txt "a query"',
+            f"transduce cluster {run} documents.txt --png map.png",
+            f"transduce embed {run} lines.txt --output vectors.npy",
+        ]
+    source = _relative(trained.examples[0][0]) if trained.examples else "..."
+    line = _shell_quote(source)
+    is_file = bool(trained.model.reading.found(source))  # the source itself is a file, not a line of a file
+    return [
+        f"transduce generate {run} {line}" if is_file else f"echo {line} | transduce generate {run}",
+        f"transduce explain {run} {line} --html attention.html",
+        f"transduce evaluate {run}",
+    ]
+
+
+def _relative(source: str) -> str:
+    """File names of a source, relative to the working directory where they are below it."""
     here = f"{Path.cwd()}/"
     return "\t".join(part.removeprefix(here) for part in source.split("\t"))
 
 
-def _quoted(line: str) -> str:
-    """For the shell; a tab is written out, for consoles show it as blanks."""
+def _shell_quote(line: str) -> str:
+    """Quotes a line for the shell. A tab is written as \\t, because terminals show it as blanks."""
     if "\t" not in line:
         return quote(line)
-    told = line.replace("\\", "\\\\").replace("'", "\\'").replace("\t", "\\t")
-    return f"$'{told}'"
+    escaped = line.replace("\\", "\\\\").replace("'", "\\'").replace("\t", "\\t")
+    return f"$'{escaped}'"
 
 
-def at_level(explained: Explained, level: str, layer: Any, head: Any) -> AttentionMap:
-    """A map of tokens or of words; `auto` takes words where both sides have several."""
+def attention_map(explained: Explained, level: str, layer: Any, head: Any) -> AttentionMap:
+    """The attention map between tokens or words; `auto` means words if both sides have several."""
     tokens = explained.map(layer, head)
     several = min(len(tokens.source_labels), len(tokens.target_labels)) > 1
     if level not in ("auto", "word", "token"):
-        raise InputError(f"there is no level {level!r}", where="--level", remedy="auto, word or token")
+        raise InputError(f"unknown level {level!r}", where="--level", remedy="auto, word or token")
     return to_words(tokens, keep_end=True) if level == "word" or (level == "auto" and several) else tokens
 
 
 def show_explained(
     explained: Explained, attention: AttentionMap | None, console: Console, *, sourceless: bool = False
 ) -> None:
-    console.print(f"[dim]{'begun ' if sourceless else 'source'}[/]  {escape(explained.source)}", highlight=False)
+    """Prints source, output, score and attention map."""
+    console.print(f"[dim]{'prompt' if sourceless else 'source'}[/]  {escape(explained.source)}", highlight=False)
     console.print(f"[dim]output[/]  {escape(explained.output)}   [dim]score {explained.score:.3f}[/]", highlight=False)
     if attention is None and sourceless:
-        console.print("a language model has no source, and this decoder does not attend to its own past")
+        console.print("this language model has no self-attention to show")
     elif attention is None:
-        console.print("this decoder does not attend to the source: all it knows came through one vector")
+        console.print("this decoder does not attend to the source: it gets one fixed vector")
     elif explained.scenes and 3 * len(attention.source_tokens) > console.width:
-        terminal.draw_peaks(attention, console)  # many cells of a scene make no table
+        terminal.draw_peaks(attention, console)  # too many columns for a table
     else:
         terminal.draw(attention, console)
 
@@ -146,18 +156,19 @@ def show_explained(
 def save_pictures(
     explained: Sequence[Explained], maps: Sequence[AttentionMap], html: Path | None, png: Path | None
 ) -> None:
+    """Writes an HTML page with all explanations and a PNG with the first."""
     if html is not None:
         page.write(explained, html, "Attention")
     if png is not None and maps:
-        head = {"title": explained[0].output, "subtitle": explained[0].source}
+        titles = {"title": explained[0].output, "subtitle": explained[0].source}
         if explained[0].scenes:
-            overlay.draw(explained[0].scenes, maps[0], png, **head)
+            overlay.draw(explained[0].scenes, maps[0], png, **titles)
         else:
-            picture.draw(maps[0], png, **head)
+            picture.draw(maps[0], png, **titles)
 
 
-def as_json(prediction: Prediction) -> str:
-    """One line of JSON for one line of input."""
+def prediction_json(prediction: Prediction) -> str:
+    """One prediction as one line of JSON."""
     content: dict[str, Any] = {
         "source": prediction.source,
         "text": prediction.text,
@@ -175,11 +186,6 @@ def as_json(prediction: Prediction) -> str:
     return json_line(content)
 
 
-def as_line(text: str) -> str:
-    """One line in, one line out: a line break inside an output becomes a space."""
-    return text.replace("\r", " ").replace("\n", " ")
-
-
 def show_hits(query: str, hits: Sequence[Hit], documents: Sequence[str], console: Console) -> None:
     """The search results of one query."""
     console.print(f"[bold]{escape(query)}[/]", highlight=False, soft_wrap=True)
@@ -189,7 +195,7 @@ def show_hits(query: str, hits: Sequence[Hit], documents: Sequence[str], console
     console.print(table)
 
 
-def hits_as_json(query: str, hits: Sequence[Hit], documents: Sequence[str]) -> str:
+def hits_json(query: str, hits: Sequence[Hit], documents: Sequence[str]) -> str:
     """The search results of one query as one line of JSON; `line` counts from 1, as editors do."""
     content = [{"cosine": hit.cosine, "line": hit.row + 1, "text": documents[hit.row]} for hit in hits]
     return json_line({"query": query, "hits": content})

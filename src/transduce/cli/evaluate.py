@@ -1,10 +1,10 @@
-"""A run and pairs in, how good it is out: evaluate, score."""
+"""Commands that measure the quality of a model: evaluate, score."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,27 +15,35 @@ from transduce.cli.options import (
     OwnParts,
     RunArgument,
     Settings,
+    generation_settings,
+    load_model,
     open_console,
-    open_run,
-    read_settings,
-    written_to,
+    open_output,
 )
 from transduce.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from transduce.inference import Model
 
 
 def evaluate(
     run: RunArgument,
     data: Annotated[
-        str | None, typer.Argument(help="Pairs; by default the run's test set, else its held-out pairs.")
+        str | None,
+        typer.Argument(metavar="PAIRS", help="Test pairs. [default: the run's test set, else its development set]"),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all numbers to this file.")] = None,
-    against: Annotated[Path | None, typer.Option(help="A second run: a paired test on the same lines.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write all numbers to this JSON file.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A second run: paired significance test on the same lines.")
+    ] = None,
     beam: Beam = None,
     settings: Settings = None,
     device: Device = "auto",
     own_parts: OwnParts = False,
 ) -> None:
-    """Score a model on pairs, with 95 % intervals and quality by source length.
+    """Evaluate a model on pairs: scores with 95 % confidence intervals, and scores by source length.
 
     Examples:
 
@@ -47,49 +55,58 @@ def evaluate(
     """
     import json as json_format
 
-    from transduce.cli.display import show_lengths, show_scores
-    from transduce.evaluation.scoring import answer, compare_outputs, held_out, score_outputs
+    from transduce.cli.display import show_scores, show_scores_by_length
+    from transduce.evaluation.scoring import answer, held_out, score_outputs
 
     console = open_console()
-    model = open_run(run, device, own_parts)
-    chosen = read_settings(settings, beam=beam)
-    model.settings(**chosen)
+    model = load_model(run, device, own_parts)
+    chosen = generation_settings(settings, beam=beam)
+    model.settings(**chosen)  # reports a wrong name or value before any data is read
     if against is not None and against.resolve() == run.resolve():
-        raise InputError("the same run twice", where="--against", remedy="name another run")
+        raise InputError("this is the same run", where="--against", remedy="name another run")
     name, lines = held_out(model, data)
     outputs = answer(model, lines, model.recipe.evaluation.metrics, **chosen)
     scores = score_outputs(model, lines, outputs)
     show_scores({name: scores}, console)
-    show_lengths(scores, console)
+    show_scores_by_length(scores, console)
     for score in scores.scores.values():
         console.print(f"[dim]{score.signature}[/]", highlight=False)
     content = {"set": name, **scores.to_json()}
     if against is not None:
-        rival = open_run(against, device, own_parts)
-        rivals = answer(rival, lines, model.recipe.evaluation.metrics, **chosen)
-        verdicts = compare_outputs(model, lines, {str(run): outputs, str(against): rivals})
-        for metric, verdict in verdicts.items():
-            console.print(f"{metric}: {verdict}", highlight=False)
-        content["against"] = {
-            "run": str(against),
-            "verdicts": verdicts,
-            **score_outputs(model, lines, rivals).to_json(),
-        }
+        other = load_model(against, device, own_parts)
+        other_outputs = answer(other, lines, model.recipe.evaluation.metrics, **chosen)
+        both = {str(run): outputs, str(against): other_outputs}
+        content["against"] = _compare_runs(model, lines, both, console)
     if json is not None:
         json.write_text(json_format.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def _compare_runs(model: Model, lines: Any, outputs: dict[str, Any], console: Console) -> dict[str, Any]:
+    """Prints the significance test of two runs; returns the scores of the second run."""
+    from transduce.evaluation.scoring import compare_outputs, score_outputs
+
+    verdicts = compare_outputs(model, lines, outputs)
+    for metric, verdict in verdicts.items():
+        console.print(f"{metric}: {verdict}", highlight=False)
+    _, (name, other_outputs) = outputs.items()
+    return {"run": name, "verdicts": verdicts, **score_outputs(model, lines, other_outputs).to_json()}
+
+
 def score(
     run: RunArgument,
-    pairs: Annotated[str, typer.Argument(help="Pairs whose targets are scored; for a language model, text.")],
+    pairs: Annotated[
+        str, typer.Argument(metavar="PAIRS", help="Pairs whose targets are scored; for a language model, text.")
+    ],
     output: Output = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, token by token.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line, with the score of each token.")
+    ] = False,
     device: Device = "auto",
     own_parts: OwnParts = False,
 ) -> None:
-    """The log-probability and perplexity of given pairs: `score TAB perplexity`, one line a pair.
+    """Compute the log-probability and the perplexity of given targets: `score TAB perplexity`, one line per pair.
 
-    A language model scores text: one line a line, or one for the whole file where it was trained on running text.
+    A language model scores each line of text, or the whole file if it was trained on running text.
 
     Examples:
 
@@ -99,11 +116,11 @@ def score(
     """
     from transduce.evaluation.scoring import perplexities, score_lines
 
-    model, found = open_run(run, device, own_parts), []
-    with written_to(output, pairs) as stream:
+    model, scored = load_model(run, device, own_parts), []
+    with open_output(output, pairs) as stream:
         for one in score_lines(model, pairs, as_json=json):
             stream.write(one.written + "\n")
-            found.append(one.scored)
-    told = ", ".join(f"{value:.4g} a {unit}" for unit, value in perplexities(found).items())
+            scored.append(one.scored)
+    summary = ", ".join(f"{value:.4g} per {unit}" for unit, value in perplexities(scored).items())
     what = "texts" if model.running else "lines" if model.sourceless else "pairs"
-    print(f"{len(found):,} {what}, perplexity {told}", file=sys.stderr)
+    print(f"{len(scored):,} {what}, perplexity {summary}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A run and texts in, where it looked out: explain, align."""
+"""Commands that show attention: explain, align."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from transduce.cli.options import (
+    OUTPUT,
     Beam,
     Device,
     Head,
@@ -16,27 +17,29 @@ from transduce.cli.options import (
     Output,
     OwnParts,
     RunArgument,
+    layer_and_head,
+    load_model,
     open_console,
-    open_run,
-    read_choices,
-    written_to,
+    open_output,
 )
 from transduce.errors import InputError
 
 
 def explain(
     run: RunArgument,
-    text: Annotated[str, typer.Argument(help="One source: a text, or where sources are files a file or a folder.")],
-    html: Annotated[Path | None, typer.Option(help="Write a page that opens offline.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    text: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="One source: a text; for models of files, a file or a folder.")
+    ],
+    html: Annotated[Path | None, typer.Option(help="Write an offline HTML page.", rich_help_panel=OUTPUT)] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a PNG image.", rich_help_panel=OUTPUT)] = None,
     layer: Layer = "mean",
     head: Head = "mean",
-    level: Annotated[str, typer.Option(help="auto, word or token")] = "auto",
+    level: Annotated[str, typer.Option(help="Rows and columns of the attention map: auto, word or token.")] = "auto",
     beam: Beam = None,
     device: Device = "auto",
     own_parts: OwnParts = False,
 ) -> None:
-    """Show where the model looked: exact attention of the path that won, in the terminal, as PNG, as HTML.
+    """Show the attention weights of the best hypothesis, in the terminal, as PNG or as HTML.
 
     Example:
 
@@ -44,32 +47,39 @@ def explain(
 
         transduce explain runs/captions photo.jpg --html attention.html --png attention.png
     """
-    from transduce.cli.display import at_level, save_pictures, show_explained
+    from transduce.cli.display import attention_map, save_pictures, show_explained
 
-    model = open_run(run, device, own_parts)
+    model = load_model(run, device, own_parts)
     texts = model.reading.found(text) or [text]
     if png is not None and len(texts) > 1:
-        raise InputError(f"a picture shows one source, not {len(texts)}", where=text, remedy="--html shows all of them")
-    found = [model.explain(one, beam=beam, nbest=beam or model.recipe.generation.beam) for one in texts]
-    numbers = read_choices(layer, head)
-    maps = [None if one.attention is None else at_level(one, level, *numbers) for one in found]
-    for explained, attention in zip(found, maps, strict=True):
-        show_explained(explained, attention, open_console(), sourceless=model.sourceless)
-    save_pictures(found, [attention for attention in maps if attention is not None], html, png)
+        raise InputError(
+            f"a PNG shows one source, and there are {len(texts)}", where=text, remedy="use --html, which shows all"
+        )
+    explained = [model.explain(one, beam=beam, nbest=beam or model.recipe.generation.beam) for one in texts]
+    choice = layer_and_head(layer, head)
+    maps = [None if one.attention is None else attention_map(one, level, *choice) for one in explained]
+    console = open_console()
+    for one, attention in zip(explained, maps, strict=True):
+        show_explained(one, attention, console, sourceless=model.sourceless)
+    save_pictures(explained, [attention for attention in maps if attention is not None], html, png)
     for path in (html, png if maps[0] is not None else None):
         if path is not None:
-            open_console().print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
     if png is not None and maps[0] is None:
-        raise InputError("there is no attention to draw", where=str(png), remedy="--html shows the scores all the same")
+        raise InputError("this model has no attention to draw", where=str(png), remedy="--html still shows the scores")
 
 
 def align(
     run: RunArgument,
-    pairs: Annotated[str, typer.Argument(help="Pairs to align.")],
-    gold: Annotated[Path | None, typer.Option(help="Links that people made, one line a pair: 0-0 1-2, 1?3.")] = None,
-    back: Annotated[Path | None, typer.Option(help="A run from target to source: both are joined.")] = None,
+    pairs: Annotated[str, typer.Argument(metavar="PAIRS", help="Pairs to align.")],
+    gold: Annotated[
+        Path | None, typer.Option(help="Gold alignments, one line per pair: 0-0 1-2, and 1?3 for a possible link.")
+    ] = None,
+    reverse: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A run from target to source, to symmetrise with.")
+    ] = None,
     symmetrise: Annotated[
-        str, typer.Option(help="How: intersection, union, grow-diag or grow-diag-final-and.")
+        str, typer.Option(help="With --reverse: intersection, union, grow-diag or grow-diag-final-and.")
     ] = "grow-diag",
     layer: Layer = "mean",
     head: Head = "mean",
@@ -77,36 +87,37 @@ def align(
     device: Device = "auto",
     own_parts: OwnParts = False,
 ) -> None:
-    """The links between the words of given pairs, `0-0 1-2`, one line a pair; with --gold also their error rate.
+    """Write the word alignment of given pairs, `0-0 1-2`, one line per pair; with --gold also the error rate.
 
     Examples:
 
         transduce align runs/demo pairs.tsv
 
-        transduce align runs/de-en pairs.tsv --gold links.txt --back runs/en-de --symmetrise grow-diag
+        transduce align runs/de-en pairs.tsv --gold gold.txt --reverse runs/en-de --symmetrise grow-diag
     """
     from typing import get_args
 
     from transduce.errors import nearest
-    from transduce.explain.alignment import Symmetry, pharaoh
+    from transduce.explain.alignment import Symmetrisation, pharaoh
     from transduce.inference.align import View, align_both, error_rate, read_gold, read_pairs
     from transduce.inference.align import align as align_pairs
 
-    if symmetrise not in get_args(Symmetry):
-        raise InputError(f"--symmetrise {symmetrise}?", remedy=nearest(symmetrise, get_args(Symmetry)))
-    wanted = None if gold is None else read_gold(str(gold))  # what cannot be read is told before the work
-    model = open_run(run, device, own_parts)
-    other = None if back is None else open_run(back, device, own_parts)
-    view = View(*read_choices(layer, head))
-    found: list[Any] = []
-    with written_to(output, pairs) as stream:
+    if symmetrise not in get_args(Symmetrisation):
+        remedy = nearest(symmetrise, get_args(Symmetrisation))
+        raise InputError(f"unknown symmetrisation {symmetrise!r}", where="--symmetrise", remedy=remedy)
+    gold_links = None if gold is None else read_gold(str(gold))  # errors of this file are reported first
+    model = load_model(run, device, own_parts)
+    reverse_model = None if reverse is None else load_model(reverse, device, own_parts)
+    view = View(*layer_and_head(layer, head))
+    alignments: list[Any] = []
+    with open_output(output, pairs) as stream:
         for chunk in read_pairs(model, pairs):
-            if other is None:
-                some = align_pairs(model, chunk, view)
+            if reverse_model is None:
+                links = align_pairs(model, chunk, view)
             else:
-                some = align_both(model, other, chunk, cast(Any, symmetrise), view)
-            stream.writelines(pharaoh(one) + "\n" for one in some)
-            found += some
-    if wanted is not None:
-        rate = error_rate(found, wanted, str(gold))
-        print(f"alignment error rate {100 * rate:.1f} % of {len(found):,} pairs", file=sys.stderr)
+                links = align_both(model, reverse_model, chunk, cast(Any, symmetrise), view)
+            stream.writelines(pharaoh(one) + "\n" for one in links)
+            alignments += links
+    if gold_links is not None:
+        rate = error_rate(alignments, gold_links, str(gold))
+        print(f"alignment error rate {100 * rate:.1f} % of {len(alignments):,} pairs", file=sys.stderr)

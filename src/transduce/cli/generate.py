@@ -1,4 +1,4 @@
-"""A run and lines in, an output a line out: generate; and shortlist, which makes that faster."""
+"""Command that generates outputs: generate."""
 
 from __future__ import annotations
 
@@ -7,66 +7,99 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from transduce.cli.options import (
+    OUTPUT,
+    PERFORMANCE,
+    SEARCH,
     Beam,
     Device,
-    Lines,
+    InputFile,
     Output,
     OwnParts,
     RunArgument,
     Settings,
-    open_run,
-    read_settings,
-    written_to,
+    generation_settings,
+    load_model,
+    open_output,
 )
 from transduce.errors import InputError
 
 if TYPE_CHECKING:
     from transduce.inference import Model, Prediction
 
-
-def read_sources(model: Model, file: str) -> Iterator[str]:
-    """The lines of a file, or of standard input. What a line of a file names is found from the folder of that file."""
-    from transduce.data.readers.corpus import read_lines, resolve_paths
-
-    reads = next((corpus.reads for corpus in model.recipe.data.train), ())
-    folder = Path() if file == "-" else Path(file).parent
-    return (resolve_paths(line, folder, reads) for line in read_lines(file))
+OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs"]
 
 
 def generate(
     run: RunArgument,
-    file: Lines = "-",
-    output: Output = None,
+    file: InputFile = "-",
     beam: Beam = None,
-    nbest: Annotated[int | None, typer.Option(help="How many hypotheses a line --json gives.")] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw instead of searching.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line: text, tokens, scores, n-best.")] = False,
-    align: Annotated[bool, typer.Option("--align", help="Word links instead of text: 0-0 1-2.")] = False,
-    pairs: Annotated[bool, typer.Option("--pairs", help="`source TAB output`: lines to train a student on.")] = False,
-    prefix: Annotated[str | None, typer.Option(help="Text that every output must begin with.")] = None,
-    from_nothing: Annotated[
-        int, typer.Option(min=0, help="A language model writes so many texts from <s> on; no input is read.")
+    nbest: Annotated[
+        int | None, typer.Option(help="With --json: number of hypotheses per line.", rich_help_panel=SEARCH)
+    ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample from the model instead of searching.", rich_help_panel=SEARCH)
+    ] = False,
+    prefix: Annotated[
+        str | None, typer.Option(help="Text that every output must begin with.", rich_help_panel=SEARCH)
+    ] = None,
+    unconditional: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Language models: generate N texts without a prompt; no input is read.",
+            rich_help_panel=SEARCH,
+        ),
     ] = 0,
     settings: Settings = None,
+    output: Output = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object per line: text, tokens, scores, n-best.", rich_help_panel=OUTPUT),
+    ] = False,
+    align: Annotated[
+        bool, typer.Option("--align", help="Word alignments instead of text: 0-0 1-2.", rich_help_panel=OUTPUT)
+    ] = False,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="`source TAB output`, as training pairs for sequence-level distillation.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     precision: Annotated[
-        str, typer.Option(help="On a CPU: auto and fp32 give what was trained; bf16 and int8 round the weights.")
+        str,
+        typer.Option(
+            help="Arithmetic on a CPU: auto and fp32 are exact; bf16 and int8 round the weights.",
+            rich_help_panel=PERFORMANCE,
+        ),
     ] = "auto",
-    workers: Annotated[int, typer.Option(min=1, help="So many batches at a time, on one core each.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, help="Number of batches in parallel, each on one core.", rich_help_panel=PERFORMANCE),
+    ] = 1,
     draft: Annotated[
-        Path | None, typer.Option(help="A quick run with the same tokens: it proposes, greedy search is as it was.")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Speculative decoding: a small run with the same vocabulary. Greedy outputs do not change.",
+            rich_help_panel=PERFORMANCE,
+        ),
     ] = None,
     shortlist: Annotated[
-        Path | None, typer.Option(help="Only tokens that a source may need: a file of `transduce shortlist`.")
+        Path | None,
+        typer.Option(help="Lexical shortlist, a file of `transduce shortlist`.", rich_help_panel=PERFORMANCE),
     ] = None,
     device: Device = "auto",
     own_parts: OwnParts = False,
 ) -> None:
-    """Write an output for every line of input: one line in, one line out, in order.
+    """Generate one output per input line, in order.
 
     Examples:
 
@@ -78,144 +111,134 @@ def generate(
 
         transduce generate runs/large input.txt --precision int8 --workers 2
 
-        transduce generate runs/large input.txt --pairs --output taught.tsv
+        transduce generate runs/large input.txt --pairs --output distilled.tsv
 
         transduce generate runs/large input.txt --set strategy=greedy --draft runs/small
 
-        transduce generate runs/large input.txt --precision int8 --shortlist few.safetensors
+        transduce generate runs/large input.txt --precision int8 --shortlist shortlist.safetensors
 
-    Where sources are files, a line names one; a file of that kind, or a folder of them, may stand in place of lines.
+    If the sources of the model are files, each line names one. A single file, or a folder of files, may be given
+    instead of a list.
 
         transduce generate runs/captions photo.jpg
 
         transduce generate runs/captions photos/ --pairs
 
-    A language model takes each line as the beginning of a text, and writes beginning and continuation; an empty line
-    begins from nothing. Line feeds inside an output become spaces, but for --json and --from-nothing.
+    A language model continues each line and writes prompt and continuation; an empty line is an empty prompt. Line
+    feeds inside an output become spaces, except with --json and --unconditional.
 
         echo "To be" | transduce generate runs/book --set temperature=0.8
 
-        transduce generate runs/book --from-nothing 3
+        transduce generate runs/book --unconditional 3
     """
     from transduce.inference import in_chunks
     from transduce.inference.shortlist import Shortlist
 
-    model = open_run(run, device, own_parts, precision)
-    chosen = read_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
-    model.settings(**chosen)  # a wrong name or value is told before anything is read
-    quick = None if draft is None else open_run(draft, device, own_parts, precision)
-    few = None if shortlist is None else Shortlist.load(shortlist)
-    if pairs and (json or align or from_nothing or model.sourceless):
-        raise InputError("--pairs writes sources and outputs, and nothing else", remedy="leave out one of the two")
-    inputs = max((corpus.inputs for corpus in model.recipe.data.train), default=1)
-    form = "json" if json else "links" if align else "pairs" if pairs else "whole" if from_nothing else "text"
-    lines = _lines(model, file, from_nothing)
-    outputs = Outputs(form, file, inputs)
-    with written_to(output, "" if from_nothing else file) as stream:
-        for chunk in in_chunks(lines):
-            begun = None if prefix is None else [prefix] * len(chunk)
-            found = model.generate(chunk, prefixes=begun, workers=workers, draft=quick, shortlist=few, **chosen)
+    model = load_model(run, device, own_parts, precision)
+    chosen = generation_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
+    model.settings(**chosen)  # reports a wrong name or value before any input is read
+    draft_model = None if draft is None else load_model(draft, device, own_parts, precision)
+    allowed = None if shortlist is None else Shortlist.load(shortlist)
+    if pairs and (json or align or unconditional or model.sourceless):
+        raise InputError(
+            "--pairs needs a source and excludes --json, --align and --unconditional",
+            where="--pairs",
+            remedy="leave out one of the two",
+        )
+    form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else "text"
+    writer = OutputWriter("multiline" if unconditional and form == "text" else form, file, _source_columns(model))
+    sources = _sources(model, file, unconditional)
+    with open_output(output, "" if unconditional else file) as stream:
+        for chunk in in_chunks(sources):
+            prefixes = None if prefix is None else [prefix] * len(chunk)
+            predictions = model.generate(
+                chunk, prefixes=prefixes, workers=workers, draft=draft_model, shortlist=allowed, **chosen
+            )
             if json or align:
-                model.reread(found)  # all at once, where asking one by one would be slow
-            stream.writelines(outputs.line(one) + "\n" for one in found)
+                model.reread(predictions)  # the attention of all of them in batches
+            stream.writelines(writer.line(one) + "\n" for one in predictions)
             stream.flush()
-    outputs.tell()
+    writer.print_counts()
 
 
-def _lines(model: Model, file: str, from_nothing: int) -> Iterator[str]:
+def _source_columns(model: Model) -> int:
+    return max((corpus.inputs for corpus in model.recipe.data.train), default=1)
+
+
+def _sources(model: Model, file: str, unconditional: int) -> Iterator[str]:
+    """The sources to generate for: empty prompts, files, or the lines of a file."""
     from transduce.modalities.source_encoding import TextSourceEncoding
 
-    if from_nothing and not model.sourceless:
-        raise InputError("this model needs a source", where="--from-nothing", remedy="give lines to read")
-    if from_nothing:
-        return iter([""] * from_nothing)
-    named = model.reading.found(file)  # the file is a source itself, or a folder of them
-    if not named and not isinstance(model.reading, TextSourceEncoding) and Path(file).is_dir():
+    if unconditional and not model.sourceless:
+        raise InputError("this model needs a source", where="--unconditional", remedy="give a file of input lines")
+    if unconditional:
+        return iter([""] * unconditional)
+    files = model.reading.found(file)  # the argument itself is a source, or a folder of sources
+    if not files and not isinstance(model.reading, TextSourceEncoding) and Path(file).is_dir():
         raise InputError(
-            "nothing in this folder is a source of this model",
+            "this folder has no file that the model can read",
             where=file,
-            remedy="give a folder of files like those that it was trained on, or a file of lines",
+            remedy="give a folder of files of the kind that it was trained on, or a file of lines",
         )
-    return iter(named) if named else read_sources(model, file)
+    return iter(files) if files else _read_lines(model, file)
+
+
+def _read_lines(model: Model, file: str) -> Iterator[str]:
+    """The lines of a file, or of standard input. File names in a line are relative to the folder of that file."""
+    from transduce.data.readers.corpus import read_lines, resolve_paths
+
+    reads = next((corpus.reads for corpus in model.recipe.data.train), ())
+    folder = Path() if file == "-" else Path(file).parent
+    return (resolve_paths(line, folder, reads) for line in read_lines(file))
 
 
 @dataclass
-class Outputs:
-    """What is written of each prediction, and what of them is told at the end."""
+class OutputWriter:
+    """Formats predictions, and counts the unusual ones."""
 
-    form: str  # text, whole (line feeds and all), json, links or pairs
+    format: OutputFormat
     file: str
-    inputs: int  # columns of a source
-    number: int = 0
+    source_columns: int
+    line_number: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
-    def line(self, one: Prediction) -> str:
-        from transduce.cli.display import as_json, as_line
+    def line(self, prediction: Prediction) -> str:
+        from transduce.cli.display import prediction_json
+        from transduce.evaluation.scoring import single_line
         from transduce.explain.alignment import pharaoh
 
-        self.number += 1
-        self.counts["empty lines"] += not one.tokens
-        self.counts["sources cut to `max_source_length`"] += one.source_cut
-        self.counts["outputs cut at the greatest length"] += not one.complete
-        if self.form == "json":
-            return as_json(one)
-        if self.form == "links":
-            self.counts["lines without attention, so without links"] += bool(one.tokens) and one.attention is None
-            return pharaoh(one.alignment)
-        if self.form == "pairs":
-            return pair_line(one.source, as_line(one.text), self.inputs, f"{self.file}:{self.number}")
-        return one.text if self.form == "whole" else as_line(one.text)
+        self.line_number += 1
+        self.counts["empty lines"] += not prediction.tokens
+        self.counts["sources cut to `max_source_length`"] += prediction.source_cut
+        self.counts["outputs cut at the maximum length"] += not prediction.complete
+        if self.format == "json":
+            return prediction_json(prediction)
+        if self.format == "alignment":
+            unaligned = bool(prediction.tokens) and prediction.attention is None
+            self.counts["lines without alignment, because the model has no attention"] += unaligned
+            return pharaoh(prediction.alignment)
+        if self.format == "pairs":
+            where = f"{self.file}:{self.line_number}"
+            return pair_line(prediction.source, single_line(prediction.text), self.source_columns, where)
+        return prediction.text if self.format == "multiline" else single_line(prediction.text)
 
-    def tell(self) -> None:
+    def print_counts(self) -> None:
         for what, count in self.counts.items():
             if count:
                 print(f"{what}: {count:,}", file=sys.stderr)
 
 
-def shortlist(
-    run: RunArgument,
-    file: Annotated[Path, typer.Argument(help="Where the list is written: a safetensors file.")],
-    likeliest: Annotated[int, typer.Option(min=1, help="Target tokens for each source token.")] = 100,
-    frequent: Annotated[int, typer.Option(min=0, help="Target tokens that every line may use.")] = 100,
-    lines: Annotated[int, typer.Option(min=1, help="Training pairs that are read at most.")] = 100_000,
-    own_parts: OwnParts = False,
-) -> None:
-    """Write which target tokens each source token may need, for a faster `generate --shortlist FILE`.
+def pair_line(source: str, output: str, source_columns: int, where: str) -> str:
+    """`source TAB output`. A tab inside a text is an error: it would end a column, and an escaped one would be learned.
 
-    Word translation probabilities are learned from the training pairs of the run (IBM model 1).
-
-    Example:
-
-        transduce shortlist runs/large few.safetensors
-
-        transduce generate runs/large input.txt --shortlist few.safetensors
+    The student model reads the same number of source columns as the teacher.
     """
-    from transduce.data.prepare import train_store
-    from transduce.inference.shortlist import OutputRows, make_shortlist
-
-    model = open_run(run, "cpu", own_parts)
-    OutputRows(model.network)  # one that cannot use a list is told so before it is made
-    if not model.recipe.data.train:
-        raise InputError("this run names no training pairs", where=str(run), remedy="give a run that was trained here")
-    tokenizers = (model.source, model.target)
-    made = make_shortlist(
-        train_store(model.recipe, tokenizers), tokenizers, likeliest=likeliest, frequent=frequent, lines=lines
-    )
-    made.save(file)
-    print(file)
-
-
-def pair_line(source: str, output: str, inputs: int, where: str) -> str:
-    """`source TAB output`. A tab that would be read as the end of a column is refused: escaped, it would be learned.
-
-    `inputs` is how many columns make a source of the teacher; the student reads them with the same `inputs`.
-    """
-    if source.count("\t") != inputs - 1 and source.strip():
+    if source.count("\t") != source_columns - 1 and source.strip():
         raise InputError(
-            f"{source.count(chr(9))} tabs in a source of {inputs} columns",
+            f"{source.count(chr(9))} tabs in a source of {source_columns} columns",
             where=where,
-            remedy="a tab ends a column: take it out of the text, or generate with --json",
+            remedy="a tab ends a column: remove it from the text, or generate with --json",
         )
     if "\t" in output:
-        raise InputError("the output holds a tab, which would end a column", where=where, remedy="generate with --json")
+        raise InputError("the output contains a tab, which would end a column", where=where, remedy="use --json")
     return f"{source}\t{output}"

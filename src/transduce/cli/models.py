@@ -1,4 +1,4 @@
-"""Recipes and shelves in, what they hold out: models, explain-shapes."""
+"""Commands that describe architectures: models, explain-shapes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from transduce.cli.options import open_console
+from transduce.cli.options import Overrides, open_console
 
 
 def models() -> None:
-    """What is on the shelves: every part that a recipe can name, one line each.
+    """List every component that a recipe can name, with its options.
 
     Example:
 
@@ -35,11 +35,11 @@ def models() -> None:
 
 
 def explain_shapes(
-    source: Annotated[str, typer.Argument(help="A recipe.yaml, a run directory, or a file of pairs.")],
-    settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Recipe, run directory, or file of training pairs.")],
+    settings: Overrides = None,
+    json: Annotated[Path | None, typer.Option(help="Write the table to this JSON file.")] = None,
 ) -> None:
-    """Every tensor of a model, by name, shape in letters, size and meaning: one batch, then one generation step.
+    """List every tensor of a model with its name, shape and meaning, for one training batch and one generation step.
 
     Examples:
 
@@ -47,9 +47,9 @@ def explain_shapes(
 
         transduce explain-shapes runs/demo --json shapes.json
     """
-    from transduce.explain.tensor_shapes import draw, save, shapes_of
+    from transduce.explain.tensor_shapes import save_rows, shapes_of, show_rows
 
     rows = shapes_of(source, settings or [])
-    draw(rows, open_console())
+    show_rows(rows, open_console())
     if json is not None:
-        save(rows, json)
+        save_rows(rows, json)

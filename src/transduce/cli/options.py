@@ -1,4 +1,4 @@
-"""What several commands take: a run, a device, settings; and how their words become a model and values."""
+"""Arguments and options that several commands share, and their conversion to values."""
 
 from __future__ import annotations
 
@@ -19,35 +19,60 @@ if TYPE_CHECKING:
     from transduce.inference import Model
     from transduce.inference.lowering import Precision
 
-RunArgument = Annotated[Path, typer.Argument(help="A run directory, as `transduce train` writes it.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
-OwnParts = Annotated[bool, typer.Option("--own-parts", help="Allow parts of your own code (kind: file:Class).")]
-Output = Annotated[Path | None, typer.Option(help="Where to write; by default standard output.")]
-Lines = Annotated[str, typer.Argument(help="Lines to read; - is standard input.")]
-Documents = Annotated[Path, typer.Argument(help="A text file: one document a line.")]
-Beam = Annotated[int | None, typer.Option(help="Beam width; 1 is greedy search.")]
-Layer = Annotated[str, typer.Option(help="mean, last or a number")]
-Head = Annotated[str, typer.Option(help="mean or a number")]
+SEARCH, OUTPUT, PERFORMANCE, LOADING = "Search", "Output", "Performance", "Loading"  # panels of --help
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Run directory written by `transduce train`, a bundle, or a Hub model.")
+]
+InputFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="Text file with one input per line; - reads standard input.")
+]
+Documents = Annotated[Path, typer.Argument(metavar="DOCUMENTS", help="Text file with one document per line.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, such as training.steps=5000.")
+]
+Output = Annotated[Path | None, typer.Option(help="Output file; by default standard output.", rich_help_panel=OUTPUT)]
+Beam = Annotated[
+    int | None, typer.Option(help="Beam size; 1 is greedy search. [default: as in the recipe]", rich_help_panel=SEARCH)
+]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Any key of the recipe's generation section, as key=value.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any key of the recipe's `generation` section, such as length_penalty=0.6. May be repeated.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Layer = Annotated[str, typer.Option(help="Decoder layer: a number from 0, `last`, or `mean` of all layers.")]
+Head = Annotated[str, typer.Option(help="Attention head: a number from 0, or `mean` of all heads.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.", rich_help_panel=PERFORMANCE)]
+OwnParts = Annotated[
+    bool,
+    typer.Option(
+        "--own-parts",
+        help="Run the custom Python code that the recipe names (kind: file:Class). Only for runs that you trust.",
+        rich_help_panel=LOADING,
+    ),
 ]
 
 
-def open_run(run: Path, device: str, own_parts: bool, precision: str | None = None) -> Model:
+def load_model(run: Path, device: str, own_parts: bool, precision: str | None = None) -> Model:
     from transduce.inference import load
 
     return load(run, device=device, precision=cast("Precision | None", precision), own_parts=own_parts)
 
 
-def read_settings(items: list[str] | None, **given: Any) -> dict[str, Any]:
+def generation_settings(items: list[str] | None, **options: Any) -> dict[str, Any]:
+    """The settings of --set and of options such as --beam; an option that was given wins."""
     from transduce.recipe import override
 
-    return {**override({}, items or []), **{name: value for name, value in given.items() if value is not None}}
+    return {**override({}, items or []), **{name: value for name, value in options.items() if value is not None}}
 
 
-def read_choices(*choices: str) -> list[int | str]:
-    """Layers and heads by number or by name."""
-    return [int(choice) if choice.lstrip("-").isdigit() else choice for choice in choices]
+def layer_and_head(layer: str, head: str) -> list[int | str]:
+    """Numbers as integers, names such as `mean` as they are."""
+    return [int(choice) if choice.lstrip("-").isdigit() else choice for choice in (layer, head)]
 
 
 def open_console(quiet: bool = False) -> Console:
@@ -57,17 +82,17 @@ def open_console(quiet: bool = False) -> Console:
 
 
 @contextmanager
-def written_to(output: Path | None, read_from: str) -> Iterator[TextIO]:
-    """Where lines go: a file, or standard output. A file that is still being read is not overwritten."""
+def open_output(output: Path | None, input_file: str) -> Iterator[TextIO]:
+    """The output file, or standard output. An input file is never overwritten."""
     if output is None:
         try:
             yield sys.stdout
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader has seen enough, as `| head` does
+        except BrokenPipeError:  # the reader closed the pipe early, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         return
-    if any(output.exists() and Path(part).exists() and output.samefile(part) for part in read_from.split(",")):
-        raise InputError("this file is being read", where=str(output), remedy="write to another file")
+    if any(output.exists() and Path(part).exists() and output.samefile(part) for part in input_file.split(",")):
+        raise InputError("the output file is also an input file", where=str(output), remedy="write to another file")
     with open(output, "w", encoding="utf-8", newline="\n") as stream:
         yield stream

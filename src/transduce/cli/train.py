@@ -1,4 +1,4 @@
-"""Pairs or recipes in, trained runs out: train, compare, demo."""
+"""Commands that train models: train, compare."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from transduce.cli.options import open_console
+from transduce.cli.options import Overrides, open_console
 from transduce.errors import InputError
 
 
 def train(
-    source: Annotated[str, typer.Argument(help="Pairs (TSV, JSONL, Parquet; or SOURCE,TARGET), or a recipe.yaml.")],
-    settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Training pairs (TSV, JSONL, Parquet; or SOURCE,TARGET text files), or a recipe.yaml.",
+        ),
+    ],
+    settings: Overrides = None,
     run: Annotated[
         Path | None,
-        # torchrun takes `--run` for its own `--run-path`: under it, write --run-dir.
-        typer.Option("--run", "--run-dir", help="Where the run is written; by default runs/NAME."),
+        # torchrun takes `--run` as an abbreviation of its own `--run-path`: use --run-dir with it.
+        typer.Option("--run", "--run-dir", help="Run directory to write. [default: runs/NAME]"),
     ] = None,
-    task: Annotated[str, typer.Option(help="What is learned, without a recipe: see the list above.")] = "generate",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    task: Annotated[str, typer.Option(help="Task, where no recipe is given; see the list above.")] = "generate",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
-    """Train a model on pairs, with a recipe or without one.
+    """Train a model on pairs, with a recipe or with settings chosen from the data.
 
     Examples:
 
@@ -38,28 +44,28 @@ def train(
 
     Tasks, and the columns of their TSV:
 
-    - generate: text, text; tokens and model by the look of them
+    - generate: text, text; tokenizers and model are chosen from the data
     - translate: sentence, sentence in another language
     - pronounce: word, phones
     - transliterate: word, the word in another script
     - inflect: lemma, features, form
     - summarise: text, summary
     - answer: context, question, answer
-    - converse: turns, the oldest first, and the next turn
-    - describe: attributes, a sentence that says them
+    - converse: previous turns, the oldest first, and the next turn
+    - describe: attributes, a sentence that expresses them
     - classify: text, label
-    - tag: words, a tag for each
+    - tag: words, one tag per word
     - entail: premise, hypothesis, label
     - embed: text, text of the same meaning
     - lm: running text, for a language model
     - mask: lines of text, for a masked language model
-    - caption: picture, caption
-    - classify-images: picture, label
-    - transcribe: recording, text
-    - vqa: picture, question, answer
-    - caption-videos: film, text
-    - classify-videos: film, label
-    - draw: text, colours of pixels (see pixels)
+    - caption: image file, caption
+    - classify-images: image file, label
+    - transcribe: audio file, text
+    - vqa: image file, question, answer
+    - caption-videos: video file, text
+    - classify-videos: video file, label
+    - draw: text, image tokens (see `transduce encode-images`)
     """
     from transduce.autoconfig import recipe_for
     from transduce.cli.display import show_recipe, show_trained
@@ -73,7 +79,7 @@ def train(
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
     trained = run_training(recipe, run or Path("runs") / name, resume=resume, console=console)
-    if trained.scores or trained.outcome.reason == "interrupted":  # only the first of several processes has scores
+    if trained.scores or trained.outcome.reason == "interrupted":  # with several processes, only rank 0 has scores
         show_trained(trained, console)
     if trained.outcome.reason == "interrupted":
         raise typer.Exit(128 + (trained.outcome.signal or 2))
@@ -81,14 +87,21 @@ def train(
 
 def compare(
     candidates: Annotated[
-        list[str], typer.Argument(help="Recipes to train and runs to take; key=value changes recipes.")
+        list[str],
+        typer.Argument(
+            metavar="CANDIDATES", help="Recipes to train, trained runs, and key=value changes to all recipes."
+        ),
     ],
-    folder: Annotated[Path, typer.Option(help="Where new runs, table and picture go.")] = Path("runs/compare"),
-    data: Annotated[str | None, typer.Option(help="Pairs to score on; by default the recipe's test set.")] = None,
-    equal: Annotated[str, typer.Option(help="none, parameters or minutes")] = "none",
-    minutes: Annotated[float | None, typer.Option(help="Training time of each, with --equal minutes.")] = None,
+    folder: Annotated[Path, typer.Option(help="Folder for new runs, table and plot.")] = Path("runs/compare"),
+    data: Annotated[str | None, typer.Option(help="Test pairs. [default: the test set of the recipe]")] = None,
+    equal: Annotated[
+        str, typer.Option(help="Budget that all models share: none, parameters or minutes (of training).")
+    ] = "none",
+    minutes: Annotated[
+        float | None, typer.Option(help="With --equal minutes: minutes of training for each model.")
+    ] = None,
 ) -> None:
-    """Train or take several models on the same data: one table, one picture of quality against source length.
+    """Compare several models on the same data: a table with significance tests, and a plot of quality by length.
 
     Example:
 
@@ -99,41 +112,11 @@ def compare(
 
     console = open_console()
     names = [item for item in candidates if "=" not in item]
-    changes = [item for item in candidates if "=" in item]
+    overrides = [item for item in candidates if "=" in item]
     if equal not in ("none", "parameters", "minutes"):
-        raise InputError(f"--equal {equal}?", remedy="none, parameters or minutes")
+        raise InputError(f"unknown budget {equal!r}", where="--equal", remedy="none, parameters or minutes")
     comparison = run_comparison(
-        names, folder=folder, overrides=changes, data=data, equal=cast(Any, equal), minutes=minutes, console=console
+        names, folder=folder, overrides=overrides, data=data, equal=cast(Any, equal), minutes=minutes, console=console
     )
     draw_table(comparison, console)
-    console.print(f"table, numbers and picture: {folder}/compare.md, compare.json, compare.png", highlight=False)
-
-
-def demo(
-    task: Annotated[
-        str, typer.Option(help="dates: written dates in many languages to ISO 8601; pronounce: words to phones")
-    ] = "dates",
-    run: Annotated[
-        Path | None, typer.Option(help="Where the run is written; by default runs/demo or runs/TASK.")
-    ] = None,
-    write: Annotated[Path | None, typer.Option(help="Only write the task's pairs into this folder, as TSV.")] = None,
-    settings: Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe.")] = None,
-) -> None:
-    """Train on an embedded task, score it, explain it: the whole line in a few minutes.
-
-    Examples:
-
-        transduce demo
-
-        transduce demo --task pronounce
-
-        transduce demo --task dates --write data/dates
-    """
-    from transduce.cli.demo import run_demo, write_pairs
-
-    console = open_console()
-    if write is not None:
-        for path in write_pairs(task, write):
-            console.print(str(path), highlight=False)
-        return
-    run_demo(task, run, settings or [], console)
+    console.print(f"table, numbers and plot: {folder}/compare.md, compare.json, compare.png", highlight=False)

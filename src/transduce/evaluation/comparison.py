@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from transduce.build import build_reading
-from transduce.cli.display import as_line
 from transduce.contracts import Metric, TextMetric
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import read_corpus
@@ -31,7 +30,7 @@ from transduce.evaluation.contestants import (
     take,
     train_entrant,
 )
-from transduce.evaluation.scoring import Line, answer, as_lines
+from transduce.evaluation.scoring import Line, answer, as_lines, single_line
 from transduce.evaluation.significance import SIGNIFICANT
 from transduce.inference import load
 from transduce.recipe import Recipe
@@ -275,7 +274,7 @@ def _write(comparison: Comparison, outputs: Mapping[str, evaluation.Outputs], fo
     for name, said in outputs.items():
         if said.texts is None:
             continue
-        content = "".join(as_line(text) + "\n" for text in said.texts)
+        content = "".join(single_line(text) + "\n" for text in said.texts)
         (folder / f"{name}.txt").write_text(content, encoding="utf-8", newline="\n")
     numbers = json.dumps(comparison.to_json(), indent=2, ensure_ascii=False)
     (folder / "compare.json").write_text(numbers + "\n", encoding="utf-8")

@@ -244,6 +244,11 @@ def perplexities(scored: Sequence[Scored]) -> dict[str, float]:
     }
 
 
+def single_line(text: str) -> str:
+    """An output on one line: line breaks become spaces."""
+    return text.replace("\r", " ").replace("\n", " ")
+
+
 def json_line(content: Mapping[str, Any]) -> str:
     """JSON on one line, for every context: some take these three characters for the end of a line."""
     text = json.dumps(content, ensure_ascii=False)

@@ -14,7 +14,7 @@ from transduce.errors import InputError
 from transduce.modalities.source_encoding import NO_WORD
 
 Link = tuple[int, int]  # (source position, target position), both from 0
-Symmetry = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
+Symmetrisation = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def links(attention: AttentionMap, threshold: float = 0.0) -> list[Link]:
     return sorted(result)
 
 
-def symmetrise(forward: Iterable[Link], backward: Iterable[Link], how: Symmetry = "grow-diag") -> list[Link]:
+def symmetrise(forward: Iterable[Link], backward: Iterable[Link], how: Symmetrisation = "grow-diag") -> list[Link]:
     """Two alignments of the same pair, both written (source, target), made into one (Koehn, Och and Marcu 2003)."""
     one, other = set(forward), set(backward)
     if how == "intersection":

@@ -131,7 +131,7 @@ def _generation(model: Transducer, batch: Batch, sizes: Sizes) -> list[Row]:
     return scribe.finish()
 
 
-def draw(rows: Sequence[Row], console: Console) -> None:
+def show_rows(rows: Sequence[Row], console: Console) -> None:
     """One table a section; modules are indented by their path."""
     for section in dict.fromkeys(row.section for row in rows):
         lettered = section != "parameters" and not section.endswith("letters")
@@ -155,8 +155,5 @@ def _indent(name: str, before: list[str]) -> tuple[str, list[str]]:
     return "  " * same + ".".join(parts[same:]) + colon + place, parts
 
 
-def save(rows: Sequence[Row], path: Path) -> None:
+def save_rows(rows: Sequence[Row], path: Path) -> None:
     replace_file(path, (json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n").encode())
-
-
-__all__ = ["Row", "draw", "explain_shapes", "save", "shapes_of"]

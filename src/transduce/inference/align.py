@@ -12,7 +12,7 @@ from transduce.errors import InputError
 from transduce.explain.alignment import (
     Gold,
     Link,
-    Symmetry,
+    Symmetrisation,
     alignment_error_rate,
     links,
     parse_pharaoh,
@@ -43,7 +43,7 @@ def align(model: Model, pairs: Sequence[Pair], view: View | None = None) -> list
 
 
 def align_both(
-    model: Model, back: Model, pairs: Sequence[Pair], how: Symmetry, view: View | None = None
+    model: Model, back: Model, pairs: Sequence[Pair], how: Symmetrisation, view: View | None = None
 ) -> list[list[Link]]:
     """The links of two models, the second of which goes from target to source, made into one set."""
     forward = align(model, pairs, view)

@@ -161,20 +161,22 @@ def test_the_commands_write_and_draw_codes(tmp_path, monkeypatch):
     monkeypatch.setattr(codes_file, "UPDATES", 3)
     call("data", "icons", "--count", 6, "--output", tmp_path / "icons")
     pairs = tmp_path / "icons" / "pairs.tsv"
-    told = call("pixels", pairs, "--kind", "vq", "--size", 8, "--colours", 8, "--output", tmp_path / "drawn")
-    assert "6 pictures of 8 x 8 pixels, 4 tokens each, in 8 codes" in told
+    told = call(
+        "encode-images", pairs, "--kind", "vq", "--size", 8, "--codebook-size", 8, "--output", tmp_path / "drawn"
+    )
+    assert "6 images of 8 x 8 pixels, 4 tokens each, 8 codes" in told
     lines = [line.split("\t")[1] for line in (tmp_path / "drawn" / "pairs.tsv").read_text().splitlines()]
     assert [len(line.split()) for line in lines] == [4] * 6
     kept = tmp_path / "drawn" / "codes.safetensors"
-    call("pixels", pairs, "--palette", kept, "--output", tmp_path / "again")
+    call("encode-images", pairs, "--tokenizer", kept, "--output", tmp_path / "again")
     assert (tmp_path / "again" / "pairs.tsv").read_text() == (tmp_path / "drawn" / "pairs.tsv").read_text()
     listed = tmp_path / "lines.txt"
     listed.write_text("".join(f"{line}\n" for line in lines))
-    call("draw", listed, "--palette", kept, "--output", tmp_path / "made", "--times", 1)
+    call("decode-images", listed, "--tokenizer", kept, "--output", tmp_path / "made", "--scale", 1)
     shown = np.asarray(Picture.open(tmp_path / "made" / "00003.png"))
     assert np.array_equal(shown, VQTokenizer.load(kept).decode(lines[2])[0])
     wrong = CliRunner().invoke(
-        app, ["pixels", str(pairs), "--kind", "vq", "--size", "9", "--output", str(tmp_path / "no")]
+        app, ["encode-images", str(pairs), "--kind", "vq", "--size", "9", "--output", str(tmp_path / "no")]
     )
     assert wrong.exit_code != 0
 

@@ -117,7 +117,9 @@ def _languages(
 ) -> Languages | None:
     if given is not None and family.languages == "none":
         raise InputError(
-            "this model has no codes of languages", where=settings.where, remedy="leave --from and --to out"
+            "this model has no codes of languages",
+            where=settings.where,
+            remedy="leave out --source-language and --target-language",
         )
     if given is None and family.languages != "must":
         return None

@@ -62,7 +62,8 @@ def _unnamed(side: str, where: str) -> InputError:
     return InputError(
         f"this model knows many languages, and nothing says which one the {side} is in",
         where=where,
-        remedy="write a run for a pair of them: transduce convert FOLDER RUN --from eng_Latn --to deu_Latn",
+        remedy="write a run for a pair of them: "
+        "transduce convert FOLDER RUN --source-language eng_Latn --target-language deu_Latn",
     )
 
 

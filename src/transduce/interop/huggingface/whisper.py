@@ -118,7 +118,9 @@ def _prompt(search: Mapping[str, Any], languages: Languages | None, where: str) 
     spoken, tasks = search.get("lang_to_id") or {}, search.get("task_to_id") or {}
     if search.get("is_multilingual") is False or not (spoken or forced):  # of English alone
         if languages != Languages():
-            raise InputError("this model knows one language", where=where, remedy="leave --from and --to out")
+            raise InputError(
+                "this model knows one language", where=where, remedy="leave out --source-language and --target-language"
+            )
         prompt = [forced.get(1)] if silent is None else end
         return [number for number in prompt if number is not None]
     first = forced.get(1) if languages == Languages() else None
@@ -127,7 +129,7 @@ def _prompt(search: Mapping[str, Any], languages: Languages | None, where: str) 
         if name is None:
             warnings.warn(
                 f"{where}: which language is spoken is not told, and English is expected; "
-                "transduce convert FOLDER RUN --from de tells another",
+                "transduce convert FOLDER RUN --source-language de tells another",
                 stacklevel=2,
             )
         first = _spoken(str(name or "en"), spoken, where)

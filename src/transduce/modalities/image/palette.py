@@ -93,7 +93,7 @@ class PaletteTokenizer:
                 raise ValueError(f"{height} x {width} pixels")
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"not a palette: {error}", where=str(path), remedy="`transduce pixels` writes one"
+                f"not a palette: {error}", where=str(path), remedy="`transduce encode-images` writes one"
             ) from None
         return cls(colours.astype(np.uint8), height, width)
 

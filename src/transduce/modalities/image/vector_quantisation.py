@@ -208,15 +208,15 @@ class VQTokenizer:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             told = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(
-                f"not a file of codes: {told}", where=str(path), remedy="`transduce pixels --kind vq` writes one"
+                f"not a file of codes: {told}", where=str(path), remedy="`transduce encode-images --kind vq` writes one"
             ) from None
         return cls(network.eval(), height, width, cell)
 
 
 def load_image_tokenizer(path: Path) -> PaletteTokenizer | VQTokenizer:
-    """Whatever `transduce pixels` wrote: codes as safetensors, or a palette."""
+    """Whatever `transduce encode-images` wrote: codes as safetensors, or a palette."""
     if not path.is_file():
-        raise InputError("no such file", where=str(path), remedy="`transduce pixels` writes it")
+        raise InputError("no such file", where=str(path), remedy="`transduce encode-images` writes it")
     return VQTokenizer.load(path) if path.suffix == ".safetensors" else PaletteTokenizer.load(path)
 
 
