@@ -55,7 +55,7 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
     "paraphrases": SyntheticDataset("a sentence -> a paraphrase of it", "embed", paraphrases.generate_split),
     "shapes": SyntheticDataset("images of shapes -> a caption", "caption", shapes.generate_captions, writes_files=True),
     "icons": SyntheticDataset(
-        "images of one shape -> a caption, to draw from text: see `pixels`",
+        "images of one shape -> a caption, to draw from text: see `encode-images`",
         "draw",
         shapes.generate_icons,
         writes_files=True,

@@ -12,8 +12,14 @@ import transduce
 from transduce.autoconfig.select import recipe_for
 from transduce.build import complete_recipe
 from transduce.cli import app
+<<<<<<< HEAD
 from transduce.cli.display import _near, _quoted
 from transduce.synthetic import write_files
+=======
+from transduce.cli.display import _relative, _shell_quote
+from transduce.synthetic.file_sets import FILED
+from transduce.synthetic.files import write_set
+>>>>>>> 5265d4d (Follow renamed messages in tests)
 from transduce.training.experiment import train
 
 
@@ -109,17 +115,19 @@ def test_a_folder_without_pictures_is_told(run, tmp_path):
     (tmp_path / "notes.txt").write_text("no")
     done = CliRunner().invoke(app, ["generate", str(run), str(tmp_path)])
     assert done.exit_code != 0
-    assert "nothing in this folder" in str(done.exception)
+    assert "no file that the model can read" in str(done.exception)
 
 
 def test_commands_to_paste_name_files_from_here_and_write_tabs_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    near = _near(f"{tmp_path}/a/x.png\twhat's it ?\t/other/y.png")
+    near = _relative(f"{tmp_path}/a/x.png\twhat's it ?\t/other/y.png")
     assert near == "a/x.png\twhat's it ?\t/other/y.png"
     for line in (near, "plain 'text'", "a\\b\tc $HOME `d`\t!"):
-        said = subprocess.run(["bash", "-c", f"printf %s {_quoted(line)}"], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            ["bash", "-c", f"printf %s {_shell_quote(line)}"], capture_output=True, text=True, check=True
+        )
         assert said.stdout == line
-        assert "\t" not in _quoted(line)
+        assert "\t" not in _shell_quote(line)
 
 
 def test_what_is_no_picture_is_an_error_in_words(run, tmp_path):
