@@ -12,14 +12,8 @@ import transduce
 from transduce.autoconfig.select import recipe_for
 from transduce.build import complete_recipe
 from transduce.cli import app
-<<<<<<< HEAD
-from transduce.cli.display import _near, _quoted
-from transduce.synthetic import write_files
-=======
 from transduce.cli.display import _relative, _shell_quote
-from transduce.synthetic.file_sets import FILED
-from transduce.synthetic.files import write_set
->>>>>>> 5265d4d (Follow renamed messages in tests)
+from transduce.synthetic import write_files
 from transduce.training.experiment import train
 
 
