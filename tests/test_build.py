@@ -148,7 +148,7 @@ class TestShelves:
 
     @pytest.mark.parametrize("spec", [None, 3, [1], {}, {"kind": None}, {"kind": ["gru"]}, {"kind": {"a": 1}}])
     def test_odd_parts(self, spec: object) -> None:
-        with pytest.raises(InputError, match="kind: start"):
+        with pytest.raises(InputError, match="kind: initial"):
             shelves.complete(contracts.ContextMechanism, spec, "model.decoder.context")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("value", [[1], {"a": 1}, {1: 2}, "x", None, float("nan"), 10**400])
