@@ -141,7 +141,7 @@ def contestants(model: Any, after: Any, race: Race) -> list[Contestant]:
         Contestant("ours, attention after all steps", ours(after)),
     ]
     if race.device.type == "cuda":
-        found.insert(1, Contestant(f"{OURS} eager", ours(model, record=False)))
+        found.insert(1, Contestant(f"{OURS} eager", ours(model, cuda_graphs=False)))
     return found
 
 

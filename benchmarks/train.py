@@ -169,7 +169,7 @@ def peer(losses: list[Callable[[], Tensor]], model: nn.Module, device: torch.dev
 
 def own(model: nn.Module, race: Race, **options: Any) -> Step:
     """Our updates, with these settings of a recipe."""
-    batches = race.packed if options.get("packed") else race.batches
+    batches = race.packed if options.get("packing") else race.batches
     settings = parse({"training": {"precision": "bf16" if race.bf16 else "fp32", **options}}).training
     model = model.to(race.device).train()
     objective = CrossEntropy(label_smoothing=race.smoothing)
@@ -217,9 +217,9 @@ def own_contestants(make: Callable[[], nn.Module], race: Race) -> list[Contestan
     """Ours as it runs by itself and in the other ways it can run. What is not told apart on a CPU runs once."""
     kinds: dict[str, dict[str, Any]] = {OURS: {}}
     if race.device.type == "cuda":
-        kinds[f"{OURS} eager"] = {"record": False}
+        kinds[f"{OURS} eager"] = {"cuda_graphs": False}
     if race.packed:
-        kinds = {OURS: {"packed": True}, f"{OURS} padded": {}, **{name: kinds[name] for name in kinds if name != OURS}}
+        kinds = {OURS: {"packing": True}, f"{OURS} padded": {}, **{name: kinds[name] for name in kinds if name != OURS}}
     if race.compiles:
         kinds[f"{OURS} compiled"] = {"compile": True}
 

@@ -87,8 +87,8 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
         parts["encoder"] = check_sources(recipe, parts["encoder"], _shapes(recipe), where)
     filled = model.model_copy(update=parts)
     check_widths(filled, where)
-    passage = recipe.data.passage
-    check_positions(filled, recipe.data.max_length if passage is None else passage - 1, where)
+    block_size = recipe.data.block_size
+    check_positions(filled, recipe.data.max_length if block_size is None else block_size - 1, where)
     try:
         with outlined():  # widths and heads that do not fit show here, at no cost
             built = build_model(filled, 8, 8)
@@ -107,7 +107,7 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
         check_noise(recipe, where)
         data = data.model_copy(update={"noise": complete(Noise, data.noise, f"{where}: data.noise")})
     evaluation = recipe.evaluation
-    if data.form == "text" and filled.encoder is None and "metrics" not in evaluation.model_fields_set:
+    if data.format == "text" and filled.encoder is None and "metrics" not in evaluation.model_fields_set:
         evaluation = evaluation.model_copy(update={"metrics": LANGUAGE_METRICS})
     return recipe.model_copy(update={"data": data, "model": filled, "training": training, "evaluation": evaluation})
 

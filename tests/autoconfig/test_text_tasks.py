@@ -29,7 +29,10 @@ def test_every_text_dataset_has_a_task_whose_recipe_builds(name, tmp_path):
     dataset = SYNTHETIC[name]
     held_out = written(tmp_path / "test.tsv", name, held_out=True)
     recipe = recipe_for(written(tmp_path / "train.tsv", name), [f"data.test={held_out}"], dataset.task)
-    assert (recipe.data.train[0].inputs, recipe.data.test[0].inputs) == (dataset.columns, dataset.columns)
+    assert (recipe.data.train[0].source_columns, recipe.data.test[0].source_columns) == (
+        dataset.columns,
+        dataset.columns,
+    )
     completed = build.complete_recipe(recipe)
     build.build_model(completed.model, 100, 100)
     assert recipe.training.monitor in recipe.evaluation.metrics
@@ -59,9 +62,9 @@ def test_the_task_decides_whatever_the_lines_look_like(task, kinds, metrics, tmp
 def test_a_talk_has_as_many_turns_as_its_file_has_columns(tmp_path):
     path = tmp_path / "talks.tsv"
     path.write_text("\thello\thi\nhow are you\tfine\tgood\n")
-    assert recipe_for(str(path), [], "converse").data.train[0].inputs == 2
-    said = f"data.train={{path: {path}, inputs: 1}}"
-    assert recipe_for(str(path), [said], "converse").data.train[0].inputs == 1
+    assert recipe_for(str(path), [], "converse").data.train[0].source_columns == 2
+    said = f"data.train={{path: {path}, source_columns: 1}}"
+    assert recipe_for(str(path), [said], "converse").data.train[0].source_columns == 1
 
 
 def test_help_has_one_line_for_each_task():

@@ -34,7 +34,7 @@ def recipe(encoder: str, head: dict) -> dict:
     part = HEADS[head["kind"]]
     target = "labels" if part.per == "line" else "words"
     return {
-        "data": {"form": "text", "noise": {"kind": part.reads}} if part.per == "token" else {},
+        "data": {"format": "text", "noise": {"kind": part.reads}} if part.per == "token" else {},
         "tokens": {"source": {"kind": "words"}, "target": {"kind": target}},
         "model": {"encoder": SMALL[encoder], "head": head},
     }

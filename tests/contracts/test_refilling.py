@@ -129,7 +129,7 @@ def test_encoders_alone(head):
     kinds: dict[str, dict[str, Any]] = {
         "classifier": {"tokens": {"target": {"kind": "labels"}}},
         "tagger": {"tokens": {"target": {"kind": "words"}}},
-        "mlm": {"data": {"form": "text", "noise": {"kind": "mask_tokens"}}},
+        "mlm": {"data": {"format": "text", "noise": {"kind": "mask_tokens"}}},
         "ctc": {"training": {"objective": {"kind": "ctc"}}},
     }
     torch.manual_seed(1)

@@ -64,7 +64,7 @@ def test_a_list_of_files_and_texts(tmp_path, name, fields):
 
 def test_a_corpus_may_name_the_fields_of_a_list(tmp_path):
     (tmp_path / "captions.jsonl").write_text(json.dumps({"a": "x", "b": "y", "caption": "no"}) + "\n")
-    found = next(read_corpus(corpus(tmp_path, fields=("a", "b"))))
+    found = next(read_corpus(corpus(tmp_path, columns=("a", "b"))))
     assert (found.source, found.target) == (str(tmp_path / "x"), "y")
 
 

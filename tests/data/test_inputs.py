@@ -73,15 +73,15 @@ def test_masks_side_by_side() -> None:
 def test_columns_and_fields(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("p\th\tyes\tmore\n")
     (tmp_path / "a.jsonl").write_text(json.dumps({"p": "p", "h": "h", "label": "yes", "x": "more"}) + "\n")
-    (one,) = read_corpus(Corpus(path=str(tmp_path / "a.tsv"), inputs=2))
+    (one,) = read_corpus(Corpus(path=str(tmp_path / "a.tsv"), source_columns=2))
     assert (one.source, one.target, one.extra) == ("p\th", "yes", {"column4": "more"})
-    corpus = Corpus(path=str(tmp_path / "a.jsonl"), fields=("p", "h", "label"))
+    corpus = Corpus(path=str(tmp_path / "a.jsonl"), columns=("p", "h", "label"))
     (other,) = read_corpus(corpus)
-    assert corpus.inputs == 2
+    assert corpus.source_columns == 2
     assert (other.source, other.target, other.extra) == ("p\th", "yes", {"x": "more"})
     plain = Corpus(path=str(tmp_path / "a.tsv"))
     assert next(read_corpus(plain)).target == "h"
-    assert fingerprint(plain) != fingerprint(Corpus(path=str(tmp_path / "a.tsv"), inputs=2))
+    assert fingerprint(plain) != fingerprint(Corpus(path=str(tmp_path / "a.tsv"), source_columns=2))
 
 
 def test_parquet_fields(tmp_path) -> None:
@@ -89,33 +89,37 @@ def test_parquet_fields(tmp_path) -> None:
     import pyarrow.parquet as parquet
 
     parquet.write_table(arrow.table({"p": ["p"], "h": ["h"], "label": ["yes"]}), tmp_path / "a.parquet")
-    (one,) = read_corpus(Corpus(path=str(tmp_path / "a.parquet"), fields=("p", "h", "label")))
+    (one,) = read_corpus(Corpus(path=str(tmp_path / "a.parquet"), columns=("p", "h", "label")))
     assert (one.source, one.target) == ("p\th", "yes")
 
 
 def test_what_is_missing_is_told(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("p\th\tyes\np\tno\n")
     with pytest.raises(InputError, match="expected three columns separated by a tab, found 2") as told:
-        list(read_corpus(Corpus(path=str(tmp_path / "a.tsv"), inputs=2)))
+        list(read_corpus(Corpus(path=str(tmp_path / "a.tsv"), source_columns=2)))
     assert "a.tsv:2" in str(told.value)
     (tmp_path / "a.jsonl").write_text("{}\n")
-    with pytest.raises(InputError, match="which fields are the 2 inputs"):
-        list(read_corpus(Corpus(path=str(tmp_path / "a.jsonl"), inputs=2)))
-    with pytest.raises(InputError, match="1 inputs and a target, but 3 fields"):
-        parse({"data": {"train": {"path": "a.jsonl", "inputs": 1, "fields": ["a", "b", "c"]}}})
+    with pytest.raises(InputError, match="which columns are the 2 sources"):
+        list(read_corpus(Corpus(path=str(tmp_path / "a.jsonl"), source_columns=2)))
+    with pytest.raises(InputError, match="1 source columns and a target, but 3 columns"):
+        parse({"data": {"train": {"path": "a.jsonl", "source_columns": 1, "columns": ["a", "b", "c"]}}})
 
 
 def test_held_out_files_are_like_the_training_data() -> None:
-    data = parse({"data": {"train": {"path": "a.tsv", "inputs": 2}, "dev": "b.tsv", "test": {"path": "c.tsv"}}}).data
-    assert data.dev[0].inputs == data.test[0].inputs == data.held_out("d.tsv")[0].inputs == 2
-    own = parse({"data": {"train": {"path": "a.tsv", "inputs": 2}, "dev": {"path": "b.tsv", "inputs": 3}}}).data
-    assert own.dev[0].inputs == 3
+    data = parse(
+        {"data": {"train": {"path": "a.tsv", "source_columns": 2}, "dev": "b.tsv", "test": {"path": "c.tsv"}}}
+    ).data
+    assert data.dev[0].source_columns == data.test[0].source_columns == data.held_out("d.tsv")[0].source_columns == 2
+    own = parse(
+        {"data": {"train": {"path": "a.tsv", "source_columns": 2}, "dev": {"path": "b.tsv", "source_columns": 3}}}
+    ).data
+    assert own.dev[0].source_columns == 3
 
 
 def test_a_store_keeps_the_parts_apart(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("a man sleeps\the is awake\tno\n\the is\tno\n\t\tno\n")
     tokenizer = TOKENIZERS["words"]
-    corpus = Corpus(path=str(tmp_path / "a.tsv"), inputs=2)
+    corpus = Corpus(path=str(tmp_path / "a.tsv"), source_columns=2)
     store = build_store([corpus], tokenizer, tokenizer, Filters(), "error", tmp_path / "cache")
     assert len(store) == 2  # a source of nothing but a tab is empty
     assert store.ids(0)[0].count(EOS) == 1

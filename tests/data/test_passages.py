@@ -141,7 +141,7 @@ def book(tmp_path: Path) -> Path:
 
 
 def stored(path: Path, form: str, filters: Filters | None = None) -> tuple[Store, Tokenizer]:
-    corpus = Corpus(path=str(path), form=form)  # type: ignore[arg-type]
+    corpus = Corpus(path=str(path), format=form)  # type: ignore[arg-type]
     tokenizer = Tokenizer.train((example.target or "" for example in read_corpus(corpus)), "chars", 100)
     keep = filters or Filters(0, 2**31 - 1)
     return build_store([corpus], tokenizer, tokenizer, keep, "error", path.parent / "cache"), tokenizer
@@ -185,17 +185,17 @@ def test_lines_have_no_source_and_blank_ones_are_dropped(tmp_path: Path) -> None
 def test_of_several_fields_the_last_is_the_text(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"target": "one", "source": "x"}\n{"target": "two\\nthree"}\n')
-    assert [one.target for one in read_corpus(Corpus(path=str(path), form="lines"))] == ["one", "two\nthree"]
-    (block,) = read_corpus(Corpus(path=str(path), form="running"))
+    assert [one.target for one in read_corpus(Corpus(path=str(path), format="lines"))] == ["one", "two\nthree"]
+    (block,) = read_corpus(Corpus(path=str(path), format="running"))
     assert (block.source, block.target) == ("", "one\ntwo\nthree")
 
 
 def test_every_corpus_knows_its_form() -> None:
-    data = parse({"data": {"train": ["a.txt", {"path": "b.txt", "weight": 2}], "form": "text", "passage": 9}}).data
-    assert [corpus.form for corpus in data.train] == ["running", "running"]
-    assert data.held_out("c.txt")[0].form == "running"
-    assert parse({"data": {"train": "a.txt", "form": "text"}}).data.train[0].form == "lines"
-    with pytest.raises(InputError, match=r"data\.form: text"):
-        parse({"data": {"passage": 9}})
+    data = parse({"data": {"train": ["a.txt", {"path": "b.txt", "weight": 2}], "format": "text", "block_size": 9}}).data
+    assert [corpus.format for corpus in data.train] == ["running", "running"]
+    assert data.held_out("c.txt")[0].format == "running"
+    assert parse({"data": {"train": "a.txt", "format": "text"}}).data.train[0].format == "lines"
+    with pytest.raises(InputError, match=r"data\.format: text"):
+        parse({"data": {"block_size": 9}})
     with pytest.raises(InputError, match="no source"):
-        parse({"data": {"form": "text", "train": "a.en,a.de"}})
+        parse({"data": {"format": "text", "train": "a.en,a.de"}})

@@ -71,13 +71,13 @@ def test_parquet(tmp_path: Path) -> None:
     path = str(tmp_path / "a.parquet")
     table = arrow.table({"de": [a for a, _ in PAIRS], "en": [b for _, b in PAIRS], "year": [1, 2, None, 4]})
     parquet.write_table(table, path, row_group_size=2)
-    examples = list(read_corpus(Corpus(path=path, fields=("de", "en"))))
+    examples = list(read_corpus(Corpus(path=path, columns=("de", "en"))))
     assert _pairs(examples) == PAIRS
     assert [dict(example.extra) for example in examples] == [{"year": "1"}, {"year": "2"}, {}, {"year": "4"}]
     with pytest.raises(InputError, match=r"no column 'dee'(.|\n)*did you mean 'de'"):
-        list(read_corpus(Corpus(path=path, fields=("dee", "en"))))
+        list(read_corpus(Corpus(path=path, columns=("dee", "en"))))
     with pytest.raises(InputError, match="not text"):
-        list(read_corpus(Corpus(path=path, fields=("year", "en"))))
+        list(read_corpus(Corpus(path=path, columns=("year", "en"))))
     Path(path).write_bytes(Path(path).read_bytes()[:-9])
     with pytest.raises(InputError, match="Parquet"):
         list(read_corpus(Corpus(path=path)))
@@ -252,7 +252,7 @@ def test_fingerprint_follows_content_not_name(tmp_path: Path) -> None:
     others = [
         Corpus(path=_write(tmp_path / "c.tsv", b"a\tc\n")),
         Corpus(path=_write(tmp_path / "a.jsonl", b"a\tb\n")),
-        Corpus(path=str(tmp_path / "a.jsonl"), fields=("x", "y")),
+        Corpus(path=str(tmp_path / "a.jsonl"), columns=("x", "y")),
         Corpus(source=str(one.path), target=str(same.path)),
     ]
     assert fingerprint(one) == fingerprint(same)

@@ -39,10 +39,10 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def recipe(book: Path, decoder: dict[str, Any], passage: int | None = 24, **training: Any) -> dict[str, Any]:
+def recipe(book: Path, decoder: dict[str, Any], block_size: int | None = 24, **training: Any) -> dict[str, Any]:
     return {
-        "data": {"train": str(book), "form": "text", "passage": passage, "cache": str(book.parent / "cache")},
-        "tokens": {"target": {"kind": "chars" if passage else "words"}},
+        "data": {"train": str(book), "format": "text", "block_size": block_size, "cache": str(book.parent / "cache")},
+        "tokens": {"target": {"kind": "chars" if block_size else "words"}},
         "model": {"decoder": decoder},
         "training": {
             "steps": 20,
@@ -227,9 +227,9 @@ def test_stopped_and_resumed_on_running_text(book: Path, tmp_path: Path) -> None
 
 def test_without_a_recipe(book: Path) -> None:
     chosen = settle(recipe_for(str(book), [], "lm"))
-    assert (chosen.data.form, chosen.data.passage, chosen.model.encoder) == ("text", 128, None)
+    assert (chosen.data.format, chosen.data.block_size, chosen.model.encoder) == ("text", 128, None)
     assert chosen.generation.strategy == "sample"
-    assert settle(recipe_for(str(book), ["data.passage=null"], "lm")).data.train[0].form == "lines"
+    assert settle(recipe_for(str(book), ["data.block_size=null"], "lm")).data.train[0].format == "lines"
 
 
 def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def recipe(tmp_path, **model):
     words = {"kind": "words", "size": 50}
     return {
         "data": {
-            "form": "text",
+            "format": "text",
             "train": str(tmp_path / "text.txt"),
             "noise": {"kind": noise},
             "cache": str(tmp_path / "cache"),
@@ -148,7 +148,7 @@ def test_masked_training_goes_on_from_a_masked_run(tmp_path, run):
 def test_a_task_without_a_recipe(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"{line}\n" for line in LINES))
     chosen = complete_recipe(recipe_for(str(tmp_path / "text.txt"), [], "mask"))
-    assert chosen.data.form == "text"
+    assert chosen.data.format == "text"
     assert chosen.data.noise["kind"] == "mask_tokens"
     assert chosen.model.head["kind"] == "mlm"
     (tmp_path / "pairs.tsv").write_text("a man sleeps\the is awake\tno\n" * 5)
@@ -159,26 +159,26 @@ def test_a_task_without_a_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"data": {"form": "text"}}, "mlm reads lines of text with noise mask_tokens, not text with none"),
+        ({"data": {"format": "text"}}, "mlm reads lines of text with noise mask_tokens, not text with none"),
         (
-            {"data": {"form": "text"}, "model": {"encoder": ENCODER, "decoder": {"kind": "recurrent"}}},
+            {"data": {"format": "text"}, "model": {"encoder": ENCODER, "decoder": {"kind": "recurrent"}}},
             "an encoder needs a source",
         ),
         ({"data": {"noise": {"kind": "mask_tokens"}}}, "mlm reads lines of text"),
-        ({"data": {"form": "text", "noise": {"kind": "delete"}}}, "mlm reads lines of text"),
+        ({"data": {"format": "text", "noise": {"kind": "delete"}}}, "mlm reads lines of text"),
         ({"model": {"encoder": ENCODER, "head": {"kind": "bilm"}}}, "bilm reads lines of text"),
         (
             {
-                "data": {"form": "text", "noise": {"kind": "nothing"}},
+                "data": {"format": "text", "noise": {"kind": "nothing"}},
                 "model": {"encoder": {"kind": "recurrent"}, "head": {"kind": "bilm"}},
             },
             "would see the token it foretells",
         ),
-        ({"data": {"form": "text", "noise": {"kind": "mask_tokens", "rat": 1}}}, "unknown key 'mask_tokens.rat'"),
-        ({"data": {"form": "text", "noise": {"kind": "mask_tokens", "rate": 0}}}, "mask_tokens.rate"),
-        ({"data": {"form": "text", "noise": {"kind": "masks"}}}, "mlm reads lines of text"),
+        ({"data": {"format": "text", "noise": {"kind": "mask_tokens", "rat": 1}}}, "unknown key 'mask_tokens.rat'"),
+        ({"data": {"format": "text", "noise": {"kind": "mask_tokens", "rate": 0}}}, "mask_tokens.rate"),
+        ({"data": {"format": "text", "noise": {"kind": "masks"}}}, "mlm reads lines of text"),
         (
-            {"data": {"form": "text", "noise": {"kind": "delete"}}, "model": {"decoder": {"kind": "recurrent"}}},
+            {"data": {"format": "text", "noise": {"kind": "delete"}}, "model": {"decoder": {"kind": "recurrent"}}},
             "there is no encoder",
         ),
         (
@@ -198,7 +198,7 @@ def test_a_task_without_a_recipe(tmp_path):
 )
 def test_what_does_not_fit_is_refused(change, problem):
     content = {
-        "data": {"form": "text", "noise": {"kind": "mask_tokens"}},
+        "data": {"format": "text", "noise": {"kind": "mask_tokens"}},
         "model": {"encoder": ENCODER, "head": {"kind": "mlm"}},
         **change,
     }
@@ -207,13 +207,13 @@ def test_what_does_not_fit_is_refused(change, problem):
 
 
 def test_damage_of_the_users_own_is_known_as_code():
-    content = {"data": {"form": "text", "noise": {"kind": "mine:Storm"}}, "model": {"decoder": {"kind": "recurrent"}}}
+    content = {"data": {"format": "text", "noise": {"kind": "mine:Storm"}}, "model": {"decoder": {"kind": "recurrent"}}}
     assert own_parts(parse(content)) == ["mine:Storm"]
 
 
 def elmo(head: str = "bilm"):
     torch.manual_seed(1)
-    content = {"data": {"form": "text", "noise": {"kind": "nothing"}}, "model": {"encoder": ENCODER, "head": head}}
+    content = {"data": {"format": "text", "noise": {"kind": "nothing"}}, "model": {"encoder": ENCODER, "head": head}}
     content["model"]["head"] = {"kind": head}
     return build_model(complete_recipe(parse(content)).model, 12, 12).eval()
 

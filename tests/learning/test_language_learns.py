@@ -57,7 +57,7 @@ def test_perplexity_comes_close_to_the_true_one(
         (tmp_path / f"{name}.txt").write_text(text)
     recipe = {
         "data": {name: str(tmp_path / f"{name}.txt") for name in texts}
-        | {"form": "text", "passage": 64, "cache": str(tmp_path / "cache")},
+        | {"format": "text", "block_size": 64, "cache": str(tmp_path / "cache")},
         "tokens": {"target": {"kind": "chars"}},
         "model": {"decoder": decoder},
         "training": {

@@ -55,7 +55,7 @@ def settings(folder: Path, steps: int, data: dict[str, Any], **more: Any) -> dic
 
 
 def pretrain(folder: Path, name: str, noise: dict[str, Any], model: dict[str, Any], steps: int) -> Path:
-    data = {"form": "text", "noise": noise, "train": write(folder / "text.txt", text(2000, seed=1))}
+    data = {"format": "text", "noise": noise, "train": write(folder / "text.txt", text(2000, seed=1))}
     tokens = {"source": WORDS, "target": WORDS}
     train(settings(folder, steps, data, tokens=tokens, model=model), folder / name)
     return folder / name
@@ -85,7 +85,7 @@ def test_masked_tokens_are_found_as_often_as_can_be(tmp_path):
         return " ".join(pairs)
 
     data = {
-        "form": "text",
+        "format": "text",
         "noise": {"kind": "mask_tokens", "masked": 1.0, "replaced": 0.0},
         "train": write(tmp_path / "text.txt", [line() for _ in range(2000)]),
         "dev": write(tmp_path / "dev.txt", [line() for _ in range(1000)]),

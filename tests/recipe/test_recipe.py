@@ -40,7 +40,7 @@ class TestRoundTrip:
         corpora = [
             "a.tsv",
             {"source": "b.en", "target": "b.de", "weight": 2},
-            {"path": "c.jsonl", "fields": ["x", "y"]},
+            {"path": "c.jsonl", "columns": ["x", "y"]},
         ]
         whole = complete_recipe(parse({"model": SMALL, "data": {"train": corpora}, "training": {"minutes": 1.5}}))
         (tmp_path / "recipe.yaml").write_text(dump(whole), encoding="utf-8")

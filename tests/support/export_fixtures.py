@@ -32,7 +32,7 @@ def make_run(folder: Path, model: dict[str, Any], *, kind: str = "words", seed: 
     side = {"kind": kind, "size": 300}
     form = "pairs" if model.get("encoder") else "text"
     content = {
-        "data": {"form": form, "max_length": 20},
+        "data": {"format": form, "max_length": 20},
         "tokens": {"source": side, "target": side, "shared": True},
         "generation": {"max_length": 12},
         "model": model,

@@ -29,7 +29,7 @@ def learn(
         "training": {
             "steps": steps,
             "batch_tokens": 1024,
-            "pool": pool,
+            "bucket_batches": pool,
             "objective": {"label_smoothing": 0.0},
             "optimiser": {"learning_rate": 3e-3},
             "schedule": {"kind": "cosine", "warmup": 50},

@@ -421,7 +421,7 @@ def test_the_moving_average_is_what_is_validated_and_what_training_ends_with(tmp
 @pytest.mark.parametrize("ema", [0.0, 0.5])
 def test_averaging_takes_the_last_planned_checkpoints(ema: float, tmp_path: Path) -> None:
     model = TinyModel()
-    outcome = run(tmp_path, model=model, steps=20, checkpoint_every=4, validate_every=3, average=4, ema=ema)
+    outcome = run(tmp_path, model=model, steps=20, checkpoint_every=4, validate_every=3, average_checkpoints=4, ema=ema)
     found = CheckpointManager(tmp_path)
     kind = "ema" if ema else "weights"
     mean = average_checkpoints([found.load(step) for step in (8, 12, 16, 20)], kind)

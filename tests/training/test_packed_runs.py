@@ -1,4 +1,4 @@
-"""`training.packed`: several pairs in a row from the recipe on, settled once, and the same when a run goes on."""
+"""`training.packing`: several pairs in a row from the recipe on, settled once, and the same when a run goes on."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def changed(recipe: Recipe, **training: Any) -> Recipe:
 
 
 def test_a_run_that_is_stopped_and_goes_on_is_the_same_run(tmp_path: Path) -> None:
-    recipe = changed(asked(tmp_path), packed=True, batch_tokens=600, steps=6, checkpoint_every=3)
+    recipe = changed(asked(tmp_path), packing=True, batch_tokens=600, steps=6, checkpoint_every=3)
     whole = train(recipe, tmp_path / "whole").model.network.state_dict()
     train(changed(recipe, steps=3), tmp_path / "parts")
-    parts = train(changed(recipe, packed="auto"), tmp_path / "parts", resume=True).model.network.state_dict()
-    assert Run(tmp_path / "parts").recipe().training.packed is True
+    parts = train(changed(recipe, packing="auto"), tmp_path / "parts", resume=True).model.network.state_dict()
+    assert Run(tmp_path / "parts").recipe().training.packing is True
     for name, weight in whole.items():
         assert torch.equal(weight, parts[name])
 
@@ -36,7 +36,7 @@ def test_a_run_that_is_stopped_and_goes_on_is_the_same_run(tmp_path: Path) -> No
 def test_what_is_packed_learns_what_is_padded(tmp_path: Path) -> None:
     """One update over all pairs: the same weights, packed in one piece, packed in three, and padded."""
     found = []
-    for number, ways in enumerate(({"packed": True}, {"packed": True, "accumulate": 3}, {"packed": False})):
+    for number, ways in enumerate(({"packing": True}, {"packing": True, "accumulate": 3}, {"packing": False})):
         recipe = changed(asked(tmp_path), batch_tokens=4096, steps=1, **ways)
         assert recipe.model.encoder is not None
         assert recipe.model.decoder is not None
@@ -48,32 +48,32 @@ def test_what_is_packed_learns_what_is_padded(tmp_path: Path) -> None:
 
 def test_where_nothing_is_recorded_auto_is_no(tmp_path: Path) -> None:
     train(changed(asked(tmp_path), steps=1), tmp_path / "run")
-    assert Run(tmp_path / "run").recipe().training.packed is False
+    assert Run(tmp_path / "run").recipe().training.packing is False
 
 
 def settled(recipe: Recipe, objective: Any = None, device: str = "cuda") -> bool | str:
     tokenizers = train_tokenizers(recipe)
     data = prepare_data(recipe, tokenizers)
     made = with_packing(recipe, tokenizers, data, objective or CrossEntropy(), torch.device(device))
-    return made.training.packed
+    return made.training.packing
 
 
 def test_where_passes_are_recorded_auto_is_yes(tmp_path: Path) -> None:
     recipe = changed(asked(tmp_path), batch_tokens=4096)
     assert settled(recipe) is True
     assert settled(recipe, device="cpu") is False
-    assert settled(changed(recipe, record=False)) is False
-    assert settled(changed(recipe, packed=False)) is False
+    assert settled(changed(recipe, cuda_graphs=False)) is False
+    assert settled(changed(recipe, packing=False)) is False
     kinds = {"position": {"rotary": True, "learned": True, "relative": False, "alibi": False}}
     kinds |= {"normaliser": {"softmax": True, "sparsemax": False}, "score": {"scaled_dot": True, "mlp": False}}
     for option, names in kinds.items():
         for name, pays in names.items():
             assert settled(with_parts(recipe, kind="transformer", **{option: name})) is pays
-    assert settled(changed(with_parts(recipe, kind="transformer", position="alibi"), packed=True)) is True
+    assert settled(changed(with_parts(recipe, kind="transformer", position="alibi"), packing=True)) is True
 
 
 def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
-    recipe = changed(asked(tmp_path), batch_tokens=4096, packed=True)
+    recipe = changed(asked(tmp_path), batch_tokens=4096, packing=True)
     short = {"kind": "learned", "longest": 40}
     cases: list[tuple[Recipe, Any, str]] = [
         (changed(recipe, batch_tokens=200), None, "200 tokens are not one row"),
@@ -86,7 +86,7 @@ def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=reason) as error:
             settled(one, objective)
         assert "false" in (error.value.remedy or "")
-        assert settled(changed(one, packed="auto"), objective) is False
+        assert settled(changed(one, packing="auto"), objective) is False
 
 
 def with_parts(recipe: Recipe, **options: Any) -> Recipe:
@@ -102,7 +102,7 @@ def with_parts(recipe: Recipe, **options: Any) -> Recipe:
 
 
 def test_dropout_of_merges_is_not_packed(tmp_path: Path) -> None:
-    recipe = changed(asked(tmp_path), batch_tokens=4096, packed=True)
+    recipe = changed(asked(tmp_path), batch_tokens=4096, packing=True)
     tokenizers = train_tokenizers(recipe)
     data = prepare_data(recipe, tokenizers)
     side = recipe.tokens.source.model_copy(update={"dropout": 0.1})

@@ -39,7 +39,7 @@ PARTS: dict[str, dict[str, Any]] = {
 def built(kind: str, encoder: bool = False, form: str = "text") -> Transducer:
     torch.manual_seed(1)
     parts = {"decoder": PARTS[kind], **({"encoder": {"kind": "recurrent", "width": 8}} if encoder else {})}
-    recipe = {"data": {"form": "pairs" if encoder else form}, "tokens": {"shared": True}, "model": parts}
+    recipe = {"data": {"format": "pairs" if encoder else form}, "tokens": {"shared": True}, "model": parts}
     return build_model(complete_recipe(parse(recipe)).model, WORDS, WORDS).double().eval()
 
 

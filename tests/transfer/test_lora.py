@@ -153,7 +153,9 @@ def test_merged_is_a_plain_run_with_the_same_outputs(
     assert (plain.code, "no adapters" in plain.err) == (2, True)
 
 
-@pytest.mark.parametrize("training", [{}, {"ema": 0.9}, {"average": 2}, {"unfreeze": 2, "layer_decay": 0.5}])
+@pytest.mark.parametrize(
+    "training", [{}, {"ema": 0.9}, {"average_checkpoints": 2}, {"unfreeze": 2, "layer_decay": 0.5}]
+)
 def test_stopped_and_resumed_is_the_same_run(
     training: dict[str, Any], bases: dict[str, Path], other_pairs: Path, tmp_path: Path
 ) -> None:

@@ -218,7 +218,7 @@ class TestTelling:
 
 class TestFreezing:
     @pytest.mark.parametrize(
-        ("kind", "average"), [("adamw", {}), ("sgd", {}), ("adam", {"ema": 0.9}), ("adamw", {"average": 2})]
+        ("kind", "average"), [("adamw", {}), ("sgd", {}), ("adam", {"ema": 0.9}), ("adamw", {"average_checkpoints": 2})]
     )
     def test_frozen_weights_stay_to_the_bit(
         self, kind: str, average: dict[str, Any], both: Path, copies: Path, tmp_path: Path

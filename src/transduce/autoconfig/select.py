@@ -37,7 +37,7 @@ def choose(data: dict[str, Any], task: str = "generate") -> Recipe:
     if sources or given:  # those of the task first, in its order, with what is said on top
         data["sources"] = {**sources, **{name: spec for name, spec in given.items() if name not in sources}}
     if task in INPUTS:
-        data["train"] = _with_inputs(data, INPUTS[task])
+        data["train"] = _with_columns(data, INPUTS[task])
     told = parse({"data": data}).data
     seen = look(told.train, told.invalid)
     return parse({"data": data, **TASKS[task](seen)})
@@ -48,13 +48,13 @@ def _spec(given: Any) -> dict[str, Any]:
     return {"kind": given} if isinstance(given, str) else dict(given or {})
 
 
-def _with_inputs(data: dict[str, Any], inputs: int | None) -> list[dict[str, Any]]:
+def _with_columns(data: dict[str, Any], columns: int | None) -> list[dict[str, Any]]:
     """Corpora that do not say how many inputs they have, have these: what is held out follows them."""
     given = parse({"data": data}).data
     return [
         corpus.model_dump()
-        if corpus.model_fields_set & {"inputs", "fields"}
-        else {**corpus.model_dump(), "inputs": inputs or _columns(corpus, given.invalid) - 1}
+        if corpus.model_fields_set & {"source_columns", "columns"}
+        else {**corpus.model_dump(), "source_columns": columns or _columns(corpus, given.invalid) - 1}
         for corpus in given.train
     ]
 
@@ -75,7 +75,7 @@ def _begun(chosen: dict[str, Any], init: Any) -> dict[str, Any]:
     tokens = origin.tokens.model_dump(mode="json")
     # How the origin keeps its weights is its own affair: whether they can be begun from is told when they are read.
     model = {**origin.model.model_dump(mode="json"), "weight_dtype": "fp32"}
-    if origin.data.form == "text":  # one vocabulary, that of its only side
+    if origin.data.format == "text":  # one vocabulary, that of its only side
         tokens = {**tokens, "source": tokens["target"], "shared": True}
     joined = given.get("model") is not None and chosen["model"]["head"] is None and model["decoder"] is not None
     if joined and model["encoder"] is not None:
@@ -90,6 +90,6 @@ def _begun(chosen: dict[str, Any], init: Any) -> dict[str, Any]:
         return chosen
     if model["encoder"] is not None:
         chosen["model"]["encoder"], chosen["tokens"]["source"] = model["encoder"], tokens["source"]
-        if chosen["data"]["form"] == "text":
+        if chosen["data"]["format"] == "text":
             chosen["tokens"]["target"] = tokens["source"]
     return chosen

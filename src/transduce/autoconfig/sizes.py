@@ -79,7 +79,7 @@ def training_for(seen: Look, sentences: bool) -> dict[str, Any]:
         # Not the exact matches: while a hard task has none yet, they show no progress and patience runs out.
         "monitor": metrics_for(seen, sentences)[0 if sentences else 1],
         "patience": 10,
-        "average": 5 if sentences else 1,
+        "average_checkpoints": 5 if sentences else 1,
     }
 
 

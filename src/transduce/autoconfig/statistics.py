@@ -82,4 +82,4 @@ def look(corpora: Corpora, invalid: Invalid) -> Look:
 def _sides(corpus: Corpus, example: Example) -> tuple[str, str]:
     """The parts of a source as one text, and the target; a text without a source stands for its own."""
     target = example.target or ""
-    return (example.source.replace("\t", " ") if corpus.form == "pairs" else target), target
+    return (example.source.replace("\t", " ") if corpus.format == "pairs" else target), target

@@ -148,8 +148,8 @@ TASKS: dict[str, Callable[[Look], dict[str, Any]]] = {
 }
 # What a task says of its files; `transcribe` looks at the first of them.
 FORMS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "mask": {"form": "text", "noise": {"kind": "mask_tokens"}},
-    "lm": {"form": "text", "passage": 128},
+    "mask": {"format": "text", "noise": {"kind": "mask_tokens"}},
+    "lm": {"format": "text", "block_size": 128},
     "summarise": {"max_length": 1000},
     **PICTURED,
     "vqa": ASKED,

@@ -41,10 +41,10 @@ class PreparedData:
 
     def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches | BlockBatches | NoisyBatches | AlignedBatches:
         training, tokens = recipe.training, recipe.tokens
-        if recipe.data.passage is not None:
+        if recipe.data.block_size is not None:
             return BlockBatches(
                 token_streams(self.train, self.rows),
-                recipe.data.passage,
+                recipe.data.block_size,
                 batch_tokens=training.budget,
                 seed=training.seed,
                 weights=[corpus.weight for corpus in recipe.data.train],
@@ -54,12 +54,12 @@ class PreparedData:
             self.rows,
             # The damaged source will be about as long as the target.
             batch_tokens=training.budget if self.noise is None else -(-training.budget // 2),
-            pool=training.pool,
+            pool=training.bucket_batches,
             seed=training.seed,
             weights=[corpus.weight for corpus in recipe.data.train],
             dropout=(tokens.source.dropout, tokens.target.dropout),
             tokenizers=tokenizers,
-            packing=self.packing(recipe) if training.packed is True else None,
+            packing=self.packing(recipe) if training.packing is True else None,
         )
         if training.objective.get("kind") == "guided_alignment":
             return AlignedBatches(clean, tokenizers)
@@ -73,8 +73,8 @@ class PreparedData:
     def dev_batches(self, recipe: Recipe) -> Iterator[Batch]:
         """All that is held out, once."""
         budget = recipe.training.budget
-        if recipe.data.passage is not None:
-            yield from consecutive_blocks(token_streams(self.dev, self.dev_rows), recipe.data.passage, budget)
+        if recipe.data.block_size is not None:
+            yield from consecutive_blocks(token_streams(self.dev, self.dev_rows), recipe.data.block_size, budget)
             return
         for rows in batch_by_length(self.dev.lengths[self.dev_rows], budget):
             batch = gather(self.dev, self.dev_rows[rows])
@@ -99,7 +99,7 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
     tokens = recipe.tokens
     first, second = tokens.source, tokens.target
     sourceless = recipe.data.sources and TEXT not in recipe.data.train[0].reads
-    if recipe.data.form == "text" or sourceless:  # there is no other side of text
+    if recipe.data.format == "text" or sourceless:  # there is no other side of text
         only = Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
         return only, only
     if tokens.shared:
@@ -123,7 +123,7 @@ def train_store(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int]
     data = recipe.data
     filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
     sides = build_perceived(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
-    kept = filters if data.passage is None else KEEP
+    kept = filters if data.block_size is None else KEEP
     return build_store(data.train, *sides, kept, data.invalid, cache_folder(data), progress=progress)
 
 
@@ -142,7 +142,7 @@ def prepare_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int
         dev = build_store(data.dev, *sides, KEEP, data.invalid, cache_folder(data), progress=progress)
         return PreparedData(train, RowSubset(len(train)), dev, np.arange(len(dev)), noise)
     rows: RowSubset | np.ndarray
-    if data.passage is not None:
+    if data.block_size is not None:
         rows, dev_rows = hold_out_end(train, data.dev_size)
     else:
         rows, dev_rows = split(len(train), _dev_size(data, len(train)), recipe.training.seed, train.groups())

@@ -70,7 +70,7 @@ class StoreWriter:
 
     def add_all(self, corpora: Sequence[Corpus], invalid: Invalid, progress: Callable[[int], None] | None) -> None:
         for number, corpus in enumerate(corpora):
-            self._form, unreadable = corpus.form, DropCounter()
+            self._form, unreadable = corpus.format, DropCounter()
             examples = read_corpus(corpus, invalid, unreadable)
             while chunk := list(islice(examples, CHUNK)):
                 self._add(number, self._readable(number, chunk, invalid))
@@ -204,7 +204,7 @@ def build_store(
         "tokenizers": [source.fingerprint, target.fingerprint],
         "filters": asdict(filters),
         "invalid": invalid,
-        "forms": [corpus.form for corpus in corpora],
+        "forms": [corpus.format for corpus in corpora],
         "files": [file_fingerprint(corpus, invalid) for corpus in corpora]
         if isinstance(source, ModalitySource)
         else [],

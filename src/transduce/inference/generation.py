@@ -270,7 +270,7 @@ def check_draft(
     recipe: Recipe, own: Sequence[Tokenizer], wanted: Sequence[Tokenizer], chosen: GenerationRecipe, prefixes: Any
 ) -> None:
     """A draft reads and writes the same tokens, and serves greedy search from the beginning on."""
-    if [one.fingerprint for one in own] != [one.fingerprint for one in wanted] or recipe.data.form == "text":
+    if [one.fingerprint for one in own] != [one.fingerprint for one in wanted] or recipe.data.format == "text":
         raise InputError("the draft has other tokens", remedy="train both from the same data with the same `tokens`")
     if (chosen.strategy != "greedy" and chosen.beam != 1) or chosen.strategy == "sample" or chosen.nbest != 1:
         raise InputError("a draft serves greedy search", remedy="add --set strategy=greedy")

@@ -51,14 +51,14 @@ def go_on(
     return [results[row] for row in range(len(texts))]
 
 
-def score_running(network: Transducer, text: CountedText, passage: int, batch_tokens: int) -> list[Scored]:
+def score_running(network: Transducer, text: CountedText, block_size: int, batch_tokens: int) -> list[Scored]:
     """How probable a text is, passage by passage.
 
     A network whose state can go on over any length reads the whole text in one; any other begins anew with every
     passage, knowing of the one before only its last token.
     """
     count = len(text.ids) - 1
-    edges = list(pairwise([*range(0, count, passage), count]))
+    edges = list(pairwise([*range(0, count, block_size), count]))
     logs = _carried(network, text.ids, edges) if network.carries else _apart(network, text.ids, edges, batch_tokens)
     words, characters = text.words, text.characters
     return [

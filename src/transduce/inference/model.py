@@ -113,12 +113,12 @@ class Model:
     @property
     def sourceless(self) -> bool:
         """Whether this is a language model: it reads nothing before <s>."""
-        return self.recipe.data.form == "text" and self.recipe.model.encoder is None
+        return self.recipe.data.format == "text" and self.recipe.model.encoder is None
 
     @property
     def running(self) -> bool:
         """Whether it learned from running text, read in passages, rather than from lines."""
-        return self.sourceless and self.recipe.data.passage is not None
+        return self.sourceless and self.recipe.data.block_size is not None
 
     @cached_property
     def _reach(self) -> tuple[int, int]:
@@ -261,11 +261,11 @@ class Model:
 
     def score_running(self, blocks: Sequence[str]) -> list[Scored]:
         """How probable a running text is, passage by passage; `blocks` are its parts (see `sources.blocks`)."""
-        passage = self.recipe.data.passage
-        if passage is None:
+        block_size = self.recipe.data.block_size
+        if block_size is None:
             raise InputError("this model did not learn from running text", remedy="score lines: model.score([...])")
         text = count_text(self.target, blocks)
-        return score_running(self.network, text, passage, self.recipe.generation.batch_tokens)
+        return score_running(self.network, text, block_size, self.recipe.generation.batch_tokens)
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str]) -> np.ndarray:

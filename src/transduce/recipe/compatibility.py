@@ -46,14 +46,14 @@ def check_shape(recipe: Recipe, where: str) -> None:
             )
     if not recipe.tokens.shared:
         _check_two_vocabularies(recipe, where)
-    if recipe.data.form == "text":
+    if recipe.data.format == "text":
         _check_text(recipe, where)
 
 
 def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
     """Each side has tokens of its own: nothing may need an id to mean the same on both."""
     model = recipe.model
-    alone = model.encoder is None and recipe.data.form != "text"
+    alone = model.encoder is None and recipe.data.format != "text"
     one = "set tokens.shared: true"
     for wrong, problem, place, remedy in (
         (gives_vectors(model), "both sides of a pair go through one encoder, so they need one vocabulary", "", one),
@@ -79,11 +79,11 @@ def _check_text(recipe: Recipe, where: str) -> None:
             where=where,
             remedy="leave model.encoder out, or let it read damaged text: set data.noise",
         )
-    if recipe.data.passage is not None and (recipe.tokens.target.dropout or recipe.tokens.target.kind == "labels"):
+    if recipe.data.block_size is not None and (recipe.tokens.target.dropout or recipe.tokens.target.kind == "labels"):
         raise InputError(
             "running text is cut into tokens once, and not into whole lines",
             where=where,
-            remedy="set tokens.target.dropout: 0 and another tokens.target.kind, or leave data.passage out",
+            remedy="set tokens.target.dropout: 0 and another tokens.target.kind, or leave data.block_size out",
         )
 
 
@@ -142,11 +142,11 @@ def _check_source(name: str, shape: Any, encoder: Spec, where: str) -> Spec:
 
 
 def check_noise(recipe: Recipe, where: str) -> None:
-    if recipe.data.form != "text" or recipe.data.passage is not None:
+    if recipe.data.format != "text" or recipe.data.block_size is not None:
         raise InputError(
             "noise damages lines of text, to be restored",
             where=f"{where}: data.noise",
-            remedy="set data.form: text, without a passage",
+            remedy="set data.format: text, without block_size",
         )
     if recipe.model.encoder is None:
         raise InputError(
@@ -190,11 +190,11 @@ def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> 
 def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> None:
     """A head that names tokens reads a text, damaged so that it cannot just copy."""
     noise, wanted = (recipe.data.noise or {}).get("kind"), getattr(head, "reads", "mask_tokens")
-    if recipe.data.form != "text" or noise != wanted:
+    if recipe.data.format != "text" or noise != wanted:
         raise InputError(
-            f"{kind} reads lines of text with noise {wanted}, not {recipe.data.form} with {noise or 'none'}",
+            f"{kind} reads lines of text with noise {wanted}, not {recipe.data.format} with {noise or 'none'}",
             where=where,
-            remedy=f"set data.form: text and data.noise: {{kind: {wanted}}}",
+            remedy=f"set data.format: text and data.noise: {{kind: {wanted}}}",
         )
     encoder = (recipe.model.encoder or {}).get("kind")
     if getattr(head, "apart", False) and not getattr(find(contracts.Encoder, str(encoder), where), "apart", False):
@@ -236,7 +236,7 @@ def check_positions(model: ModelRecipe, longest: int, where: str) -> None:
             raise InputError(
                 f"positions end at {end}, but texts of {longest} tokens are let through",
                 where=f"{where}: model.{name}.position",
-                remedy=f"set longest above {longest}, or data.max_length (of running text data.passage) below {end}",
+                remedy=f"set longest above {longest}, or data.max_length (of running text data.block_size) below {end}",
             )
 
 

@@ -24,46 +24,46 @@ class Corpus(Section):
     )
     target: str | None = Field(None, description="the other side")
     weight: float = Field(1.0, gt=0, description="share of this corpus when several are mixed")
-    inputs: Positive = Field(
-        1, description="leading columns of a TSV that make the source, parted by tabs; the next one is the target"
+    source_columns: Positive = Field(
+        1, description="number of leading TSV columns that form the source; the next column is the target"
     )
-    fields: tuple[str, ...] = Field(
+    columns: tuple[str, ...] = Field(
         ("source", "target"),
         min_length=2,
-        description="names in JSONL or Parquet: all but the last make the source, parted by tabs; `inputs` follows",
+        description="names in JSONL or Parquet: all but the last form the source, the last is the target",
     )
 
     alignment: str | None = Field(
         None,
         description="where links between words stand (0-0 1-2): a column (column3), a field, or a third parallel file",
     )
-    form: Literal["pairs", "lines", "running"] = Field(
-        "pairs", description="follows `data.form` and `data.passage`: lines or running text have no source"
+    format: Literal["pairs", "lines", "running"] = Field(
+        "pairs", description="follows `data.format` and `data.block_size`: lines or running text have no source"
     )
     reads: tuple[str, ...] = Field(
-        (), description="follows `data.sources`: the kinds of its inputs; but for text, a source names a file"
+        (), description="follows `data.sources`: the kind of each source column; any kind but text names a file"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _counted(cls, content: Any) -> Any:
-        """More than two fields say how many inputs there are."""
-        names = content.get("fields") if isinstance(content, Mapping) else None
-        if isinstance(names, (list, tuple)) and len(names) > 2 and "inputs" not in content:
-            return {**content, "inputs": len(names) - 1}
+        """More than two columns imply the number of source columns."""
+        names = content.get("columns") if isinstance(content, Mapping) else None
+        if isinstance(names, (list, tuple)) and len(names) > 2 and "source_columns" not in content:
+            return {**content, "source_columns": len(names) - 1}
         return content
 
     @model_validator(mode="after")
     def _as_many_fields(self) -> Self:
-        if len(self.fields) > 2 and len(self.fields) != self.inputs + 1:
-            raise ValueError(f"{self.inputs} inputs and a target, but {len(self.fields)} fields")
+        if len(self.columns) > 2 and len(self.columns) != self.source_columns + 1:
+            raise ValueError(f"{self.source_columns} source columns and a target, but {len(self.columns)} columns")
         return self
 
     def like(self, other: Corpus) -> Corpus:
-        """With the inputs and fields of another one, unless it names its own."""
-        if self.model_fields_set & {"inputs", "fields"}:
+        """With the columns of another corpus, unless it names its own."""
+        if self.model_fields_set & {"source_columns", "columns"}:
             return self
-        return self.model_copy(update={"inputs": other.inputs, "fields": other.fields})
+        return self.model_copy(update={"source_columns": other.source_columns, "columns": other.columns})
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -71,8 +71,8 @@ class Corpus(Section):
             raise ValueError("a corpus needs `path`, or `source` and `target`")
         if self.path is not None and (self.source or self.target):
             raise ValueError("a corpus has either `path` or `source` and `target`, not both")
-        if self.form != "pairs" and self.path is None:
-            raise ValueError("`data.form: text` has no source: name one file of text")
+        if self.format != "pairs" and self.path is None:
+            raise ValueError("`data.format: text` has no source: name one file of text")
         return self
 
 
@@ -117,15 +117,15 @@ class DataRecipe(Section):
         description="pairs split off when `dev` is left out; by default 2 %, 100 to 2,000. Of running text: tokens at "
         "the end of each file, in proportion; by default a tenth, at most 100,000 in all",
     )
-    form: Literal["pairs", "text"] = Field(
-        "pairs", description="text: files without a source, as a language model reads them; of several fields the last"
+    format: Literal["pairs", "text"] = Field(
+        "pairs", description="text: files without a source, as a language model reads them; of several columns the last"
     )
-    passage: Positive | None = Field(
+    block_size: Positive | None = Field(
         None, description="text only: tokens of the passages that running text is read in; left out: line by line"
     )
     sources: dict[str, dict[str, Any] | str] = Field(
         {},
-        description="what the inputs of a line are, in order: `{name: {kind: ..., option: ...}}`; left out: texts",
+        description="the sources of a line by name, in column order: `{name: {kind: ..., option: ...}}`; default: one text",
     )
     min_length: int = Field(1, ge=0, description="fewest tokens on either side")
     max_length: Positive = Field(512, description="most tokens on either side; longer pairs are dropped and counted")
@@ -146,11 +146,11 @@ class DataRecipe(Section):
         if not isinstance(content, Mapping):
             return content
         facts: dict[str, Any] = {}
-        if content.get("form") == "text":
-            facts["form"] = "lines" if content.get("passage") is None else "running"
+        if content.get("format") == "text":
+            facts["format"] = "lines" if content.get("block_size") is None else "running"
         if isinstance(sources := content.get("sources"), Mapping) and sources:
             kinds = [spec if isinstance(spec, str) else dict(spec or {}).get("kind", "") for spec in sources.values()]
-            facts |= {"reads": tuple(map(str, kinds)), "inputs": len(kinds)}
+            facts |= {"reads": tuple(map(str, kinds)), "source_columns": len(kinds)}
         if not facts:
             return content
         sets = {name: _as_corpora(content[name]) for name in ("train", "dev", "test") if content.get(name)}
@@ -158,14 +158,14 @@ class DataRecipe(Section):
 
     @model_validator(mode="after")
     def _pairs_of_sources(self) -> Self:
-        if self.sources and (self.form != "pairs" or self.noise is not None):
-            raise ValueError("`sources` are those of pairs: leave out `form`, `passage` and `noise`")
+        if self.sources and (self.format != "pairs" or self.noise is not None):
+            raise ValueError("`sources` are those of pairs: leave out `format`, `block_size` and `noise`")
         return self
 
     @model_validator(mode="after")
     def _text_in_passages(self) -> Self:
-        if self.passage is not None and self.form != "text":
-            raise ValueError("`passage` cuts running text: set `data.form: text`")
+        if self.block_size is not None and self.format != "text":
+            raise ValueError("`block_size` cuts running text: set `data.format: text`")
         return self
 
     @field_validator("dev", "test")
@@ -177,5 +177,5 @@ class DataRecipe(Section):
 
     def held_out(self, files: str) -> tuple[Corpus, ...]:
         """Files named later, to be read like those of this run."""
-        known = {"train": self.train, "form": self.form, "passage": self.passage, "sources": self.sources}
+        known = {"train": self.train, "format": self.format, "block_size": self.block_size, "sources": self.sources}
         return DataRecipe.model_validate({**known, "test": files}).test

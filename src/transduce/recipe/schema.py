@@ -178,8 +178,8 @@ class TrainingRecipe(Section):
     accumulate: Positive = Field(
         1, description="micro-batches that one update is computed in; the gradient is the same"
     )
-    pool: Positive = Field(100, description="batches whose examples are sorted by length together")
-    packed: bool | Literal["auto"] = Field(
+    bucket_batches: Positive = Field(100, description="batches whose examples are sorted by length together")
+    packing: bool | Literal["auto"] = Field(
         "auto",
         description="several pairs in a row of a batch, so that little is padding; auto: where passes are recorded",
     )
@@ -202,12 +202,12 @@ class TrainingRecipe(Section):
     clip: float | None = Field(1.0, gt=0, description="largest gradient norm")
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
-    record: bool = Field(True, description="replay the passes over batches as recorded graphs, on a GPU")
+    cuda_graphs: bool = Field(True, description="replay the passes over batches as recorded graphs, on a GPU")
     gradient_checkpointing: bool = Field(
         False, description="keep only what enters each Transformer block, and compute the rest again: less memory"
     )
     ema: Fraction = Field(0.0, description="decay of the moving average of the weights; 0: off")
-    average: Positive = Field(1, description="mean of the weights at the last n checkpoints")
+    average_checkpoints: Positive = Field(1, description="mean of the weights at the last n checkpoints")
     checkpoint_every: Positive = 500
     keep: Positive = Field(3, description="checkpoints kept besides the best one")
     validate_every: Positive = 500

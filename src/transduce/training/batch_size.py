@@ -111,7 +111,7 @@ def trial_updates(
 
 def worst_batch(recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, tokens: int) -> Batch:
     """A batch of about `tokens` tokens, of the longest rows where rows differ in length."""
-    if recipe.data.passage is not None or recipe.training.objective.get("kind") == "guided_alignment":
+    if recipe.data.block_size is not None or recipe.training.objective.get("kind") == "guided_alignment":
         return data.batches(_replace_batch_tokens(recipe, tokens), tokenizers).at(DataPosition())
     rows = np.zeros(0, np.int64)
     for part in chunks(data.rows):

@@ -118,7 +118,7 @@ def _prepare(
         # Without a recipe there is no run: such tokenizers were left by a process that died before training.
         prepared = run.exists and run.prepared
         tokenizers = run.tokenizers() if prepared else transfer.choose_tokenizers(resolved, origins)
-        if resolved.data.form == "text":  # both sides are the same, whichever was initialised
+        if resolved.data.format == "text":  # both sides are the same, whichever was initialised
             tokenizers = (tokenizers[0 if resolved.model.encoder else 1],) * 2
         transfer.check_pretrained(resolved, tokenizers, origins)
         data = prepare_data(resolved, tokenizers)

@@ -82,7 +82,7 @@ def _check_measures(recipe: Recipe) -> None:
             problem = f"{name} needs {'a model that writes' if vectors else 'the head embedder, which gives vectors'}"
             remedy = f"set evaluation.metrics to some of: {', '.join(fitting)}"
             raise InputError(problem, where="evaluation.metrics", remedy=remedy)
-    if recipe.data.form == "text" and recipe.model.encoder is None:
+    if recipe.data.format == "text" and recipe.model.encoder is None:
         texts = [name for name in metrics if issubclass(evaluation.METRICS[name], TextMetric)]
         if texts:
             remedy = f"set evaluation.metrics: [{', '.join(build.LANGUAGE_METRICS)}]"
@@ -96,7 +96,7 @@ def _check_measures(recipe: Recipe) -> None:
 
 def as_found(saved: Recipe, wanted: Recipe) -> Recipe:
     """A recipe in which everything that says auto is what was found when the saved run began."""
-    found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packed")}
+    found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packing")}
     left = {name: value for name, value in found.items() if getattr(wanted.training, name) == "auto"}
     return wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
 
@@ -128,7 +128,7 @@ def with_packing(
     recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, objective: Objective, device: torch.device
 ) -> Recipe:
     """Batches are packed where passes are recorded, which one shape makes faster, and where all parts can be."""
-    asked = recipe.training.packed
+    asked = recipe.training.packing
     if asked is False:
         return recipe
     source, target = tokenizers
@@ -136,10 +136,10 @@ def with_packing(
         network = build.build_model(recipe.model, source.size, target.size, source.starts)
     reason = why_not(recipe, network, data, objective)
     if asked is True and reason:
-        raise InputError(f"training.packed: {reason}", remedy="leave it out, or set it to false")
-    pays = device.type == "cuda" and recipe.training.record and _fused(network)
+        raise InputError(f"training.packing: {reason}", remedy="leave it out, or set it to false")
+    pays = device.type == "cuda" and recipe.training.cuda_graphs and _fused(network)
     packs = not reason and (asked is True or pays)
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"packed": packs})})
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"packing": packs})})
 
 
 def _fused(network: nn.Module) -> bool:
@@ -153,7 +153,7 @@ def why_not(recipe: Recipe, network: Transducer, data: PreparedData, objective: 
     """What stands against several pairs in a row; nothing: they can be."""
     end = places(network)
     dropout = recipe.tokens.source.dropout or recipe.tokens.target.dropout
-    texts = recipe.data.passage is None and data.noise is None and data.train.items is None
+    texts = recipe.data.block_size is None and data.noise is None and data.train.items is None
     for wrong, reason in (
         (not network.supports_packing, "only a Transformer encoder and decoder, both of attention, can be packed"),
         (not objective.supports_packing, "this objective does not read packed batches"),

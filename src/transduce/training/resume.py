@@ -123,7 +123,7 @@ class TrainingState:
 
     def __post_init__(self) -> None:
         self.ema: ExponentialMovingAverage | None = None
-        self.checkpoints.keep = max(self.checkpoints.keep, self.settings.average)
+        self.checkpoints.keep = max(self.checkpoints.keep, self.settings.average_checkpoints)
         self.checkpoints.every = self.settings.checkpoint_every
 
     def on_main(self, action: Callable[[], Value]) -> Value:
@@ -191,7 +191,7 @@ class TrainingState:
             "model": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
             "training.seed": settings.seed,
             "training.batch_tokens": settings.batch_tokens,
-            "training.pool": settings.pool,
+            "training.bucket_batches": settings.bucket_batches,
             "training.optimiser.kind": settings.optimiser.kind,
             "training.ema": settings.ema,
         }
@@ -223,7 +223,7 @@ class TrainingState:
     def save_final(self, step: int) -> None:
         """Loads the final weights into the model and saves them.
 
-        They are the average of the last checkpoints if `training.average` says so, else those of the best validation,
+        They are the average of the last checkpoints if `training.average_checkpoints` says so, else those of the best validation,
         else the last ones; of the moving average if there is one.
         """
         final: dict[str, dict[str, Tensor]] = {}
@@ -235,8 +235,8 @@ class TrainingState:
 
     def _final_weights(self) -> dict[str, dict[str, Tensor]]:
         groups = ("weights", "ema") if self.ema else ("weights",)
-        if self.settings.average > 1:
-            steps = self.checkpoints.steps_to_average(self.settings.average)
+        if self.settings.average_checkpoints > 1:
+            steps = self.checkpoints.steps_to_average(self.settings.average_checkpoints)
             last = [self.checkpoints.load(step, groups) for step in steps]
             return {group: average_checkpoints(last, group) for group in groups}
         best = self.checkpoints.best(groups)

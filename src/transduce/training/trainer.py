@@ -260,7 +260,7 @@ class Trainer:
         scores = progress.best_scores
         if reason != "interrupted":
             self.state.save_final(progress.step)
-            if self.settings.average > 1 and self.validate is not None:
+            if self.settings.average_checkpoints > 1 and self.validate is not None:
                 self.state.ema = None  # the model has its final weights now
                 scores = {**self._validation_scores(self.validate)}
         self.model.eval()

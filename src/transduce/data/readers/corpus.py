@@ -7,7 +7,7 @@ an error with its place, or dropped and counted (`invalid="drop"`). Damage that 
 archive, parallel files of different lengths) is always an error. A blank line is a pair of two empty sides.
 
 A source may have several parts (a premise and a hypothesis, a context and a question): they stand in one text, with
-a tab between them. Files of text (`data.form: text`) have no source at all: an example is a line, or a block of lines
+a tab between them. Files of text (`data.format: text`) have no source at all: an example is a line, or a block of lines
 of a running text.
 """
 
@@ -51,7 +51,7 @@ def read_corpus(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str]
     """Every pair of a corpus in order. Dropped lines are counted by reason in `counts` (with places in a `Tally`)."""
     counts = DropCounter() if counts is None else counts
     examples = _read(corpus, invalid, counts)
-    return examples if corpus.form != "running" else text_chunks(examples)
+    return examples if corpus.format != "running" else text_chunks(examples)
 
 
 def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Example]:
@@ -126,29 +126,29 @@ def text_chunks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Ex
 def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """Numbered raw rows, and how one of them becomes an example."""
     kind = corpus_format(corpus)
-    if corpus.form != "pairs":
+    if corpus.format != "pairs":
         return _text_rows(corpus, kind)
     if kind == "folder":
         return folder_rows(corpus)
     if formats.names_files(corpus) and is_idx(corpus.source) and is_idx(corpus.target):
         return idx_rows(corpus)
-    if kind in ("jsonl", "parquet") and len(corpus.fields) != corpus.inputs + 1:
+    if kind in ("jsonl", "parquet") and len(corpus.columns) != corpus.source_columns + 1:
         raise InputError(
-            f"which fields are the {corpus.inputs} inputs?",
+            f"which columns are the {corpus.source_columns} sources?",
             where=str(corpus.path),
-            remedy="name them and the target: `fields: [premise, hypothesis, label]`",
+            remedy="name them and the target: `columns: [premise, hypothesis, label]`",
         )
     if kind == "parallel":
         return formats.parallel_rows(corpus), formats.parallel_pair(str(corpus.target))
     if kind == "parquet":
-        return formats.parquet_rows(str(corpus.path), corpus.fields), formats.parquet_pair(corpus.fields)
+        return formats.parquet_rows(str(corpus.path), corpus.columns), formats.parquet_pair(corpus.columns)
     lines = stored_lines(str(corpus.path))
-    return lines, (formats.jsonl_pair(corpus.fields) if kind == "jsonl" else formats.tsv_pair(corpus.inputs))
+    return lines, (formats.jsonl_pair(corpus.columns) if kind == "jsonl" else formats.tsv_pair(corpus.source_columns))
 
 
 def _text_rows(corpus: Corpus, kind: formats.Format) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """The same where there is no source: whole lines, or the last of the named fields."""
-    fields = corpus.fields[-1:]
+    fields = corpus.columns[-1:]
     if kind == "parquet":
         return formats.parquet_rows(str(corpus.path), fields), formats.parquet_pair(fields)
     lines = stored_lines(str(corpus.path))
@@ -198,7 +198,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 def fingerprint(corpus: Corpus) -> str:
     """SHA-256 of all that decides which pairs are read: the bytes of the files, their form and field names."""
-    facts = [corpus_format(corpus), corpus.form, corpus.inputs, corpus.fields, corpus.alignment]
+    facts = [corpus_format(corpus), corpus.format, corpus.source_columns, corpus.columns, corpus.alignment]
     digest = hashlib.sha256(json.dumps(facts).encode())
     third = corpus.alignment if corpus.path is None else None
     whole = _list_of(corpus) or corpus.path

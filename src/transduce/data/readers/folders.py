@@ -42,7 +42,7 @@ def metadata_file(folder: str | Path) -> Path | None:
 def folder_rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """Numbered raw rows, and how one of them becomes an example whose source is named from the folder on."""
     folder = Path(str(corpus.path))
-    given = corpus.fields if "fields" in corpus.model_fields_set else None
+    given = corpus.columns if "columns" in corpus.model_fields_set else None
     if (path := metadata_file(folder)) is not None:
         return _told(path, given), _pair_of_list(folder, given)
     return enumerate(labelled_files(folder), 1), lambda row, file, number: Example(row[0], row[1], {}, file, number)

@@ -136,7 +136,7 @@ def jsonl_pair(fields: tuple[str, ...]) -> Parse:
 
 def _field(content: dict[str, Any], name: str) -> str:
     if content.get(name) is None:
-        remedy = f"name the two fields of the corpus with `fields`; {nearest(name, content)}" if content else ""
+        remedy = f"name the two fields of the corpus with `columns`; {nearest(name, content)}" if content else ""
         raise UnreadableError("missing field", repr(name), remedy)
     if not isinstance(content[name], str):
         raise UnreadableError("not text", f"field {name!r} holds {json.dumps(content[name])[:40]}")

@@ -173,7 +173,7 @@ def _filler(kind: str) -> Family:
         special={**SPECIALS[kind], **TIED, bias: Place((FILLED,))},
         copies=copies,
         aside=tuple(set(_aside(kind)) - {bias, *copies}),
-        data={"form": "text", "noise": {"kind": "mask_tokens"}},
+        data={"format": "text", "noise": {"kind": "mask_tokens"}},
     )
 
 

@@ -116,7 +116,7 @@ class Family:
     aside: Names = ()  # masks and numbers that follow from the settings; `*` as in the table
     joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # at the end, where two of theirs make one of ours
     parted: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # the way back, before anything is named as theirs
-    data: Mapping[str, Any] = field(default_factory=lambda: {"form": "pairs"})  # what it reads
+    data: Mapping[str, Any] = field(default_factory=lambda: {"format": "pairs"})  # what it reads
     closes: bool = True  # whether </s> ends what it reads
     starts: str = "decoder_start_token_id"  # what the first token of its output is called in the settings
     prefix: str = ""  # of names, where a file may have it or not

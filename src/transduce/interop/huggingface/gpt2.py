@@ -93,7 +93,7 @@ FAMILIES = {
         SPECIAL,
         copies={"lm_head.weight": "wte.weight"},
         aside=("h.*.attn.bias", "h.*.attn.masked_bias"),  # the triangle, kept as numbers
-        data={"form": "text"},
+        data={"format": "text"},
         closes=False,
         starts="bos_token_id",
         prefix="transformer.",  # the first files were written without it

@@ -67,7 +67,7 @@ def _recipe(orphan: Orphan) -> Recipe:
     one = orphan.source.tokenizer.fingerprint == orphan.target.tokenizer.fingerprint
     ends = [part["position"]["longest"] for part in model.values() if isinstance(part, dict) and _has_end(part)]
     content = {
-        "data": {"form": "pairs", "max_length": min([LONGEST, *(end - 1 for end in ends)])},
+        "data": {"format": "pairs", "max_length": min([LONGEST, *(end - 1 for end in ends)])},
         "tokens": {
             "source": {"kind": "given", "size": orphan.source.size},
             "target": {"kind": "given", "size": orphan.target.size},
