@@ -39,7 +39,7 @@ class BatchNorm(nn.Module):
 
     In training a row depends on its batch, so micro-batches and processes no longer add up to one batch; running
     means take the batch's place at evaluation, where every law holds again. They fit what was trained only where
-    batches are alike: batches sorted by length are not, so set `training.bucket_batches: 1` (reversing letters: 41 % right
+    batches are alike. Sorted batches are not: set `training.bucket_batches: 1` (reversing letters: 41 % right
     with sorted batches, 100 % without).
     """
 

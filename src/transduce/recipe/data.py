@@ -125,7 +125,7 @@ class DataRecipe(Section):
     )
     sources: dict[str, dict[str, Any] | str] = Field(
         {},
-        description="the sources of a line by name, in column order: `{name: {kind: ..., option: ...}}`; default: one text",
+        description="named sources, in column order: `{name: {kind: ..., option: ...}}`; default: text",
     )
     min_length: int = Field(1, ge=0, description="fewest tokens on either side")
     max_length: Positive = Field(512, description="most tokens on either side; longer pairs are dropped and counted")

@@ -223,8 +223,8 @@ class TrainingState:
     def save_final(self, step: int) -> None:
         """Loads the final weights into the model and saves them.
 
-        They are the average of the last checkpoints if `training.average_checkpoints` says so, else those of the best validation,
-        else the last ones; of the moving average if there is one.
+        They are the average of the last checkpoints if `training.average_checkpoints` is above 1, else those of the
+        best validation, else the last ones; of the moving average if there is one.
         """
         final: dict[str, dict[str, Tensor]] = {}
         self.on_main(lambda: final.update(self._final_weights()))
