@@ -162,7 +162,7 @@ def generate(
 
 
 def _source_columns(model: Model) -> int:
-    return max((corpus.inputs for corpus in model.recipe.data.train), default=1)
+    return max((corpus.source_columns for corpus in model.recipe.data.train), default=1)
 
 
 def _sources(model: Model, file: str, unconditional: int) -> Iterator[str]:
