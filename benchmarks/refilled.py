@@ -18,7 +18,7 @@ from benchmarks.harness import OURS, Contestant, Measured, measure
 from transduce.decoding.continuous_batching import plan
 from transduce.flow import EOS
 from transduce.inference import Model, load
-from transduce.interop.huggingface.row_order import order_of
+from transduce.interop.huggingface.weights import export_rows
 from transduce.recipe import GenerationRecipe
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -96,9 +96,9 @@ def peer(folder: Path, device: torch.device, kind: torch.dtype) -> Any:
 
 @torch.inference_mode()
 def theirs(other: Any, model: Model, sources: list[Any], settings: GenerationRecipe, places: int) -> Lines:
-    order = order_of(model.source, model.network.state_dict())
-    numbers = torch.tensor(order.numbers, device=model.device)
-    back = {number: ours for ours, number in enumerate(order.numbers)}
+    order = export_rows(model.source, model.network.state_dict())
+    numbers = torch.tensor(order.ids, device=model.device)
+    back = {number: ours for ours, number in enumerate(order.ids)}
     results: dict[int, list[int]] = {}
     for rows in in_batches(sources, places):
         asked = model.searcher.wanted(rows, sources, None, settings, range(len(sources)))

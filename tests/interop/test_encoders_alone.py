@@ -118,7 +118,7 @@ def test_labels_of_words(family, tmp_path):
         ({"problem_type": "multi_label_classification"}, "problem_type"),
         ({"id2label": {"0": "only"}}, "a single label"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label has no '1'"),
-        ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "alike"),
+        ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "repeated"),
         ({"id2label": {"0": "a", "1": "b"}}, "config.json asks for"),
     ],
 )

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import transduce
 from transduce.cli import app
 from transduce.errors import InputError
+from transduce.interop import recognises
 from transduce.interop.g2p_en import FILE, PHONES, TABLE
-from transduce.interop.huggingface.importing import recognises
 
 WIDTH, START, END = 24, 2, 3
 SYMBOLS = ["<pad>", "<unk>", "</s>", *ascii_lowercase]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import transduce
 from transduce.cli import app
 from transduce.errors import InputError
-from transduce.interop import located
+from transduce.interop import locate
 
 NAME = "somebody/opus-mt-xx-yy"
 
@@ -80,7 +80,7 @@ def test_without_a_network(place, monkeypatch):
     """What came before it broke off is not taken for the model the next time."""
     asked = pretend(monkeypatch, None, OSError("no route\nand much more"))
     for _ in range(2):
-        with pytest.raises(InputError, match="could not be fetched: no route") as caught:
+        with pytest.raises(InputError, match="could not be downloaded: no route") as caught:
             transduce.load(NAME)
         assert "config.json, model.safetensors" in caught.value.remedy
         assert "much more" not in str(caught.value)
@@ -92,5 +92,5 @@ def test_paths_are_never_asked_for(name, place, monkeypatch):
     """Folders of our own, folders that are misspelt, and whatever cannot be a name."""
     asked = pretend(monkeypatch, None, OSError("asked"))
     (place / "here" / "here").mkdir()
-    assert located(name) == Path(name)
+    assert locate(name) == Path(name)
     assert asked == []

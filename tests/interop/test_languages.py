@@ -115,7 +115,7 @@ def test_languages_that_are_refused(tmp_path):
     folder = tmp_path / "given"
     make("m2m", folder)
     for languages, problem in (
-        (None, "which one the target is in"),
+        (None, "the language of the target is not given"),
         (Languages("<eng>", "<dau>"), "no token is the language '<dau>'"),
         (Languages("w1", "<deu>"), "no token is the language 'w1'"),
     ):
@@ -123,10 +123,10 @@ def test_languages_that_are_refused(tmp_path):
             convert(folder, tmp_path / "run", languages)
         assert problem in caught.value.problem
     change_frame(folder, ["$A", "</s>"])
-    with pytest.raises(InputError, match="which one the source is in"):
+    with pytest.raises(InputError, match="the language of the source is not given"):
         convert(folder, tmp_path / "run")
     make("marian", tmp_path / "other")
-    with pytest.raises(InputError, match="no codes of languages"):
+    with pytest.raises(InputError, match="no language codes"):
         convert(tmp_path / "other", tmp_path / "run", Languages("<eng>", "<deu>"))
 
 
@@ -220,14 +220,14 @@ def test_what_is_said_of_a_source_knows_the_code_after_it(tmp_path):
 def test_codes_after_the_source_that_are_refused(tmp_path):
     make("mbart", tmp_path / "plain")
     change_frame(tmp_path / "plain", ["$A", "</s>", "<eng>"])  # in this vocabulary a word
-    with pytest.raises(InputError, match="which one the source is in"):
+    with pytest.raises(InputError, match="the language of the source is not given"):
         transduce.load(tmp_path / "plain")
     make("mbart", tmp_path / "startless")  # outputs start with </s>
     write_tokenizer(tmp_path / "startless", "m2m")
     change_frame(tmp_path / "startless", ["$A", "</s>", "<eng>"])
-    with pytest.raises(InputError, match="which one the target is in"):
+    with pytest.raises(InputError, match="the language of the target is not given"):
         transduce.load(tmp_path / "startless")
     make("bart", tmp_path / "bart")
     change_frame(tmp_path / "bart", ["$A", "</s>", "<eng>"])
-    with pytest.raises(InputError, match="does not close a text"):
+    with pytest.raises(InputError, match="does not end a text"):
         transduce.load(tmp_path / "bart")

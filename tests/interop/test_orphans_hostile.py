@@ -16,8 +16,8 @@ from legacy_fixtures import WORDS, Reference, save_joeynmt, save_marian, save_op
 
 import transduce
 from transduce.errors import InputError
-from transduce.interop.huggingface.folder import read_weight
-from transduce.interop.legacy.checkpoint_process import opened
+from transduce.interop.huggingface.folder import read_tensor
+from transduce.interop.legacy.checkpoint_process import open_checkpoint
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def tensor_pickle(shape=(2,), strides=(1,), offset=0, kind="FloatStorage", key="
 def test_a_sound_one_is_read(tmp_path):
     """The pickles made here are sound but for what each test breaks."""
     path = write(tmp_path / "model.pt", tensor_pickle(), struct.pack("<2f", 1.5, 2.5))
-    with opened(path) as checkpoint:
-        assert read_weight(checkpoint.weights["model/w"]).tolist() == [1.5, 2.5]
+    with open_checkpoint(path) as checkpoint:
+        assert read_tensor(checkpoint.weights["model/w"]).tolist() == [1.5, 2.5]
 
 
 BROKEN = {
@@ -223,7 +223,7 @@ def test_other_kinds_of_numbers(folder):
         content["model_state"][name] = content["model_state"][name].detach().to(torch.int8)
 
     changed(folder / "best.ckpt", change)
-    refused(folder, "numbers of the kind I8")
+    refused(folder, "has the dtype I8")
 
 
 def test_missing_extra_and_other_shapes(folder):
@@ -257,7 +257,7 @@ def test_settings_that_do_not_fit(folder):
 def test_a_vocabulary_of_another_model(folder):
     lines = (folder / "trg_vocab.txt").read_text()
     (folder / "trg_vocab.txt").write_text(lines + "more\n")
-    refused(folder, "and the vocabulary 19 words")
+    refused(folder, "but the vocabulary 19 tokens")
     (folder / "trg_vocab.txt").write_text(lines.replace("</s>", "<end>"))
     refused(folder, "no token ends a text")
 
@@ -270,9 +270,9 @@ def test_vocabularies_that_are_objects(tmp_path):
 
 def test_which_toolkit(tmp_path):
     torch.save({"weights": {}, "step": 1}, tmp_path / "one.pt")
-    refused(tmp_path, "It holds step, weights", "JoeyNMT, OpenNMT-py and fairseq")
+    refused(tmp_path, "it holds step, weights", "JoeyNMT, OpenNMT-py and fairseq")
     torch.save({}, tmp_path / "two.pt")
-    refused(tmp_path, "several checkpoints lie here: one.pt, two.pt", "one.pt")
+    refused(tmp_path, "there are several checkpoints here: one.pt, two.pt", "one.pt")
 
 
 def array(content: bytes, header: str) -> bytes:
@@ -309,8 +309,8 @@ def test_marian_without_its_files(tmp_path):
     save_marian(tmp_path, {"Wemb": np.zeros((3, 8), np.float32)}, "type: s2s", ["</s>", "<unk>", "a"])
     refused(tmp_path, "type: 's2s'")
     (tmp_path / "vocab.yml").write_text("</s>: 0\na: 7\n")
-    refused(tmp_path, "do not go from 0")
+    refused(tmp_path, "do not run from 0")
     (tmp_path / "vocab.yml").unlink()
-    refused(tmp_path, "its vocabulary is missing")
+    refused(tmp_path, "the vocabulary is missing")
     np.savez(tmp_path / "model.npz", Wemb=np.zeros(3))
     refused(tmp_path, "no special:model.yml")

@@ -16,7 +16,7 @@ import transduce
 from transduce.errors import InputError
 from transduce.flow import EOS, UNK
 from transduce.interop import Languages, convert
-from transduce.interop.huggingface.sentencepiece import library, read_model
+from transduce.interop.huggingface.sentencepiece import read_model, to_tokenizer
 
 SOURCE = {"▁": -3.0, "a": -2.0, "b": -2.5, "▁a": -2.2, "ab": -3.1, "▁ab": -3.6, "ba": -4.0, "aa": -3.9}
 TARGET = {"▁": -2.0, "c": -1.0, "▁c": -1.5, "a": -4.0}
@@ -61,7 +61,7 @@ def best(text: str) -> set[tuple[str, ...]]:
 def test_the_likeliest_pieces(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("pieces")
     write_model(folder / "source.spm", SOURCE)
-    backend, _ = library(read_model(folder, "source.spm"), {}, ())
+    backend, _ = to_tokenizer(read_model(folder, "source.spm"), {}, ())
     assert tuple(backend.encode(text).tokens) in best(text)
 
 
@@ -81,13 +81,13 @@ def merge(text: str) -> list[str]:
 def test_pieces_by_merges(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("pieces")
     write_model(folder / "sentencepiece.bpe.model", SOURCE, kind=2)
-    backend, _ = library(read_model(folder, "sentencepiece.bpe.model"), {}, ())
+    backend, _ = to_tokenizer(read_model(folder, "sentencepiece.bpe.model"), {}, ())
     assert backend.encode(text).tokens == merge(text)
 
 
 @pytest.mark.parametrize("told", ["listed", "numbered"])
 def test_many_languages(told, tmp_path):
-    """A folder as M2M100's: one model, one list, and codes of languages that are in neither."""
+    """A folder as M2M100's: one model, one list, and language codes that are in neither."""
     make("m2m", tmp_path / "given")
     (tmp_path / "given" / "tokenizer.json").unlink()
     write_model(tmp_path / "given" / "sentencepiece.bpe.model", SOURCE, kind=2)
@@ -105,7 +105,7 @@ def test_many_languages(told, tmp_path):
     assert model.target.vocabulary.pieces.index("__de__") == 4 + 13 - 3  # their row 13; three of ours stand before
     assert "__" not in model.generate(["ab ba"], max_length=6)[0].text
     (tmp_path / "given" / "tokenizer_config.json").write_text('{"additional_special_tokens": [{"name": 1}]}')
-    with pytest.raises(InputError, match="codes of languages"):
+    with pytest.raises(InputError, match="language codes"):
         convert(tmp_path / "given", tmp_path / "other", Languages("de", "en"))
 
 

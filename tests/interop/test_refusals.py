@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import transduce
 from transduce.errors import InputError
-from transduce.interop import KNOWN, convert
+from transduce.interop import FAMILIES, convert
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -60,18 +60,18 @@ def shard(folder: Path) -> dict[str, str]:
 
 def test_unknown_architecture(folder):
     change_config(folder, architectures=["MarianMTModle"])
-    refused(folder, "'MarianMTModle' is not known", "did you mean 'MarianMTModel'?")
+    refused(folder, "'MarianMTModle' is not supported", "did you mean 'MarianMTModel'?")
     change_config(folder, architectures=["SpeechThing"])
     with pytest.raises(InputError) as caught:
         transduce.load(folder)
-    assert all(name in caught.value.remedy for name in KNOWN)
+    assert all(name in caught.value.remedy for name in FAMILIES)
     change_config(folder, architectures=None)
-    refused(folder, "is not known")
+    refused(folder, "is not supported")
 
 
 def test_remote_code(folder):
     change_config(folder, auto_map={"AutoModel": "own.py--Model"})
-    refused(folder, "asks for code of its own")
+    refused(folder, "needs its own code")
 
 
 def test_missing_weight(folder):
@@ -94,12 +94,12 @@ def test_wrong_shape(folder):
 def test_wrong_numbers(folder):
     name = "model.encoder.layers.0.fc1.weight"
     rewrite(folder, lambda weights: weights.update({name: torch.zeros(24, 16, dtype=torch.int8)}))
-    refused(folder, "of the kind I8", "before it was quantised")
+    refused(folder, "has the dtype I8", "before quantisation")
 
 
 def test_numbers_that_are_none(folder):
     rewrite(folder, lambda weights: weights["model.shared.weight"][3].fill_(torch.nan))
-    refused(folder, "model.shared.weight has numbers that are not finite")
+    refused(folder, "model.shared.weight has values that are not finite")
 
 
 def test_tied_weights_that_differ(folder):
@@ -130,7 +130,7 @@ def test_truncated(folder, kept):
 def test_huge_header(folder, length):
     content = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(struct.pack("<Q", length) + content[8:])
-    refused(folder, "its header would be")
+    refused(folder, "the header would be")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_index_that_leads_outside(folder, file):
     (folder.parent / "two.safetensors").write_bytes((folder / "two.safetensors").read_bytes())
     changed = {name: file if old == "two.safetensors" else old for name, old in listed.items()}
     (folder / INDEX).write_text(json.dumps({"weight_map": changed}))
-    refused(folder, "lies outside this folder")
+    refused(folder, "is outside this folder")
 
 
 def test_index_that_does_not_fit(folder):
@@ -184,7 +184,7 @@ def test_index_that_does_not_fit(folder):
     refused(folder, "more is in the index, but in no file")
     first = next(iter(listed))
     (folder / INDEX).write_text(json.dumps({"weight_map": {n: f for n, f in listed.items() if n != first}}))
-    refused(folder, "but not so in the index")
+    refused(folder, "but the index does not say so")
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json"])
@@ -216,7 +216,7 @@ def test_tokenizers_that_do_not_fit(folder):
     (folder / "tokenizer.json").unlink()
     refused(folder, "there is no tokenizer.json", "save_pretrained")
     write_tokenizer(folder, "gpt2")  # it closes no text
-    refused(folder, "does not close a text")
+    refused(folder, "does not end a text")
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
     refused(folder, "not a tokenizer")
     (folder / "tokenizer.json").write_text("[" * 10**5)

@@ -73,13 +73,13 @@ def test_sentences_around_a_filler(tmp_path):
         (
             "modules.json",
             '[{"path": "", "type": "T.Transformer"}, {"path": "../1_Pooling", "type": "P.Pooling"}]',
-            "lies outside",
+            "is outside",
         ),
-        ("1_Pooling/config.json", '{"pooling_mode_mean_sqrt_len_tokens": true}', "way of pooling"),
+        ("1_Pooling/config.json", '{"pooling_mode_mean_sqrt_len_tokens": true}', "pooling mode"),
         (
             "1_Pooling/config.json",
             '{"pooling_mode_cls_token": true, "pooling_mode_max_tokens": true}',
-            "way of pooling",
+            "pooling mode",
         ),
         ("sentence_bert_config.json", '{"max_seq_length": "long"}', "no length"),
     ],

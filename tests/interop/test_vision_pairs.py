@@ -172,5 +172,5 @@ def test_pairs_of_other_kinds_are_refused(tmp_path):
     with pytest.raises(InputError, match="vit with xlnet"):
         interop.read(tmp_path / "theirs")
     change_config(tmp_path / "theirs", decoder=None)
-    with pytest.raises(InputError, match="no settings"):
+    with pytest.raises(InputError, match="no encoder and decoder section"):
         interop.read(tmp_path / "theirs")

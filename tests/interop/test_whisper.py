@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused(tmp_path, waves):
     weights = load_file(tmp_path / "theirs" / "model.safetensors")
     weights["model.encoder.embed_positions.weight"] += 0.5
     save_file(weights, tmp_path / "theirs" / "model.safetensors")
-    with pytest.raises(InputError, match="sine waves"):
+    with pytest.raises(InputError, match="no sinusoidal encoding"):
         interop.read(tmp_path / "theirs", Languages("de"))
     config = tmp_path / "theirs" / "preprocessor_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "chunk_length": 2}))

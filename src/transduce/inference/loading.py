@@ -29,7 +29,7 @@ def load(
 
     With a precision, the network is one for generation: its weights are packed, and learn no more.
     """
-    path = interop.located(path)
+    path = interop.locate(path)
     if bundle.recognises(path):
         with bundle.unpacked(path) as folder:
             return load(folder, device=device, precision=precision)

@@ -1,9 +1,8 @@
-"""Models from elsewhere -> runs of our own."""
+"""Exchange of models with other libraries: import here, export in `transduce.interop.export`."""
 
-from transduce.interop.cache import as_run
-from transduce.interop.huggingface.family import Imported
-from transduce.interop.huggingface.hub import located
-from transduce.interop.huggingface.importing import KNOWN, convert, read, recognises
+from transduce.interop.conversion import as_run, convert, locate, read, recognises
+from transduce.interop.huggingface import FAMILIES
+from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.languages import Languages
 
-__all__ = ["KNOWN", "Imported", "Languages", "as_run", "convert", "located", "read", "recognises"]
+__all__ = ["FAMILIES", "ImportedModel", "Languages", "as_run", "convert", "locate", "read", "recognises"]

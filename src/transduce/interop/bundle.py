@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 from transduce.errors import InputError
-from transduce.interop.legacy import ENDINGS
+from transduce.interop.legacy import SUFFIXES
 from transduce.recipe import InitRecipe
 from transduce.recipe import registry as shelves
 from transduce.run import Run
@@ -57,7 +57,7 @@ UNREADABLE = (
 
 def recognises(path: Path) -> bool:
     """Whether this looks like a bundle rather than like a folder."""
-    if not path.is_file() or path.suffix in ENDINGS:  # checkpoints of other toolkits are zips too
+    if not path.is_file() or path.suffix in SUFFIXES:  # checkpoints of other toolkits are zips too
         return False
     with open(path, "rb") as file:
         return file.read(len(BEGINS)) == BEGINS or path.suffix == ".zip"

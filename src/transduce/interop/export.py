@@ -10,7 +10,7 @@ from typing import Any
 from transduce.errors import InputError, nearest
 from transduce.inference import Model, load
 from transduce.interop import bundle, convert, ctranslate2, onnx, recognises
-from transduce.interop.huggingface import exporting as huggingface
+from transduce.interop.huggingface import exporter as huggingface
 from transduce.interop.onnx import check_model
 from transduce.run import Run
 

@@ -20,9 +20,9 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import Vocabulary
 from transduce.errors import InputError
 from transduce.flow import SPECIALS
-from transduce.interop.huggingface.family import Imported
+from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.folder import inside
-from transduce.interop.huggingface.tokenizers import NONE, Rows
+from transduce.interop.huggingface.weights import MISSING, ImportRows
 from transduce.recipe import parse
 
 FILE = "checkpoint20.npz"
@@ -37,8 +37,8 @@ CONSONANTS = (
 PHONES = tuple(sorted((*(f"{vowel}{stress}" for vowel in VOWELS for stress in "012"), *CONSONANTS, "UW")))
 LETTERS = tuple(ascii_lowercase)
 # Their numbers of our <pad>, <s>, </s> and <unk>, then the rest in their order.
-SOURCE = Rows((0, NONE, 2, 1, *range(3, 3 + len(LETTERS))), 3 + len(LETTERS))
-TARGET = Rows((0, 2, 3, 1, *range(4, 4 + len(PHONES))), 4 + len(PHONES))
+SOURCE = ImportRows((0, MISSING, 2, 1, *range(3, 3 + len(LETTERS))), 3 + len(LETTERS))
+TARGET = ImportRows((0, 2, 3, 1, *range(4, 4 + len(PHONES))), 4 + len(PHONES))
 
 TABLE = {
     "enc_emb": "encoder.embedding.table.weight",
@@ -57,7 +57,7 @@ TABLE = {
 ROWS = {"enc_emb": SOURCE, "dec_emb": TARGET, "fc_w": TARGET, "fc_b": TARGET}
 
 
-def file_in(path: Path) -> Path | None:
+def find_file(path: Path) -> Path | None:
     """The file of arrays that this is, or that lies in this folder; None: there is none of this kind."""
     file = path / FILE if path.is_dir() else path
     if file.suffix != ".npz" or not zipfile.is_zipfile(file):
@@ -69,7 +69,7 @@ def file_in(path: Path) -> Path | None:
         return None
 
 
-def read(file: Path) -> Imported:
+def read(file: Path) -> ImportedModel:
     arrays = _arrays(inside(file.parent, file.name))
     width = arrays["enc_w_hh"].shape[1]
     part = {"kind": "recurrent", "cell": "gru", "layers": 1, "width": width, "dropout": 0.0}
@@ -88,12 +88,12 @@ def read(file: Path) -> Imported:
     }
     recipe = build.complete_recipe(parse(content, str(file)), str(file))
     weights = {TABLE[name]: _weight(name, array) for name, array in arrays.items()}
-    return Imported(recipe, (Tokenizer(source), Tokenizer(target)), weights)
+    return ImportedModel(recipe, (Tokenizer(source), Tokenizer(target)), weights)
 
 
 def _weight(name: str, array: np.ndarray) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-    return ROWS[name].pick(tensor) if name in ROWS else tensor
+    return ROWS[name].reorder(tensor) if name in ROWS else tensor
 
 
 def _arrays(file: Path) -> dict[str, np.ndarray]:
@@ -120,7 +120,7 @@ def _check(content: zipfile.ZipFile, file: Path) -> None:
         raise InputError(f"more than {MOST:,} bytes", where=str(file), remedy="this is no such file")
     headers = {name: _shape(content, info, file) for name, info in members.items()}
     width = headers["enc_w_hh"][-1] if headers["enc_w_hh"] else 0
-    letters, phones = SOURCE.theirs, TARGET.theirs
+    letters, phones = SOURCE.foreign_size, TARGET.foreign_size
     wanted: dict[str, tuple[int, ...]] = {"fc_w": (phones, width), "fc_b": (phones,)}
     for side, tokens in (("enc", letters), ("dec", phones)):
         wanted |= {f"{side}_emb": (tokens, width), f"{side}_b_ih": (3 * width,), f"{side}_b_hh": (3 * width,)}

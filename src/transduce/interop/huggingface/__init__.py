@@ -1,1 +1,20 @@
-"""Huggingface."""
+"""Hugging Face models: one file per family, import and export together.
+
+`FAMILIES` maps the architecture that config.json names to its family; import and export both walk it.
+"""
+
+from transduce.interop.huggingface import bart, bert, gpt2, t5, vision_encoder_decoder, vit, whisper
+from transduce.interop.huggingface.family import Family
+
+# An export takes the first family that fits.
+FAMILIES: dict[str, Family] = {
+    **bart.FAMILIES,
+    **t5.FAMILIES,
+    **gpt2.FAMILIES,
+    **bert.FAMILIES,
+    **vit.FAMILIES,
+    **whisper.FAMILIES,
+    **vision_encoder_decoder.FAMILIES,
+}
+
+__all__ = ["FAMILIES", "Family"]

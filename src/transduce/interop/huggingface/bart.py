@@ -1,16 +1,25 @@
-"""Marian, BART, mBART, Pegasus, M2M100 and NLLB: one layout of weights; norms and what tells positions differ."""
+"""Marian, BART, mBART, Pegasus, M2M100 and NLLB: one weight layout; norms and positions differ."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Literal
+from collections.abc import Callable, Collection
+from typing import Literal
 
 from torch import Tensor
 from torch.nn.functional import pad
 
-from transduce.interop.huggingface.family import Family, Place, Settings
+from transduce.interop.huggingface.family import (
+    Config,
+    Content,
+    Family,
+    TensorMap,
+    WeightMap,
+    hf_activation,
+    max_positions,
+)
+from transduce.recipe import Recipe
 
-BEFORE_FIRST = 2  # rows of a table of learned positions that stand before that of the first token
+POSITION_OFFSET = 2  # rows of a learned position table before that of the first token
 
 LAYER = {
     "self_attn.q_proj": "own.attention.query",
@@ -31,109 +40,145 @@ DECODER = {
     "encoder_attn_layer_norm": "residuals.1.norm",
     "final_layer_norm": "residuals.2.norm",
 }
-TABLE = {
-    **{f"model.encoder.layers.*.{theirs}": f"encoder.blocks.*.{ours}" for theirs, ours in ENCODER.items()},
-    **{f"model.decoder.layers.*.{theirs}": f"decoder.blocks.*.{ours}" for theirs, ours in DECODER.items()},
+LAYERS = {
+    **{f"model.encoder.layers.*.{hf}": f"encoder.blocks.*.{native}" for hf, native in ENCODER.items()},
+    **{f"model.decoder.layers.*.{hf}": f"decoder.blocks.*.{native}" for hf, native in DECODER.items()},
 }
-ENTRY = {f"model.{side}.layernorm_embedding": f"{side}.entry" for side in ("encoder", "decoder")}
-FINAL = {f"model.{side}.layer_norm": f"{side}.norm" for side in ("encoder", "decoder")}
+EMBEDDING_NORM = {f"model.{side}.layernorm_embedding": f"{side}.entry" for side in ("encoder", "decoder")}
+FINAL_NORM = {f"model.{side}.layer_norm": f"{side}.norm" for side in ("encoder", "decoder")}
 
-TOKENS = Place(("encoder.embedding.table.weight", "decoder.embedding.table.weight", "decoder.output.layer.weight"))
+TOKENS = TensorMap(("encoder.embedding.table.weight", "decoder.embedding.table.weight", "decoder.output.layer.weight"))
 OUTPUT = {
     "model.shared.weight": TOKENS,
-    "final_logits_bias": Place(
-        ("decoder.output.layer.bias",), lambda bias: [bias.flatten()], lambda made: made[0][None]
+    "final_logits_bias": TensorMap(
+        ("decoder.output.layer.bias",), lambda bias: [bias.flatten()], lambda native: native[0][None]
     ),
 }
-COPIES = {
+TIED = {
     "lm_head.weight": "model.shared.weight",
     "model.encoder.embed_tokens.weight": "model.shared.weight",
     "model.decoder.embed_tokens.weight": "model.shared.weight",
 }
-WAVES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")  # computed, never learned
+# Sinusoidal encodings are computed, never read.
+SINUSOIDS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
-def _without_first(table: Tensor) -> list[Tensor]:
-    return [table[BEFORE_FIRST:]]
+def _drop_offset(table: Tensor) -> list[Tensor]:
+    return [table[POSITION_OFFSET:]]
 
 
-def _with_first(made: list[Tensor]) -> Tensor:
-    return pad(made[0], (0, 0, BEFORE_FIRST, 0))
+def _add_offset(native: list[Tensor]) -> Tensor:
+    return pad(native[0], (0, 0, POSITION_OFFSET, 0))
 
 
 POSITIONS = {
-    f"model.{side}.embed_positions.weight": Place((f"{side}.position.table.weight",), _without_first, _with_first)
+    f"model.{side}.embed_positions.weight": TensorMap((f"{side}.position.table.weight",), _drop_offset, _add_offset)
     for side in ("encoder", "decoder")
 }
 
 
 Norm = Literal["pre", "post"]
-MARIAN = {"kind": "sinusoidal", "halves": True}
+SINUSOIDAL = {"kind": "sinusoidal", "halves": True}
 
 
-def _part(settings: Settings, side: str, norm: Norm, waves: dict[str, Any] | None) -> dict[str, Any]:
-    learned = {"kind": "learned", "longest": settings.count("max_position_embeddings", 1024)}
+def _stack(config: Config, side: str, norm: Norm, sinusoidal: Content | None) -> Content:
+    learned = {"kind": "learned", "longest": config.count("max_position_embeddings", 1024)}
     return {
         "kind": "transformer",
-        "layers": settings.count(f"{side}_layers"),
-        "width": settings.count("d_model"),
-        "heads": settings.count(f"{side}_attention_heads"),
-        "ff_width": settings.count(f"{side}_ffn_dim"),
-        "activation": settings.activation("activation_function", "gelu"),
+        "layers": config.count(f"{side}_layers"),
+        "width": config.count("d_model"),
+        "heads": config.count(f"{side}_attention_heads"),
+        "ff_width": config.count(f"{side}_ffn_dim"),
+        "activation": config.activation("activation_function", "gelu"),
         "norm": norm,
-        "embedding_norm": waves is None,
-        "position": waves or learned,
-        "dropout": settings.rate("dropout"),
-        "attention_dropout": settings.rate("attention_dropout"),
-        "activation_dropout": settings.rate("activation_dropout"),
+        "embedding_norm": sinusoidal is None,
+        "position": sinusoidal or learned,
+        "dropout": config.rate("dropout"),
+        "attention_dropout": config.rate("attention_dropout"),
+        "activation_dropout": config.rate("activation_dropout"),
     }
 
 
-def _model(settings: Settings, norm: Norm, waves: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Positions are learned where they are no waves."""
-    settings.only("tie_word_embeddings", True)
-    settings.only("share_encoder_decoder_embeddings", True)
+def _model(config: Config, norm: Norm, sinusoidal: Content | None = None) -> Content:
+    """Positions are learned unless `sinusoidal` is given."""
+    config.require("tie_word_embeddings", True)
+    config.require("share_encoder_decoder_embeddings", True)
     return {
-        "encoder": _part(settings, "encoder", norm, waves),
-        "decoder": _part(settings, "decoder", norm, waves),
+        "encoder": _stack(config, "encoder", norm, sinusoidal),
+        "decoder": _stack(config, "decoder", norm, sinusoidal),
         "tie": "all",
-        "scale_embedding": settings.flag("scale_embedding"),
+        "scale_embedding": config.flag("scale_embedding"),
     }
 
 
-def _marian(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    settings.only("normalize_before", False)
-    settings.only("normalize_embedding", False)
-    return _model(settings, "post", MARIAN)
+def _marian(config: Config, names: Collection[str]) -> Content:
+    config.require("normalize_before", False)
+    config.require("normalize_embedding", False)
+    return _model(config, "post", SINUSOIDAL)
 
 
-def _bart(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    settings.only("normalize_before", False)
-    settings.only("normalize_embedding", True)
-    return _model(settings, "post")
+def _bart(config: Config, names: Collection[str]) -> Content:
+    config.require("normalize_before", False)
+    config.require("normalize_embedding", True)
+    return _model(config, "post")
 
 
-def _mbart(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    return _model(settings, "pre")
+def _mbart(config: Config, names: Collection[str]) -> Content:
+    return _model(config, "pre")
 
 
-def _pegasus(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    return _model(settings, "pre", MARIAN)
+def _pegasus(config: Config, names: Collection[str]) -> Content:
+    return _model(config, "pre", SINUSOIDAL)
 
 
-def _m2m(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    """Its first token stands at the place after the number of <pad>, as in fairseq."""
-    return _model(settings, "pre", {**MARIAN, "inclusive": True, "first": settings.count("pad_token_id") + 1})
+def _m2m100(config: Config, names: Collection[str]) -> Content:
+    """The first token is at position pad_token_id + 1, as in fairseq."""
+    return _model(config, "pre", {**SINUSOIDAL, "inclusive": True, "first": config.count("pad_token_id") + 1})
+
+
+def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
+    def write(recipe: Recipe, pad_id: int | None) -> Content | None:
+        encoder, decoder = recipe.model.encoder, recipe.model.decoder
+        if encoder is None or decoder is None:
+            return None
+        content: Content = {
+            "model_type": model_type,
+            "d_model": encoder["width"],
+            "activation_function": hf_activation(encoder),
+            "max_position_embeddings": max_positions(recipe, encoder),
+            "scale_embedding": recipe.model.scale_embedding,
+            "dropout": encoder["dropout"],
+            "attention_dropout": encoder["attention_dropout"],
+            "activation_dropout": encoder["activation_dropout"],
+            "tie_word_embeddings": True,
+            "is_encoder_decoder": True,
+        }
+        for side, part in (("encoder", encoder), ("decoder", decoder)):
+            content[f"{side}_layers"] = part["layers"]
+            content[f"{side}_attention_heads"] = part["heads"]
+            content[f"{side}_ffn_dim"] = part["ff_width"]
+        return content
+
+    return write
 
 
 FAMILIES = {
-    "MarianMTModel": Family(_marian, TABLE, OUTPUT, COPIES, WAVES),
-    "BartForConditionalGeneration": Family(_bart, {**TABLE, **ENTRY}, {**OUTPUT, **POSITIONS}, COPIES),
+    "MarianMTModel": Family(_marian, WeightMap(LAYERS, OUTPUT, TIED, SINUSOIDS), _config("marian")),
+    "BartForConditionalGeneration": Family(
+        _bart, WeightMap({**LAYERS, **EMBEDDING_NORM}, {**OUTPUT, **POSITIONS}, TIED), _config("bart")
+    ),
     "MBartForConditionalGeneration": Family(
-        _mbart, {**TABLE, **ENTRY, **FINAL}, {**OUTPUT, **POSITIONS}, COPIES, languages="may"
+        _mbart,
+        WeightMap({**LAYERS, **EMBEDDING_NORM, **FINAL_NORM}, {**OUTPUT, **POSITIONS}, TIED),
+        _config("mbart"),
+        languages="optional",
     ),
     "M2M100ForConditionalGeneration": Family(
-        _m2m, {**TABLE, **FINAL}, {"model.shared.weight": TOKENS}, COPIES, WAVES, languages="must"
+        _m2m100,
+        WeightMap({**LAYERS, **FINAL_NORM}, {"model.shared.weight": TOKENS}, TIED, SINUSOIDS),
+        languages="required",
     ),
-    "PegasusForConditionalGeneration": Family(_pegasus, {**TABLE, **FINAL}, OUTPUT, COPIES, WAVES),
+    "PegasusForConditionalGeneration": Family(
+        _pegasus, WeightMap({**LAYERS, **FINAL_NORM}, OUTPUT, TIED, SINUSOIDS), _config("pegasus")
+    ),
 }

@@ -1,19 +1,29 @@
-"""BERT, RoBERTa and DistilBERT: an encoder alone, norm after, and a norm over the sum of its embeddings.
+"""BERT, RoBERTa and DistilBERT: encoders with post-norm and a norm over the sum of the embeddings.
 
-Around it there is nothing (hidden states, of which vectors of texts are made), what fills masks, what gives one label
-to a text, or what gives one to each of its words.
+Each comes without a head (hidden states, pooled to embeddings), or with a masked language model, a sequence classifier
+or a token classifier on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
 from torch.nn.functional import pad
 
-from transduce.interop.huggingface.family import Family, Place, Settings
-from transduce.interop.huggingface.labels import after_specials, without_specials
+from transduce.interop.huggingface.family import (
+    NORM_EPS,
+    Config,
+    Content,
+    Family,
+    TensorMap,
+    WeightMap,
+    Weights,
+    max_positions,
+)
+from transduce.interop.huggingface.heads import after_specials, without_specials
+from transduce.recipe import Recipe
 
 LAYER = {
     "attention.self.query": "own.attention.query",
@@ -25,7 +35,7 @@ LAYER = {
     "output.dense": "feed_forward.shrink",
     "output.LayerNorm": "residuals.1.norm",
 }
-DISTILLED = {
+DISTIL_LAYER = {
     "attention.q_lin": "own.attention.query",
     "attention.k_lin": "own.attention.key",
     "attention.v_lin": "own.attention.value",
@@ -35,37 +45,45 @@ DISTILLED = {
     "ffn.lin2": "feed_forward.shrink",
     "output_layer_norm": "residuals.1.norm",
 }
-ENTRY = {"embeddings.LayerNorm": "encoder.entry", "embeddings.position_embeddings": "encoder.position.table"}
-TABLE = {**{f"encoder.layer.*.{theirs}": f"encoder.blocks.*.{ours}" for theirs, ours in LAYER.items()}, **ENTRY}
-SHORT = {**{f"transformer.layer.*.{theirs}": f"encoder.blocks.*.{ours}" for theirs, ours in DISTILLED.items()}, **ENTRY}
-SEGMENTS = "segments"
-WORDS, PLACES = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
-TOKENS = {WORDS: Place(("encoder.embedding.table.weight",))}
-TYPES = {"embeddings.token_type_embeddings.weight": Place((SEGMENTS,))}
-BEFORE_FIRST = 2  # of RoBERTa, whose first token stands at the place after that of <pad>
+EMBEDDINGS = {"embeddings.LayerNorm": "encoder.entry", "embeddings.position_embeddings": "encoder.position.table"}
+BERT_MODULES = {
+    **{f"encoder.layer.*.{hf}": f"encoder.blocks.*.{native}" for hf, native in LAYER.items()},
+    **EMBEDDINGS,
+}
+DISTIL_MODULES = {
+    **{f"transformer.layer.*.{hf}": f"encoder.blocks.*.{native}" for hf, native in DISTIL_LAYER.items()},
+    **EMBEDDINGS,
+}
+SEGMENTS = "segments"  # token type embeddings, until they are added to the positions
+WORD_TABLE, POSITION_TABLE = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
+TOKENS = {WORD_TABLE: TensorMap(("encoder.embedding.table.weight",))}
+TOKEN_TYPES = {"embeddings.token_type_embeddings.weight": TensorMap((SEGMENTS,))}
+POSITION_OFFSET = 2  # of RoBERTa, whose first token is at position pad_token_id + 1
 
-# What fills masks; its matrix of tokens is that of the embedding.
-FILLED = "head.output.layer.bias"
-HIDDEN, NORM, FIRST, LAST = "head.layers.1", "head.layers.3", "head.layers.1", "head.layers.3"
-TIED = {WORDS: Place(("encoder.embedding.table.weight", "head.output.layer.weight"))}
-FILLERS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {  # modules, the bias of its output, copies
+# Masked language model: its output matrix is the embedding table.
+MLM_BIAS = "head.output.layer.bias"
+MLM_DENSE, MLM_NORM = "head.layers.1", "head.layers.3"
+CLASSIFIER_DENSE, CLASSIFIER_OUTPUT, TAGGER_OUTPUT = "head.layers.1", "head.layers.3", "head.layers.1"
+MLM_TABLES = {WORD_TABLE: TensorMap(("encoder.embedding.table.weight", "head.output.layer.weight"))}
+# Modules, output bias, tied tensors.
+MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
     "Bert": (
-        {"cls.predictions.transform.dense": HIDDEN, "cls.predictions.transform.LayerNorm": NORM},
+        {"cls.predictions.transform.dense": MLM_DENSE, "cls.predictions.transform.LayerNorm": MLM_NORM},
         "cls.predictions.bias",
-        {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
+        {"cls.predictions.decoder.weight": WORD_TABLE, "cls.predictions.decoder.bias": "cls.predictions.bias"},
     ),
     "Roberta": (
-        {"lm_head.dense": HIDDEN, "lm_head.layer_norm": NORM},
+        {"lm_head.dense": MLM_DENSE, "lm_head.layer_norm": MLM_NORM},
         "lm_head.bias",
-        {"lm_head.decoder.weight": WORDS, "lm_head.decoder.bias": "lm_head.bias"},
+        {"lm_head.decoder.weight": WORD_TABLE, "lm_head.decoder.bias": "lm_head.bias"},
     ),
     "DistilBert": (
-        {"vocab_transform": HIDDEN, "vocab_layer_norm": NORM},
+        {"vocab_transform": MLM_DENSE, "vocab_layer_norm": MLM_NORM},
         "vocab_projector.bias",
-        {"vocab_projector.weight": WORDS},
+        {"vocab_projector.weight": WORD_TABLE},
     ),
 }
-# The layer before that of the labels, with what is done to it, and that of the labels.
+# Hidden layer, its activation, output layer.
 CLASSIFIERS = {
     "Bert": ("pooler.dense", "tanh", "classifier"),
     "Roberta": ("classifier.dense", "tanh", "classifier.out_proj"),
@@ -73,148 +91,243 @@ CLASSIFIERS = {
 }
 
 
-def _aside(kind: str) -> tuple[str, ...]:
-    """What hidden states do not need: places as numbers, the pooler for next sentences, what fills masks."""
-    modules, bias, copies = FILLERS[kind]
-    names = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias", "gamma", "beta")]
-    names += [f"{module}.{leaf}" for module in ("pooler.dense", "cls.seq_relationship") for leaf in ("weight", "bias")]
-    return ("embeddings.position_ids", *names, bias, *copies)
+# Suffix of the architecture name, by the kind of head.
+SUFFIXES = {
+    "embedder": "Model",
+    "mlm": "ForMaskedLM",
+    "classifier": "ForSequenceClassification",
+    "tagger": "ForTokenClassification",
+}
 
 
-def _encoder(settings: Settings) -> dict[str, Any]:
-    settings.only("position_embedding_type", "absolute")
-    settings.only("is_decoder", False)
+def _bert_encoder(config: Config) -> Content:
+    config.require("position_embedding_type", "absolute")
+    config.require("is_decoder", False)
     return {
         "kind": "transformer",
-        "layers": settings.count("num_hidden_layers"),
-        "width": settings.count("hidden_size"),
-        "heads": settings.count("num_attention_heads"),
-        "ff_width": settings.count("intermediate_size"),
-        "activation": settings.activation("hidden_act", "gelu"),
+        "layers": config.count("num_hidden_layers"),
+        "width": config.count("hidden_size"),
+        "heads": config.count("num_attention_heads"),
+        "ff_width": config.count("intermediate_size"),
+        "activation": config.activation("hidden_act", "gelu"),
         "norm": "post",
-        "norm_eps": settings.rate("layer_norm_eps", 1e-12),
+        "norm_eps": config.rate("layer_norm_eps", 1e-12),
         "embedding_norm": True,
-        "position": {"kind": "learned", "longest": settings.count("max_position_embeddings", 512)},
-        "dropout": settings.rate("hidden_dropout_prob"),
-        "attention_dropout": settings.rate("attention_probs_dropout_prob"),
+        "position": {"kind": "learned", "longest": config.count("max_position_embeddings", 512)},
+        "dropout": config.rate("hidden_dropout_prob"),
+        "attention_dropout": config.rate("attention_probs_dropout_prob"),
     }
 
 
-def _after_padding(settings: Settings) -> dict[str, Any]:
-    settings.only("pad_token_id", BEFORE_FIRST - 1)
-    encoder = _encoder(settings)
-    encoder["position"]["longest"] -= BEFORE_FIRST
+def _roberta_encoder(config: Config) -> Content:
+    config.require("pad_token_id", POSITION_OFFSET - 1)
+    encoder = _bert_encoder(config)
+    encoder["position"]["longest"] -= POSITION_OFFSET
     return encoder
 
 
-def _distilled(settings: Settings) -> dict[str, Any]:
+def _distilbert_encoder(config: Config) -> Content:
     return {
         "kind": "transformer",
-        "layers": settings.count("n_layers"),
-        "width": settings.count("dim"),
-        "heads": settings.count("n_heads"),
-        "ff_width": settings.count("hidden_dim"),
-        "activation": settings.activation("activation", "gelu"),
+        "layers": config.count("n_layers"),
+        "width": config.count("dim"),
+        "heads": config.count("n_heads"),
+        "ff_width": config.count("hidden_dim"),
+        "activation": config.activation("activation", "gelu"),
         "norm": "post",
         "norm_eps": 1e-12,
         "embedding_norm": True,
-        "position": {"kind": "learned", "longest": settings.count("max_position_embeddings", 512)},
-        "dropout": settings.rate("dropout"),
-        "attention_dropout": settings.rate("attention_dropout"),
+        "position": {"kind": "learned", "longest": config.count("max_position_embeddings", 512)},
+        "dropout": config.rate("dropout"),
+        "attention_dropout": config.rate("attention_dropout"),
     }
 
 
-Made = Callable[[Settings], dict[str, Any]]
-ENCODERS: dict[str, Made] = {"Bert": _encoder, "Roberta": _after_padding, "DistilBert": _distilled}
-TABLES = {"Bert": TABLE, "Roberta": TABLE, "DistilBert": SHORT}
-SPECIALS = {
-    "Bert": {**TOKENS, **TYPES},
+def encoder_sizes(encoder: Mapping[str, Any]) -> Content:
+    """Values of config.json that BERT and ViT have in common."""
+    return {
+        "hidden_size": encoder["width"],
+        "num_hidden_layers": encoder["layers"],
+        "num_attention_heads": encoder["heads"],
+        "intermediate_size": encoder["ff_width"],
+        "hidden_act": encoder["activation"].replace("gelu_tanh", "gelu_new"),
+        "layer_norm_eps": encoder["norm_eps"] or NORM_EPS["layer"],
+        "hidden_dropout_prob": encoder["dropout"],
+        "attention_probs_dropout_prob": encoder["attention_dropout"],
+    }
+
+
+def _bert_config(encoder: Mapping[str, Any], positions: int) -> Content:
+    return {
+        "model_type": "bert",
+        **encoder_sizes(encoder),
+        "max_position_embeddings": positions,
+        "type_vocab_size": 2,
+    }
+
+
+def _roberta_config(encoder: Mapping[str, Any], positions: int) -> Content:
+    return {
+        **_bert_config(encoder, positions + POSITION_OFFSET),
+        "model_type": "roberta",
+        "type_vocab_size": 1,
+        "pad_token_id": POSITION_OFFSET - 1,
+    }
+
+
+def _distilbert_config(encoder: Mapping[str, Any], positions: int) -> Content:
+    sizes = encoder_sizes(encoder)
+    return {
+        "model_type": "distilbert",
+        "dim": sizes["hidden_size"],
+        "n_layers": sizes["num_hidden_layers"],
+        "n_heads": sizes["num_attention_heads"],
+        "hidden_dim": sizes["intermediate_size"],
+        "activation": sizes["hidden_act"],
+        "max_position_embeddings": positions,
+        "dropout": sizes["hidden_dropout_prob"],
+        "attention_dropout": sizes["attention_probs_dropout_prob"],
+    }
+
+
+ENCODERS: dict[str, Callable[[Config], Content]] = {
+    "Bert": _bert_encoder,
+    "Roberta": _roberta_encoder,
+    "DistilBert": _distilbert_encoder,
+}
+CONFIGS: dict[str, Callable[[Mapping[str, Any], int], Content]] = {
+    "Bert": _bert_config,
+    "Roberta": _roberta_config,
+    "DistilBert": _distilbert_config,
+}
+MODULES = {"Bert": BERT_MODULES, "Roberta": BERT_MODULES, "DistilBert": DISTIL_MODULES}
+TENSORS = {
+    "Bert": {**TOKENS, **TOKEN_TYPES},
     "Roberta": {
         **TOKENS,
-        **TYPES,
-        PLACES: Place(
+        **TOKEN_TYPES,
+        POSITION_TABLE: TensorMap(
             ("encoder.position.table.weight",),
-            lambda table: [table[BEFORE_FIRST:]],
-            lambda made: pad(made[0], (0, 0, BEFORE_FIRST, 0)),
+            lambda table: [table[POSITION_OFFSET:]],
+            lambda native: pad(native[0], (0, 0, POSITION_OFFSET, 0)),
         ),
     },
     "DistilBert": TOKENS,
 }
 
 
-def one_segment(weights: dict[str, Tensor], side: str = "encoder") -> dict[str, Tensor]:
-    """A text is one segment, the first: its vector is the same at every place, so it goes with the places."""
+def fold_segments(weights: Weights, side: str = "encoder") -> Weights:
+    """Adds the embedding of the first segment to every position: a text is one segment here."""
     segments = weights.pop(SEGMENTS, None)
     if segments is not None and (name := f"{side}.position.table.weight") in weights:
         weights[name] = weights[name] + segments[0]
     return weights
 
 
-def _family(kind: str, head: dict[str, Any], **more: Any) -> Family:
-    def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-        encoder = ENCODERS[kind](settings)
-        made = {"encoder": encoder, "head": dict(head), "scale_embedding": False}
+def _ignored(kind: str) -> tuple[str, ...]:
+    """Weights that hidden states do not need: position ids, the next-sentence pooler, the masked language model."""
+    modules, bias, tied = MLM_HEADS[kind]
+    names = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias", "gamma", "beta")]
+    names += [f"{module}.{leaf}" for module in ("pooler.dense", "cls.seq_relationship") for leaf in ("weight", "bias")]
+    return ("embeddings.position_ids", *names, bias, *tied)
+
+
+def _weight_map(kind: str, **changes: Any) -> WeightMap:
+    maps = {"modules": MODULES[kind], "tensors": TENSORS[kind], "ignored": _ignored(kind), **changes}
+    return WeightMap(combine=fold_segments, prefix=f"{kind.lower()}.", **maps)
+
+
+def _family(kind: str, head: Content, weights: WeightMap, *, exported: bool, **options: Any) -> Family:
+    suffix = SUFFIXES[head["kind"]]
+
+    def to_recipe(config: Config, names: Collection[str]) -> Content:
+        encoder = ENCODERS[kind](config)
+        model = {"encoder": encoder, "head": dict(head), "scale_embedding": False}
         if head["kind"] == "mlm":
-            settings.only("activation" if kind == "DistilBert" else "hidden_act", "gelu")
-            settings.only("tie_word_embeddings", True)
-            made |= {"head": {**head, "norm_eps": encoder["norm_eps"]}, "tie": "target"}
-        return made
+            config.require("activation" if kind == "DistilBert" else "hidden_act", "gelu")
+            config.require("tie_word_embeddings", True)
+            model |= {"head": {**head, "norm_eps": encoder["norm_eps"]}, "tie": "target"}
+        return model
 
-    given = {"table": TABLES[kind], "special": SPECIALS[kind], "aside": _aside(kind), **more}
-    return Family(model, joined=one_segment, starts="", prefix=f"{kind.lower()}.", **given)
+    def to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
+        encoder = recipe.model.encoder
+        if encoder is None or recipe.data.sources or (recipe.model.head or {}).get("kind") != head["kind"]:
+            return None
+        if kind == "Roberta" and pad_id != POSITION_OFFSET - 1:
+            return None
+        return CONFIGS[kind](encoder, max_positions(recipe, encoder))
+
+    def constant_weights(config: Mapping[str, Any]) -> Weights:
+        """Segment embeddings and pooler are zero: left out, the transformers library would draw them at random."""
+        if "type_vocab_size" not in config:
+            return {}
+        width, prefix = config["hidden_size"], "" if suffix == "Model" else weights.prefix
+        zeros = {f"{prefix}embeddings.token_type_embeddings.weight": torch.zeros(config["type_vocab_size"], width)}
+        if suffix == "Model":
+            zeros |= {"pooler.dense.weight": torch.zeros(width, width), "pooler.dense.bias": torch.zeros(width)}
+        return zeros
+
+    writer = to_config if exported else None
+    return Family(to_recipe, weights, writer, start_token="", constant_weights=constant_weights, **options)
 
 
-def _filler(kind: str) -> Family:
-    modules, bias, copies = FILLERS[kind]
-    return _family(
+def _masked_lm(kind: str, exported: bool) -> Family:
+    modules, bias, tied = MLM_HEADS[kind]
+    weights = _weight_map(
         kind,
-        {"kind": "mlm"},
-        table={**TABLES[kind], **modules},
-        special={**SPECIALS[kind], **TIED, bias: Place((FILLED,))},
-        copies=copies,
-        aside=tuple(set(_aside(kind)) - {bias, *copies}),
-        data={"format": "text", "noise": {"kind": "mask_tokens"}},
+        modules={**MODULES[kind], **modules},
+        tensors={**TENSORS[kind], **MLM_TABLES, bias: TensorMap((MLM_BIAS,))},
+        tied=tied,
+        ignored=tuple(set(_ignored(kind)) - {bias, *tied}),
     )
+    data = {"format": "text", "noise": {"kind": "mask_tokens"}}
+    return _family(kind, {"kind": "mlm"}, weights, exported=exported, data=data)
 
 
-def _labels(theirs: str, ours: str) -> dict[str, Place]:
+def _label_rows(hf: str, native: str) -> dict[str, TensorMap]:
     return {
-        f"{theirs}.{leaf}": Place((f"{ours}.{leaf}",), after_specials, without_specials) for leaf in ("weight", "bias")
+        f"{hf}.{leaf}": TensorMap((f"{native}.{leaf}",), after_specials, without_specials)
+        for leaf in ("weight", "bias")
     }
 
 
-def _classifier(kind: str) -> Family:
-    before, activation, last = CLASSIFIERS[kind]
-    return _family(
+def _sequence_classifier(kind: str, exported: bool) -> Family:
+    dense, activation, output = CLASSIFIERS[kind]
+    weights = _weight_map(
         kind,
-        {"kind": "classifier", "pooling": "first", "activation": activation},
-        table={**TABLES[kind], before: FIRST},
-        special={**SPECIALS[kind], **_labels(last, LAST)},
-        labels="labels",
+        modules={**MODULES[kind], dense: CLASSIFIER_DENSE},
+        tensors={**TENSORS[kind], **_label_rows(output, CLASSIFIER_OUTPUT)},
     )
+    head = {"kind": "classifier", "pooling": "first", "activation": activation}
+    return _family(kind, head, weights, exported=exported, label_kind="labels")
 
 
-def _tagger(kind: str) -> Family:
-    special = {**SPECIALS[kind], **_labels("classifier", "head.layers.1")}
-    return _family(kind, {"kind": "tagger"}, special=special, labels="words")
+def _token_classifier(kind: str, exported: bool) -> Family:
+    weights = _weight_map(kind, tensors={**TENSORS[kind], **_label_rows("classifier", TAGGER_OUTPUT)})
+    return _family(kind, {"kind": "tagger"}, weights, exported=exported, label_kind="words")
 
 
-EMBEDDER = {"kind": "embedder", "pooling": "mean", "normalise": False}
-# XLM-RoBERTa and CamemBERT are RoBERTa with other tokens.
-NAMED = {
-    "Bert": "Bert",
+def _embedder(kind: str, exported: bool) -> Family:
+    head = {"kind": "embedder", "pooling": "mean", "normalise": False}
+    return _family(kind, head, _weight_map(kind), exported=exported)
+
+
+# An export takes the first family that fits: RoBERTa, which needs pad_token_id 1, comes before BERT. XLM-RoBERTa and
+# CamemBERT are RoBERTa with other vocabularies.
+KINDS = {
     "Roberta": "Roberta",
+    "Bert": "Bert",
+    "DistilBert": "DistilBert",
     "XLMRoberta": "Roberta",
     "Camembert": "Roberta",
-    "DistilBert": "DistilBert",
 }
 FAMILIES = {
-    f"{name}{shape}": made
-    for name, kind in NAMED.items()
-    for shape, made in (
-        ("Model", _family(kind, EMBEDDER)),
-        ("ForMaskedLM", _filler(kind)),
-        ("ForSequenceClassification", _classifier(kind)),
-        ("ForTokenClassification", _tagger(kind)),
+    f"{name}{suffix}": make(kind, name == kind)
+    for name, kind in KINDS.items()
+    for suffix, make in (
+        ("Model", _embedder),
+        ("ForMaskedLM", _masked_lm),
+        ("ForSequenceClassification", _sequence_classifier),
+        ("ForTokenClassification", _token_classifier),
     )
 }

@@ -1,7 +1,7 @@
-"""What a family of models from elsewhere says of itself: its options in ours, and one table of names.
+"""Hugging Face family: the contract that every supported architecture fulfils.
 
-A table maps their module to ours, weight and bias alike; `*` is the number of the layer. What needs more than another
-name (a matrix that is turned, one that holds three) stands in `special`, by the name of the weight.
+A family maps config.json to the model section of a recipe and back, and holds one table of weight names that import
+reads from left to right and export from right to left. In a table `*` is the layer number.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from transduce.recipe import Recipe
 from transduce.recipe.registry import LARGEST
 
 Names = tuple[str, ...]
+Content = dict[str, Any]  # of a JSON file
+Weights = dict[str, Tensor]
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -30,44 +32,24 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-
-
-LEAVES = {"gamma": "weight", "beta": "bias"}  # what the oldest files call the two of a norm
+HF_ACTIVATIONS = {native: hf for hf, native in reversed(ACTIVATIONS.items())}
+NORM_EPS = {"layer": 1e-5, "rms": 1e-6}  # where a recipe sets none
+NORM_LEAVES = {"gamma": "weight", "beta": "bias"}  # norm parameters in files converted from TensorFlow
+MIN_POSITIONS = 512  # written for sinusoidal encodings, which have no last position
 
 
 @dataclass(frozen=True)
-class Imported:
-    """All that a run needs."""
+class ImportedModel:
+    """Everything that a run needs."""
 
     recipe: Recipe
     tokenizers: tuple[Tokenizer, Tokenizer]  # source, target
-    weights: dict[str, Tensor]
-
-
-def same(tensor: Tensor) -> list[Tensor]:
-    return [tensor]
-
-
-def first(tensors: list[Tensor]) -> Tensor:
-    return tensors[0]
+    weights: Weights
 
 
 @dataclass(frozen=True)
-class Place:
-    """Our names for one of their weights: one tensor for all of them, or as many as `change` makes."""
-
-    names: Names
-    change: Callable[[Tensor], list[Tensor]] = same
-    back: Callable[[list[Tensor]], Tensor] = first  # ours, one a name, -> theirs
-
-    def fill(self, tensor: Tensor) -> dict[str, Tensor]:
-        made = self.change(tensor)
-        return dict(zip(self.names, made * len(self.names) if len(made) == 1 else made, strict=True))
-
-
-@dataclass(frozen=True)
-class Settings:
-    """config.json, asked by name: a value of the wrong kind is an error that names it."""
+class Config:
+    """Typed access to the values of config.json; a value of the wrong type is an error that names it."""
 
     content: Mapping[str, Any]
     where: str
@@ -92,60 +74,133 @@ class Settings:
     def activation(self, name: str, default: str) -> str:
         value = self.content.get(name) or default
         if value not in ACTIVATIONS:
-            remedy = f"known: {', '.join(ACTIVATIONS)}"
-            raise InputError(f"{name}: there is no activation {value!r} here", where=self.where, remedy=remedy)
+            remedy = f"supported: {', '.join(ACTIVATIONS)}"
+            raise InputError(f"{name}: the activation {value!r} is not supported", where=self.where, remedy=remedy)
         return ACTIVATIONS[value]
 
-    def only(self, name: str, wanted: Any) -> None:
-        """An option that has but one value here."""
-        value = self.content.get(name, wanted)
-        if value != wanted:
+    def require(self, name: str, value: Any) -> None:
+        """Checks an option of which a single value is supported."""
+        found = self.content.get(name, value)
+        if found != value:
             raise InputError(
-                f"{name}: {value!r} cannot be imported", where=self.where, remedy=f"only {wanted!r} is known here"
+                f"{name}: {found!r} cannot be imported", where=self.where, remedy=f"only {value!r} is supported"
             )
+
+
+def unchanged(tensor: Tensor) -> list[Tensor]:
+    return [tensor]
+
+
+def first(tensors: list[Tensor]) -> Tensor:
+    return tensors[0]
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """Native names of one foreign tensor: the same tensor under each of them, or as many as `convert` returns."""
+
+    names: Names
+    convert: Callable[[Tensor], list[Tensor]] = unchanged
+    invert: Callable[[list[Tensor]], Tensor] = first  # native tensors, one a name -> the foreign tensor
+
+    def apply(self, tensor: Tensor) -> Weights:
+        converted = self.convert(tensor)
+        return dict(zip(self.names, converted * len(self.names) if len(converted) == 1 else converted, strict=True))
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """The weights of a checkpoint by name, in both directions."""
+
+    modules: Mapping[str, str]  # foreign module -> native module; weight and bias alike
+    tensors: Mapping[str, TensorMap] = field(default_factory=dict)  # what needs more than a new name
+    tied: Mapping[str, str] = field(default_factory=dict)  # tensor -> the tensor it repeats
+    ignored: Names = ()  # masks and constants that follow from the config
+    combine: Callable[[Weights], Weights] = dict  # last import step, where two foreign tensors make one native
+    separate: Callable[[Weights], Weights] = dict  # inverse of `combine`, first step of an export
+    prefix: str = ""  # of foreign names; a file may omit it
+
+    def find(self, name: str) -> TensorMap | None:
+        """The mapping of a foreign tensor; None: it does not belong to this architecture."""
+        pattern, layer = split_layer(name)
+        if pattern in self.tensors:
+            found = self.tensors[pattern]
+            return TensorMap(tuple(one.replace("*", layer) for one in found.names), found.convert)
+        module, _, leaf = pattern.rpartition(".")
+        native = self.modules.get(module)
+        return TensorMap((f"{native.replace('*', layer)}.{NORM_LEAVES.get(leaf, leaf)}",)) if native else None
+
+    def ignores(self, name: str) -> bool:
+        return split_layer(name)[0] in self.ignored
+
+
+def split_layer(name: str) -> tuple[str, str]:
+    """`a.3.b.0.c` -> `a.*.b.0.c` and `3`"""
+    found = re.search(r"\.(\d+)\.", name)
+    return (name, "") if found is None else (f"{name[: found.start()]}.*.{name[found.end() :]}", found[1])
+
+
+def _no_names(config: Mapping[str, Any]) -> Names:
+    return ()
+
+
+def _no_weights(config: Mapping[str, Any]) -> Weights:
+    return {}
+
+
+def _no_files(recipe: Recipe) -> Content:
+    return {}
+
+
+def _same_config(config: Config) -> Config:
+    return config
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model that can be imported."""
+    """One architecture of the transformers library, as its config.json names it."""
 
-    model: Callable[[Settings, Collection[str]], dict[str, Any]]  # settings and their weights -> a model recipe
-    table: Mapping[str, str]
-    special: Mapping[str, Place] = field(default_factory=dict)
-    copies: Mapping[str, str] = field(default_factory=dict)  # weights that only repeat another one
-    aside: Names = ()  # masks and numbers that follow from the settings; `*` as in the table
-    joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # at the end, where two of theirs make one of ours
-    parted: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # the way back, before anything is named as theirs
-    data: Mapping[str, Any] = field(default_factory=lambda: {"format": "pairs"})  # what it reads
-    closes: bool = True  # whether </s> ends what it reads
-    starts: str = "decoder_start_token_id"  # what the first token of its output is called in the settings
-    prefix: str = ""  # of names, where a file may have it or not
-    languages: Literal["none", "may", "must"] = "none"  # whether texts begin with the code of their language
-    sources: Callable[[Path, Settings], dict[str, Any]] | None = None  # what it reads, where that is no text
-    prompt: Callable[[Mapping[str, Any], Languages | None, str], list[int]] | None = None  # what outputs are begun with
-    hidden: re.Pattern[str] | None = None  # tokens that are no text, where its tokenizer does not say so
-    labels: str = ""  # what its labels are in our tokens, `labels` or `words`; it has none where it says tokens
+    to_recipe: Callable[[Config, Collection[str]], Content]  # config and weight names -> model section of a recipe
+    weights: WeightMap | Callable[[Config, Collection[str]], WeightMap]
+    # Recipe and the foreign id of <pad> -> config.json, or None: a model of another shape. Whether it describes the
+    # same model is checked by reading it with `to_recipe`. Without `to_config` the family is only imported.
+    to_config: Callable[[Recipe, int | None], Content | None] | None = None
+    flatten: Callable[[Config], Config] = _same_config  # nested config -> one with the values of the decoder on top
+
+    # Import: data and tokenizers
+    data: Mapping[str, Any] = field(default_factory=lambda: {"format": "pairs"})
+    read_sources: Callable[[Path, Config], Content] | None = None  # data.sources of a model that reads no text
+    source_eos: bool = True  # whether </s> ends every source
+    start_token: str = "decoder_start_token_id"  # config key of the first output token; empty: no decoder
+    languages: Literal["none", "optional", "required"] = "none"  # language codes around texts
+    prompt: Callable[[Mapping[str, Any], Languages | None, str], list[int]] | None = None  # forced first output ids
+    hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
+    label_kind: str = ""  # tokenizer kind of the labels, `labels` or `words`; empty: outputs are tokens
+
+    # Export
+    required_names: Callable[[Mapping[str, Any]], Names] = _no_names  # weights that `to_recipe` looks for
+    constant_weights: Callable[[Mapping[str, Any]], Weights] = _no_weights  # weights that native models do not have
+    extra_files: Callable[[Recipe], Content] = _no_files  # JSON files by name
 
     @property
-    def headed(self) -> bool:
-        """Whether something stands on top of an encoder alone, whose names then have a prefix."""
-        return bool(self.labels) or "noise" in self.data
+    def masked_lm(self) -> bool:
+        return "noise" in self.data
 
-    def place(self, name: str) -> Place | None:
-        """Where one of their weights goes; None: there is no such weight in this family."""
-        general, number = generalised(name)
-        if general in self.special:
-            special = self.special[general]
-            return Place(tuple(one.replace("*", number) for one in special.names), special.change)
-        module, _, leaf = general.rpartition(".")
-        ours = self.table.get(module)
-        return Place((f"{ours.replace('*', number)}.{LEAVES.get(leaf, leaf)}",)) if ours else None
+    @property
+    def has_head(self) -> bool:
+        """Whether the checkpoint holds a head beside the encoder, whose names then carry a prefix."""
+        return bool(self.label_kind) or self.masked_lm
 
-    def ignores(self, name: str) -> bool:
-        return generalised(name)[0] in self.aside
+    def weight_map(self, config: Config, names: Collection[str]) -> WeightMap:
+        return self.weights if isinstance(self.weights, WeightMap) else self.weights(config, names)
 
 
-def generalised(name: str) -> tuple[str, str]:
-    """`a.3.b.0.c` -> `a.*.b.0.c` and `3`"""
-    found = re.search(r"\.(\d+)\.", name)
-    return (name, "") if found is None else (f"{name[: found.start()]}.*.{name[found.end() :]}", found[1])
+def max_positions(recipe: Recipe, part: Mapping[str, Any]) -> int:
+    """Number of positions to write into config.json."""
+    longest: int | None = part["position"].get("longest")
+    return longest or max(MIN_POSITIONS, recipe.data.max_length + 1, recipe.generation.max_length + 1)
+
+
+def hf_activation(part: Mapping[str, Any]) -> str:
+    name: str = part["activation"]
+    return HF_ACTIVATIONS.get(name, name)

@@ -1,6 +1,6 @@
-"""A folder from elsewhere in; its JSON files, and the names, shapes and numbers of its weights out, never any code.
+"""Checkpoint folder: JSON files and safetensors, read without running code.
 
-Everything is checked before room is made for it: sizes of files, headers, offsets, and that no name leads outside.
+Sizes, headers and offsets are checked before memory is allocated, and no name may lead out of the folder.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from torch import Tensor
 
 from transduce.errors import InputError
 
-LONGEST_JSON = 64 * 2**20  # bytes of a configuration or a tokenizer
-LONGEST_HEADER = 16 * 2**20  # bytes of the names and shapes of one file of weights
-NUMBERS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # kinds of numbers that weights may be, in bytes
+MAX_JSON = 64 * 2**20  # bytes of a config or a tokenizer
+MAX_HEADER = 16 * 2**20  # bytes of a safetensors header
+DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # dtypes of weights, with their size in bytes
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One weight as its file announces it."""
+class StoredTensor:
+    """One tensor as the header of its file describes it."""
 
     file: Path
-    name: str  # there
+    name: str  # in the file
     shape: tuple[int, ...]
-    kind: str  # F32, F16 ...
+    dtype: str  # F32, F16 ...
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A file of this very folder: no other folder, and no link that leads out of it."""
+    """The path of a file in this folder: no subfolder, and no symbolic link that leads out of it."""
     path = folder / name
     if Path(name).name != name or name in ("", ".", ".."):
-        raise InputError(f"{name!r} lies outside this folder", where=str(folder), remedy="all files belong in it")
+        raise InputError(f"{name!r} is outside this folder", where=str(folder), remedy="all files must be in it")
     if path.is_symlink() and path.resolve().parent != folder.resolve():
         raise InputError(
-            "this link leads out of its folder",
+            "this symbolic link leads out of its folder",
             where=str(path),
-            remedy="if you trust it, make a copy with the files themselves: cp -rL FOLDER COPY",
+            remedy="if you trust it, copy the files themselves: cp -rL FOLDER COPY",
         )
     return path
 
 
 def read_text(folder: Path, name: str) -> bytes:
-    """What a small file holds."""
+    """The content of a small file."""
     path = inside(folder, name)
-    if path.stat().st_size > LONGEST_JSON:
-        raise InputError(f"larger than {LONGEST_JSON:,} bytes", where=str(path), remedy="this is no such file")
+    if path.stat().st_size > MAX_JSON:
+        raise InputError(f"larger than {MAX_JSON:,} bytes", where=str(path), remedy="this is no such file")
     return path.read_bytes()
 
 
@@ -77,8 +77,8 @@ def read_json(folder: Path, name: str, *, needed: bool = False) -> dict[str, Any
     return content
 
 
-def list_weights(folder: Path) -> dict[str, Stored]:
-    """Every weight by its name, from one file or from the several that an index names."""
+def list_weights(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor by name, from one file or from the shards that an index names."""
     if inside(folder, WEIGHTS).is_file():
         return _header(folder / WEIGHTS)
     content = read_json(folder, INDEX)
@@ -87,14 +87,14 @@ def list_weights(folder: Path) -> dict[str, Stored]:
     listed = content.get("weight_map")
     if not isinstance(listed, Mapping) or not all(isinstance(file, str) for file in listed.values()):
         raise InputError("it has no weight_map of names to files", where=str(folder / INDEX), remedy="fetch it again")
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for file in sorted(set(listed.values())):
         path = inside(folder, file)
         if not path.is_file():
             raise InputError(f"the index names {file}, which is missing", where=str(folder), remedy="fetch it")
         for name, stored in _header(path).items():
             if listed.get(name) != file:
-                raise InputError(f"{name} is in {file}, but not so in the index", where=str(folder / INDEX))
+                raise InputError(f"{name} is in {file}, but the index does not say so", where=str(folder / INDEX))
             found[name] = stored
     if missing := sorted(set(listed) - set(found)):
         raise InputError(f"{missing[0]} is in the index, but in no file", where=str(folder / INDEX))
@@ -106,21 +106,21 @@ def _no_weights(folder: Path) -> InputError:
     if pickled is None:
         return InputError(f"there is no {WEIGHTS}", where=str(folder), remedy=f"nor {INDEX}: fetch one of them")
     return InputError(
-        f"its weights are in {pickled}, which can run code when it is opened",
+        f"the weights are in {pickled}, which can run code when it is loaded",
         where=str(folder),
-        remedy="take the safetensors file of the same model; or convert it in a machine you can lose: "
+        remedy="use the safetensors file of the same model; or convert it on an isolated machine: "
         "torch.load(FILE, weights_only=True), then safetensors.torch.save_file",
     )
 
 
-def _header(path: Path) -> dict[str, Stored]:
-    """Names and shapes of a file of weights, once they were found to fit the bytes that are there."""
+def _header(path: Path) -> dict[str, StoredTensor]:
+    """Names and shapes of a safetensors file, checked against its size."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         first = file.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
-        if not 0 < length <= min(size - 8, LONGEST_HEADER):
-            problem = f"its header would be {length:,} bytes long" if length else "too short"
+        if not 0 < length <= min(size - 8, MAX_HEADER):
+            problem = f"the header would be {length:,} bytes long" if length else "too short"
             raise InputError(f"not a safetensors file: {problem}", where=str(path), remedy="fetch it again")
         try:
             content = json.loads(file.read(length))
@@ -130,29 +130,29 @@ def _header(path: Path) -> dict[str, Stored]:
                 for name, entry in entries.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"its header is damaged: {error}", where=str(path), remedy="fetch it again") from None
-    for name, (kind, shape, offsets) in found.items():
+            raise InputError(f"the header is damaged: {error}", where=str(path), remedy="fetch it again") from None
+    for name, (dtype, shape, offsets) in found.items():
         begin, end = offsets if len(offsets) == 2 else (0, -1)
         count = 1
         for side in shape:
             count = count * side if side >= 0 else -1
-        whole = 0 <= begin <= end <= size - 8 - length
-        if not whole or (kind in NUMBERS and count * NUMBERS[kind] != end - begin):
+        in_file = 0 <= begin <= end <= size - 8 - length
+        if not in_file or (dtype in DTYPES and count * DTYPES[dtype] != end - begin):
             raise InputError(
-                f"{name} does not fit in the file: it was cut, or its header is wrong",
+                f"{name} does not fit in the file: it was truncated, or the header is wrong",
                 where=str(path),
                 remedy="fetch it again",
             )
-    return {name: Stored(path, name, shape, kind) for name, (kind, shape, _) in found.items()}
+    return {name: StoredTensor(path, name, shape, dtype) for name, (dtype, shape, _) in found.items()}
 
 
-def read_weight(stored: Stored) -> Tensor:
-    """The numbers of one weight, in fp32; numbers that are none are refused."""
-    if stored.kind not in NUMBERS:
+def read_tensor(stored: StoredTensor) -> Tensor:
+    """One tensor in fp32; NaN and infinity are refused."""
+    if stored.dtype not in DTYPES:
         raise InputError(
-            f"{stored.name} has numbers of the kind {stored.kind}",
+            f"{stored.name} has the dtype {stored.dtype}",
             where=str(stored.file),
-            remedy=f"weights are {', '.join(NUMBERS)}: take the model before it was quantised",
+            remedy=f"weights are {', '.join(DTYPES)}: use the model before quantisation",
         )
     try:
         with safe_open(stored.file, framework="pt") as file:
@@ -160,6 +160,6 @@ def read_weight(stored: Stored) -> Tensor:
     except (SafetensorError, OSError) as error:
         raise InputError(f"cannot be read: {error}", where=str(stored.file), remedy="fetch it again") from None
     if not torch.isfinite(tensor).all():
-        problem = f"{stored.name} has numbers that are not finite"
+        problem = f"{stored.name} has values that are not finite"
         raise InputError(problem, where=str(stored.file), remedy="fetch it again")
     return tensor

@@ -1,101 +1,134 @@
-"""GPT-2: a decoder alone, norm before, learned positions, matrices stored as inputs x outputs."""
+"""GPT-2: a decoder-only language model with pre-norm and learned positions; matrices are stored transposed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from transduce.interop.huggingface.family import Family, Place, Settings
+from transduce.interop.huggingface.family import (
+    NORM_EPS,
+    Config,
+    Content,
+    Family,
+    TensorMap,
+    WeightMap,
+    hf_activation,
+    max_positions,
+)
+from transduce.recipe import Recipe
 
-TABLE = {
+MODULES = {
     "wpe": "decoder.position.table",
     "ln_f": "decoder.norm",
     "h.*.ln_1": "decoder.blocks.*.residuals.0.norm",
     "h.*.ln_2": "decoder.blocks.*.residuals.1.norm",
 }
-ATTENTION, FEED = "decoder.blocks.*.own.attention", "decoder.blocks.*.feed_forward"
+ATTENTION, FEED_FORWARD = "decoder.blocks.*.own.attention", "decoder.blocks.*.feed_forward"
 
 
-def _turned(weight: Tensor) -> list[Tensor]:
+def _transpose(weight: Tensor) -> list[Tensor]:
     return [weight.T.contiguous() if weight.dim() == 2 else weight]
 
 
-def parted(number: int) -> Callable[[Tensor], list[Tensor]]:
-    """One matrix for so many, such as queries, keys and values, side by side."""
+def split_transposed(parts: int) -> Callable[[Tensor], list[Tensor]]:
+    """One matrix that holds several side by side, such as queries, keys and values."""
 
-    def change(joint: Tensor) -> list[Tensor]:
-        parts = (joint.T if joint.dim() == 2 else joint).chunk(number, 0)
-        return [part.contiguous() for part in parts]
+    def convert(joint: Tensor) -> list[Tensor]:
+        return [part.contiguous() for part in (joint.T if joint.dim() == 2 else joint).chunk(parts, 0)]
 
-    return change
-
-
-def _turned_back(made: list[Tensor]) -> Tensor:
-    return _turned(made[0])[0]
+    return convert
 
 
-def _joint(made: list[Tensor]) -> Tensor:
-    joint = torch.cat(made, 0)
+def _transpose_back(native: list[Tensor]) -> Tensor:
+    return _transpose(native[0])[0]
+
+
+def _concat_transposed(native: list[Tensor]) -> Tensor:
+    joint = torch.cat(native, 0)
     return joint.T.contiguous() if joint.dim() == 2 else joint
 
 
-SPECIAL = {
-    "wte.weight": Place(("decoder.embedding.table.weight", "decoder.output.layer.weight")),
+TENSORS = {
+    "wte.weight": TensorMap(("decoder.embedding.table.weight", "decoder.output.layer.weight")),
     **{
-        f"h.*.attn.c_attn.{leaf}": Place(
-            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("query", "key", "value")), parted(3), _joint
+        f"h.*.attn.c_attn.{leaf}": TensorMap(
+            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("query", "key", "value")),
+            split_transposed(3),
+            _concat_transposed,
         )
         for leaf in ("weight", "bias")
     },
     **{
-        f"h.*.{theirs}.{leaf}": Place((f"{ours}.{leaf}",), _turned, _turned_back)
-        for theirs, ours in (
+        f"h.*.{hf}.{leaf}": TensorMap((f"{native}.{leaf}",), _transpose, _transpose_back)
+        for hf, native in (
             ("attn.c_proj", f"{ATTENTION}.output"),
-            ("mlp.c_fc", f"{FEED}.grow"),
-            ("mlp.c_proj", f"{FEED}.shrink"),
+            ("mlp.c_fc", f"{FEED_FORWARD}.grow"),
+            ("mlp.c_proj", f"{FEED_FORWARD}.shrink"),
         )
         for leaf in ("weight", "bias")
     },
 }
 
 
-def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    for name, wanted in (
+def to_recipe(config: Config, names: Collection[str]) -> Content:
+    for name, value in (
         ("scale_attn_weights", True),
         ("scale_attn_by_inverse_layer_idx", False),
         ("add_cross_attention", False),
         ("tie_word_embeddings", True),
     ):
-        settings.only(name, wanted)
-    width = settings.count("n_embd")
+        config.require(name, value)
+    width = config.count("n_embd")
     decoder = {
         "kind": "transformer",
-        "layers": settings.count("n_layer"),
+        "layers": config.count("n_layer"),
         "width": width,
-        "heads": settings.count("n_head"),
-        "ff_width": settings.count("n_inner", 4 * width),
-        "activation": settings.activation("activation_function", "gelu_new"),
-        "norm_eps": settings.rate("layer_norm_epsilon", 1e-5),
-        "position": {"kind": "learned", "longest": settings.count("n_positions", 1024)},
-        "dropout": settings.rate("resid_pdrop"),
-        "attention_dropout": settings.rate("attn_pdrop"),
+        "heads": config.count("n_head"),
+        "ff_width": config.count("n_inner", 4 * width),
+        "activation": config.activation("activation_function", "gelu_new"),
+        "norm_eps": config.rate("layer_norm_epsilon", 1e-5),
+        "position": {"kind": "learned", "longest": config.count("n_positions", 1024)},
+        "dropout": config.rate("resid_pdrop"),
+        "attention_dropout": config.rate("attn_pdrop"),
     }
     return {"decoder": decoder, "tie": "target", "scale_embedding": False}
 
 
+def _to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
+    decoder = recipe.model.decoder
+    if decoder is None or recipe.model.encoder is not None:
+        return None
+    return {
+        "model_type": "gpt2",
+        "n_embd": decoder["width"],
+        "n_layer": decoder["layers"],
+        "n_head": decoder["heads"],
+        "n_inner": decoder["ff_width"],
+        "n_positions": max_positions(recipe, decoder),
+        "activation_function": hf_activation(decoder),
+        "layer_norm_epsilon": decoder["norm_eps"] or NORM_EPS["layer"],
+        "resid_pdrop": decoder["dropout"],
+        "embd_pdrop": decoder["dropout"],
+        "attn_pdrop": decoder["attention_dropout"],
+        "tie_word_embeddings": True,
+    }
+
+
 FAMILIES = {
     "GPT2LMHeadModel": Family(
-        model,
-        TABLE,
-        SPECIAL,
-        copies={"lm_head.weight": "wte.weight"},
-        aside=("h.*.attn.bias", "h.*.attn.masked_bias"),  # the triangle, kept as numbers
+        to_recipe,
+        WeightMap(
+            MODULES,
+            TENSORS,
+            tied={"lm_head.weight": "wte.weight"},
+            ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),  # the causal mask, stored as a buffer
+            prefix="transformer.",  # the first files were written without it
+        ),
+        _to_config,
         data={"format": "text"},
-        closes=False,
-        starts="bos_token_id",
-        prefix="transformer.",  # the first files were written without it
+        source_eos=False,
+        start_token="bos_token_id",
     )
 }

@@ -1,8 +1,7 @@
-"""A SentencePiece model and a list of pieces with their numbers in, the library's tokenizer out, with those numbers.
+"""SentencePiece models: a reader of the protocol buffer, and conversion to the tokenizers library.
 
-Marian's folders keep one such file a language (source.spm, target.spm) and one list for both (vocab.json); those of
-M2M100 one file for all (sentencepiece.bpe.model). It is read here field by field: it is a protocol buffer, of which
-only a few fields matter.
+Marian folders have one model per language (source.spm, target.spm) and one vocabulary for both (vocab.json); M2M100
+folders have one model for all languages (sentencepiece.bpe.model).
 """
 
 from __future__ import annotations
@@ -15,49 +14,48 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import InputError
-from transduce.interop.huggingface.folder import LONGEST_JSON, inside
+from transduce.interop.huggingface.folder import MAX_JSON, inside
 
-NORMAL, USER = 1, 4  # kinds of pieces that a text can be made of
-UNKNOWN = 2
-UNIGRAM, MERGES = 1, 2  # kinds of models
-SILENT = "\0"  # at the end of a piece: no text can spell it
-CODE = re.compile(r">>.+<<")  # of the language asked for
+NORMAL, UNKNOWN, USER = 1, 2, 4  # types of pieces; a text is made of normal and user-defined ones
+UNIGRAM, BPE = 1, 2  # types of models
+UNREACHABLE = "\0"  # appended to a piece that no text must match
+LANGUAGE_CODE = re.compile(r">>.+<<")  # of the target language
 
 
 @dataclass
 class SentencePiece:
-    """What matters of a model file."""
+    """The fields of a model file that matter here."""
 
-    pieces: list[tuple[str, float, int]] = field(default_factory=list)  # text, log-probability, kind
+    pieces: list[tuple[str, float, int]] = field(default_factory=list)  # text, score, type
     kind: int = UNIGRAM
-    characters: bytes = b""  # how characters are normalised, in a form of its own
-    bytes_for_unknown: bool = False
+    charsmap: bytes = b""  # precompiled character normalisation
+    byte_fallback: bool = False
 
 
 def read_model(folder: Path, name: str) -> SentencePiece:
     path = inside(folder, name)
     if not path.is_file():
         raise InputError(f"there is no {name}", where=str(folder), remedy="nor tokenizer.json: fetch one of them")
-    if path.stat().st_size > LONGEST_JSON:
-        raise InputError(f"larger than {LONGEST_JSON:,} bytes", where=str(path), remedy="this is no such file")
+    if path.stat().st_size > MAX_JSON:
+        raise InputError(f"larger than {MAX_JSON:,} bytes", where=str(path), remedy="this is no SentencePiece model")
     model = SentencePiece()
     try:
         for number, value in _fields(path.read_bytes()):
             if number == 1:
                 model.pieces.append(_piece(value))
             elif number == 2:
-                trained = dict(_fields(value))
-                model.kind, model.bytes_for_unknown = trained.get(3, UNIGRAM), bool(trained.get(35, 0))
+                trainer = dict(_fields(value))
+                model.kind, model.byte_fallback = trainer.get(3, UNIGRAM), bool(trainer.get(35, 0))
             elif number == 3:
-                model.characters = dict(_fields(value)).get(2, b"")
+                model.charsmap = dict(_fields(value)).get(2, b"")
     except (ValueError, TypeError, IndexError, struct.error) as error:
         raise InputError(f"not a SentencePiece model: {error}", where=str(path), remedy="fetch it again") from None
-    merged = model.kind == MERGES and all(kind != USER for _, _, kind in model.pieces)
-    if not (model.kind == UNIGRAM or merged) or model.bytes_for_unknown or not model.pieces:
+    merged = model.kind == BPE and all(kind != USER for _, _, kind in model.pieces)
+    if not (model.kind == UNIGRAM or merged) or model.byte_fallback or not model.pieces:
         raise InputError(
-            "only SentencePiece models of the kinds unigram and bpe, without bytes, can be imported",
+            "only SentencePiece models of the types unigram and bpe, without byte fallback, can be imported",
             where=str(path),
-            remedy="save tokenizer.json from a fast tokenizer beside it",
+            remedy="save tokenizer.json of a fast tokenizer in the same folder",
         )
     return model
 
@@ -69,64 +67,69 @@ def _piece(content: bytes) -> tuple[str, float, int]:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values of the fields of a message: whole numbers, or bytes."""
+    """Field numbers and values of a protocol buffer message: integers or bytes."""
     at = 0
     while at < len(content):
-        key, at = _whole(content, at)
+        key, at = _varint(content, at)
         kind = key & 7
         if kind == 0:
-            value, at = _whole(content, at)
+            value, at = _varint(content, at)
             yield key >> 3, value
             continue
         if kind == 2:
-            length, at = _whole(content, at)
+            length, at = _varint(content, at)
         elif kind in (1, 5):
             length = 8 if kind == 1 else 4
         else:
-            raise ValueError(f"a field of the kind {kind}")
+            raise ValueError(f"a field of wire type {kind}")
         if at + length > len(content):
-            raise ValueError("it was cut")
+            raise ValueError("it was truncated")
         yield key >> 3, content[at : at + length]
         at += length
 
 
-def _whole(content: bytes, at: int) -> tuple[int, int]:
+def _varint(content: bytes, at: int) -> tuple[int, int]:
     value = 0
-    for place in range(10):
-        byte = content[at + place]
-        value |= (byte & 127) << 7 * place
+    for index in range(10):
+        byte = content[at + index]
+        value |= (byte & 127) << 7 * index
         if byte < 128:
-            return value, at + place + 1
-    raise ValueError("a number without an end")
+            return value, at + index + 1
+    raise ValueError("an integer without an end")
 
 
-def library(model: SentencePiece, listed: dict[str, int], codes: Collection[str]) -> tuple[Any, dict[int, int]]:
-    """The tokenizer, and its number for each number in the list. Pieces of the list that the model lacks are there,
-    but no text can spell them: they may be written, being the other language's. Only `codes` of languages can."""
+def to_tokenizer(
+    model: SentencePiece, vocabulary: dict[str, int], codes: Collection[str]
+) -> tuple[Any, dict[int, int]]:
+    """A tokenizer of the tokenizers library, and its id for each id of `vocabulary`.
+
+    Pieces of the vocabulary that the model lacks belong to the other language: they are added so that they can be
+    decoded, but no text matches them, except language `codes`.
+    """
     from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-    vocabulary = [(p if kind in (NORMAL, USER) else p + SILENT, score) for p, score, kind in model.pieces]
-    others = [piece for piece in listed if piece not in {text for text, _, _ in model.pieces}]
-    vocabulary += [(piece if piece in codes else piece + SILENT, 0.0) for piece in others]
-    backend = Tokenizer(_pieces(model, vocabulary))
-    steps: list[Any] = [normalizers.Precompiled(model.characters)] if model.characters else []
+    pieces = [(p if kind in (NORMAL, USER) else p + UNREACHABLE, score) for p, score, kind in model.pieces]
+    others = [piece for piece in vocabulary if piece not in {text for text, _, _ in model.pieces}]
+    pieces += [(piece if piece in codes else piece + UNREACHABLE, 0.0) for piece in others]
+    backend = Tokenizer(_tokenizer_model(model, pieces))
+    steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
     steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     backend.normalizer = normalizers.Sequence(steps)
-    split = model.kind == MERGES  # nothing is merged across a space
+    split = model.kind == BPE  # no merge crosses a space
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=split)
     backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=split)
     backend.add_special_tokens([piece for piece in others if piece in codes])
-    places = {piece.removesuffix(SILENT): place for place, (piece, _) in enumerate(vocabulary)}
-    return backend, {number: places[piece] for piece, number in listed.items()}
+    ids = {piece.removesuffix(UNREACHABLE): number for number, (piece, _) in enumerate(pieces)}
+    return backend, {number: ids[piece] for piece, number in vocabulary.items()}
 
 
-def _pieces(model: SentencePiece, vocabulary: list[tuple[str, float]]) -> Any:
-    """What cuts a text: the likeliest pieces, or the two neighbours first that make the piece with the best score."""
+def _tokenizer_model(model: SentencePiece, pieces: list[tuple[str, float]]) -> Any:
+    """A unigram model, or BPE merges in the order of the scores of the pieces they make."""
     from tokenizers import models
 
     unknown = next((number for number, piece in enumerate(model.pieces) if piece[2] == UNKNOWN), None)
     if model.kind == UNIGRAM:
-        return models.Unigram(vocabulary, unknown, False)
+        return models.Unigram(pieces, unknown, False)
     scores = {piece: score for piece, score, kind in model.pieces if kind == NORMAL}
     merges = [
         (piece[:cut], piece[cut:])
@@ -134,6 +137,6 @@ def _pieces(model: SentencePiece, vocabulary: list[tuple[str, float]]) -> Any:
         for cut in range(1, len(piece))
         if piece[:cut] in scores and piece[cut:] in scores
     ]
-    numbers = {piece: number for number, (piece, _) in enumerate(vocabulary)}
-    named = None if unknown is None else vocabulary[unknown][0]
+    numbers = {piece: number for number, (piece, _) in enumerate(pieces)}
+    named = None if unknown is None else pieces[unknown][0]
     return models.BPE(numbers, merges, unk_token=named, fuse_unk=True)

@@ -1,36 +1,47 @@
-"""T5, mT5 and FLAN-T5: RMS norm before, no biases, unscaled dot products, one relative bias for all layers."""
+"""T5, mT5 and FLAN-T5: RMS pre-norm, no biases, unscaled dot products, one relative position bias for all layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.interop.huggingface.family import ACTIVATIONS, Family, Place, Settings
+from transduce.interop.huggingface.family import (
+    ACTIVATIONS,
+    NORM_EPS,
+    Config,
+    Content,
+    Family,
+    Names,
+    TensorMap,
+    WeightMap,
+    hf_activation,
+)
+from transduce.recipe import Recipe
 
 OUTPUT = "lm_head.weight"
-SIDES = {  # which of a block's parts is which, by its number there
+ATTENTIONS = {  # sublayers of a block by their index
     "encoder": (("0.SelfAttention", "own.attention"),),
     "decoder": (("0.SelfAttention", "own.attention"), ("1.EncDecAttention", "cross")),
 }
 PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "output"}
-FEED = {  # gated or not
+FEED_FORWARD = {  # gated or not
     True: {"wi_0": "grow", "wi_1": "gate", "wo": "shrink"},
     False: {"wi": "grow", "wo": "shrink"},
 }
 
 
-def _table(gated: bool) -> dict[str, str]:
+def _modules(gated: bool) -> dict[str, str]:
     table: dict[str, str] = {}
-    for side, attentions in SIDES.items():
+    for side, attentions in ATTENTIONS.items():
         block, last = f"{side}.block.*.layer", len(attentions)
-        for theirs, ours in attentions:
-            table |= {f"{block}.{theirs}.{a}": f"{side}.blocks.*.{ours}.{b}" for a, b in PROJECTIONS.items()}
+        for hf, native in attentions:
+            table |= {f"{block}.{hf}.{a}": f"{side}.blocks.*.{native}.{b}" for a, b in PROJECTIONS.items()}
         feed = f"{block}.{last}.DenseReluDense"
-        table |= {f"{feed}.{a}": f"{side}.blocks.*.feed_forward.{b}" for a, b in FEED[gated].items()}
+        table |= {f"{feed}.{a}": f"{side}.blocks.*.feed_forward.{b}" for a, b in FEED_FORWARD[gated].items()}
         table |= {f"{block}.{part}.layer_norm": f"{side}.blocks.*.residuals.{part}.norm" for part in range(last + 1)}
         table[f"{side}.final_layer_norm"] = f"{side}.norm"
         table[f"{block}.0.SelfAttention.relative_attention_bias"] = f"{side}.position.table"
@@ -38,82 +49,122 @@ def _table(gated: bool) -> dict[str, str]:
 
 
 EMBEDDINGS = ("encoder.embedding.table.weight", "decoder.embedding.table.weight")
-TIED = (*EMBEDDINGS, "decoder.output.layer.weight")
-COPIES = {
+ALL_TABLES = (*EMBEDDINGS, "decoder.output.layer.weight")
+TIED_EMBEDDINGS = {
     "encoder.embed_tokens.weight": "shared.weight",
     "decoder.embed_tokens.weight": "shared.weight",
 }
-ASIDE = ("decoder.block.*.layer.1.EncDecAttention.relative_attention_bias.weight",)  # never read, by T5 neither
+# In the files of the first T5 models, but T5 itself does not use it.
+IGNORED = ("decoder.block.*.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
 
-def _scaled_output(settings: Settings) -> bool:
-    """Whether rows are divided by the root of the width before the output layer."""
-    return settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
+def _scales_output(config: Config) -> bool:
+    """Whether decoder states are divided by sqrt(d_model) before the output layer."""
+    return config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
 
 
-def _part(settings: Settings, layers: int) -> dict[str, Any]:
-    feed = str(settings.content.get("feed_forward_proj") or "relu")
-    gated, _, name = feed.rpartition("-")
-    name = "gelu_new" if feed == "gated-gelu" else name  # what T5 calls gelu there is its approximation
+def _stack(config: Config, layers: int) -> Content:
+    feed_forward = str(config.content.get("feed_forward_proj") or "relu")
+    gated, _, name = feed_forward.rpartition("-")
+    name = "gelu_new" if feed_forward == "gated-gelu" else name  # T5 means the tanh approximation here
     if gated not in ("", "gated") or name not in ACTIVATIONS:
-        remedy = "known: relu, gelu, gated-gelu, gated-silu"
-        raise InputError(f"feed_forward_proj: there is no {feed!r} here", where=settings.where, remedy=remedy)
+        raise InputError(
+            f"feed_forward_proj: {feed_forward!r} is not supported",
+            where=config.where,
+            remedy="supported: relu, gelu, gated-gelu, gated-silu",
+        )
     return {
         "kind": "transformer",
         "layers": layers,
-        "width": settings.count("d_model"),
-        "heads": settings.count("num_heads"),
-        "head_width": settings.count("d_kv"),
-        "ff_width": settings.count("d_ff"),
+        "width": config.count("d_model"),
+        "heads": config.count("num_heads"),
+        "head_width": config.count("d_kv"),
+        "ff_width": config.count("d_ff"),
         "activation": ACTIVATIONS[name],
         "gated": gated == "gated",
         "norm_kind": "rms",
-        "norm_eps": settings.rate("layer_norm_epsilon", 1e-6),
+        "norm_eps": config.rate("layer_norm_epsilon", 1e-6),
         "bias": False,
         "score": "dot",
         "position": {
             "kind": "relative",
-            "buckets": settings.count("relative_attention_num_buckets", 32),
-            "distance": settings.count("relative_attention_max_distance", 128),
+            "buckets": config.count("relative_attention_num_buckets", 32),
+            "distance": config.count("relative_attention_max_distance", 128),
         },
-        "dropout": settings.rate("dropout_rate"),
-        "attention_dropout": settings.rate("dropout_rate"),
-        "activation_dropout": settings.rate("dropout_rate"),
+        "dropout": config.rate("dropout_rate"),
+        "attention_dropout": config.rate("dropout_rate"),
+        "activation_dropout": config.rate("dropout_rate"),
     }
 
 
-def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    layers = settings.count("num_layers")
+def _to_recipe(config: Config, names: Collection[str]) -> Content:
+    layers = config.count("num_layers")
     return {
-        "encoder": _part(settings, layers),
-        "decoder": _part(settings, settings.count("num_decoder_layers", layers)),
+        "encoder": _stack(config, layers),
+        "decoder": _stack(config, config.count("num_decoder_layers", layers)),
         "tie": "none" if OUTPUT in names else "all",
-        # Tied weights that are divided by the root of the width on their way out are ours, scaled up on reading.
-        "scale_embedding": OUTPUT not in names and _scaled_output(settings),
+        # T5 divides by sqrt(d_model) before a tied output; here the tied table is divided once, on import, and
+        # embeddings are multiplied by sqrt(d_model) when they are read.
+        "scale_embedding": OUTPUT not in names and _scales_output(config),
     }
 
 
-def _divided(root: float) -> tuple[Callable[[Tensor], list[Tensor]], Callable[[list[Tensor]], Tensor]]:
-    """By the root of the width, and back: of the numbers next to each other the one that gives ours, where one does."""
+def _to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
+    encoder, decoder = recipe.model.encoder, recipe.model.decoder
+    if encoder is None or decoder is None:
+        return None
+    tied = recipe.model.tie != "none"
+    activation = hf_activation(encoder)
+    if encoder["gated"]:
+        activation = "gated-gelu" if encoder["activation"] == "gelu_tanh" else f"gated-{activation}"
+    return {
+        "model_type": "t5",
+        "d_model": encoder["width"],
+        "d_kv": encoder["head_width"] or encoder["width"] // encoder["heads"],
+        "d_ff": encoder["ff_width"],
+        "num_heads": encoder["heads"],
+        "num_layers": encoder["layers"],
+        "num_decoder_layers": decoder["layers"],
+        "feed_forward_proj": activation,
+        "layer_norm_epsilon": encoder["norm_eps"] or NORM_EPS["rms"],
+        "relative_attention_num_buckets": encoder["position"].get("buckets", 32),
+        "relative_attention_max_distance": encoder["position"].get("distance", 128),
+        "dropout_rate": encoder["dropout"],
+        "tie_word_embeddings": tied,
+        "scale_decoder_outputs": tied and recipe.model.scale_embedding,
+        "is_encoder_decoder": True,
+    }
 
-    def back(made: list[Tensor]) -> Tensor:
-        near = made[0] * root
-        ways = (near, *(torch.nextafter(near, near + sign * near.abs()) for sign in (1, -1)))
-        for other in ways[1:]:
-            near = torch.where((other / root == made[0]) & (near / root != made[0]), other, near)
-        return near
 
-    return lambda weight: [weight / root], back
+def divide_by(root: float) -> tuple[Callable[[Tensor], list[Tensor]], Callable[[list[Tensor]], Tensor]]:
+    """Division by sqrt(d_model) and its exact inverse: of the neighbouring floats the one that divides to the input."""
+
+    def invert(native: list[Tensor]) -> Tensor:
+        product = rounded = native[0] * root
+        for sign in (1, -1):
+            neighbour = torch.nextafter(rounded, rounded + sign * rounded.abs())
+            product = torch.where((neighbour / root == native[0]) & (product / root != native[0]), neighbour, product)
+        return product
+
+    return lambda weight: [weight / root], invert
 
 
-def family(settings: Settings, names: Collection[str]) -> Family:
-    """Output and embedding are one matrix or two, and the output is scaled or not: four ways, one table."""
-    table = _table(str(settings.content.get("feed_forward_proj")).startswith("gated"))
-    change = _divided(settings.count("d_model") ** 0.5) if _scaled_output(settings) else ()
+def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
+    """Output and embedding are one matrix or two, and the output is scaled or not: one table, four cases."""
+    modules = _modules(str(config.content.get("feed_forward_proj")).startswith("gated"))
+    scaling = divide_by(config.count("d_model") ** 0.5) if _scales_output(config) else ()
+    tensors = {"shared.weight": TensorMap(ALL_TABLES, *scaling)}
     if OUTPUT in names:
-        output = Place(("decoder.output.layer.weight",), *change)
-        return Family(_model, table, {"shared.weight": Place(EMBEDDINGS), OUTPUT: output}, COPIES, ASIDE)
-    return Family(_model, table, {"shared.weight": Place(TIED, *change)}, COPIES, ASIDE)
+        output = TensorMap(("decoder.output.layer.weight",), *scaling)
+        tensors = {"shared.weight": TensorMap(EMBEDDINGS), OUTPUT: output}
+    return WeightMap(modules, tensors, TIED_EMBEDDINGS, IGNORED)
 
 
-ARCHITECTURES = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")
+def _required_names(config: Mapping[str, Any]) -> Names:
+    return () if config.get("tie_word_embeddings", True) else (OUTPUT,)
+
+
+FAMILIES = {
+    "T5ForConditionalGeneration": Family(_to_recipe, _weight_map, _to_config, required_names=_required_names),
+    "MT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
+}

@@ -1,8 +1,8 @@
-"""A folder's tokenizer files and the special tokens of its model in, our tokenizers out, with the order of its rows.
+"""Tokenizers of Hugging Face folders: import, and export of tokenizers trained here.
 
-Our code knows four ids: <pad>, <s>, </s> and <unk> are 0 to 3. So the rows of an imported vocabulary are put in that
-order once, here, and nothing downstream hears of other numbers. The token an output starts with is our <s>. Where it
-is one of the others too (Marian starts with <pad>, BART with </s>) our <s> is a copy of that row that is never said.
+Four special ids are fixed here: <pad>, <s>, </s> and <unk> are 0 to 3. The rows of an imported vocabulary are put in
+that order once, on import. The token that outputs start with becomes <s>. Where it is another special token too (Marian
+starts with <pad>, BART with </s>), <s> is a copy of that row, and is never output.
 """
 
 from __future__ import annotations
@@ -14,240 +14,283 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from transduce.data.tokenizers import vocabulary as vocabularies
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
 from transduce.interop.huggingface.folder import inside, read_json
 from transduce.interop.huggingface.languages import Languages, read_codes
-from transduce.interop.huggingface.sentencepiece import CODE, NORMAL, USER, library, read_model
-from transduce.model import NEVER
+from transduce.interop.huggingface.sentencepiece import LANGUAGE_CODE, NORMAL, UNREACHABLE, USER, read_model
+from transduce.interop.huggingface.sentencepiece import to_tokenizer as sentencepiece_tokenizer
+from transduce.interop.huggingface.weights import MISSING, ExportRows, ImportRows
+from transduce.storage import write_file
 
-NAME, LIST, MODELS = "tokenizer.json", "vocab.json", ("source.spm", "target.spm")
-JOINT = "sentencepiece.bpe.model"  # one for all languages
+TOKENIZER, VOCABULARY, MODELS = "tokenizer.json", "vocab.json", ("source.spm", "target.spm")
+CONFIG = "tokenizer_config.json"
+MULTILINGUAL_MODEL = "sentencepiece.bpe.model"
 MASKS = ("[MASK]", "<mask>")
-NONE = -1  # the row of a special token that they do not have
+START = "<start>"  # name of an exported start token that was a copy of another token before training
+TOKEN_KEYS = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK}
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Their row for each of ours; NONE where they have none."""
+class SpecialIds:
+    """Foreign ids of the special tokens; None: there is no such token."""
 
-    numbers: tuple[int, ...]
-    theirs: int  # how many rows they have
-
-    @property
-    def silent(self) -> list[int]:
-        """Rows of ours that stand for nothing of theirs, or a second time for the same."""
-        special = {name: self.numbers[name] for name in (EOS, PAD, UNK, BOS)}
-        seen: set[int] = {NONE}
-        result = []
-        for ours, theirs in special.items():
-            if theirs in seen:
-                result.append(ours)
-            seen.add(theirs)
-        return result
-
-    def ours(self, theirs: int) -> int:
-        for name in (EOS, PAD, UNK, BOS):
-            if self.numbers[name] == theirs:
-                return name
-        return self.numbers.index(theirs)
-
-    def pick(self, weight: Tensor) -> Tensor:
-        """V' ... -> V ...; rows that they do not have are zero."""
-        index = torch.tensor(self.numbers, device=weight.device)
-        shape = (-1,) + (1,) * (weight.dim() - 1)
-        return weight[index.clamp(min=0)] * (index >= 0).view(shape)
-
-    def hush(self, bias: Tensor) -> Tensor:
-        """No probability for rows that are silent: those of theirs keep theirs."""
-        bias = bias.clone()
-        if bias.device.type != "meta":
-            bias[self.silent] = NEVER
-        return bias
-
-
-@dataclass(frozen=True)
-class Specials:
-    """Their numbers of the tokens that have a part of their own."""
-
-    start: int | None  # None: nothing is written
-    end: int | None  # None: whatever closes a text
     pad: int | None
+    start: int | None  # of an output
+    end: int | None
+    unknown: int | None = None
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How the model reads texts, beyond what its tokenizer says of itself."""
+class TextFormat:
+    """How a model reads texts, beyond what its tokenizer says."""
 
-    closes: bool = True  # they end with </s>, as its tokenizer must write them
-    masked: bool = False  # it fills masks: our <unk>, which stands for a hidden token, is its own
-    lowered: bool = False  # in small letters
+    source_eos: bool = True  # its tokenizer must end a text with </s>
+    masked_lm: bool = False  # <unk> stands for the mask token
+    lowercase: bool = False
     languages: Languages | None = None  # each side begins with the code of its language
-    coded: bool = False  # always so: what its tokenizer says of itself may be an older habit
-    trails: bool = False  # the code may follow the </s> of a source, and start a target
-    writes: bool = False  # it only writes texts: what its sources are has no tokens
-    prompt: Sequence[int] | None = None  # what every output is begun with, in their numbers
-    hidden: re.Pattern[str] | None = None  # tokens that are no text, though its tokenizer does not say so
+    codes_required: bool = False  # whatever the template of the tokenizer says
+    codes_after_source: bool = False  # the code may follow the </s> of a source, and start a target
+    target_only: bool = False  # sources are no text
+    prompt: Sequence[int] | None = None  # foreign ids that begin every output
+    hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
 
 
 @dataclass(frozen=True)
-class Library:
-    """A tokenizer of the library, and what their numbers are in it."""
+class ForeignTokenizer:
+    """A tokenizer of the tokenizers library, with the ids that the model gives to its pieces."""
 
     backend: Any
-    names: Mapping[int, str]  # by their number
-    numbers: Mapping[int, int]  # their number -> the library's
-    frame: list[int]  # what stands around a text, in their numbers
-    unknown: int | None  # theirs, of text that has no piece
-    special: Mapping[str, int]  # names that are no text, with their numbers: codes of languages among them
+    pieces: Mapping[int, str]  # by model id
+    ids: Mapping[int, int]  # model id -> id of the library
+    template: list[int]  # model ids that surround a text
+    unknown: int | None  # model id of text without a piece
+    special: Mapping[str, int]  # special tokens, language codes included
 
 
 def read_tokenizers(
-    folder: Path, specials: Specials, size: int, reading: Reading
-) -> tuple[tuple[Tokenizer, Tokenizer], Rows]:
-    """Source and target."""
-    libraries = _open(folder, specials, reading.hidden)
-    first = libraries[0]
-    end = specials.end if specials.end is not None else (first.frame[-1] if first.frame else None)
+    folder: Path, specials: SpecialIds, size: int, text_format: TextFormat
+) -> tuple[tuple[Tokenizer, Tokenizer], ImportRows]:
+    """Source and target tokenizer, and the order of the vocabulary rows."""
+    foreign = _open(folder, specials, text_format.hidden_tokens)
+    first = foreign[0]
+    end = specials.end if specials.end is not None else (first.template[-1] if first.template else None)
     if end is None:
-        raise InputError("no token ends a text", where=str(folder), remedy="eos_token_id in config.json names it")
-    leads, tail = (list[int](), list[int]()), list[int]()
-    if reading.trails and first.frame[:-1] == [end]:
+        raise InputError("no token ends a text", where=str(folder), remedy="set eos_token_id in config.json")
+    prefixes, suffix = (list[int](), list[int]()), list[int]()
+    if text_format.codes_after_source and first.template[:-1] == [end]:
         own = None if specials.start in (end, specials.pad) else specials.start
-        code, start = (reading.languages or Languages()).trail(first.special, first.frame[-1], own, str(folder))
-        specials, tail = replace(specials, start=start), [end, code]
+        languages = text_format.languages or Languages()
+        code, start = languages.suffix(first.special, first.template[-1], own, str(folder))
+        specials, suffix = replace(specials, start=start), [end, code]
     else:
-        leads = _leads(folder, first, end, reading)
-    if reading.writes and leads[1][:1] == [specials.start]:
-        leads = [], leads[1][1:]
-    start = specials.start if specials.start is not None else (leads[0][0] if leads[0] else end)
-    # A vocabulary of bytes knows no unknown, and names any of the others.
+        prefixes = _prefixes(folder, first, end, text_format)
+    if text_format.target_only and prefixes[1][:1] == [specials.start]:
+        prefixes = [], prefixes[1][1:]
+    start = specials.start if specials.start is not None else (prefixes[0][0] if prefixes[0] else end)
+    # A byte-level vocabulary has no unknown token, and names any of the others.
     unknown = None if first.unknown in (start, end, specials.pad) else first.unknown
-    if reading.masked:  # every token that stands there is said again: what begins a text, and what has no piece
-        start, unknown = NONE, _mask(folder, first)
-    special = [NONE if one is None else one for one in (specials.pad, start, end, unknown)]
-    for number in (*special, *leads[0], *leads[1], *tail, *first.names):
-        if not NONE <= number < size:
+    if text_format.masked_lm:  # every token of the text is an output too, the first and the unknown one included
+        start, unknown = MISSING, _mask_id(folder, first)
+    special = [MISSING if one is None else one for one in (specials.pad, start, end, unknown)]
+    for number in (*special, *prefixes[0], *prefixes[1], *suffix, *first.pieces):
+        if not MISSING <= number < size:
             raise InputError(
-                f"token {number} has no row: the model knows {size}", where=str(folder), remedy="fetch it again"
+                f"token {number} has no row: the vocabulary size is {size}", where=str(folder), remedy="fetch it again"
             )
-    rows = Rows((*special, *(number for number in range(size) if number not in special)), size)
-    sides = (libraries[0], libraries[-1])
-    made = [
-        _tokenizer(library, rows, around, reading.lowered)
-        for library, around in zip(sides, ((leads[0], tail), (leads[1], [])), strict=True)
-    ]
-    return (made[0], made[1]), rows
+    rows = ImportRows((*special, *(number for number in range(size) if number not in special)), size)
+    source = _native(foreign[0], rows, prefixes[0], suffix, text_format.lowercase)
+    target = _native(foreign[-1], rows, prefixes[1], [], text_format.lowercase)
+    return (source, target), rows
 
 
-def _leads(folder: Path, library: Library, end: int, reading: Reading) -> tuple[list[int], list[int]]:
-    """What stands before every text, on either side."""
-    if reading.prompt is not None:
-        return [], list(reading.prompt)
-    if reading.writes:
-        return [], library.frame[:-1] if library.frame[-1:] == [end] else []
-    if reading.languages is not None and reading.coded:
-        return reading.languages.leads(library.special, library.frame, str(folder))
-    if reading.closes and (not library.frame or library.frame[-1] != end):
+def _prefixes(
+    folder: Path, tokenizer: ForeignTokenizer, end: int, text_format: TextFormat
+) -> tuple[list[int], list[int]]:
+    """Ids before every source and every target."""
+    template, languages = tokenizer.template, text_format.languages
+    if text_format.prompt is not None:
+        return [], list(text_format.prompt)
+    if text_format.target_only:
+        return [], template[:-1] if template[-1:] == [end] else []
+    if languages is not None and text_format.codes_required:
+        return languages.prefixes(tokenizer.special, template, str(folder))
+    if text_format.source_eos and (not template or template[-1] != end):
         raise InputError(
-            "its tokenizer does not close a text with </s>, as every source is closed here",
-            where=str(folder / NAME),
-            remedy="a post-processor that puts </s> last is needed",
+            "the tokenizer does not end a text with </s>, as the model requires",
+            where=str(folder / TOKENIZER),
+            remedy="save it with a post-processor that appends </s>",
         )
-    if reading.languages is not None:
-        return reading.languages.leads(library.special, library.frame, str(folder))
-    lead = library.frame[:-1] if reading.closes else []
-    return lead, lead
+    if languages is not None:
+        return languages.prefixes(tokenizer.special, template, str(folder))
+    prefix = template[:-1] if text_format.source_eos else []
+    return prefix, prefix
 
 
-def _mask(folder: Path, library: Library) -> int:
-    named = _text(read_json(folder, "tokenizer_config.json").get("mask_token"))
-    for number, piece in library.names.items():
+def _mask_id(folder: Path, tokenizer: ForeignTokenizer) -> int:
+    named = _token_text(read_json(folder, CONFIG).get("mask_token"))
+    for number, piece in tokenizer.pieces.items():
         if piece == named or (named is None and piece in MASKS):
             return number
-    raise InputError("no token stands for a hidden one", where=str(folder), remedy="mask_token names it")
+    raise InputError("there is no mask token", where=str(folder), remedy="set mask_token in tokenizer_config.json")
 
 
-def _text(named: Any) -> Any:
-    """The name of a token, which may be written with its habits."""
+def _token_text(named: Any) -> Any:
+    """A token in tokenizer_config.json is a text, or an object with options."""
     return named.get("content") if isinstance(named, dict) else named
 
 
-def _tokenizer(library: Library, rows: Rows, around: tuple[list[int], list[int]], lowered: bool) -> Tokenizer:
-    lead, tail = (tuple(map(rows.ours, part)) for part in around)
-    named = [library.names.get(number, f"<unused {number}>") for number in rows.numbers[len(SPECIALS) :]]
-    numbers = tuple(library.numbers.get(number, NONE) for number in rows.numbers)
-    text = _lowered(library.backend) if lowered else library.backend.to_str()
-    return Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *named), library=text, rows=numbers, lead=lead, tail=tail))
+def _native(
+    tokenizer: ForeignTokenizer, rows: ImportRows, prefix: list[int], suffix: list[int], lowercase: bool
+) -> Tokenizer:
+    lead, tail = (tuple(map(rows.native_id, part)) for part in (prefix, suffix))
+    pieces = [tokenizer.pieces.get(number, f"<unused {number}>") for number in rows.rows[len(SPECIALS) :]]
+    ids = tuple(tokenizer.ids.get(number, MISSING) for number in rows.rows)
+    text = _lowercased(tokenizer.backend) if lowercase else tokenizer.backend.to_str()
+    return Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *pieces), library=text, rows=ids, lead=lead, tail=tail))
 
 
-def _lowered(backend: Any) -> str:
+def _lowercased(backend: Any) -> str:
     from tokenizers import Tokenizer as Backend
     from tokenizers import normalizers
 
     copy = Backend.from_str(backend.to_str())
-    small = normalizers.Lowercase()
-    copy.normalizer = small if copy.normalizer is None else normalizers.Sequence([small, copy.normalizer])
+    lowercase = normalizers.Lowercase()
+    copy.normalizer = lowercase if copy.normalizer is None else normalizers.Sequence([lowercase, copy.normalizer])
     text: str = copy.to_str()
     return text
 
 
-def _open(folder: Path, specials: Specials, hidden: re.Pattern[str] | None) -> list[Library]:
+def _open(folder: Path, specials: SpecialIds, hidden_tokens: re.Pattern[str] | None) -> list[ForeignTokenizer]:
     """One tokenizer for both sides, or one for each."""
-    if read_json(folder, NAME):
-        return [_whole(folder, hidden)]
-    listed = read_json(folder, LIST)
-    files = [name for name in (*MODELS, JOINT) if inside(folder, name).is_file()]
-    if not files or not listed:
+    if read_json(folder, TOKENIZER):
+        return [_open_fast(folder, hidden_tokens)]
+    vocabulary = read_json(folder, VOCABULARY)
+    files = [name for name in (*MODELS, MULTILINGUAL_MODEL) if inside(folder, name).is_file()]
+    if not files or not vocabulary:
         raise InputError(
-            f"there is no {NAME}",
+            f"there is no {TOKENIZER}",
             where=str(folder),
             remedy="save it from a fast tokenizer: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
-    if not all(isinstance(number, int) and number >= 0 for number in listed.values()):
-        raise InputError("expected pieces with their numbers", where=str(folder / LIST), remedy="fetch it again")
-    found = []
-    unknown, frame = listed.get("<unk>"), [] if specials.end is None else [specials.end]
-    for name in [JOINT] if files == [JOINT] else MODELS:
-        model = read_model(folder, name)
-        spelt = {piece for piece, _, kind in model.pieces if kind in (NORMAL, USER)}
-        codes = {piece: number for piece, number in listed.items() if CODE.fullmatch(piece) and piece not in spelt}
-        codes |= read_codes(folder, len(listed)) if name == JOINT else {}
-        every = {**listed, **codes}
-        backend, numbers = library(model, every, codes)
-        names = {number: piece for piece, number in every.items()}
-        found.append(Library(backend, names, numbers, frame, unknown, codes))
-    return found
+    if not all(isinstance(number, int) and number >= 0 for number in vocabulary.values()):
+        raise InputError("expected pieces with their ids", where=str(folder / VOCABULARY), remedy="fetch it again")
+    names = [MULTILINGUAL_MODEL] if files == [MULTILINGUAL_MODEL] else MODELS
+    return [_open_sentencepiece(folder, name, vocabulary, specials) for name in names]
 
 
-def _whole(folder: Path, hidden: re.Pattern[str] | None) -> Library:
+def _open_sentencepiece(folder: Path, name: str, vocabulary: dict[str, int], specials: SpecialIds) -> ForeignTokenizer:
+    model = read_model(folder, name)
+    spelt = {piece for piece, _, kind in model.pieces if kind in (NORMAL, USER)}
+    codes = {
+        piece: number for piece, number in vocabulary.items() if LANGUAGE_CODE.fullmatch(piece) and piece not in spelt
+    }
+    codes |= read_codes(folder, len(vocabulary)) if name == MULTILINGUAL_MODEL else {}
+    every = {**vocabulary, **codes}
+    backend, ids = sentencepiece_tokenizer(model, every, codes)
+    pieces = {number: piece for piece, number in every.items()}
+    template = [] if specials.end is None else [specials.end]
+    return ForeignTokenizer(backend, pieces, ids, template, vocabulary.get("<unk>"), codes)
+
+
+def _open_fast(folder: Path, hidden_tokens: re.Pattern[str] | None) -> ForeignTokenizer:
     from tokenizers import Tokenizer as Backend
 
     try:
-        backend = Backend.from_file(str(inside(folder, NAME)))
+        backend = Backend.from_file(str(inside(folder, TOKENIZER)))
     except Exception as error:  # the library raises bare Exception
-        raise InputError(f"not a tokenizer: {error}", where=str(folder / NAME), remedy="fetch it again") from None
-    if hidden is not None:
-        named = [one.content for one in backend.get_added_tokens_decoder().values()]
-        backend.add_special_tokens([name for name in named if hidden.fullmatch(name)])
+        raise InputError(f"not a tokenizer: {error}", where=str(folder / TOKENIZER), remedy="fetch it again") from None
+    if hidden_tokens is not None:
+        added = [one.content for one in backend.get_added_tokens_decoder().values()]
+        backend.add_special_tokens([name for name in added if hidden_tokens.fullmatch(name)])
     backend.no_padding()
     backend.no_truncation()
-    names = {number: piece for piece, number in backend.get_vocab(with_added_tokens=True).items()}
+    pieces = {number: piece for piece, number in backend.get_vocab(with_added_tokens=True).items()}
     special = {one.content: number for number, one in backend.get_added_tokens_decoder().items() if one.special}
-    same = {number: number for number in names}
-    return Library(backend, names, same, backend.encode("").ids, _unknown(folder, backend), special)
+    same = {number: number for number in pieces}
+    return ForeignTokenizer(backend, pieces, same, backend.encode("").ids, _unknown_id(folder, backend), special)
 
 
-def _unknown(folder: Path, backend: Any) -> int | None:
-    """What stands for text that has no piece."""
+def _unknown_id(folder: Path, backend: Any) -> int | None:
     model = json.loads(backend.to_str())["model"]
     if isinstance(model.get("unk_id"), int):
         return int(model["unk_id"])
-    named = _text(read_json(folder, "tokenizer_config.json").get("unk_token") or model.get("unk_token"))
+    named = _token_text(read_json(folder, CONFIG).get("unk_token") or model.get("unk_token"))
     number: int | None = backend.token_to_id(named) if isinstance(named, str) else None
     return number
+
+
+def write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, rows: ExportRows, *, source_eos: bool, max_length: int, masked_lm: bool = False
+) -> None:
+    """Writes tokenizer.json and tokenizer_config.json. `masked_lm`: <unk> stands for the mask token."""
+    imported = tokenizer.kind == GIVEN
+    vocabulary = tokenizer.vocabulary
+    backend = _imported_backend(vocabulary, rows) if imported else _trained_backend(vocabulary, folder)
+    end = rows.special_id(EOS)
+    if source_eos and end is not None and (not imported or backend.post_processor is None):
+        from tokenizers import processors
+
+        name = backend.id_to_token(end)
+        backend.post_processor = processors.TemplateProcessing(single=f"$A {name}", special_tokens=[(name, end)])
+    keys = {"mask_token" if masked_lm and key == "unk_token" else key: native for key, native in TOKEN_KEYS.items()}
+    ids = {key: rows.special_id(native) for key, native in keys.items()}
+    named = {key: backend.id_to_token(number) for key, number in ids.items() if number is not None}
+    content = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        **{key: piece for key, piece in named.items() if piece is not None},
+    }
+    write_file(folder / TOKENIZER, backend.to_str(pretty=True).encode())
+    write_file(folder / CONFIG, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _imported_backend(vocabulary: Vocabulary, rows: ExportRows) -> Any:
+    """As it was imported, except that pieces which only the other language can spell decode without their mark."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders
+
+    backend = Backend.from_str(vocabulary.library)
+    if rows.new_start:
+        backend.add_special_tokens([START])
+    if UNREACHABLE in vocabulary.library or json.dumps(UNREACHABLE)[1:-1] in vocabulary.library:
+        backend.decoder = decoders.Sequence([decoders.Replace(UNREACHABLE, ""), backend.decoder])
+    return backend
+
+
+def _trained_backend(vocabulary: Vocabulary, folder: Path) -> Any:
+    """With plain names for the special tokens, which no text can spell here, but can in the transformers library."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders
+
+    content = json.loads(vocabularies.backend(vocabulary).to_str())
+    pieces = content["model"]["vocab"]
+    if taken := set(SPECIALS) & set(vocabulary.pieces[len(SPECIALS) :]):
+        raise InputError(
+            f"{min(taken)} is a word of this vocabulary, and a special token of the transformers library",
+            where=str(folder),
+            remedy="use --to bundle or --to onnx, which keep the tokenizers of the run",
+        )
+    if isinstance(pieces, dict):
+        by_number = sorted(pieces.items(), key=lambda item: item[1])
+        content["model"]["vocab"] = {
+            SPECIALS[number] if number < len(SPECIALS) else piece: number for piece, number in by_number
+        }
+    else:
+        for number, name in enumerate(SPECIALS):
+            pieces[number][0] = name
+    if content["model"].get("unk_token") is not None:
+        content["model"]["unk_token"] = SPECIALS[UNK]
+    backend = Backend.from_str(json.dumps(content))
+    backend.add_special_tokens(list(SPECIALS))
+    if vocabulary.kind in ("bpe", "unigram"):
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    elif vocabulary.kind == "bytes":
+        backend.decoder = decoders.ByteLevel()
+    elif vocabulary.kind == "chars":
+        backend.decoder = decoders.Fuse()
+    return backend

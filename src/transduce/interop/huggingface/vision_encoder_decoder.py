@@ -1,64 +1,60 @@
-"""A Vision Transformer that reads and a decoder that writes: GPT-2, TrOCR, BERT, RoBERTa.
+"""VisionEncoderDecoderModel: a ViT or DeiT encoder with a GPT-2, TrOCR, BERT or RoBERTa decoder.
 
-Each side has settings of its own in config.json, and its own part of the weights. Where a matrix stands between the
-two, it is multiplied into the keys and values of the decoder, which are all that read it.
+config.json nests a config for each side. The projection between encoder and decoder (enc_to_dec_proj) is multiplied
+into the keys and values of cross-attention, which alone read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from transduce.errors import InputError
 from transduce.interop.huggingface import bart, bert, gpt2, vit
-from transduce.interop.huggingface.family import Family, Place, Settings
+from transduce.interop.huggingface.family import Config, Content, Family, TensorMap, WeightMap, Weights
 
-ARCHITECTURE, BETWEEN = "VisionEncoderDecoderModel", "between"
-SEEN = {f"encoder.{theirs}": ours for theirs, ours in vit.TABLE.items()}
-ROWS = {f"encoder.{theirs}": vit.SPECIAL[theirs] for theirs in vit.SPECIAL if theirs.startswith("embeddings.")}
-JOINT = {f"enc_to_dec_proj.{leaf}": Place((f"{BETWEEN}.{leaf}",)) for leaf in ("weight", "bias")}
+PROJECTION = "enc_to_dec_proj"
+ENCODER = {f"encoder.{hf}": native for hf, native in vit.MODULES.items()}
+ENCODER_TENSORS = {f"encoder.{hf}": vit.TENSORS[hf] for hf in vit.TENSORS if hf.startswith("embeddings.")}
+PROJECTION_TENSORS = {f"{PROJECTION}.{leaf}": TensorMap((f"{PROJECTION}.{leaf}",)) for leaf in ("weight", "bias")}
 POOLER = ("encoder.pooler.dense.weight", "encoder.pooler.dense.bias")
 
-# GPT-2 with a look at the memory between its two halves.
+# GPT-2 with cross-attention between self-attention and feed-forward.
 CROSS = "decoder.blocks.*.cross"
 GPT2 = {
-    **{f"decoder.transformer.{theirs}": ours for theirs, ours in gpt2.TABLE.items()},
+    **{f"decoder.transformer.{hf}": native for hf, native in gpt2.MODULES.items()},
     "decoder.transformer.h.*.ln_cross_attn": "decoder.blocks.*.residuals.1.norm",
     "decoder.transformer.h.*.ln_2": "decoder.blocks.*.residuals.2.norm",
 }
-GPT2_SPECIAL = {
-    **{f"decoder.transformer.{theirs}": place for theirs, place in gpt2.SPECIAL.items()},
+GPT2_TENSORS = {
+    **{f"decoder.transformer.{hf}": tensor for hf, tensor in gpt2.TENSORS.items()},
     **{
-        f"decoder.transformer.h.*.crossattention.{theirs}.{leaf}": Place(
-            tuple(f"{CROSS}.{name}.{leaf}" for name in names), gpt2.parted(len(names))
+        f"decoder.transformer.h.*.crossattention.{hf}.{leaf}": TensorMap(
+            tuple(f"{CROSS}.{name}.{leaf}" for name in names), gpt2.split_transposed(len(names))
         )
-        for theirs, names in (("q_attn", ("query",)), ("c_attn", ("key", "value")), ("c_proj", ("output",)))
+        for hf, names in (("q_attn", ("query",)), ("c_attn", ("key", "value")), ("c_proj", ("output",)))
         for leaf in ("weight", "bias")
     },
 }
-GPT2_ASIDE = tuple(
+GPT2_IGNORED = tuple(
     f"decoder.transformer.h.*.{part}.{leaf}" for part in ("attn", "crossattention") for leaf in ("bias", "masked_bias")
 )
-INSIDE = "decoder.model.decoder"
+TROCR_DECODER = "decoder.model.decoder"
 TROCR = {
-    **{f"{INSIDE}.layers.*.{theirs}": f"decoder.blocks.*.{ours}" for theirs, ours in bart.DECODER.items()},
-    f"{INSIDE}.layernorm_embedding": "decoder.entry",
+    **{f"{TROCR_DECODER}.layers.*.{hf}": f"decoder.blocks.*.{native}" for hf, native in bart.DECODER.items()},
+    f"{TROCR_DECODER}.layernorm_embedding": "decoder.entry",
 }
-WORDS = f"{INSIDE}.embed_tokens.weight"
-SPOKEN = "decoder.output_projection.weight"
-PLACES = {
-    f"{INSIDE}.embed_positions.weight": bart.POSITIONS["model.decoder.embed_positions.weight"],
+WORD_TABLE = f"{TROCR_DECODER}.embed_tokens.weight"
+OUTPUT_MATRIX = "decoder.output_projection.weight"
+POSITIONS = {
+    f"{TROCR_DECODER}.embed_positions.weight": bart.POSITIONS["model.decoder.embed_positions.weight"],
 }
-# What reads both ways elsewhere, as a decoder: it looks at the memory, and has a layer before its output.
-BERT = {
-    **{f"encoder.layer.*.{theirs}": f"decoder.blocks.*.{ours}" for theirs, ours in bert.LAYER.items()},
+# BERT as a decoder: cross-attention, and a hidden layer before the output.
+BERT_DECODER = {
+    **{f"encoder.layer.*.{hf}": f"decoder.blocks.*.{native}" for hf, native in bert.LAYER.items()},
     **{
-        f"encoder.layer.*.crossattention.{theirs}": f"{CROSS}.{ours}"
-        for theirs, ours in (
+        f"encoder.layer.*.crossattention.{hf}": f"{CROSS}.{native}"
+        for hf, native in (
             ("self.query", "query"), ("self.key", "key"), ("self.value", "value"), ("output.dense", "output"),
         )
     },
@@ -66,15 +62,15 @@ BERT = {
     "encoder.layer.*.output.LayerNorm": "decoder.blocks.*.residuals.2.norm",
     "embeddings.LayerNorm": "decoder.entry",
 }  # fmt: skip
-DEEP = {bert.HIDDEN: "decoder.output.before.0", bert.NORM: "decoder.output.before.2"}
+DEEP_OUTPUT = {bert.MLM_DENSE: "decoder.output.before.0", bert.MLM_NORM: "decoder.output.before.2"}
 TOKENS = ("decoder.embedding.table.weight", "decoder.output.layer.weight")
-WRITERS = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "Roberta", "camembert": "Roberta"}
+BERT_KINDS = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "Roberta", "camembert": "Roberta"}
 
 
-def _joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """W (P m + p) + b = (W P) m + (W p + b)"""
-    weights = bert.one_segment(vit.joined(weights), "decoder")
-    matrix, offset = (weights.pop(f"{BETWEEN}.{leaf}", None) for leaf in ("weight", "bias"))
+def _combine(weights: Weights) -> Weights:
+    """Folds the projection P m + p into keys and values: W (P m + p) + b = (W P) m + (W p + b)"""
+    weights = bert.fold_segments(vit.combine_tokens(weights), "decoder")
+    matrix, offset = (weights.pop(f"{PROJECTION}.{leaf}", None) for leaf in ("weight", "bias"))
     if matrix is None or offset is None:
         return weights
     for name in [name for name in weights if name.endswith((".cross.key.weight", ".cross.value.weight"))]:
@@ -84,135 +80,131 @@ def _joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-@dataclass(frozen=True)
-class Written:
-    """The names of what writes, as `Family` has them."""
-
-    table: Mapping[str, str]
-    special: Mapping[str, Place]
-    copies: Mapping[str, str]
-    aside: tuple[str, ...]
-
-
-CAPTION = Written(GPT2, GPT2_SPECIAL, {"decoder.lm_head.weight": "decoder.transformer.wte.weight"}, GPT2_ASIDE)
-
-
-def flattened(settings: Settings) -> Settings:
-    """The settings of the decoder, with those of the whole on top: tokens are the decoder's affair."""
-    sides = [settings.content.get(side) for side in ("encoder", "decoder")]
+def _flatten(config: Config) -> Config:
+    """The values of the decoder, overridden by those of the whole: tokens are read by the decoder."""
+    sides = [config.content.get(side) for side in ("encoder", "decoder")]
     if not all(isinstance(side, dict) for side in sides):
-        raise InputError("encoder and decoder have no settings", where=settings.where, remedy="fetch the folder again")
-    own = {name: value for name, value in settings.content.items() if value is not None}
-    return Settings({**(sides[1] or {}), **own}, settings.where)
+        raise InputError(
+            "config.json has no encoder and decoder section", where=config.where, remedy="fetch the folder again"
+        )
+    own = {name: value for name, value in config.content.items() if value is not None}
+    return Config({**(sides[1] or {}), **own}, config.where)
 
 
-def _side(settings: Settings, name: str) -> Settings:
-    return Settings(settings.content[name], f"{settings.where}: {name}")
+def _side(config: Config, name: str) -> Config:
+    return Config(config.content[name], f"{config.where}: {name}")
 
 
-def _captioner(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    own = dict(settings.content)
-    own["add_cross_attention"] = False  # which is asked for here, and unknown to GPT-2 alone
-    return gpt2.model(Settings(own, settings.where), names)
+def _decoder_type(config: Config) -> str:
+    encoder, decoder = (str(_side(config, side).content.get("model_type")) for side in ("encoder", "decoder"))
+    if encoder not in ("vit", "deit") or decoder not in ("gpt2", "trocr", *BERT_KINDS):
+        raise InputError(
+            f"{encoder} with {decoder} cannot be imported",
+            where=config.where,
+            remedy=f"supported: vit or deit, with gpt2, trocr, {', '.join(BERT_KINDS)}",
+        )
+    return decoder
 
 
-def _reader(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    settings.only("is_decoder", True)
-    width = "d_model" if "d_model" in settings.content else "hidden_size"
-    position: dict[str, Any] = {"kind": "learned", "longest": settings.count("max_position_embeddings", 512)}
-    if not settings.flag("use_learned_position_embeddings", True):
-        position = {**bart.MARIAN, "inclusive": True, "first": settings.count("pad_token_id", 1) + 1}
+def _gpt2(config: Config, names: Collection[str]) -> Content:
+    # Cross-attention is expected here, though GPT-2 on its own must not have it.
+    return gpt2.to_recipe(Config({**config.content, "add_cross_attention": False}, config.where), names)
+
+
+def _trocr(config: Config, names: Collection[str]) -> Content:
+    config.require("is_decoder", True)
+    width = "d_model" if "d_model" in config.content else "hidden_size"
+    position: Content = {"kind": "learned", "longest": config.count("max_position_embeddings", 512)}
+    if not config.flag("use_learned_position_embeddings", True):
+        position = {**bart.SINUSOIDAL, "inclusive": True, "first": config.count("pad_token_id", 1) + 1}
     decoder = {
         "kind": "transformer",
-        "layers": settings.count("decoder_layers"),
-        "width": settings.count(width),
-        "heads": settings.count("decoder_attention_heads"),
-        "ff_width": settings.count("decoder_ffn_dim"),
-        "activation": settings.activation("activation_function", "gelu"),
+        "layers": config.count("decoder_layers"),
+        "width": config.count(width),
+        "heads": config.count("decoder_attention_heads"),
+        "ff_width": config.count("decoder_ffn_dim"),
+        "activation": config.activation("activation_function", "gelu"),
         "norm": "post",
-        "embedding_norm": settings.flag("layernorm_embedding", True),
+        "embedding_norm": config.flag("layernorm_embedding", True),
         "position": position,
-        "dropout": settings.rate("dropout"),
-        "attention_dropout": settings.rate("attention_dropout"),
-        "activation_dropout": settings.rate("activation_dropout"),
+        "dropout": config.rate("dropout"),
+        "attention_dropout": config.rate("attention_dropout"),
+        "activation_dropout": config.rate("activation_dropout"),
     }
-    tied = settings.flag("tie_word_embeddings", True)
-    return {
-        "decoder": decoder,
-        "tie": "target" if tied else "none",
-        "scale_embedding": settings.flag("scale_embedding"),
-    }
+    tied = config.flag("tie_word_embeddings", True)
+    return {"decoder": decoder, "tie": "target" if tied else "none", "scale_embedding": config.flag("scale_embedding")}
 
 
-def _filler(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    settings.only("hidden_act", "gelu")
-    settings.only("tie_word_embeddings", True)
-    settings.only("is_decoder", True)
-    own = {**settings.content, "is_decoder": False}  # which is asked for here, and unknown to BERT alone
-    decoder = bert.ENCODERS[WRITERS[own["model_type"]]](Settings(own, settings.where))
+def _bert(config: Config, names: Collection[str]) -> Content:
+    config.require("hidden_act", "gelu")
+    config.require("tie_word_embeddings", True)
+    config.require("is_decoder", True)
+    as_encoder = {**config.content, "is_decoder": False}  # required by BERT on its own
+    decoder = bert.ENCODERS[BERT_KINDS[as_encoder["model_type"]]](Config(as_encoder, config.where))
     return {"decoder": decoder, "tie": "target", "scale_embedding": False, "output": "deep"}
 
 
-def _filling(kind: str) -> Written:
-    """Names as BERT and RoBERTa have them, inside a decoder."""
-    inside, (modules, bias, copies) = f"decoder.{kind.lower()}", bert.FILLERS[kind]
-    first = bert.BEFORE_FIRST if kind == "Roberta" else 0
-    return Written(
+def _bert_weights(kind: str) -> WeightMap:
+    inside, (modules, bias, tied) = f"decoder.{kind.lower()}", bert.MLM_HEADS[kind]
+    offset = bert.POSITION_OFFSET if kind == "Roberta" else 0
+    return WeightMap(
         {
-            **{f"{inside}.{theirs}": ours for theirs, ours in BERT.items()},
-            **{f"decoder.{theirs}": DEEP[ours] for theirs, ours in modules.items()},
+            **{f"{inside}.{hf}": native for hf, native in BERT_DECODER.items()},
+            **{f"decoder.{hf}": DEEP_OUTPUT[native] for hf, native in modules.items()},
         },
         {
-            f"{inside}.{bert.WORDS}": Place(TOKENS),
-            f"{inside}.{bert.PLACES}": Place(("decoder.position.table.weight",), lambda table: [table[first:]]),
-            f"{inside}.embeddings.token_type_embeddings.weight": Place((bert.SEGMENTS,)),
-            f"decoder.{bias}": Place((TOKENS[1].replace("weight", "bias"),)),
+            f"{inside}.{bert.WORD_TABLE}": TensorMap(TOKENS),
+            f"{inside}.{bert.POSITION_TABLE}": TensorMap(
+                ("decoder.position.table.weight",), lambda table: [table[offset:]]
+            ),
+            f"{inside}.embeddings.token_type_embeddings.weight": TensorMap((bert.SEGMENTS,)),
+            f"decoder.{bias}": TensorMap((TOKENS[1].replace("weight", "bias"),)),
         },
         {
-            f"decoder.{copy}": f"{inside}.{one}" if one == bert.WORDS else f"decoder.{one}"
-            for copy, one in copies.items()
+            f"decoder.{copy}": f"{inside}.{original}" if original == bert.WORD_TABLE else f"decoder.{original}"
+            for copy, original in tied.items()
         },
         (f"{inside}.embeddings.position_ids",),
     )
 
 
-def _printed(decoder: Settings) -> Written:
-    tied, learned = (decoder.flag(one, True) for one in ("tie_word_embeddings", "use_learned_position_embeddings"))
-    words = {WORDS: Place(TOKENS)} if tied else {WORDS: Place(TOKENS[:1]), SPOKEN: Place(TOKENS[1:])}
-    return Written(TROCR, {**words, **(PLACES if learned else {})}, {SPOKEN: WORDS} if tied else {}, ())
+def _trocr_weights(config: Config) -> WeightMap:
+    tied, learned = (config.flag(one, True) for one in ("tie_word_embeddings", "use_learned_position_embeddings"))
+    tensors = {WORD_TABLE: TensorMap(TOKENS)}
+    if not tied:
+        tensors = {WORD_TABLE: TensorMap(TOKENS[:1]), OUTPUT_MATRIX: TensorMap(TOKENS[1:])}
+    return WeightMap(TROCR, {**tensors, **(POSITIONS if learned else {})}, {OUTPUT_MATRIX: WORD_TABLE} if tied else {})
 
 
-def family(settings: Settings, names: Collection[str]) -> Family:
-    """By what its two sides are."""
-    encoder, decoder = (_side(settings, name) for name in ("encoder", "decoder"))
-    sees, writes = (str(one.content.get("model_type")) for one in (encoder, decoder))
-    if sees not in ("vit", "deit") or writes not in ("gpt2", "trocr", *WRITERS):
-        raise InputError(
-            f"{sees} with {writes} cannot be imported",
-            where=settings.where,
-            remedy=f"vit or deit, with gpt2, trocr, {', '.join(WRITERS)}",
-        )
-    if writes == "gpt2":
-        make, written = _captioner, CAPTION
-    elif writes == "trocr":
-        make, written = _reader, _printed(decoder)
-    else:
-        make, written = _filler, _filling(WRITERS[writes])
+def _decoder_weights(config: Config) -> WeightMap:
+    decoder = _decoder_type(config)
+    if decoder == "gpt2":
+        return WeightMap(GPT2, GPT2_TENSORS, {"decoder.lm_head.weight": "decoder.transformer.wte.weight"}, GPT2_IGNORED)
+    return _trocr_weights(_side(config, "decoder")) if decoder == "trocr" else _bert_weights(BERT_KINDS[decoder])
 
-    def model(whole: Settings, names: Collection[str]) -> dict[str, Any]:
-        read = {name.removeprefix("encoder.") for name in names if name.startswith("encoder.")}
-        eye = vit.model(_side(whole, "encoder"), read)["encoder"]
-        return {"encoder": eye, **make(_side(whole, "decoder"), names)}
 
-    def sources(folder: Path, whole: Settings) -> dict[str, Any]:
-        return {"picture": vit.picture(folder, _side(whole, "encoder"))}
-
-    return Family(
-        model,
-        {**SEEN, **written.table},
-        {**ROWS, **JOINT, **written.special},
-        copies=written.copies,
-        aside=(*POOLER, *written.aside),
-        joined=_joined,
-        sources=sources,
+def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
+    decoder = _decoder_weights(config)
+    return WeightMap(
+        {**ENCODER, **decoder.modules},
+        {**ENCODER_TENSORS, **PROJECTION_TENSORS, **decoder.tensors},
+        decoder.tied,
+        (*POOLER, *decoder.ignored),
+        combine=_combine,
     )
+
+
+def _to_recipe(config: Config, names: Collection[str]) -> Content:
+    inner = {name.removeprefix("encoder.") for name in names if name.startswith("encoder.")}
+    encoder = vit.to_recipe(_side(config, "encoder"), inner)["encoder"]
+    make = {"gpt2": _gpt2, "trocr": _trocr}.get(_decoder_type(config), _bert)
+    return {"encoder": encoder, **make(_side(config, "decoder"), names)}
+
+
+def _read_sources(folder: Path, config: Config) -> Content:
+    return vit.read_preprocessing(folder, _side(config, "encoder"))
+
+
+FAMILIES = {
+    "VisionEncoderDecoderModel": Family(_to_recipe, _weight_map, flatten=_flatten, read_sources=_read_sources),
+}

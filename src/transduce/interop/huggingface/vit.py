@@ -1,29 +1,26 @@
-"""Vision Transformers and DeiT: an encoder of patches with a learned row before them, norm before, and one matrix.
+"""Vision Transformer (ViT) and DeiT: an image classifier over patches, pre-norm, with one or two learned tokens.
 
-The learned rows and the places of the patches stand in one table there; here the places of the former are added to
-them. How a picture is brought to numbers stands in preprocessor_config.json.
+The positions of learned tokens and patches are one table in the file; here the positions of the learned tokens are
+added to the tokens. preprocessor_config.json describes the preprocessing of images.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from transduce import build
 from transduce.errors import InputError
-from transduce.interop.huggingface.family import Family, Imported, Place, Settings
-from transduce.interop.huggingface.folder import Stored, read_json
-from transduce.interop.huggingface.labels import after_specials, read_labels, without_specials
-from transduce.interop.huggingface.tokenizers import Rows
-from transduce.interop.huggingface.weights import check, fill
-from transduce.layers.meta_init import outlined
-from transduce.recipe import parse
+from transduce.interop.huggingface.bert import encoder_sizes
+from transduce.interop.huggingface.family import Config, Content, Family, Names, TensorMap, WeightMap, Weights
+from transduce.interop.huggingface.folder import read_json
+from transduce.interop.huggingface.heads import after_specials, without_specials
+from transduce.recipe import Recipe
 
+PREPROCESSOR = "preprocessor_config.json"
 LAYER = {
     "layernorm_before": "residuals.0.norm",
     "attention.attention.query": "own.attention.query",
@@ -34,115 +31,149 @@ LAYER = {
     "intermediate.dense": "feed_forward.grow",
     "output.dense": "feed_forward.shrink",
 }
-TABLE = {
+MODULES = {
     "embeddings.patch_embeddings.projection": "encoder.embedding.patch",
-    **{f"encoder.layer.*.{theirs}": f"encoder.blocks.*.{ours}" for theirs, ours in LAYER.items()},
+    **{f"encoder.layer.*.{hf}": f"encoder.blocks.*.{native}" for hf, native in LAYER.items()},
     "layernorm": "encoder.norm",
 }
-SECOND_ROW = "embeddings.distillation_token"
-FIRST, SECOND, PLACES = "cls", "distillation", "encoder.embedding.places.table"
-SPECIAL = {
-    "embeddings.cls_token": Place((FIRST,)),
-    SECOND_ROW: Place((SECOND,)),
-    "embeddings.position_embeddings": Place((PLACES,)),
-    "classifier.weight": Place(("head.layers.1.weight",), after_specials, without_specials),
-    "classifier.bias": Place(("head.layers.1.bias",), after_specials, without_specials),
+DISTILLATION_TOKEN = "embeddings.distillation_token"
+CLS, DISTILLATION, POSITION_TABLE = "cls", "distillation", "encoder.embedding.places.table"
+TENSORS = {
+    "embeddings.cls_token": TensorMap((CLS,)),
+    DISTILLATION_TOKEN: TensorMap((DISTILLATION,)),
+    "embeddings.position_embeddings": TensorMap((POSITION_TABLE,)),
+    "classifier.weight": TensorMap(("head.layers.1.weight",), after_specials, without_specials),
+    "classifier.bias": TensorMap(("head.layers.1.bias",), after_specials, without_specials),
 }
-# preprocessor_config.json where there is none, or no word on it
-USUAL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
-SMOOTH = {2: "bilinear", 3: "bicubic"}
+# Defaults of preprocessor_config.json.
+PREPROCESSING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+INTERPOLATION = {2: "bilinear", 3: "bicubic"}
+RESAMPLE = {name: number for number, name in INTERPOLATION.items()}
 
 
-def joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """1 1 D each and 1 L+S D -> L D with its places, and S D."""
-    leading = [weights.pop(name)[0] for name in (FIRST, SECOND) if name in weights]
-    if leading and PLACES in weights:
-        table = weights[PLACES][0]
-        weights[PLACES] = table[len(leading) :]
+def combine_tokens(weights: Weights) -> Weights:
+    """1 1 D each and 1 L+S D -> L D with their positions, and S D."""
+    leading = [weights.pop(name)[0] for name in (CLS, DISTILLATION) if name in weights]
+    if leading and POSITION_TABLE in weights:
+        table = weights[POSITION_TABLE][0]
+        weights[POSITION_TABLE] = table[len(leading) :]
         weights["encoder.embedding.first"] = torch.cat(leading) + table[: len(leading)]
     return weights
 
 
-def parted(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The way back: the leading rows have their places in them, so there they stand at places that are zero."""
+def _separate_tokens(weights: Weights) -> Weights:
+    """The learned tokens keep their positions, so the table has zeros for them."""
     leading = weights.pop("encoder.embedding.first", None)
     if leading is not None:
-        weights |= {name: row[None, None] for name, row in zip((FIRST, SECOND), leading, strict=False)}
-        weights[PLACES] = torch.cat((torch.zeros_like(leading), weights[PLACES]))[None]
+        weights |= {name: row[None, None] for name, row in zip((CLS, DISTILLATION), leading, strict=False)}
+        weights[POSITION_TABLE] = torch.cat((torch.zeros_like(leading), weights[POSITION_TABLE]))[None]
     return weights
 
 
-def model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    settings.only("qkv_bias", True)
+def to_recipe(config: Config, names: Collection[str]) -> Content:
+    config.require("qkv_bias", True)
     encoder = {
         "kind": "transformer",
-        "layers": settings.count("num_hidden_layers"),
-        "width": settings.count("hidden_size"),
-        "heads": settings.count("num_attention_heads"),
-        "ff_width": settings.count("intermediate_size"),
-        "activation": settings.activation("hidden_act", "gelu"),
+        "layers": config.count("num_hidden_layers"),
+        "width": config.count("hidden_size"),
+        "heads": config.count("num_attention_heads"),
+        "ff_width": config.count("intermediate_size"),
+        "activation": config.activation("hidden_act", "gelu"),
         "norm": "pre",
-        "norm_eps": settings.rate("layer_norm_eps", 1e-12),
+        "norm_eps": config.rate("layer_norm_eps", 1e-12),
         "position": "none",
-        "dropout": settings.rate("hidden_dropout_prob"),
-        "attention_dropout": settings.rate("attention_probs_dropout_prob"),
+        "dropout": config.rate("hidden_dropout_prob"),
+        "attention_dropout": config.rate("attention_probs_dropout_prob"),
         "front": {
             "kind": "patches",
-            "patch": settings.count("patch_size", 16),
-            "leading": 2 if SECOND_ROW in names else 1,
+            "patch": config.count("patch_size", 16),
+            "leading": 2 if DISTILLATION_TOKEN in names else 1,
         },
     }
     return {"encoder": encoder, "head": {"kind": "classifier", "pooling": "first", "activation": "none", "dropout": 0}}
 
 
-FAMILIES = {
-    f"{name}ForImageClassification": Family(
-        model, TABLE, SPECIAL, joined=joined, parted=parted, prefix=f"{name.lower()}.", labels="labels"
-    )
-    for name in ("ViT", "DeiT")
-}
+def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
+    def write(recipe: Recipe, pad_id: int | None) -> Content | None:
+        encoder = recipe.model.encoder
+        if encoder is None or recipe.model.head is None or not recipe.data.sources:
+            return None
+        height, _, channels = encoder["front"]["shape"]
+        return {
+            "model_type": model_type,
+            "image_size": height,
+            "patch_size": encoder["front"]["patch"],
+            "num_channels": channels,
+            **encoder_sizes(encoder),
+            "qkv_bias": True,
+        }
+
+    return write
 
 
-def read(folder: Path, settings: Settings, family: Family, stored: Mapping[str, Stored]) -> Imported:
-    """Everything is checked by name and shape before any number is read."""
-    labels = read_labels(settings, family.labels)
-    content = {
-        "data": {"sources": {"picture": picture(folder, settings)}},
-        "tokens": {"source": {"kind": "labels"}, "target": {"kind": "labels", "size": labels.size}},
-        "model": family.model(settings, stored),
-        "generation": {"strategy": "greedy"},
-        "evaluation": {"metrics": ("accuracy",)},
-    }
-    recipe = build.complete_recipe(parse(content, settings.where), settings.where)
-    with outlined():
-        network = build.build_model(recipe.model, labels.size, labels.size)
-    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    nothing = Rows((), 0)  # there are no tokens but the labels
-    check(family, stored, wanted, nothing, str(folder))
-    return Imported(recipe, (labels, labels), fill(family, stored, nothing, wanted))
-
-
-def picture(folder: Path, settings: Settings) -> dict[str, Any]:
-    """How a picture is read, in our options."""
-    given = read_json(folder, "preprocessor_config.json")
-    told = {**USUAL, **(given or read_json(folder, "processor_config.json").get("image_processor") or {})}
-    where = str(folder / "preprocessor_config.json")
-    size = settings.count("image_size", 224)
+def read_preprocessing(folder: Path, config: Config) -> Content:
+    """data.sources: size, cropping and normalisation of images."""
+    given = read_json(folder, PREPROCESSOR)
+    content = {**PREPROCESSING, **(given or read_json(folder, "processor_config.json").get("image_processor") or {})}
+    where = str(folder / PREPROCESSOR)
     mean, spread = (
-        tuple(told[name]) if isinstance(told[name], list) else (0.0,) for name in ("image_mean", "image_std")
+        tuple(content[name]) if isinstance(content[name], list) else (0.0,) for name in ("image_mean", "image_std")
     )
-    if told.get("do_normalize") is False:
+    if content.get("do_normalize") is False:
         mean, spread = (0.0,), (1.0,)
-    if told["resample"] not in SMOOTH:
-        raise InputError(f"resample: {told['resample']!r} is not known", where=where, remedy="2 and 3 are")
-    if told.get("do_center_crop"):
-        warnings.warn(f"{where}: pictures are cut to their middle without being enlarged first", stacklevel=2)
-    return {
+    if content["resample"] not in INTERPOLATION:
+        raise InputError(
+            f"resample: {content['resample']!r} is not supported", where=where, remedy="2 (bilinear) or 3 (bicubic)"
+        )
+    if content.get("do_center_crop"):
+        warnings.warn(f"{where}: images are centre-cropped without being enlarged first", stacklevel=2)
+    image = {
         "kind": "image",
-        "size": size,
-        "channels": settings.count("num_channels", 3),
-        "fitted": "crop" if told.get("do_center_crop") else "stretch",
-        "smooth": SMOOTH[told["resample"]],
+        "size": config.count("image_size", 224),
+        "channels": config.count("num_channels", 3),
+        "fitted": "crop" if content.get("do_center_crop") else "stretch",
+        "smooth": INTERPOLATION[content["resample"]],
         "mean": mean,
         "spread": spread,
     }
+    return {"picture": image}
+
+
+def _write_preprocessing(recipe: Recipe) -> Content:
+    """preprocessor_config.json"""
+    image = next(iter(recipe.data.sources.values()))
+    assert isinstance(image, Mapping)
+    per_channel = {
+        name: list(image[name]) * (image["channels"] if len(image[name]) == 1 else 1) for name in ("mean", "spread")
+    }
+    content = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": image["size"], "width": image["width"] or image["size"]},
+        "resample": RESAMPLE[image["smooth"]],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": per_channel["mean"],
+        "image_std": per_channel["spread"],
+    }
+    return {PREPROCESSOR: content}
+
+
+def _required_names(config: Mapping[str, Any]) -> Names:
+    return (DISTILLATION_TOKEN,) if config["model_type"] == "deit" else ()
+
+
+FAMILIES = {
+    f"{name}ForImageClassification": Family(
+        to_recipe,
+        WeightMap(MODULES, TENSORS, combine=combine_tokens, separate=_separate_tokens, prefix=f"{name.lower()}."),
+        _config(name.lower()),
+        read_sources=read_preprocessing,
+        start_token="",
+        label_kind="labels",
+        required_names=_required_names,
+        extra_files=_write_preprocessing,
+    )
+    for name in ("ViT", "DeiT")
+}

@@ -1,184 +1,287 @@
-"""A family's table and the weights of a folder in; our weights out, once all names and shapes were found to fit."""
+"""Weight mapping: names, shapes and vocabulary rows, from foreign checkpoints and back."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.vocabulary import GIVEN
 from transduce.errors import InputError
-from transduce.interop.huggingface.family import Family
-from transduce.interop.huggingface.folder import Stored, read_weight
-from transduce.interop.huggingface.tokenizers import Rows
+from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
+from transduce.interop.huggingface.family import Family, WeightMap, Weights
+from transduce.interop.huggingface.folder import StoredTensor, read_tensor
+from transduce.model import NEVER
 
+MISSING = -1  # the foreign id of a token that the foreign vocabulary does not have
 OUTPUT_BIAS = "decoder.output.layer.bias"
-# Weights with a row for each token.
-OF_TOKENS = (".embedding.table.weight", ".output.layer.weight", ".output.layer.bias")
+EMBEDDING = ".embedding.table.weight"
+TOKEN_ROWS = (EMBEDDING, ".output.layer.weight", ".output.layer.bias")  # weights with a row per token
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-def check(
-    family: Family, stored: Mapping[str, Stored], wanted: Mapping[str, tuple[int, ...]], rows: Rows, where: str
+@dataclass(frozen=True)
+class ImportRows:
+    """Vocabulary order of an import: the foreign row for each native id, MISSING where there is none."""
+
+    rows: tuple[int, ...]
+    foreign_size: int
+
+    @property
+    def suppressed(self) -> list[int]:
+        """Native special ids that have no foreign row, or share one with another special token."""
+        seen: set[int] = {MISSING}
+        result = []
+        for native in (EOS, PAD, UNK, BOS):
+            if self.rows[native] in seen:
+                result.append(native)
+            seen.add(self.rows[native])
+        return result
+
+    def native_id(self, foreign: int) -> int:
+        for native in (EOS, PAD, UNK, BOS):
+            if self.rows[native] == foreign:
+                return native
+        return self.rows.index(foreign)
+
+    def reorder(self, weight: Tensor) -> Tensor:
+        """V' ... -> V ...; missing rows are zero."""
+        index = torch.tensor(self.rows, device=weight.device)
+        shape = (-1,) + (1,) * (weight.dim() - 1)
+        return weight[index.clamp(min=0)] * (index >= 0).view(shape)
+
+    def suppress(self, bias: Tensor) -> Tensor:
+        """An output bias that gives suppressed ids no probability."""
+        bias = bias.clone()
+        if bias.device.type != "meta":
+            bias[self.suppressed] = NEVER
+        return bias
+
+
+@dataclass(frozen=True)
+class ExportRows:
+    """Vocabulary order of an export: the foreign id for each native id, MISSING where there is none."""
+
+    ids: tuple[int, ...]
+    size: int  # rows of the exported tables
+    new_start: bool = False  # True: the start token, once a copy of another token, has a row of its own
+
+    def foreign_id(self, native: int) -> int:
+        return self.ids[native]
+
+    def special_id(self, native: int) -> int | None:
+        return None if self.ids[native] == MISSING else self.ids[native]
+
+    def reorder(self, weight: Tensor, *, is_output: bool) -> Tensor:
+        """V ... -> V' ...; a start token that shares its row with another token takes no part in the output bias."""
+        result = weight.new_zeros(self.size, *weight.shape[1:])
+        shared = self.ids[BOS] in (self.ids[PAD], self.ids[EOS])
+        # The last to write a shared row wins: the start token before <pad>, which is never read; </s> before both.
+        for native in (UNK, PAD, BOS, EOS, *range(len(SPECIALS), len(self.ids))):
+            if self.ids[native] != MISSING and not (is_output and native == BOS and shared):
+                result[self.ids[native]] = weight[native]
+        return result
+
+    def reorder_all(self, weights: Mapping[str, Tensor]) -> Weights:
+        return {
+            name: self.reorder(tensor, is_output=name.endswith("bias")) if name.endswith(TOKEN_ROWS) else tensor
+            for name, tensor in weights.items()
+        }
+
+
+def export_rows(tokenizer: Tokenizer, weights: Mapping[str, Tensor]) -> ExportRows:
+    """Imported tokens get their foreign ids back; tokens of a vocabulary trained here keep the ids they have."""
+    vocabulary = tokenizer.vocabulary
+    if vocabulary.kind != GIVEN:
+        return ExportRows(tuple(range(tokenizer.size)), tokenizer.size)
+    ids = list(vocabulary.rows)
+    has_decoder = any(name.startswith("decoder.") for name in weights)
+    new_start = has_decoder and (ids[BOS] == MISSING or (ids[BOS] == ids[EOS] and _start_differs(weights)))
+    if new_start:
+        ids[BOS] = max(ids) + 1
+    taken = set(ids)
+    free = (number for number in range(2 * len(ids)) if number not in taken)
+    for native in range(len(SPECIALS), len(ids)):
+        if ids[native] == MISSING:  # a row without a piece
+            ids[native] = next(free)
+    return ExportRows(tuple(ids), max(ids) + 1, new_start=new_start)
+
+
+def _start_differs(weights: Mapping[str, Tensor]) -> bool:
+    """Whether training changed the start token, once a copy of </s>."""
+    tables = [tensor for name, tensor in weights.items() if name.endswith(EMBEDDING)]
+    return any(not torch.equal(table[BOS], table[EOS]) for table in tables)
+
+
+def check_weights(
+    weight_map: WeightMap, stored: Mapping[str, StoredTensor], shapes: Shapes, rows: ImportRows, where: str
 ) -> None:
-    """By names and shapes alone: what is missing, what would be dropped, what does not fit."""
-    made: dict[str, Tensor] = {}
-    whence: dict[str, str] = {}
-    for name, one in stored.items():
-        place = family.place(name)
-        if place is None:
-            if name in family.copies or family.ignores(name):
+    """Compares names and shapes, before any tensor is read: missing, unexpected and misshapen weights are errors."""
+    weights: Weights = {}
+    origins: dict[str, str] = {}
+    for name, tensor in stored.items():
+        found = weight_map.find(name)
+        if found is None:
+            if name in weight_map.tied or weight_map.ignores(name):
                 continue
             raise InputError(
-                f"{name} would be dropped: it has no place in this family",
+                f"{name} would be dropped: this architecture has no such weight",
                 where=where,
                 remedy="the folder holds another model than its config.json says, or one with additions",
             )
-        for ours, tensor in place.fill(torch.empty(one.shape, device="meta")).items():
-            if ours in made:
-                raise InputError(f"{name} and {whence[ours]} are both {ours}", where=where)
-            if ours.endswith(OF_TOKENS) and len(tensor) != rows.theirs:
+        for native, converted in found.apply(torch.empty(tensor.shape, device="meta")).items():
+            if native in weights:
+                raise InputError(f"{name} and {origins[native]} both map to {native}", where=where)
+            if native.endswith(TOKEN_ROWS) and len(converted) != rows.foreign_size:
                 raise InputError(
-                    f"{name} has {len(tensor)} rows, and config.json says vocab_size: {rows.theirs}",
+                    f"{name} has {len(converted)} rows, but config.json says vocab_size: {rows.foreign_size}",
                     where=where,
                     remedy="config.json and the weights belong to different models",
                 )
-            made[ours], whence[ours] = tensor, name
-    for ours, tensor in _ordered(family.joined(made), rows, wanted).items():
-        name = whence.get(ours, ours)
-        if ours not in wanted:
-            raise InputError(
-                f"{name} would be dropped: config.json asks for no such part", where=where, remedy="fetch it again"
-            )
-        if tuple(tensor.shape) != wanted[ours]:
-            raise InputError(
-                f"{name} makes {ours} {tuple(tensor.shape)}, and config.json asks for {wanted[ours]}",
-                where=where,
-                remedy="config.json and the weights belong to different models",
-            )
-    if missing := sorted(set(wanted) - set(made) - {OUTPUT_BIAS}):
+            weights[native], origins[native] = converted, name
+    for native, tensor_ in _reorder(weight_map.combine(weights), rows, shapes).items():
+        _check_shape(origins.get(native, native), native, tensor_, shapes, where)
+    if missing := sorted(set(shapes) - set(weights) - {OUTPUT_BIAS}):
         raise InputError(f"the weights of {missing[0]} are missing", where=where, remedy="fetch the folder again")
 
 
-def _ordered(weights: Mapping[str, Tensor], rows: Rows, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Rows of tokens in our order; an output bias where they have none, so that silent rows can be silent."""
-    kept: dict[int, Tensor] = {}  # weights that are one stay one
+def _check_shape(name: str, native: str, tensor: Tensor, shapes: Shapes, where: str) -> None:
+    if native not in shapes:
+        raise InputError(
+            f"{name} would be dropped: config.json has no such part", where=where, remedy="fetch the folder again"
+        )
+    if tuple(tensor.shape) != shapes[native]:
+        raise InputError(
+            f"{name} becomes {native} {tuple(tensor.shape)}, but config.json asks for {shapes[native]}",
+            where=where,
+            remedy="config.json and the weights belong to different models",
+        )
+
+
+def _reorder(weights: Mapping[str, Tensor], rows: ImportRows, shapes: Shapes) -> Weights:
+    """Token rows in native order; an output bias where there was none, so that ids can be suppressed."""
+    reordered: dict[int, Tensor] = {}  # by the id of the tensor: tied weights stay tied
     result = {}
     for name, tensor in weights.items():
-        if name.endswith(OF_TOKENS):
-            if id(tensor) not in kept:
-                kept[id(tensor)] = rows.pick(tensor)
-            tensor = kept[id(tensor)]
+        if name.endswith(TOKEN_ROWS):
+            if id(tensor) not in reordered:
+                reordered[id(tensor)] = rows.reorder(tensor)
+            tensor = reordered[id(tensor)]
         result[name] = tensor
-    if OUTPUT_BIAS in wanted:
-        anywhere = next(iter(weights.values()))
-        bias = result.get(OUTPUT_BIAS, torch.zeros(wanted[OUTPUT_BIAS], device=anywhere.device))
-        result[OUTPUT_BIAS] = rows.hush(bias)
+    if OUTPUT_BIAS in shapes:
+        device = next(iter(weights.values())).device
+        bias = result.get(OUTPUT_BIAS, torch.zeros(shapes[OUTPUT_BIAS], device=device))
+        result[OUTPUT_BIAS] = rows.suppress(bias)
     return result
 
 
-def fill(
-    family: Family, stored: Mapping[str, Stored], rows: Rows, wanted: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
+def read_weights(
+    weight_map: WeightMap, stored: Mapping[str, StoredTensor], rows: ImportRows, shapes: Shapes
+) -> Weights:
+    weights: Weights = {}
     for name, one in stored.items():
-        place = family.place(name)
-        if place is not None:
-            weights |= place.fill(read_weight(one))
-        elif name in family.copies and not torch.equal(read_weight(one), read_weight(stored[family.copies[name]])):
+        found = weight_map.find(name)
+        if found is not None:
+            weights |= found.apply(read_tensor(one))
+        elif name in weight_map.tied and not torch.equal(read_tensor(one), read_tensor(stored[weight_map.tied[name]])):
             raise InputError(
-                f"{name} differs from {family.copies[name]}, of which it should be a copy",
+                f"{name} differs from {weight_map.tied[name]}, of which it should be a copy",
                 where=str(one.file),
                 remedy="config.json says that these weights are tied: fetch the folder again",
             )
-    return _ordered(family.joined(weights), rows, wanted)
+    return _reorder(weight_map.combine(weights), rows, shapes)
 
 
-INSIDE = ("embeddings.", "encoder.", "transformer.", "pooler.", "layernorm.")  # what lies below a head
-TOLERANCE = 1e-6  # relative, where a number is multiplied and divided on its way
-# Weights whose rows, columns, or only axis are the width of the model: all of them turn with it.
-COLUMNS = (
+ENCODER_NAMES = ("embeddings.", "encoder.", "transformer.", "pooler.", "layernorm.")  # below a head
+TOLERANCE = 1e-6  # relative, for weights that are multiplied and divided on their way
+# Weights whose columns, or whose rows or only axis, have the width of the model.
+WIDTH_COLUMNS = (
     "embedding.table.weight", "output.layer.weight", "query.weight", "key.weight", "value.weight", "grow.weight",
     "gate.weight",
 )  # fmt: skip
-ROWS = (
+WIDTH_ROWS = (
     "attention.output.weight", "attention.output.bias", "cross.output.weight", "cross.output.bias", "shrink.weight",
     "shrink.bias", "norm.weight", "norm.bias", "entry.weight", "entry.bias",
 )  # fmt: skip
 
 
-def halved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same model with its width in another order, so that sines stand before cosines rather than turn by turn."""
+def deinterleave(weights: Mapping[str, Tensor]) -> Weights:
+    """The same model with its width permuted, for sinusoidal encodings that put all sines before all cosines."""
     result = {}
     for name, tensor in weights.items():
-        if name.endswith(COLUMNS):
+        if name.endswith(WIDTH_COLUMNS):
             tensor = torch.cat((tensor[:, 0::2], tensor[:, 1::2]), 1)
-        elif name.endswith(ROWS):
+        elif name.endswith(WIDTH_ROWS):
             tensor = torch.cat((tensor[0::2], tensor[1::2]), 0)
         result[name] = tensor
     return result
 
 
-def theirs(family: Family, weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-    """Every weight under their name, each once: those that are only copies are left out, as they leave them out."""
-    result: dict[str, Tensor] = {}
-    given, weights = weights, family.parted(dict(weights))
-    for module, ours in family.table.items():
-        for number in _numbers(ours, weights):
+def export_weights(family: Family, weight_map: WeightMap, weights: Mapping[str, Tensor], where: str) -> Weights:
+    """Every weight under its Hugging Face name, tied ones once, as the transformers library stores them."""
+    result: Weights = {}
+    separated = weight_map.separate(dict(weights))
+    for module, native in weight_map.modules.items():
+        for layer in _layer_numbers(native, separated):
             for leaf in ("weight", "bias"):
-                tensor = weights.get(f"{ours.replace('*', number)}.{leaf}")
+                tensor = separated.get(f"{native.replace('*', layer)}.{leaf}")
                 if tensor is not None:
-                    result[f"{module.replace('*', number)}.{leaf}"] = tensor
-    for name, place in family.special.items():
-        for number in _numbers(place.names[0], weights):
-            made = [weights.get(one.replace("*", number)) for one in place.names]
-            present = [tensor for tensor in made if tensor is not None]
+                    result[f"{module.replace('*', layer)}.{leaf}"] = tensor
+    for name, tensor_map in weight_map.tensors.items():
+        for layer in _layer_numbers(tensor_map.names[0], separated):
+            tensors = [separated.get(one.replace("*", layer)) for one in tensor_map.names]
+            present = [tensor for tensor in tensors if tensor is not None]
             if present:
-                result[name.replace("*", number)] = place.back(present).contiguous()
-    _check(family, given, result, where)
-    return {_full(family, name): tensor.contiguous() for name, tensor in result.items()}
+                result[name.replace("*", layer)] = tensor_map.invert(present).contiguous()
+    _check_round_trip(weight_map, weights, result, where)
+    return {_full_name(family, weight_map.prefix, name): tensor.contiguous() for name, tensor in result.items()}
 
 
-def _numbers(ours: str, weights: Mapping[str, Tensor]) -> Iterator[str]:
-    """Of the layers that have such a part; one that all share is the first's."""
-    if "*" not in ours:
+def _layer_numbers(native: str, weights: Mapping[str, Tensor]) -> Iterator[str]:
+    """Numbers of the layers that have such a part; 0 for a part that belongs to no layer."""
+    if "*" not in native:
         yield "0"
         return
-    pattern = re.compile(re.escape(ours).replace(r"\*", r"(\d+)") + r"(\.|$)")
+    pattern = re.compile(re.escape(native).replace(r"\*", r"(\d+)") + r"(\.|$)")
     found = {match[1] for name in weights if (match := pattern.match(name))}
     yield from sorted(found, key=int)
 
 
-def _full(family: Family, name: str) -> str:
-    """With the prefix of the part inside, where there is something around it: hidden states alone have none."""
-    inside = bool(family.starts) or (family.headed and name.startswith(INSIDE))
-    return family.prefix + name if inside else name
+def _full_name(family: Family, prefix: str, name: str) -> str:
+    """With the prefix of the base model, unless the base model is all there is."""
+    inside = bool(family.start_token) or (family.has_head and name.startswith(ENCODER_NAMES))
+    return prefix + name if inside else name
 
 
-def _check(family: Family, weights: Mapping[str, Tensor], made: Mapping[str, Tensor], where: str) -> None:
-    """What was made, read as the importer reads it, must be what it was made of."""
-    again: dict[str, Tensor] = {}
-    for name, tensor in made.items():
-        place = family.place(name)
-        assert place is not None, name
-        again |= place.fill(tensor)
-    again = family.joined(again)
+def _check_round_trip(
+    weight_map: WeightMap, weights: Mapping[str, Tensor], exported: Mapping[str, Tensor], where: str
+) -> None:
+    """Reads the exported weights as the importer does and compares them with the originals."""
+    again: Weights = {}
+    for name, tensor in exported.items():
+        found = weight_map.find(name)
+        assert found is not None, name
+        again |= found.apply(tensor)
+    again = weight_map.combine(again)
     for name, tensor in weights.items():
         if name not in again:
-            if name == OUTPUT_BIAS and _silent(tensor):
+            if name == OUTPUT_BIAS and _only_suppresses(tensor):
                 continue
-            remedy = (
-                "train it with training.freeze=[decoder.output.layer.bias]" if name == OUTPUT_BIAS else "--to onnx does"
-            )
-            raise InputError(f"{name} has no place in this architecture", where=where, remedy=remedy)
+            is_bias = name == OUTPUT_BIAS
+            remedy = "train it with training.freeze=[decoder.output.layer.bias]" if is_bias else "use --to onnx"
+            raise InputError(f"this architecture has no weight for {name}", where=where, remedy=remedy)
         if not torch.allclose(again[name], tensor, rtol=TOLERANCE, atol=0):
             raise InputError(
-                f"{name} is one with another weight in this architecture, and differs from it here",
+                f"{name} is tied to another weight in this architecture, but differs from it here",
                 where=where,
                 remedy="tie them in training (tie: all), or use --to onnx",
             )
 
 
-def _silent(bias: Tensor) -> bool:
-    """No token is made likelier by it: it only keeps those that are never said from being said."""
+def _only_suppresses(bias: Tensor) -> bool:
+    """Whether an output bias does no more than to exclude tokens that are never output."""
     return bool((bias <= 0).all()) and not bool(((bias < 0) & (bias > -1e3)).any())

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from transduce.errors import InputError
-from transduce.interop.huggingface.folder import LONGEST_JSON, Stored, inside, list_weights
+from transduce.interop.huggingface.folder import MAX_JSON, StoredTensor, inside, list_weights
 from transduce.interop.legacy.unpack import SECONDS
 
 HERE = Path(__file__).parent
@@ -40,19 +40,19 @@ class Checkpoint:
 
     file: Path
     settings: dict[str, Any]
-    weights: dict[str, Stored]  # by their names, with the part of the file they are in: model/NAME
+    weights: dict[str, StoredTensor]  # by their names, with the part of the file they are in: model/NAME
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Checkpoint]:
+def open_checkpoint(file: Path) -> Iterator[Checkpoint]:
     """The weights can be read as long as it is open."""
     inside(file.parent, file.name)  # JoeyNMT's best.ckpt is a link to another file beside it
     with TemporaryDirectory(prefix="transduce-") as temporary:
         folder = Path(temporary)
         _run(file, folder)
         written = folder / "content.json"
-        if written.stat().st_size > LONGEST_JSON:
-            raise InputError(f"its settings are larger than {LONGEST_JSON:,} bytes", where=str(file))
+        if written.stat().st_size > MAX_JSON:
+            raise InputError(f"its settings are larger than {MAX_JSON:,} bytes", where=str(file))
         content = json.loads(written.read_bytes())
         if "refused" in content:
             problem = content["refused"]

@@ -1,18 +1,17 @@
-"""fairseq: Transformers in the layout that BART has, and LSTMs; settings in the checkpoint, dictionaries beside."""
+"""fairseq: Transformers in the weight layout of BART, and LSTMs; options in the checkpoint, dictionaries beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from transduce.errors import InputError
 from transduce.interop.huggingface import bart
-from transduce.interop.huggingface.family import Family, Place, Settings
-from transduce.interop.legacy import recurrent as recurrences
-from transduce.interop.legacy.assemble import Orphan
+from transduce.interop.huggingface.family import Config, Content, WeightMap
+from transduce.interop.huggingface.tokenizers import SpecialIds
+from transduce.interop.legacy import recurrent
 from transduce.interop.legacy.checkpoint_process import Checkpoint
-from transduce.interop.legacy.vocabularies import Side, Special, read_lines, spaced
+from transduce.interop.legacy.model import LegacyModel, Side, read_lines, word_vocabulary
 
 SIDES = ("encoder", "decoder")
 ACTIVATIONS = {
@@ -22,15 +21,18 @@ ACTIVATIONS = {
     "gelu_accurate": "gelu_tanh",
     "swish": "silu",
 }
-FIRST = ("<s>", "<pad>", "</s>", "<unk>")  # stand before the words of a dictionary, which does not name them
-TABLE = {
-    **{theirs.removeprefix("model."): ours for theirs, ours in (bart.TABLE | bart.ENTRY | bart.FINAL).items()},
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # the first ids; the dictionary file omits them
+MODULES = {
+    **{
+        foreign.removeprefix("model."): native
+        for foreign, native in (bart.LAYERS | bart.EMBEDDING_NORM | bart.FINAL_NORM).items()
+    },
     **{f"{side}.embed_tokens": f"{side}.embedding.table" for side in SIDES},
     "decoder.output_projection": "decoder.output.layer",
 }
-POSITIONS = {name.removeprefix("model."): Place(place.names, place.change) for name, place in bart.POSITIONS.items()}
-ASIDE = tuple(f"{side}.{name}" for side in SIDES for name in ("version", "embed_positions._float_tensor"))
-NOT_HERE = (  # options that change what is computed
+POSITIONS = {name.removeprefix("model."): tensor for name, tensor in bart.POSITIONS.items()}
+IGNORED = tuple(f"{side}.{name}" for side in SIDES for name in ("version", "embed_positions._float_tensor"))
+UNSUPPORTED = (  # options that change the computation
     "no_token_positional_embeddings",
     "no_cross_attention",
     "cross_self_attention",
@@ -45,114 +47,113 @@ NOT_HERE = (  # options that change what is computed
 SEARCH = {"strategy": "huggingface_beam", "beam": 5, "stop": "full", "length_penalty": 1.0, "max_length": 200}
 
 
-def _part(settings: Settings, side: str) -> dict[str, Any]:
-    activation = settings.content.get("activation_fn") or "relu"
+def _stack(config: Config, side: str) -> Content:
+    activation = config.content.get("activation_fn") or "relu"
     if activation not in ACTIVATIONS:
-        remedy = f"known: {', '.join(ACTIVATIONS)}"
-        raise InputError(f"activation_fn: there is no {activation!r} here", where=settings.where, remedy=remedy)
-    longest = settings.count("max_source_positions" if side == "encoder" else "max_target_positions", 1024)
-    waves = {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": bart.BEFORE_FIRST}
-    learned = {"kind": "learned", "longest": longest}
+        remedy = f"supported: {', '.join(ACTIVATIONS)}"
+        raise InputError(f"activation_fn: {activation!r} is not supported", where=config.where, remedy=remedy)
+    positions = config.count("max_source_positions" if side == "encoder" else "max_target_positions", 1024)
+    sinusoidal = {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": bart.POSITION_OFFSET}
+    learned = {"kind": "learned", "longest": positions}
     return {
         "kind": "transformer",
-        "layers": settings.count(f"{side}_layers"),
-        "width": settings.count(f"{side}_embed_dim"),
-        "heads": settings.count(f"{side}_attention_heads"),
-        "ff_width": settings.count(f"{side}_ffn_embed_dim"),
+        "layers": config.count(f"{side}_layers"),
+        "width": config.count(f"{side}_embed_dim"),
+        "heads": config.count(f"{side}_attention_heads"),
+        "ff_width": config.count(f"{side}_ffn_embed_dim"),
         "activation": ACTIVATIONS[activation],
-        "norm": "pre" if settings.flag(f"{side}_normalize_before") else "post",
-        "embedding_norm": settings.flag("layernorm_embedding"),
-        "position": learned if settings.flag(f"{side}_learned_pos") else waves,
-        "dropout": settings.rate("dropout"),
-        "attention_dropout": settings.rate("attention_dropout"),
-        "activation_dropout": settings.rate("activation_dropout"),
+        "norm": "pre" if config.flag(f"{side}_normalize_before") else "post",
+        "embedding_norm": config.flag("layernorm_embedding"),
+        "position": learned if config.flag(f"{side}_learned_pos") else sinusoidal,
+        "dropout": config.rate("dropout"),
+        "attention_dropout": config.rate("attention_dropout"),
+        "activation_dropout": config.rate("activation_dropout"),
     }
 
 
-def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    for name in NOT_HERE:
-        if settings.content.get(name):
-            settings.only(name, False)
-    tied = settings.flag("share_all_embeddings") or settings.flag("share_decoder_input_output_embed")
+def _transformer(config: Config, names: Collection[str]) -> Content:
+    for name in UNSUPPORTED:
+        if config.content.get(name):
+            config.require(name, False)
+    tied = config.flag("share_all_embeddings") or config.flag("share_decoder_input_output_embed")
     return {
-        "encoder": _part(settings, "encoder"),
-        "decoder": _part(settings, "decoder"),
-        "tie": "all" if settings.flag("share_all_embeddings") else ("target" if tied else "none"),
-        "scale_embedding": not settings.flag("no_scale_embedding"),
+        "encoder": _stack(config, "encoder"),
+        "decoder": _stack(config, "decoder"),
+        "tie": "all" if config.flag("share_all_embeddings") else ("target" if tied else "none"),
+        "scale_embedding": not config.flag("no_scale_embedding"),
     }
 
 
-def _lstm(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    if settings.content.get("decoder_attention", "1") not in ("1", "True", 1, True):
-        settings.only("decoder_attention", "1")
-    both = settings.flag("encoder_bidirectional")
+def _lstm(config: Config, names: Collection[str]) -> Content:
+    if config.content.get("decoder_attention", "1") not in ("1", "True", 1, True):
+        config.require("decoder_attention", "1")
+    both = config.flag("encoder_bidirectional")
     encoder = {
-        "layers": settings.count("encoder_layers"),
-        "width": settings.count("encoder_hidden_size") * (2 if both else 1),
+        "layers": config.count("encoder_layers"),
+        "width": config.count("encoder_hidden_size") * (2 if both else 1),
         "bidirectional": both,
         "summary": "states",
     }
     decoder = {
-        "layers": settings.count("decoder_layers"),
-        "width": settings.count("decoder_hidden_size"),
+        "layers": config.count("decoder_layers"),
+        "width": config.count("decoder_hidden_size"),
         "bridge": "states",
         "context": {"kind": "luong", "score": "bilinear"},
     }
-    shared = {"cell": "lstm", "dropout": settings.rate("dropout")}
-    tied = settings.flag("share_decoder_input_output_embed") or settings.flag("share_all_embeddings")
-    every = settings.flag("share_all_embeddings")
-    return recurrences.parts(shared, encoder, decoder) | {"tie": ("all" if every else "target") if tied else "none"}
+    shared = {"cell": "lstm", "dropout": config.rate("dropout")}
+    tied = config.flag("share_decoder_input_output_embed") or config.flag("share_all_embeddings")
+    every = config.flag("share_all_embeddings")
+    return recurrent.sections(shared, encoder, decoder) | {"tie": ("all" if every else "target") if tied else "none"}
 
 
-TRANSFORMER = Family(_model, TABLE, POSITIONS, aside=ASIDE)
-LSTM = Family(
-    _lstm,
+TRANSFORMER = WeightMap(MODULES, POSITIONS, ignored=IGNORED)
+LSTM = WeightMap(
     {
-        **recurrences.TABLE,
+        **recurrent.MODULES,
         **{f"{side}.embed_tokens": f"{side}.embedding.table" for side in SIDES},
-        "decoder.attention.output_proj": recurrences.COMBINE,
+        "decoder.attention.output_proj": recurrent.COMBINE,
         "decoder.fc_out": "decoder.output.layer",
     },
-    {"decoder.attention.input_proj.weight": recurrences.BILINEAR},
-    aside=ASIDE,
-    joined=recurrences.widened,
+    {"decoder.attention.input_proj.weight": recurrent.BILINEAR},
+    ignored=IGNORED,
+    combine=recurrent.widen_embeddings,
 )
 
 
-def read(checkpoint: Checkpoint) -> Orphan:
-    content = _settings(checkpoint)
-    settings = Settings(content, str(checkpoint.file))
-    weights = {name.removeprefix("model/"): one for name, one in checkpoint.weights.items()}
-    source, target = (_side(checkpoint.file.parent, _language(settings, side)) for side in ("source", "target"))
-    family = TRANSFORMER
+def read(checkpoint: Checkpoint) -> LegacyModel:
+    config = Config(_options(checkpoint), str(checkpoint.file))
+    weights = {name.removeprefix("model/"): tensor for name, tensor in checkpoint.weights.items()}
+    source, target = (_side(checkpoint.file.parent, _language(config, side)) for side in ("source", "target"))
     if "encoder.lstm.weight_ih_l0" in weights:
-        family, weights = LSTM, {recurrences.renamed(name): one for name, one in weights.items()}
-    return Orphan(family, settings, weights, source, target, generation=SEARCH)
+        weights = {recurrent.rename_cell(name): tensor for name, tensor in weights.items()}
+        return LegacyModel(_lstm, LSTM, config, weights, source, target, generation=SEARCH)
+    return LegacyModel(_transformer, TRANSFORMER, config, weights, source, target, generation=SEARCH)
 
 
-def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The options of the model and of its task: in one namespace, or by sections in newer checkpoints."""
+def _options(checkpoint: Checkpoint) -> Content:
+    """Options of the model and its task: one namespace, or sections in newer checkpoints."""
     options, sections = checkpoint.settings.get("args"), checkpoint.settings.get("cfg")
     if isinstance(options, dict):
         return options
     named = [sections.get(name) for name in ("task", "model")] if isinstance(sections, dict) else []
     found = [one for one in named if isinstance(one, dict)]
     if len(found) != 2:
-        raise InputError("it has no args, and no cfg with model and task", where=str(checkpoint.file))
+        raise InputError("the checkpoint has no args, and no cfg with model and task", where=str(checkpoint.file))
     return found[0] | found[1]
 
 
-def _language(settings: Settings, side: str) -> str:
-    name = settings.content.get(f"{side}_lang")
+def _language(config: Config, side: str) -> str:
+    name = config.content.get(f"{side}_lang")
     if not isinstance(name, str) or not name:
-        raise InputError(f"it names no {side}_lang", where=settings.where, remedy="only translation models can be read")
+        problem = f"the checkpoint has no {side}_lang"
+        raise InputError(problem, where=config.where, remedy="only translation models are supported")
     return name
 
 
 def _side(folder: Path, language: str) -> Side:
-    """An output starts with </s>, which ends it too."""
+    """Outputs start with </s>, and end with it too."""
     name = f"dict.{language}.txt"
-    words = list(FIRST)
+    words = list(SPECIAL_TOKENS)
     for number, line in enumerate(read_lines(folder, name), 1):
         word, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not word or not count.isdecimal():
@@ -160,5 +161,5 @@ def _side(folder: Path, language: str) -> Side:
                 "expected a word and its count", where=f"{folder / name}:{number}", remedy="fetch it again"
             )
         words.append(word)
-    pad, end, unknown = (FIRST.index(name) for name in ("<pad>", "</s>", "<unk>"))
-    return spaced(words, Special(pad, end, end, unknown), str(folder / name))
+    pad, end, unknown = (SPECIAL_TOKENS.index(name) for name in ("<pad>", "</s>", "<unk>"))
+    return word_vocabulary(words, SpecialIds(pad, end, end, unknown), str(folder / name))

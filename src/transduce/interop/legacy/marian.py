@@ -1,4 +1,4 @@
-"""Marian .npz: names in one line (encoder_l1_self_Wq), matrices as inputs x outputs, settings among the arrays."""
+"""Marian .npz files: flat names (encoder_l1_self_Wq), transposed matrices, options as text in one of the arrays."""
 
 from __future__ import annotations
 
@@ -11,97 +11,102 @@ import yaml
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.interop.huggingface.family import Family, Place, Settings
+from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap
 from transduce.interop.huggingface.folder import inside
 from transduce.interop.huggingface.sentencepiece import read_model
-from transduce.interop.legacy.assemble import Orphan
+from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy.checkpoint_process import Checkpoint
-from transduce.interop.legacy.vocabularies import Side, Special, read_lines, sentencepiece, spaced
+from transduce.interop.legacy.model import (
+    OUTPUT,
+    SOURCE,
+    TARGET,
+    LegacyModel,
+    Side,
+    read_lines,
+    sentencepiece_vocabulary,
+    word_vocabulary,
+)
 
 MODEL = "special:model.yml"
-WHERE = ("preprocess", "postprocess", "postprocess-top")  # of a layer, where a norm may stand
+NORM_OPTIONS = ("preprocess", "postprocess", "postprocess-top")  # positions of the norms of a layer
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}  # its gelu is x * sigmoid(1.702 x)
-NUMBER = re.compile(r"^(encoder|decoder)_l(\d+)_")
+LAYER = re.compile(r"^(encoder|decoder)_l(\d+)_")
 ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
-PARTS = {  # attentions and the feed-forward network of a layer, with the number of the norm that is theirs
+SUBLAYERS = {  # of a layer, with the number of their norm
     "encoder": {"self": ("own.attention", 0), "ffn": ("feed_forward", 1)},
     "decoder": {"self": ("own.attention", 0), "context": ("cross", 1), "ffn": ("feed_forward", 2)},
 }
-SOURCE, TARGET, OUTPUT = (
-    "encoder.embedding.table.weight",
-    "decoder.embedding.table.weight",
-    "decoder.output.layer.weight",
-)
 
 
-def _turned(weight: Tensor) -> list[Tensor]:
+def _transpose(weight: Tensor) -> list[Tensor]:
     return [weight.T.contiguous()]
 
 
-def _row(bias: Tensor) -> list[Tensor]:
+def _flatten(bias: Tensor) -> list[Tensor]:
     return [bias.flatten()]
 
 
-def _norm(theirs: str, ours: str) -> dict[str, Place]:
-    """A norm is called after what it stands behind, and `_pre` where it stands before."""
+def _norm(foreign: str, native: str) -> dict[str, TensorMap]:
+    """A norm is named after the sublayer it follows, with `_pre` where it precedes it."""
     return {
-        f"{theirs}_ln_{leaf}{end}": Place((f"{ours}.{name}",), _row)
+        f"{foreign}_ln_{leaf}{end}": TensorMap((f"{native}.{name}",), _flatten)
         for leaf, name in (("scale", "weight"), ("bias", "bias"))
         for end in ("", "_pre")
     }
 
 
-def _special() -> dict[str, Place]:
-    places: dict[str, Place] = {}
-    for side, parts in PARTS.items():
-        for part, (ours, number) in parts.items():
+def _tensors() -> dict[str, TensorMap]:
+    tensors: dict[str, TensorMap] = {}
+    for side, parts in SUBLAYERS.items():
+        for part, (native, number) in parts.items():
             names = {"1": "grow", "2": "shrink"} if part == "ffn" else ATTENTION
-            for theirs, name in names.items():
-                places[f"{side}.*.{part}_W{theirs}"] = Place((f"{side}.blocks.*.{ours}.{name}.weight",), _turned)
-                places[f"{side}.*.{part}_b{theirs}"] = Place((f"{side}.blocks.*.{ours}.{name}.bias",), _row)
+            for foreign, name in names.items():
+                layer = f"{side}.blocks.*.{native}.{name}"
+                tensors[f"{side}.*.{part}_W{foreign}"] = TensorMap((f"{layer}.weight",), _transpose)
+                tensors[f"{side}.*.{part}_b{foreign}"] = TensorMap((f"{layer}.bias",), _flatten)
             last = "ffn" if part == "ffn" else "Wo"
-            places |= _norm(f"{side}.*.{part}_{last}", f"{side}.blocks.*.residuals.{number}.norm")
-        places |= _norm(f"{side}_top", f"{side}.norm") | _norm(f"{side}_emb", f"{side}.entry")
-    return places | {
-        "Wemb": Place((SOURCE, TARGET)),
-        "encoder_Wemb": Place((SOURCE,)),
-        "decoder_Wemb": Place((TARGET,)),
-        "decoder_ff_logit_out_W": Place((OUTPUT,), _turned),
-        "decoder_ff_logit_out_Wt": Place((OUTPUT,)),
-        "decoder_ff_logit_out_b": Place(("decoder.output.layer.bias",), _row),
+            tensors |= _norm(f"{side}.*.{part}_{last}", f"{side}.blocks.*.residuals.{number}.norm")
+        tensors |= _norm(f"{side}_top", f"{side}.norm") | _norm(f"{side}_emb", f"{side}.entry")
+    return tensors | {
+        "Wemb": TensorMap((SOURCE, TARGET)),
+        "encoder_Wemb": TensorMap((SOURCE,)),
+        "decoder_Wemb": TensorMap((TARGET,)),
+        "decoder_ff_logit_out_W": TensorMap((OUTPUT,), _transpose),
+        "decoder_ff_logit_out_Wt": TensorMap((OUTPUT,)),
+        "decoder_ff_logit_out_b": TensorMap(("decoder.output.layer.bias",), _flatten),
     }
 
 
-def _part(settings: Settings, side: str) -> dict[str, Any]:
-    content = settings.content
-    before, after, top = (str(content.get(f"transformer-{name}") or "") for name in WHERE)
+def _stack(config: Config, side: str) -> Content:
+    content = config.content
+    before, after, top = (str(content.get(f"transformer-{name}") or "") for name in NORM_OPTIONS)
     if (before, after, top) not in (("", "dan", ""), ("n", "da", "n")):
-        problem = f"norms stand in places ({before!r}, {after!r}, {top!r}) that are not known here"
-        raise InputError(problem, where=settings.where, remedy="known: ('', 'dan', '') and ('n', 'da', 'n')")
+        problem = f"norms at ({before!r}, {after!r}, {top!r}) are not supported"
+        raise InputError(problem, where=config.where, remedy="supported: ('', 'dan', '') and ('n', 'da', 'n')")
     activation = content.get("transformer-ffn-activation") or "swish"
     if activation not in ACTIVATIONS:
-        problem = f"transformer-ffn-activation: there is no {activation!r} here"
-        raise InputError(problem, where=settings.where, remedy=f"known: {', '.join(ACTIVATIONS)}")
-    hidden = settings.count("transformer-dim-ffn")
-    own = settings.content.get("transformer-decoder-dim-ffn") or 0
+        problem = f"transformer-ffn-activation: {activation!r} is not supported"
+        raise InputError(problem, where=config.where, remedy=f"supported: {', '.join(ACTIVATIONS)}")
+    hidden = config.count("transformer-dim-ffn")
+    decoder_hidden = config.content.get("transformer-decoder-dim-ffn") or 0
     return {
         "kind": "transformer",
-        "layers": settings.count("enc-depth" if side == "encoder" else "dec-depth"),
-        "width": settings.count("dim-emb"),
-        "heads": settings.count("transformer-heads"),
-        "ff_width": own if side == "decoder" and own else hidden,
+        "layers": config.count("enc-depth" if side == "encoder" else "dec-depth"),
+        "width": config.count("dim-emb"),
+        "heads": config.count("transformer-heads"),
+        "ff_width": decoder_hidden if side == "decoder" and decoder_hidden else hidden,
         "activation": ACTIVATIONS[activation],
         "norm": "pre" if before else "post",
         "norm_eps": 1e-6,
         "embedding_norm": "n" in str(content.get("transformer-postprocess-emb") or ""),
         "position": {"kind": "sinusoidal", "halves": True, "inclusive": True},
-        "dropout": settings.rate("transformer-dropout"),
-        "attention_dropout": settings.rate("transformer-dropout-attention"),
-        "activation_dropout": settings.rate("transformer-dropout-ffn"),
+        "dropout": config.rate("transformer-dropout"),
+        "attention_dropout": config.rate("transformer-dropout-attention"),
+        "activation_dropout": config.rate("transformer-dropout-ffn"),
     }
 
 
-def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+def _to_recipe(config: Config, names: Collection[str]) -> Content:
     for name, wanted in (
         ("type", "transformer"),
         ("transformer-decoder-autoreg", "self-attention"),
@@ -111,38 +116,38 @@ def _model(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         ("transformer-no-bias", False),
         ("transformer-no-affine", False),
     ):
-        settings.only(name, wanted)
+        config.require(name, wanted)
     untied = any(name.startswith("decoder_ff_logit_out_W") for name in names)
     return {
-        "encoder": _part(settings, "encoder"),
-        "decoder": _part(settings, "decoder"),
+        "encoder": _stack(config, "encoder"),
+        "decoder": _stack(config, "decoder"),
         "tie": "none" if untied else ("all" if "Wemb" in names else "target"),
         "scale_embedding": True,
     }
 
 
-FAMILY = Family(_model, {}, _special())
+WEIGHT_MAP = WeightMap({}, _tensors())
 
 
-def _renamed(name: str) -> str:
+def _table_name(name: str) -> str:
     """`encoder_l1_self_Wq` -> `encoder.0.self_Wq`"""
-    found = NUMBER.match(name)
+    found = LAYER.match(name)
     return name if found is None else f"{found[1]}.{int(found[2]) - 1}.{name[found.end() :]}"
 
 
-def read(checkpoint: Checkpoint) -> Orphan:
+def read(checkpoint: Checkpoint) -> LegacyModel:
     where = str(checkpoint.file)
     text = checkpoint.settings.get(MODEL)
     content = parse_yaml(text, where) if isinstance(text, str) else None
     if not isinstance(content, dict):
-        raise InputError(f"it has no {MODEL}, as an .npz file of Marian has", where=where, remedy="fetch it again")
-    weights = {_renamed(name): stored for name, stored in checkpoint.weights.items()}
+        raise InputError(f"the file has no {MODEL}, as every model of Marian has", where=where, remedy="fetch it again")
+    weights = {_table_name(name): tensor for name, tensor in checkpoint.weights.items()}
     source, target = _sides(checkpoint.file)
-    return Orphan(FAMILY, Settings(content, f"{where}: {MODEL}"), weights, source, target)
+    return LegacyModel(_to_recipe, WEIGHT_MAP, Config(content, f"{where}: {MODEL}"), weights, source, target)
 
 
 def parse_yaml(text: str, where: str, *, words: bool = False) -> Any:
-    """Plain values, without tags; `words`: nothing but text, so that `no` is a word."""
+    """Plain values without tags. `words`: text only, so that `no` is a word and not a boolean."""
     loader = yaml.BaseLoader if words else yaml.SafeLoader
     try:
         return loader(text).get_single_data()
@@ -155,14 +160,14 @@ def _sides(file: Path) -> tuple[Side, Side]:
     names = _vocabularies(file)
     if not names:
         remedy = "vocab.yml or vocab.spm, or the two that decoder.yml names under `vocabs`"
-        raise InputError("its vocabulary is missing", where=str(folder), remedy=f"put it beside the file: {remedy}")
+        raise InputError("the vocabulary is missing", where=str(folder), remedy=f"put it in the same folder: {remedy}")
     spm = [name for name in ("source.spm", "target.spm") if (folder / name).is_file()]
-    made = [_side(folder, name, spm[place] if len(spm) == 2 else "") for place, name in enumerate((names * 2)[:2])]
-    return made[0], made[1]
+    sides = [_side(folder, name, spm[index] if len(spm) == 2 else "") for index, name in enumerate((names * 2)[:2])]
+    return sides[0], sides[1]
 
 
 def _vocabularies(file: Path) -> list[str]:
-    """One for both sides, or one for each: those that a file of settings names, or those whose names say so."""
+    """One for both sides or one for each: those that decoder.yml names, or else those found by their file names."""
     folder = file.parent
     for name in (f"{file.name}.decoder.yml", "decoder.yml"):
         if (folder / name).is_file():
@@ -178,7 +183,7 @@ def _vocabularies(file: Path) -> list[str]:
 
 
 def _side(folder: Path, name: str, spm: str) -> Side:
-    """`</s>` also stands where an output starts, but as nothing: the first vector is zero."""
+    """Outputs have no start token: the first input vector of the decoder is zero."""
     path = inside(folder, name)
     if name.endswith(".spm"):
         model = read_model(folder, name)
@@ -186,11 +191,11 @@ def _side(folder: Path, name: str, spm: str) -> Side:
     else:
         content = parse_yaml("\n".join(read_lines(folder, name)), str(path), words=True)
         if not isinstance(content, dict) or not all(str(number).isdecimal() for number in content.values()):
-            raise InputError("expected words with their numbers", where=str(path), remedy="fetch it again")
+            raise InputError("expected words with their ids", where=str(path), remedy="fetch it again")
         listed = {str(word): int(number) for word, number in content.items()}
     if sorted(listed.values()) != list(range(len(listed))):
-        raise InputError("its numbers do not go from 0 to the last", where=str(path), remedy="fetch it again")
-    special = Special(None, None, listed.get("</s>"), listed.get("<unk>"))
+        raise InputError("the ids do not run from 0 to the last", where=str(path), remedy="fetch it again")
+    special = SpecialIds(None, None, listed.get("</s>"), listed.get("<unk>"))
     if name.endswith(".spm") or spm:
-        return sentencepiece(read_model(folder, spm or name), listed, special, str(path))
-    return spaced(sorted(listed, key=listed.__getitem__), special, str(path))
+        return sentencepiece_vocabulary(read_model(folder, spm or name), listed, special, str(path))
+    return word_vocabulary(sorted(listed, key=listed.__getitem__), special, str(path))

@@ -1,0 +1,126 @@
+"""Conversion of models from other libraries to runs: detection, download from the Hugging Face hub, and caching.
+
+Nothing in a model runs as code. From the hub only safetensors, JSON and vocabulary files are downloaded, once, and
+checked like any other folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from transduce.errors import InputError
+from transduce.interop import bundle, g2p_en, legacy
+from transduce.interop.huggingface import importer as huggingface
+from transduce.interop.huggingface.family import ImportedModel
+from transduce.interop.huggingface.languages import Languages
+from transduce.run import Run
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+RUNS = "runs"  # the folder where runs are written, never the name of a hub user
+HUB_FILES = ["*.json", "model.safetensors", "model-*.safetensors", "*/model.safetensors", "*.spm", "*.model", "*.txt"]
+HUB_IGNORED = ["onnx/*", "openvino/*", "tf/*", "flax/*"]  # the same model for other libraries
+LAYOUT = "give a folder with config.json, model.safetensors and tokenizer.json instead"
+
+
+def recognises(path: Path) -> bool:
+    """Whether this is a model of another library rather than a run."""
+    foreign = huggingface.recognises(path) or g2p_en.find_file(path) is not None or legacy.recognises(path)
+    return foreign and not Run(path).exists
+
+
+def read(path: str | Path, languages: Languages | None = None) -> ImportedModel:
+    """Imports a Hugging Face folder, a checkpoint of a legacy toolkit, or the arrays of g2p_en."""
+    path = Path(path)
+    if (arrays := g2p_en.find_file(path)) is not None:
+        return g2p_en.read(arrays)
+    if legacy.recognises(path) and not huggingface.recognises(path):
+        return legacy.read(path)
+    return huggingface.read_folder(path, languages)
+
+
+def convert(source: str | Path, new: str | Path, languages: Languages | None = None) -> Run:
+    """Writes a model of another library, or a bundle, as a run."""
+    source = locate(source)
+    if bundle.recognises(source):
+        return bundle.unpack(source, new)
+    run = Run(Path(new))
+    if run.exists or run.checkpoints.steps():
+        raise InputError("there is already a run here", where=str(run.folder), remedy="give another folder")
+    imported = read(source, languages)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.save_tokenizers(*imported.tokenizers)
+    run.checkpoints.save_final(0, imported.weights, {})
+    run.save_recipe(imported.recipe)
+    return run
+
+
+def as_run(path: str | Path) -> Path:
+    """The folder of a run: the path itself, or the cached conversion of a bundle or of another library's model.
+
+    A path that is neither is returned unchanged, and fails where it is opened.
+    """
+    found = locate(path)
+    if not bundle.recognises(found) and not recognises(found):
+        return Path(path)
+    cached = _cache("imported") / _fingerprint(found)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    if not cached.is_dir():
+        part = cached.with_name(f"{cached.name}.{os.getpid()}")
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            convert(found, part)
+            os.replace(part, cached)  # under its final name once it is complete
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return cached
+
+
+def _fingerprint(path: Path) -> str:
+    """A hash of file names, sizes and times of modification."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    facts = [(str(one.absolute()), one.stat().st_size, one.stat().st_mtime_ns) for one in files if one.is_file()]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _cache(kind: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce" / kind
+
+
+def locate(path: str | Path) -> Path:
+    """A local path as it is; a name of the hub (`Helsinki-NLP/opus-mt-en-de`) as the folder it was downloaded to."""
+    name = str(path)
+    owner = name.partition("/")[0]
+    if Path(path).exists() or not HUB_NAME.fullmatch(name) or owner == RUNS or Path(owner).exists():
+        return Path(path)
+    folder = _cache("hub") / name.replace("/", "--")
+    if not folder.is_dir():
+        _download(name, folder)
+    return folder
+
+
+def _download(name: str, folder: Path) -> None:
+    """The folder gets its final name once it is complete: an interrupted download is never taken for a model."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise InputError(
+            f"{name} does not exist here, and downloading models by name needs huggingface_hub",
+            where=name,
+            remedy=f"pip install 'transduce[hub]'; or {LAYOUT}",
+        ) from None
+    part = folder.with_name(f"{folder.name}.part")
+    part.mkdir(parents=True, exist_ok=True)
+    try:
+        # As files in a folder: the cache of the library consists of symbolic links, which the importer refuses.
+        snapshot_download(name, local_dir=str(part), allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED)
+    except Exception as error:  # the library raises its own errors, those of its transport, and OSError
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"{name} does not exist here, and it could not be downloaded: {reason}", where=name, remedy=LAYOUT
+        ) from None
+    shutil.rmtree(part / ".cache", ignore_errors=True)  # metadata of the library
+    os.replace(part, folder)

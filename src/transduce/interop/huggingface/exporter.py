@@ -1,0 +1,267 @@
+"""Export to a Hugging Face folder that the transformers library and the importer read.
+
+Each family writes config.json from a recipe. The importer's reading of it is compared with the recipe: the first family
+without a difference is taken; if there is none, the differences of the closest family are reported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from transduce import contracts
+from transduce.data.tokenizers.vocabulary import GIVEN
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, PAD, SPECIALS
+from transduce.inference import Model
+from transduce.interop.huggingface import FAMILIES
+from transduce.interop.huggingface.bert import SUFFIXES
+from transduce.interop.huggingface.family import NORM_EPS, Config, Content, Family, WeightMap, Weights
+from transduce.interop.huggingface.generation_config import write_generation
+from transduce.interop.huggingface.heads import write_labels, write_sentence_transformer
+from transduce.interop.huggingface.tokenizers import write_tokenizer
+from transduce.interop.huggingface.weights import ExportRows, deinterleave, export_rows, export_weights
+from transduce.recipe import ModelRecipe, Recipe
+from transduce.recipe.registry import complete
+from transduce.storage import TEMPORARY, sync, write_file
+
+TRAINING_OPTIONS = ("dropout", "attention_dropout", "activation_dropout")  # without effect on a trained model
+
+MODEL_DEFAULTS = {
+    "tie": "none",
+    "scale_embedding": True,
+    "share": "none",
+    "copy": None,
+    "source_eos": True,
+    "output": "plain",
+}
+
+
+@dataclass(frozen=True)
+class ChosenFamily:
+    """The family chosen for a model, and the config.json that describes the model."""
+
+    architecture: str
+    family: Family
+    weight_map: WeightMap
+    config: Content
+
+
+def write_folder(model: Model, out: Path, where: str) -> Path:
+    """Writes a whole folder or nothing."""
+    recipe = model.recipe
+    if recipe.data.sources and recipe.model.head is not None:
+        return _write(out, *_image_classifier(model, where))
+    tokenizer = model.target if recipe.model.encoder is None else model.source
+    weights = _native_weights(model)
+    rows = export_rows(tokenizer, weights)
+    export = choose_family(recipe, where, rows.special_id(PAD))
+    if recipe.model.decoder is not None and model.target.fingerprint != model.source.fingerprint:
+        if tokenizer.kind != GIVEN:
+            raise InputError(
+                "tokens.shared: false does not fit, one vocabulary for both sides would",
+                where=where,
+                remedy="train with tokens.shared=true and model.tie=all, or use --to onnx",
+            )
+        warnings.warn("only the source tokenizer is written; the target tokenizer differs from it", stacklevel=3)
+    if _interleaved(recipe.model.encoder) or _interleaved(recipe.model.decoder):
+        weights = deinterleave(weights)
+    exported = export_weights(export.family, export.weight_map, rows.reorder_all(weights), where)
+    config = {**export.config, **_special_ids(export.family, rows), "dtype": "float32"}
+    files: dict[str, Mapping[str, Any] | list[Any]] = {"config.json": config}
+    if recipe.model.decoder is not None:
+        decoder_only = recipe.model.encoder is None
+        files["generation_config.json"] = write_generation(recipe.generation, rows, decoder_only=decoder_only)
+    else:
+        exported |= export.family.constant_weights(config)
+        files |= _head_files(model, config)
+    max_length = (
+        config.get("max_position_embeddings") or config.get("n_positions") or recipe.generation.max_source_length
+    )
+
+    def write_tokenizer_files(folder: Path) -> None:
+        eos, masked = export.family.source_eos, export.family.masked_lm
+        write_tokenizer(folder, tokenizer, rows, source_eos=eos, max_length=max_length, masked_lm=masked)
+
+    return _write(out, files, exported, write_tokenizer_files)
+
+
+def _write(
+    out: Path,
+    files: Mapping[str, Any],
+    weights: Weights,
+    write_more: Callable[[Path], None] = lambda folder: None,
+) -> Path:
+    part = out.with_name(TEMPORARY + out.name)
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        for name, content in files.items():
+            (part / name).parent.mkdir(exist_ok=True)
+            write_file(part / name, (json.dumps(content, indent=2) + "\n").encode())
+        write_more(part)
+        save_file(weights, part / "model.safetensors", {"format": "pt"})
+        os.chmod(part / "model.safetensors", 0o644)
+        sync(part / "model.safetensors")
+        os.replace(part, out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return out
+
+
+def _native_weights(model: Model) -> Weights:
+    """All weights; label rows of special tokens, which are never output, are zero."""
+    weights = {name: tensor.detach().cpu().float() for name, tensor in model.network.state_dict().items()}
+    head = model.recipe.model.head
+    if head is not None and head["kind"] in ("classifier", "tagger"):
+        last = max(int(name.split(".")[2]) for name in weights if name.startswith("head.layers."))
+        for leaf in ("weight", "bias"):
+            name = f"head.layers.{last}.{leaf}"
+            weights[name] = weights[name].clone()
+            weights[name][: len(SPECIALS)] = 0.0
+    return weights
+
+
+def _image_classifier(model: Model, where: str) -> tuple[Content, Weights]:
+    """Files and weights of a model whose only tokens are its labels."""
+    export = choose_family(model.recipe, where)
+    weights = export_weights(export.family, export.weight_map, _native_weights(model), where)
+    config = {**export.config, **write_labels(model.target), "dtype": "float32"}
+    return {"config.json": config, **export.family.extra_files(model.recipe)}, weights
+
+
+def _head_files(model: Model, config: Content) -> Content:
+    """Files that describe the pooling of an embedder; labels of a classifier go into its config."""
+    head = model.recipe.model.head or {}
+    if head["kind"] == "embedder":
+        return write_sentence_transformer(head, config.get("hidden_size") or config["dim"])
+    if head["kind"] != "mlm":
+        config |= write_labels(model.target)
+    return {}
+
+
+def _interleaved(part: Mapping[str, Any] | None) -> bool:
+    """Whether sines and cosines of its positions alternate."""
+    return part is not None and part["position"]["kind"] == "sinusoidal" and not part["position"]["halves"]
+
+
+def _special_ids(family: Family, rows: ExportRows) -> dict[str, int | None]:
+    ids = {"vocab_size": rows.size, "pad_token_id": rows.special_id(PAD), "eos_token_id": rows.special_id(EOS)}
+    if family.start_token:
+        # Some configs of the transformers library have a default for the forced last token.
+        forced = {"forced_eos_token_id": None} if family.source_eos else {}
+        return {**ids, "bos_token_id": rows.special_id(BOS), **forced, family.start_token: rows.special_id(BOS)}
+    return {**ids, "cls_token_id": rows.special_id(BOS), "sep_token_id": rows.special_id(EOS)}
+
+
+def choose_family(recipe: Recipe, where: str, pad_id: int | None = None) -> ChosenFamily:
+    """The first family that describes the recipe exactly. `pad_id`: the exported id of <pad>."""
+    for part in (recipe.model.encoder, recipe.model.decoder):
+        if part is not None and part["kind"] != "transformer":
+            raise _unsupported(where, [f"kind: {part['kind']}"], "the Transformer")
+    if reasons := _unsupported_parts(recipe):
+        raise _unsupported(where, reasons, "BertModel or ViTForImageClassification")
+    differences: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        content = None if family.to_config is None else family.to_config(recipe, pad_id)
+        if content is None:
+            continue
+        weight_map, differences[name] = _compare(family, content, recipe, where)
+        if weight_map is not None and not differences[name]:
+            return ChosenFamily(name, family, weight_map, {"architectures": [name], **content})
+    closest = min(differences, key=lambda name: len(differences[name]))
+    raise _unsupported(where, differences[closest], closest)
+
+
+def _unsupported_parts(recipe: Recipe) -> list[str]:
+    """Heads and sources that no family has."""
+    head, sources = recipe.model.head, recipe.data.sources
+    reasons = [] if head is None or head["kind"] in SUFFIXES else [f"model.head: {head['kind']}"]
+    if not sources:
+        return reasons
+    source = next(iter(sources.values()))
+    image: Mapping[str, Any] = source if isinstance(source, dict) else {"kind": source}
+    front = (recipe.model.encoder or {}).get("front") or {}
+    single_image = len(sources) == 1 and image["kind"] == "image"
+    if not single_image or front.get("kind") != "patches" or head is None or head["kind"] != "classifier":
+        return [*reasons, "data.sources: only image patches with one label per image are supported"]
+    required = {"fitted": "stretch", "width": None}
+    return [*reasons, *(_difference(key, image[key], value) for key, value in required.items() if image[key] != value)]
+
+
+def _unsupported(where: str, reasons: list[str], closest: str) -> InputError:
+    return InputError(
+        f"no Hugging Face architecture fits this model: {'; '.join(reasons)}",
+        where=where,
+        remedy=f"closest is {closest}; --to onnx exports most models, and --to bundle all of them",
+    )
+
+
+def _compare(family: Family, content: Content, recipe: Recipe, where: str) -> tuple[WeightMap | None, list[str]]:
+    """Reads config.json as the importer does, and lists the differences from the recipe."""
+    config, names = Config(content, where), family.required_names(content)
+    try:
+        weight_map = family.weight_map(config, names)
+        return weight_map, _differences(recipe.model, family.to_recipe(config, names))
+    except InputError as error:
+        return None, [error.problem]
+
+
+def _differences(model: ModelRecipe, imported: Mapping[str, Any]) -> list[str]:
+    found = []
+    for side, contract in (("encoder", contracts.Encoder), ("decoder", contracts.Decoder)):
+        part = getattr(model, side)
+        if part is not None:
+            given = dict(imported[side])
+            front, own_front = given.pop("front", None), part.get("front")
+            if front is not None and own_front is not None:
+                front = {**complete(contracts.FrontEnd, front, side), "shape": own_front["shape"]}
+            other = {**_comparable(complete(contract, given, side)), **({} if front is None else {"front": front})}
+            own = _comparable(part)
+            found += _different_options(side, own, other)
+    if model.head is not None and model.head["kind"] != "embedder":  # pooling is written to files of its own
+        other = complete(contracts.Head, imported["head"], "head")
+        own = {key: value for key, value in model.head.items() if key not in TRAINING_OPTIONS}
+        found += _different_options("head", own, other)
+    defaults = {
+        "tie": "none",
+        "scale_embedding": True,
+        "share": "none",
+        "copy": None,
+        "source_eos": True,
+        "output": "plain",
+    }
+    for key, default in defaults.items():
+        value = imported.get(key, default)
+        if getattr(model, key) != value:
+            found.append(_difference(key, getattr(model, key), value))
+    return found
+
+
+def _different_options(part: str, own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [_difference(f"{part}.{key}", own[key], other.get(key)) for key in own if own[key] != other.get(key)]
+
+
+def _difference(key: str, own: Any, required: Any) -> str:
+    return f"{key}: {own} does not fit, {required} would"
+
+
+def _comparable(part: Mapping[str, Any]) -> Content:
+    """The options that decide what a part computes, with defaults written out."""
+    options = {key: value for key, value in part.items() if key not in TRAINING_OPTIONS}
+    options["norm_eps"] = options["norm_eps"] or NORM_EPS.get(options["norm_kind"])
+    options["head_width"] = options["head_width"] or options["width"] // options["heads"]
+    options["kv_heads"] = options["kv_heads"] or options["heads"]
+    position = dict(options["position"])
+    if position["kind"] == "sinusoidal" and options["width"] % 2 == 0:
+        position["halves"] = True  # a permutation of the width, which `deinterleave` applies to the weights
+    options["position"] = position
+    return options

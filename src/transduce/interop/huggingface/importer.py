@@ -1,0 +1,234 @@
+"""Import of a Hugging Face folder: recipe, tokenizers and weights of a native model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transduce import build
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.vocabulary import GIVEN
+from transduce.errors import InputError, nearest
+from transduce.interop.huggingface import FAMILIES
+from transduce.interop.huggingface.family import Config, Content, Family, ImportedModel
+from transduce.interop.huggingface.folder import StoredTensor, list_weights, read_json
+from transduce.interop.huggingface.generation_config import read_generation
+from transduce.interop.huggingface.heads import MODULES, SentenceTransformer, read_labels, read_sentence_transformer
+from transduce.interop.huggingface.languages import Languages
+from transduce.interop.huggingface.tokenizers import SpecialIds, TextFormat, read_tokenizers
+from transduce.interop.huggingface.weights import ImportRows, check_weights, read_weights
+from transduce.layers.meta_init import outlined
+from transduce.recipe import Recipe, parse
+
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+RECORDINGS = 8  # per batch, where all are padded to one length
+MAX_LENGTH = 512  # tokens of a training text, where the positions allow more
+LAYER_COUNTS = (
+    "encoder_layers",
+    "decoder_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "n_layer",
+    "n_layers",
+    "num_hidden_layers",
+)
+
+
+def recognises(folder: Path) -> bool:
+    """Whether this is a folder of the transformers or the sentence-transformers library."""
+    return any((folder / name).is_file() for name in (CONFIG, MODULES))
+
+
+def read_folder(folder: Path, languages: Languages | None = None) -> ImportedModel:
+    """Imports a folder. All names and shapes are checked before any tensor is read."""
+    sentence = read_sentence_transformer(folder)
+    folder = folder if sentence is None else sentence.folder
+    config = Config(read_json(folder, CONFIG, needed=True), str(folder / CONFIG))
+    family = FAMILIES[_architecture(config, encoder_only=sentence is not None)]
+    stored = list_weights(folder)
+    if max(_layer_counts(config.content)) > len(stored):
+        raise InputError("more layers than weights", where=config.where, remedy="fetch the folder again")
+    config = family.flatten(config)
+    weight_map = family.weight_map(config, stored)
+    stored = _table_names(weight_map.prefix, weight_map.tied, stored, str(folder))
+    model = family.to_recipe(config, stored)
+    if family.read_sources is not None and family.label_kind:
+        recipe, tokenizers, rows = _image_classifier(folder, config, family, model)
+    else:
+        recipe, tokenizers, rows = _text_model(folder, config, family, model, languages, sentence)
+    with outlined():
+        network = build.build_model(recipe.model, tokenizers[0].size, tokenizers[1].size)
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    check_weights(weight_map, stored, shapes, rows, str(folder))
+    return ImportedModel(recipe, tokenizers, read_weights(weight_map, stored, rows, shapes))
+
+
+Parts = tuple[Recipe, tuple[Tokenizer, Tokenizer], ImportRows]
+
+
+def _image_classifier(folder: Path, config: Config, family: Family, model: Content) -> Parts:
+    labels = read_labels(config, family.label_kind)
+    assert family.read_sources is not None
+    content = {
+        "data": {"sources": family.read_sources(folder, config)},
+        "tokens": {"source": {"kind": "labels"}, "target": {"kind": "labels", "size": labels.size}},
+        "model": model,
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ("accuracy",)},
+    }
+    recipe = build.complete_recipe(parse(content, config.where), config.where)
+    return recipe, (labels, labels), ImportRows((), 0)  # there are no tokens but the labels
+
+
+def _text_model(
+    folder: Path,
+    config: Config,
+    family: Family,
+    model: Content,
+    languages: Languages | None,
+    sentence: SentenceTransformer | None,
+) -> Parts:
+    search = {**config.content, **read_json(folder, GENERATION_CONFIG)}
+    prompt = None
+    if family.prompt is not None:
+        prompt, languages = family.prompt(search, languages, config.where), None
+    languages = _check_languages(family, languages, search, config)
+    text_format = TextFormat(
+        source_eos=family.source_eos,
+        masked_lm=family.masked_lm,
+        lowercase=sentence is not None and sentence.lowercase,
+        languages=languages,
+        codes_required=family.languages == "required",
+        codes_after_source=family.languages == "optional",
+        target_only=family.read_sources is not None,
+        prompt=prompt,
+        hidden_tokens=family.hidden_tokens,
+    )
+    specials = _special_ids(family, search, config)
+    (source, target), rows = read_tokenizers(folder, specials, config.count("vocab_size"), text_format)
+    if family.label_kind:
+        target = read_labels(config, family.label_kind)
+    model |= {"source_eos": False} if source.tail else {}  # the source ends with a </s> of its own
+    generation: Content = {}
+    if "decoder" in model:
+        decoder_only = not family.source_eos
+        generation = read_generation(search, rows.native_id, decoder_only, str(folder / GENERATION_CONFIG))
+        generation |= {"forced_bos": target.lead[0]} if languages is not None and target.lead else {}
+        generation |= {} if prompt is None else _prompted_generation(search, target, config)
+    if sentence is not None:
+        model["head"] = sentence.head
+        generation |= {"max_source_length": sentence.max_length - 1} if sentence.max_length else {}
+    data = {"sources": family.read_sources(folder, config)} if family.read_sources is not None else dict(family.data)
+    return _recipe(config, data, model, generation, (source, target)), (source, target), rows
+
+
+def _check_languages(
+    family: Family, given: Languages | None, search: Mapping[str, Any], config: Config
+) -> Languages | None:
+    if given is not None and family.languages == "none":
+        raise InputError(
+            "this model has no language codes",
+            where=config.where,
+            remedy="leave out --source-language and --target-language",
+        )
+    if given is None and family.languages != "required":
+        return None
+    forced = search.get("forced_bos_token_id")
+    return replace(given or Languages(), forced=forced if isinstance(forced, int) else None)
+
+
+def _table_names(
+    prefix: str, tied: Mapping[str, str], stored: Mapping[str, StoredTensor], where: str
+) -> dict[str, StoredTensor]:
+    """Tensors under the names of the weight map: without the prefix, and tied ones under the name of the original."""
+    found = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
+    if len(found) < len(stored):
+        raise InputError(f"weights occur twice, with {prefix} and without", where=where)
+    for copy, original in tied.items():
+        if copy in found and original not in found:
+            found[original] = found.pop(copy)
+    return found
+
+
+def _architecture(config: Config, *, encoder_only: bool) -> str:
+    """`encoder_only`: the encoder is meant, whatever head it was trained with."""
+    content = config.content
+    if content.get("auto_map") or content.get("trust_remote_code"):
+        raise InputError(
+            "this model needs its own code (auto_map), which is never run",
+            where=config.where,
+            remedy=f"supported architectures: {', '.join(FAMILIES)}",
+        )
+    names = content.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    base = f"{name.partition('For')[0]}Model"
+    name = base if encoder_only and base in FAMILIES else name
+    if name not in FAMILIES:
+        close, every = nearest(name, FAMILIES), f"supported: {', '.join(FAMILIES)}"
+        remedy = every if close.startswith("known") else f"{close} {every}"
+        raise InputError(f"the architecture {name!r} is not supported", where=config.where, remedy=remedy)
+    return name
+
+
+def _layer_counts(config: Mapping[str, Any]) -> list[int]:
+    parts = [config, *(config[side] for side in ("encoder", "decoder") if isinstance(config.get(side), dict))]
+    return [part[name] for part in parts for name in LAYER_COUNTS if isinstance(part.get(name), int)] or [0]
+
+
+def _special_ids(family: Family, search: Mapping[str, Any], config: Config) -> SpecialIds:
+    def number(name: str, fallback: str = "") -> int | None:
+        value = search.get(name)
+        value = search.get(fallback) if value is None else value
+        if isinstance(value, list):
+            if len(value) > 1:
+                raise InputError(
+                    f"{name}: expected one token, not {value}", where=config.where, remedy="keep the first"
+                )
+            value = value[0] if value else None
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise InputError(f"{name}: {value!r} is no token id", where=config.where, remedy="fetch the folder again")
+        return value
+
+    if not family.start_token:
+        return SpecialIds(number("pad_token_id"), None, number("sep_token_id"))
+    fallback = "pad_token_id" if family.start_token.startswith("decoder") else "eos_token_id"
+    return SpecialIds(number("pad_token_id"), number(family.start_token, fallback), number("eos_token_id"))
+
+
+def _prompted_generation(search: Mapping[str, Any], target: Tokenizer, config: Config) -> Content:
+    """Generation with a prompt: max_length does not count it, but the positions of the decoder do."""
+    prompt, positions = len(target.lead), config.count("max_target_positions", 448)
+    new, total = search.get("max_new_tokens"), search.get("max_length")
+    limit = positions if total is None else min(total + prompt + 1, positions)
+    max_length = limit - 1 if new is None else min(new + prompt, positions - 1)
+    batch_tokens = RECORDINGS * 2 * config.count("max_source_positions", 1500)  # two frames per encoder position
+    return {"forced_prefix": target.lead, "max_length": max_length, "batch_tokens": batch_tokens}
+
+
+def _recipe(
+    config: Config,
+    data: Content,
+    model: Content,
+    generation: Content,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+) -> Recipe:
+    limits = [part["position"]["longest"] for part in model.values() if _has_last_position(part)]
+    source, target = ({"kind": one.kind, "size": one.size} for one in tokenizers)
+    content: Content = {
+        "data": {**data, "max_length": min([MAX_LENGTH, *(limit - 1 for limit in limits)])},
+        "tokens": {"source": source, "target": target, "shared": target["kind"] == GIVEN},
+        "model": model,
+        "generation": generation,
+    }
+    if "head" in model and model["head"]["kind"] == "embedder":
+        content["training"] = {"objective": {"kind": "contrastive"}}
+        content["evaluation"] = {"metrics": ("recall@1",)}
+    elif "head" in model:
+        content["evaluation"] = {"metrics": ("accuracy",)}
+    return build.complete_recipe(parse(content, config.where), config.where)
+
+
+def _has_last_position(part: Any) -> bool:
+    return isinstance(part, Mapping) and "longest" in (part.get("position") or {})

@@ -1,0 +1,228 @@
+"""Legacy model: what the reader of a toolkit returns, and its assembly into a native model.
+
+These toolkits read text that is already split into tokens: their vocabularies become tokenizers that split at white
+space, except those of SentencePiece models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce import build
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
+from transduce.errors import InputError
+from transduce.flow import SPECIALS, UNK
+from transduce.interop.huggingface.family import Config, Content, ImportedModel, WeightMap, Weights
+from transduce.interop.huggingface.folder import MAX_JSON, StoredTensor, inside, read_tensor
+from transduce.interop.huggingface.sentencepiece import (
+    LANGUAGE_CODE,
+    NORMAL,
+    UNREACHABLE,
+    USER,
+    SentencePiece,
+    to_tokenizer,
+)
+from transduce.interop.huggingface.tokenizers import SpecialIds
+from transduce.interop.huggingface.weights import MISSING, ImportRows, Shapes
+from transduce.layers.meta_init import outlined
+from transduce.recipe import Recipe, parse
+
+MAX_LENGTH = 512  # tokens of a training text
+SOURCE, TARGET, OUTPUT = (
+    "encoder.embedding.table.weight",
+    "decoder.embedding.table.weight",
+    "decoder.output.layer.weight",
+)
+BIAS = "decoder.output.layer.bias"
+TIED = {"none": (), "target": (TARGET, OUTPUT), "all": (SOURCE, TARGET, OUTPUT)}
+MISMATCH = "the settings and the weights belong to different models, or to one with additions"
+
+
+@dataclass(frozen=True)
+class Side:
+    """Source or target tokenizer, with the order of its vocabulary rows."""
+
+    tokenizer: Tokenizer
+    rows: ImportRows
+
+    @property
+    def size(self) -> int:
+        return len(self.rows.rows)
+
+
+@dataclass(frozen=True)
+class LegacyModel:
+    """A checkpoint of a legacy toolkit, its tensors under the names of the weight map."""
+
+    to_recipe: Callable[[Config, Collection[str]], Content]  # model section of a recipe
+    weight_map: WeightMap
+    config: Config
+    weights: Mapping[str, StoredTensor]
+    source: Side
+    target: Side
+    zero_biases: tuple[str, ...] = ()  # endings of native biases that are zero where the checkpoint has none
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+def assemble(model: LegacyModel) -> ImportedModel:
+    """A native model. All names and shapes are checked before any tensor is read."""
+    recipe = _recipe(model)
+    with outlined():
+        network = build.build_model(recipe.model, model.source.size, model.target.size)
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    _check(_native_weights(model, recipe, shapes, _on_meta), shapes, model.config.where)
+    weights = _native_weights(model, recipe, shapes, read_tensor)
+    tied = TIED[recipe.model.tie]
+    if any(not torch.equal(weights[name], weights[tied[0]]) for name in tied):
+        raise InputError("weights that the settings tie differ", where=model.config.where, remedy=MISMATCH)
+    return ImportedModel(recipe, (model.source.tokenizer, model.target.tokenizer), weights)
+
+
+def _on_meta(stored: StoredTensor) -> Tensor:
+    return torch.empty(stored.shape, device="meta")
+
+
+def _recipe(model: LegacyModel) -> Recipe:
+    where = model.config.where
+    parts = model.to_recipe(model.config, model.weights)
+    if max(parts[side]["layers"] for side in ("encoder", "decoder")) > len(model.weights):
+        raise InputError("more layers than weights", where=where, remedy=MISMATCH)
+    limits = [part["position"]["longest"] for part in parts.values() if _has_last_position(part)]
+    content = {
+        "data": {"format": "pairs", "max_length": min([MAX_LENGTH, *(limit - 1 for limit in limits)])},
+        "tokens": {
+            "source": {"kind": "given", "size": model.source.size},
+            "target": {"kind": "given", "size": model.target.size},
+            "shared": model.source.tokenizer.fingerprint == model.target.tokenizer.fingerprint,
+        },
+        "model": parts,
+        "generation": dict(model.generation),
+    }
+    return build.complete_recipe(parse(content, where), where)
+
+
+def _has_last_position(part: Any) -> bool:
+    return isinstance(part, Mapping) and "longest" in (part.get("position") or {})
+
+
+def _native_weights(
+    model: LegacyModel, recipe: Recipe, shapes: Shapes, read: Callable[[StoredTensor], Tensor]
+) -> Weights:
+    """Native names, token rows in native order, tied tensors and zero biases filled in."""
+    weights = _converted(model, read)
+    for name, tensor in list(weights.items()):
+        if name in (SOURCE, TARGET, OUTPUT, BIAS):
+            weights[name] = _reorder(name, tensor, model)
+    tied = TIED[recipe.model.tie]
+    present = [name for name in tied if name in weights]
+    weights |= {name: weights[present[0]] for name in tied if present and name not in weights}
+    device = next(iter(weights.values())).device
+    for name, shape in shapes.items():
+        if name not in weights and name.endswith((*model.zero_biases, BIAS)):
+            weights[name] = torch.zeros(shape, device=device)
+    if BIAS in weights:
+        weights[BIAS] = model.target.rows.suppress(weights[BIAS])
+    return weights
+
+
+def _converted(model: LegacyModel, read: Callable[[StoredTensor], Tensor]) -> Weights:
+    where, weights = model.config.where, Weights()
+    for name, stored in model.weights.items():
+        found = model.weight_map.find(name)
+        if found is None:
+            if model.weight_map.ignores(name):
+                continue
+            problem = f"{name} would be dropped: this architecture has no such weight"
+            raise InputError(problem, where=where, remedy=MISMATCH)
+        converted = found.apply(read(stored))
+        if twice := sorted(set(converted) & set(weights)):
+            raise InputError(f"{name} is a second {twice[0]}", where=where, remedy=MISMATCH)
+        weights |= converted
+    return model.weight_map.combine(weights)
+
+
+def _reorder(name: str, tensor: Tensor, model: LegacyModel) -> Tensor:
+    rows = model.source.rows if name == SOURCE else model.target.rows
+    if len(tensor) != rows.foreign_size:
+        problem = f"{name} has {len(tensor)} rows, but the vocabulary {rows.foreign_size} tokens"
+        raise InputError(problem, where=model.config.where, remedy="the vocabulary belongs to another model")
+    return rows.reorder(tensor)
+
+
+def _check(weights: Weights, shapes: Shapes, where: str) -> None:
+    """Missing, unexpected and misshapen weights are errors."""
+    for name, tensor in weights.items():
+        if name not in shapes:
+            raise InputError(f"{name} would be dropped: the settings have no such part", where=where, remedy=MISMATCH)
+        if tuple(tensor.shape) != shapes[name]:
+            problem = f"{name} would be {tuple(tensor.shape)}, but the settings ask for {shapes[name]}"
+            raise InputError(problem, where=where, remedy=MISMATCH)
+    if missing := sorted(set(shapes) - set(weights)):
+        raise InputError(f"the weights of {missing[0]} are missing", where=where, remedy=MISMATCH)
+
+
+def read_lines(folder: Path, name: str) -> list[str]:
+    """The lines of a text file beside the checkpoint."""
+    path = inside(folder, name)
+    if not path.is_file():
+        raise InputError(f"there is no {name}", where=str(folder), remedy="put it in the folder of the checkpoint")
+    if path.stat().st_size > MAX_JSON:
+        raise InputError(f"larger than {MAX_JSON:,} bytes", where=str(path), remedy="this is no vocabulary or config")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8: {error}", where=str(path), remedy="fetch it again") from None
+    # Not str.splitlines: a vocabulary may hold other characters that Python counts as line ends.
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def word_vocabulary(words: Sequence[str], special: SpecialIds, where: str) -> Side:
+    """Tokens separated by white space; `words` in the order of their ids."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    rows = _import_rows(len(words), special, where)
+    ids: dict[str, int] = {}
+    for number in rows.rows[len(SPECIALS) :]:
+        ids.setdefault(words[number], number)
+    ids.pop("", None)
+    unknown = len(words) if special.unknown is None else special.unknown
+    unknown_piece = SPECIALS[UNK] + UNREACHABLE
+    backend = Backend(models.WordLevel({**ids, unknown_piece: unknown}, unk_token=unknown_piece))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _side(backend, {number: word for word, number in ids.items()}, rows, {n: n for n in range(len(words))})
+
+
+def sentencepiece_vocabulary(
+    model: SentencePiece, vocabulary: Mapping[str, int], special: SpecialIds, where: str
+) -> Side:
+    """Pieces of a SentencePiece model, with the ids of a vocabulary."""
+    rows = _import_rows(max(vocabulary.values()) + 1, special, where)
+    spelt = {piece for piece, _, kind in model.pieces if kind in (NORMAL, USER)}
+    codes = [piece for piece in vocabulary if LANGUAGE_CODE.fullmatch(piece) and piece not in spelt]
+    backend, ids = to_tokenizer(model, dict(vocabulary), codes)
+    return _side(backend, {number: piece for piece, number in vocabulary.items()}, rows, ids)
+
+
+def _import_rows(size: int, special: SpecialIds, where: str) -> ImportRows:
+    found = [MISSING if one is None else one for one in (special.pad, special.start, special.end, special.unknown)]
+    if special.end is None or max(found) >= size:
+        raise InputError(
+            "no token ends a text" if special.end is None else f"token {max(found)} is not among {size} tokens",
+            where=where,
+            remedy="the vocabulary belongs to another model: fetch it again",
+        )
+    return ImportRows((*found, *(number for number in range(size) if number not in found)), size)
+
+
+def _side(backend: Any, pieces: Mapping[int, str], rows: ImportRows, ids: Mapping[int, int]) -> Side:
+    named = [pieces.get(number, f"<unused {number}>") for number in rows.rows[len(SPECIALS) :]]
+    known = tuple(ids.get(number, MISSING) for number in rows.rows)
+    return Side(Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *named), library=backend.to_str(), rows=known)), rows)
