@@ -17,7 +17,7 @@ from benchmarks.ctranslate2 import Translator
 from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
 from benchmarks.marian import SIZES, ours, theirs
 from transduce.data.batching import batch_by_length
-from transduce.decoding.constraints import MinLength
+from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy, HuggingFaceBeam
 from transduce.flow import EOS, Batch, Padded
@@ -74,7 +74,7 @@ def translate(own: Any, sources: list[list[int]], beam: int, workers: int, token
 
     def find(rows: list[int]) -> list[list[int]]:
         batch = Batch(Padded.from_rows([sources[row] for row in rows]))
-        found = search(own, batch, strategy, longest=torch.full((len(rows),), LONGEST), rules=RULES, best=1)
+        found = search(own, batch, strategy, max_lengths=torch.full((len(rows),), LONGEST), processors=RULES, nbest=1)
         return [list(one[0].ids) for one in found]
 
     results: dict[int, list[int]] = {}

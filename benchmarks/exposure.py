@@ -80,7 +80,7 @@ def measure(model: Transducer, batch: Batch) -> Measured:
     objective = CrossEntropy(label_smoothing=0.0)
     loss = objective(model, batch).total.item() / objective.count(batch)
     told = model(batch).logits.argmax(-1)  # B T
-    found = search(model, batch, Greedy(), longest=gold.mask.sum(1) + 5)
+    found = search(model, batch, Greedy(), max_lengths=gold.mask.sum(1) + 5)
     width = gold.values.size(1)
     rows = [[*best.ids[:width], *[PAD] * (width - len(best.ids))] for best, *_ in found]
     alone = torch.tensor(rows)

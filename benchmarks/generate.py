@@ -10,7 +10,7 @@ import torch
 from benchmarks.ctranslate2 import Translator
 from benchmarks.harness import OURS, Contestant, Measured, measure
 from benchmarks.marian import SIZES, ours, theirs
-from transduce.decoding.constraints import MinLength
+from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import EOS, Batch, Padded
@@ -69,7 +69,7 @@ def contestants(
     said: dict[str, list[list[int]]] = {}
 
     def run_ours() -> int:
-        found = search(own, Batch(source), strategy, longest=longest, rules=rules, best=1, graphs=graphs)
+        found = search(own, Batch(source), strategy, max_lengths=longest, processors=rules, nbest=1, graphs=graphs)
         said[OURS] = [list(row[0].ids) for row in found]
         return rows * length
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import OURS, Contestant, Measured, measure
-from transduce.decoding.continuous_batching import plan
+from transduce.decoding.continuous_batching import plan_searches
 from transduce.flow import EOS
 from transduce.inference import Model, load
 from transduce.interop.huggingface.weights import export_rows
@@ -60,10 +60,10 @@ def run(
 def refilled(model: Model, sources: list[Any], settings: GenerationRecipe, places: int) -> Lines:
     searcher, results = model.searcher, dict[int, list[int]]()
     lengths = [len(source) for source in sources]
-    for one in plan(lengths, places * max(lengths), places):
+    for one in plan_searches(lengths, places * max(lengths), places):
         wanted = [searcher.wanted(rows, sources, None, settings, range(len(sources))) for rows in one.groups]
         rows = [row for group in one.groups for row in group]
-        found = searcher.refilled(wanted, settings, one.places)
+        found = searcher.refilled(wanted, settings, one.slots)
         results.update({row: list(line[0].ids) for row, line in zip(rows, found, strict=True)})
     return [results[row] for row in range(len(sources))]
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks.harness import machine
 from benchmarks.lines import Stage, measure_lines, measure_search
 from transduce.build import build_model, complete_recipe
-from transduce.decoding.constraints import MinLength
+from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, Batch, Padded
@@ -120,7 +120,7 @@ def works(kind: str, shape: Shape) -> dict[str, Callable[[], object]]:
 
     def generate() -> None:
         model.eval()
-        search(model, Batch(source), Greedy(), longest=longest, rules=(MinLength(shape.target),))
+        search(model, Batch(source), Greedy(), max_lengths=longest, processors=(MinLength(shape.target),))
 
     return {"training": train, "generation": generate}
 

@@ -19,7 +19,7 @@ from benchmarks.generate import SOURCE
 from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
 from benchmarks.marian import SIZES, ours, theirs
 from benchmarks.natural import judged
-from transduce.decoding.constraints import MinLength
+from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import EOS, Batch, Padded
@@ -49,7 +49,7 @@ def random_weights(size: str, lists: list[int], beams: list[int], length: int, r
 
             def run(listed: bool, allowed: torch.Tensor = allowed, strategy: Any = strategy) -> int:
                 asked = narrow(layers, allowed) if listed else network
-                search(asked, batch, strategy, longest=longest, rules=(MinLength(length),), best=1)
+                search(asked, batch, strategy, max_lengths=longest, processors=(MinLength(length),), nbest=1)
                 return length
 
             both = [Contestant(OURS, partial(run, True)), Contestant(WHOLE, partial(run, False))]

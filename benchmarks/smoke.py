@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from transduce.build import build_model, complete_recipe, count_parameters
-from transduce.decoding.constraints import MinLength
+from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import BOS, EOS, Batch, Padded
@@ -68,7 +68,7 @@ def generation_speed(model: torch.nn.Module, batch: Batch, beam: int, steps: int
     model.eval()
     for repeat in range(repeats + 1):
         begin = now(batch.device)
-        search(model, Batch(batch.source), strategy, longest=longest, rules=[MinLength(steps)])
+        search(model, Batch(batch.source), strategy, max_lengths=longest, processors=[MinLength(steps)])
         if repeat:
             times.append(now(batch.device) - begin)
     return batch.size * steps / median(times)

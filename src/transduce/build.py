@@ -16,7 +16,14 @@ from transduce.data.readers.corpus import TEXT
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoders.copy import Copying
 from transduce.decoders.joint_ctc import Joint
-from transduce.decoding.constraints import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
+from transduce.decoding.logits_processors import (
+    ForcedBOS,
+    ForcedEOS,
+    MinLength,
+    NoRepeatNgram,
+    RepetitionPenalty,
+    SuppressTokens,
+)
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.errors import InputError
 from transduce.flow import EOS
@@ -269,18 +276,18 @@ def build_rules(settings: GenerationRecipe) -> list[contracts.LogitsProcessor]:
     if settings.min_length:
         rules.append(MinLength(settings.min_length))
     if settings.no_repeat_ngram:
-        rules.append(NoRepeat(settings.no_repeat_ngram))
+        rules.append(NoRepeatNgram(settings.no_repeat_ngram))
     if settings.repetition_penalty > 1:
         rules.append(RepetitionPenalty(settings.repetition_penalty))
     if settings.suppress:
-        rules.append(Ban(list(settings.suppress)))
+        rules.append(SuppressTokens(list(settings.suppress)))
     if settings.suppress_first:
         given = len(settings.forced_prefix) + (settings.forced_bos is not None)  # a forced token begins nothing
-        rules.append(Ban(list(settings.suppress_first), after=given))
+        rules.append(SuppressTokens(list(settings.suppress_first), at=given))
     if settings.forced_bos is not None:
-        rules.append(First(settings.forced_bos))
+        rules.append(ForcedBOS(settings.forced_bos))
     if settings.forced_eos:
-        rules.append(Closed(settings.max_length))
+        rules.append(ForcedEOS(settings.max_length))
     return rules
 
 

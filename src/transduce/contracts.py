@@ -335,58 +335,58 @@ class Selection:
     parents: Tensor  # B N; or more than N: of those that do not end, the N best go on
     tokens: Tensor  # B N
     totals: Tensor  # B N: running rank scores, -inf for a row that is dead
-    places: Tensor | None = None  # B N: which of the N*M proposed ones, where it was chosen among the best of each row
+    indices: Tensor | None = None  # B N: index among the N*M candidates, where only those were given
 
 
 class Strategy(ABC):
     """Chooses the next tokens. `width` is N, the rows kept for each source."""
 
     width: int
-    random: bool = False  # True: `choose` needs noise
-    whole_first: bool = True  # False: a path cut at the greatest length counts like one that ended
-    wanted: int = 0  # M: the best next tokens of each row are enough to choose from; 0: all are needed
-    # True: `bound` is never too low, so a row that cannot come among the best that are asked for is given up at once.
-    # False: a source stops when none of its rows can come among N.
+    random: bool = False  # True: `select` needs noise
+    prefer_complete: bool = True  # False: a hypothesis truncated at the maximal length ranks like one that ended
+    candidates: int = 0  # M: the top M tokens of each row suffice to select from; 0: all are needed
+    # True: `bound` is never too low, so a row that cannot come among the requested best is pruned at once.
+    # False: a source stops when none of its rows can come among the N best.
     exact: bool = True
 
     @abstractmethod
-    def begin(self, sources: int, device: torch.device) -> Tensor:
-        """Totals (B N) before the first token; -inf for a row that does not take part yet."""
+    def initial_totals(self, sources: int, device: torch.device) -> Tensor:
+        """Totals (B N) before the first token; -inf for an inactive row."""
 
     @abstractmethod
-    def choose(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
-        """totals (B N) of the rows so far, scores (B N V) of every next token (log-probabilities after the rules),
-        noise (B N) uniform in [0, 1), drawn for each source apart so that a batch never changes a sample."""
+    def select(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
+        """totals (B N) of the rows so far, scores (B N V) of every next token (log-probabilities after the processors),
+        noise (B N) uniform in [0, 1), sampled per source so that a batch never changes a sample."""
 
-    def pick(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Selection:
-        """The same from the M best of each row alone: scores and tokens (B N M), where `wanted` says so."""
-        raise NotImplementedError("it wants the scores of all tokens")
+    def select_top_k(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Selection:
+        """The same from the top M of each row: scores and tokens (B N M), where M is `candidates`."""
+        raise NotImplementedError("this strategy needs the scores of all tokens")
 
     def rank(self, totals: Tensor, lengths: Tensor) -> Tensor:
         """What finished hypotheses are sorted by: totals (B N), lengths (B N) -> ranks (B N)."""
         return totals
 
-    def horizon(self, lengths: Tensor, longest: Tensor) -> Tensor:
-        """B: the length at which `bound` judges, given the lengths so far and the greatest."""
-        return longest
+    def bound_lengths(self, lengths: Tensor, max_lengths: Tensor) -> Tensor:
+        """B: the length for which `bound` is computed, given present and maximal lengths."""
+        return max_lengths
 
-    def bound(self, totals: Tensor, longest: Tensor) -> Tensor:
-        """The best rank a live row can still reach: a source stops when its finished ones are all above it."""
+    def bound(self, totals: Tensor, lengths: Tensor) -> Tensor:
+        """The best rank an active row can still reach: a source stops when its finished hypotheses are all above it."""
         return totals
 
 
 class LogitsProcessor(ABC):
-    """Forbids or discourages next tokens."""
+    """Changes the log-probabilities of the next token, such as suppressing tokens."""
 
     @abstractmethod
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
         """scores (R V) log-probabilities, history (R U) the ids so far without <s> -> changed scores (R V).
 
-        What is forbidden may be written into `scores` as -inf; any other change must go into a copy.
+        Suppressed tokens may be set to -inf in place; any other change must go into a copy.
         """
 
-    def forbids(self, said: int) -> Sequence[int] | None:
-        """The tokens forbidden to every row that has said so many; None: that is not all that it does."""
+    def suppressed(self, length: int) -> Sequence[int] | None:
+        """Tokens suppressed in every row after `length` tokens; None: the processor does more than suppress tokens."""
         return None
 
 

@@ -9,9 +9,9 @@ from contract_fixtures import SIZE, SMALL, example_batch
 from transduce.build import build_model, complete_recipe
 from transduce.contracts import LogitsProcessor
 from transduce.decoders import DECODERS
-from transduce.decoding.constraints import Closed, First, MinLength, NoRepeat
+from transduce.decoding.logits_processors import ForcedBOS, ForcedEOS, MinLength, NoRepeatNgram
 from transduce.decoding.search import search
-from transduce.decoding.speculative import speculate
+from transduce.decoding.speculative import speculative_search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import Hypothesis
 from transduce.model import Transducer
@@ -20,8 +20,8 @@ from transduce.recipe import parse
 LENGTHS = [(5, 1), (2, 1), (7, 1), (1, 1)]
 RULES: dict[str, list[LogitsProcessor]] = {
     "none": [],
-    "long": [MinLength(9), NoRepeat(2)],
-    "forced": [First(5), Closed(12)],
+    "long": [MinLength(9), NoRepeatNgram(2)],
+    "forced": [ForcedBOS(5), ForcedEOS(12)],
 }
 
 
@@ -35,7 +35,7 @@ def make(decoder: str, seed: int, alone: bool = False) -> Transducer:
 
 
 def greedy(model: Transducer, longest: torch.Tensor, rules: list[LogitsProcessor]) -> list[Hypothesis]:
-    return [one[0] for one in search(model, example_batch(LENGTHS), Greedy(), longest=longest, rules=rules)]
+    return [one[0] for one in search(model, example_batch(LENGTHS), Greedy(), max_lengths=longest, processors=rules)]
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -52,7 +52,9 @@ def test_the_same_output(decoder: str, alone: bool, draft: str, rules: str) -> N
     longest = torch.tensor([30, 12, 20, 1])
     right = greedy(model, longest, RULES[rules])
     for ahead in (1, 3):
-        found = speculate(model, other, example_batch(LENGTHS), longest=longest, rules=RULES[rules], ahead=ahead)
+        found = speculative_search(
+            model, other, example_batch(LENGTHS), max_lengths=longest, processors=RULES[rules], draft_tokens=ahead
+        )
         for one, wanted in zip(found, right, strict=True):
             assert one.ids == wanted.ids
             assert one.complete == wanted.complete
@@ -73,5 +75,5 @@ def test_a_good_draft_saves_calls() -> None:
 
     draft = make("transformer", 1)
     model.advance = counted  # type: ignore[method-assign, assignment]
-    speculate(model, draft, example_batch(LENGTHS), longest=longest, rules=rules, ahead=4)
+    speculative_search(model, draft, example_batch(LENGTHS), max_lengths=longest, processors=rules, draft_tokens=4)
     assert calls == 8

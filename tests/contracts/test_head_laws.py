@@ -86,7 +86,7 @@ def test_padding_and_batch_blind(model, batch):
 def test_speaks_as_many_labels_as_it_must(model, batch):
     wanted = (batch.target.mask.sum(1) - 2).tolist()
     for strategy in (Greedy(), Beam(width=3)):
-        found = search(model, Batch(batch.source), strategy, longest=torch.full((4,), 20))
+        found = search(model, Batch(batch.source), strategy, max_lengths=torch.full((4,), 20))
         for hypotheses, count in zip(found, wanted, strict=True):
             for one in hypotheses:
                 assert len(one.text_ids) == count

@@ -83,7 +83,7 @@ def test_a_score_is_ctcs_and_search_gives_it(model, batch):
     wanted = -F.ctc_loss(paths.transpose(0, 1), batch.labels.values, rows, lengths, blank=PAD, reduction="none")
     assert_close(torch.tensor([sum(row) for row in score(model, batch)]), wanted.detach(), **CLOSE)
     for strategy in (Greedy(), Beam(width=3, length_penalty=0.0)):
-        found = search(model, Batch(batch.source), strategy, longest=torch.full((4,), 20))
+        found = search(model, Batch(batch.source), strategy, max_lengths=torch.full((4,), 20))
         targets = Padded.from_rows([[BOS, *row[0].ids] for row in found])
         for row, scores in zip(found, score(model, Batch(batch.source, targets)), strict=True):
             assert row[0].token_scores == pytest.approx(scores, abs=1e-3)
@@ -124,7 +124,9 @@ def test_the_widest_beam_finds_what_the_sum_over_all_paths_finds(rows: int, more
         gold = torch.tensor([*text, EOS])
         logs = scores[0].log_softmax(-1).gather(-1, gold[:, None])
         assert float(logs.sum().exp()) == pytest.approx(chance, rel=1e-3, abs=1e-7)
-    found = search(Fixed(fixed), example_batch([(3, 1)]), Beam(width=90, length_penalty=0.0), longest=torch.tensor([9]))
+    found = search(
+        Fixed(fixed), example_batch([(3, 1)]), Beam(width=90, length_penalty=0.0), max_lengths=torch.tensor([9])
+    )
     best = max(chances, key=lambda text: chances[text])
     assert found[0][0].text_ids == best
     assert found[0][0].score == pytest.approx(torch.tensor(chances[best]).log().item(), abs=1e-3)

@@ -72,8 +72,8 @@ def test_a_packed_search_finds_the_same(model: Transducer, batch: Batch, strateg
     """Lean steps over caches with room, against the plain network; a single row has kernels of its own."""
     batch = batch if rows == "all" else batch.select(torch.tensor([0]))
     longest = torch.full((batch.size,), 40)  # more than the first room: caches grow on the way
-    before = search(model.eval(), batch, strategy, longest=longest)
-    after = search(for_generation(model, "fp32"), batch, strategy, longest=longest)
+    before = search(model.eval(), batch, strategy, max_lengths=longest)
+    after = search(for_generation(model, "fp32"), batch, strategy, max_lengths=longest)
     for plain, packed in zip(before, after, strict=True):
         twin = next(one for one in plain if one.ids == packed[0].ids)  # two paths may be as good as each other
         assert twin.rank == pytest.approx(plain[0].rank, abs=1e-5)
@@ -99,6 +99,6 @@ def test_steps_are_lean(norm: str, precision: Precision, native: str, monkeypatc
         for part in (block.own, block.cross, block.feed_forward):
             assert part is not None
             part.register_forward_pre_hook(lambda module, _: called.append(module))
-    search(network, Batch(source), Greedy(), longest=torch.tensor([6]))
+    search(network, Batch(source), Greedy(), max_lengths=torch.tensor([6]))
     # By our own kernels the blocks are one call; else both attentions of each are asked where <s> is read, and no more.
     assert len(called) == (0 if native == "1" else 4)

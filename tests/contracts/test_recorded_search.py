@@ -8,9 +8,9 @@ import pytest
 import torch
 from contract_fixtures import example_batch, make
 
-from transduce.decoding.constraints import MinLength, NoRepeat
+from transduce.decoding.logits_processors import MinLength, NoRepeatNgram
 from transduce.decoding.search import search
-from transduce.decoding.strategies import Beam, Greedy, Sample, top
+from transduce.decoding.strategies import Beam, Greedy, Sample, top_k
 from transduce.flow import Padded
 from transduce.kernels.cuda_graph import Graphs
 
@@ -21,9 +21,9 @@ STRATEGIES = [Greedy(), Beam(width=3, length_penalty=1.0), Sample(width=2, tempe
 def test_replayed_in_groups_is_the_same_search(model, strategy, replayed):
     batch = example_batch([(1, 2), (3, 2), (2, 2), (5, 2), (1, 2)])
     asked: dict[str, Any] = {
-        "longest": torch.tensor([7, 3, 5, 7, 6]),
+        "max_lengths": torch.tensor([7, 3, 5, 7, 6]),
         "seeds": [3, 4, 5, 6, 7],
-        "rules": (MinLength(2),),
+        "processors": (MinLength(2),),
     }
     plain = search(model, batch, strategy, **asked)
     found = search(model, batch, strategy, **asked, graphs=replayed)
@@ -36,8 +36,8 @@ def test_replayed_in_groups_is_the_same_search(model, strategy, replayed):
 def test_rules_and_prefixes_too(model, replayed):
     batch = example_batch([(1, 2), (3, 2), (2, 2)])
     asked: dict[str, Any] = {
-        "longest": torch.tensor([9, 9, 9]),
-        "rules": (MinLength(4), NoRepeat(2)),
+        "max_lengths": torch.tensor([9, 9, 9]),
+        "processors": (MinLength(4), NoRepeatNgram(2)),
         "prefix": Padded.from_rows([[4, 5], [6], []]),
     }
     plain = search(model, batch, Beam(width=2), **asked)
@@ -49,7 +49,7 @@ def test_rules_and_prefixes_too(model, replayed):
 def test_the_best_by_groups_are_the_best(size):
     scores = torch.randn(3, 2, size, generator=torch.Generator().manual_seed(size))
     scores[0, 0, :5] = -torch.inf
-    values, places = top(scores, 5)
+    values, places = top_k(scores, 5)
     expected = scores.topk(5)
     assert torch.equal(values, expected.values)
     assert torch.equal(places, expected.indices)
@@ -63,7 +63,7 @@ def test_what_cannot_be_recorded_is_told_and_still_found(monkeypatch):
 
     monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", refuse)
     model, batch, graphs = make("transformer>transformer"), example_batch([(1, 2), (3, 2), (2, 2)]), Graphs()
-    asked: dict[str, Any] = {"longest": torch.tensor([7, 7, 7])}
+    asked: dict[str, Any] = {"max_lengths": torch.tensor([7, 7, 7])}
     with pytest.warns(UserWarning, match="cannot be recorded"):
         found = search(model, batch, Beam(width=2), **asked, graphs=graphs)
     again = search(model, batch, Beam(width=2), **asked, graphs=graphs)  # it is not tried again

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from transduce.build import build_model, complete_recipe
 from transduce.decoding import continuous_batching as refilling
-from transduce.decoding.constraints import Closed, MinLength, NoRepeat
-from transduce.decoding.continuous_batching import Wanted, plan, refill
-from transduce.decoding.mask_filling import Filling
-from transduce.decoding.search import Moves, search
+from transduce.decoding.continuous_batching import SearchRequest, continuous_search, plan_searches
+from transduce.decoding.logits_processors import ForcedEOS, MinLength, NoRepeatNgram
+from transduce.decoding.mask_filling import MaskFilling
+from transduce.decoding.search import Stepper, search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import Batch, Padded, State, Step
 from transduce.kernels.cuda_graph import Graphs
@@ -32,14 +32,14 @@ def whole() -> Batch:
     return example_batch([(length, 2) for length in LENGTHS])
 
 
-def groups(size: int, prefixed: bool = False) -> list[Wanted]:
+def groups(size: int, prefixed: bool = False) -> list[SearchRequest]:
     """The same sources in groups, each as wide as its own longest."""
     made = []
     for first in range(0, len(LENGTHS), size):
         rows = torch.arange(first, min(first + size, len(LENGTHS)))
         prefix = Padded.from_rows([PREFIXES[row] for row in rows.tolist()]) if prefixed else None
         batch = replace(whole().select(rows), target=None)
-        made.append(Wanted(batch, LONGEST[rows], prefix, [SEEDS[row] for row in rows.tolist()]))
+        made.append(SearchRequest(batch, LONGEST[rows], prefix, [SEEDS[row] for row in rows.tolist()]))
     return made
 
 
@@ -58,8 +58,8 @@ def test_a_search_that_is_refilled_finds_the_same(case, model, replayed):
     Every second model replays its steps; each kind of decoder is among both.
     """
     graphs, strategy = replayed if list(CASES).index(case) % 2 else None, Beam(width=3)
-    found = refill(model, groups(2), strategy, places=4, graphs=graphs)
-    same(found, search(model, whole(), strategy, longest=LONGEST))
+    found = continuous_search(model, groups(2), strategy, slots=4, graphs=graphs)
+    same(found, search(model, whole(), strategy, max_lengths=LONGEST))
     assert graphs is None or graphs.replayed
 
 
@@ -71,13 +71,13 @@ FEW = ["transformer>transformer", "recurrent>recurrent", "convolutional>convolut
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("case", FEW)
 def test_with_draws_rules_prefixes_and_few_answers(case, strategy, recorded, replayed):
-    model, rules, graphs = make(case), (MinLength(4), NoRepeat(2)), replayed if recorded else None
-    asked: dict[str, Any] = {"rules": rules, "best": 1}
-    found = refill(model, groups(3, True), strategy, places=3, graphs=graphs, **asked)
+    model, rules, graphs = make(case), (MinLength(4), NoRepeatNgram(2)), replayed if recorded else None
+    asked: dict[str, Any] = {"processors": rules, "nbest": 1}
+    found = continuous_search(model, groups(3, True), strategy, slots=3, graphs=graphs, **asked)
     prefix = Padded.from_rows(PREFIXES)
-    same(found, search(model, whole(), strategy, longest=LONGEST, seeds=SEEDS, prefix=prefix, **asked))
-    found = refill(model, groups(2), strategy, places=5, graphs=graphs, **asked)
-    same(found, search(model, whole(), strategy, longest=LONGEST, seeds=SEEDS, **asked))
+    same(found, search(model, whole(), strategy, max_lengths=LONGEST, seeds=SEEDS, prefix=prefix, **asked))
+    found = continuous_search(model, groups(2), strategy, slots=5, graphs=graphs, **asked)
+    same(found, search(model, whole(), strategy, max_lengths=LONGEST, seeds=SEEDS, **asked))
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=2)], ids=["greedy", "beam"])
@@ -87,9 +87,9 @@ def test_recordings_are_used_again(strategy, replayed):
     for seed, places in enumerate((4, 6, 4, 6)):
         batch = replace(example_batch([(length, 2) for length in LENGTHS], seed), target=None)
         rows = torch.arange(len(LENGTHS)).split(2)
-        asked = [Wanted(batch.select(some), LONGEST[some]) for some in rows]
-        found = refill(model, asked, strategy, places=places, graphs=replayed)
-        same(found, search(model, batch, strategy, longest=LONGEST))
+        asked = [SearchRequest(batch.select(some), LONGEST[some]) for some in rows]
+        found = continuous_search(model, asked, strategy, slots=places, graphs=replayed)
+        same(found, search(model, batch, strategy, max_lengths=LONGEST))
         assert len(replayed.recordings) == (4 if seed else 2)  # the places, and the way into them
 
 
@@ -103,12 +103,12 @@ def test_a_search_that_broke_off_leaves_nothing_behind(replayed, monkeypatch):
 
     monkeypatch.setattr(Graphs, "replay", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        refill(model, groups(2), strategy, places=4, graphs=replayed)
+        continuous_search(model, groups(2), strategy, slots=4, graphs=replayed)
     monkeypatch.undo()
     monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     fresh, before = Graphs(), replayed.replayed
-    wanted = refill(model, groups(2), strategy, places=4, graphs=fresh)
-    same(refill(model, groups(2), strategy, places=4, graphs=replayed), wanted)
+    wanted = continuous_search(model, groups(2), strategy, slots=4, graphs=fresh)
+    same(continuous_search(model, groups(2), strategy, slots=4, graphs=replayed), wanted)
     assert replayed.replayed - before == fresh.replayed  # no place was held by what the first had left
 
 
@@ -120,8 +120,8 @@ def test_what_cannot_be_recorded_is_still_found(refused, replayed, monkeypatch):
     monkeypatch.setattr(Written, "__init__" if refused == "begin" else "learn", refuse)
     model, strategy = make("transformer>transformer"), Beam(width=2)
     with pytest.warns(UserWarning, match="cannot be recorded"):
-        found = refill(model, groups(2), strategy, places=4, graphs=replayed)
-    same(found, search(model, whole(), strategy, longest=LONGEST))
+        found = continuous_search(model, groups(2), strategy, slots=4, graphs=replayed)
+    same(found, search(model, whole(), strategy, max_lengths=LONGEST))
 
 
 @pytest.mark.parametrize("head", ["classifier", "tagger", "mlm", "ctc"])
@@ -135,9 +135,11 @@ def test_encoders_alone(head):
     torch.manual_seed(1)
     recipe = complete_recipe(parse({**kinds[head], "model": {"encoder": SMALL["transformer"], "head": {"kind": head}}}))
     made: Any = build_model(recipe.model, SIZE, SIZE, [number % 2 == 0 for number in range(SIZE)]).eval()
-    for model, strategy in [(made, Greedy()), (made, Beam(width=3))] + [(Filling(made), Greedy())] * (head == "mlm"):
-        found = refill(model, groups(2), strategy, places=4)
-        same(found, search(model, whole(), strategy, longest=LONGEST))
+    for model, strategy in [(made, Greedy()), (made, Beam(width=3))] + [(MaskFilling(made), Greedy())] * (
+        head == "mlm"
+    ):
+        found = continuous_search(model, groups(2), strategy, slots=4)
+        same(found, search(model, whole(), strategy, max_lengths=LONGEST))
 
 
 class Growing(torch.nn.Module):
@@ -162,18 +164,18 @@ class Growing(torch.nn.Module):
 def test_what_cannot_be_refilled_is_searched_in_batches(monkeypatch):
     model, calls = Growing(make("transformer>transformer")), []
     monkeypatch.setattr(refilling, "search", lambda *one, **more: calls.append(one) or search(*one, **more))
-    found = refill(model, groups(2), Beam(width=2), places=2)
-    same(found, search(model, whole(), Beam(width=2), longest=LONGEST))
+    found = continuous_search(model, groups(2), Beam(width=2), slots=2)
+    same(found, search(model, whole(), Beam(width=2), max_lengths=LONGEST))
     assert len(calls) == 4
 
 
 def test_room_grows_with_those_who_are_longest_in_it():
     model, strategy = make("transformer>transformer"), Beam(width=2)
     longest = torch.tensor([40, 80, 35, 70, 2, 40, 66, 3, 33])
-    asked = [replace(one, longest=longest[2 * number : 2 * number + 2]) for number, one in enumerate(groups(2))]
+    asked = [replace(one, max_lengths=longest[2 * number : 2 * number + 2]) for number, one in enumerate(groups(2))]
     rules = (MinLength(64),)
-    found = refill(model, asked, strategy, places=4, rules=rules)
-    same(found, search(model, whole(), strategy, longest=longest, rules=rules))
+    found = continuous_search(model, asked, strategy, slots=4, processors=rules)
+    same(found, search(model, whole(), strategy, max_lengths=longest, processors=rules))
     assert max(len(row[0].ids) for row in found) > 64
 
 
@@ -181,11 +183,11 @@ def test_room_does_not_grow_with_the_number_of_steps(monkeypatch):
     def enlarge(*_: Any) -> None:
         raise AssertionError("there was room")
 
-    monkeypatch.setattr(Moves, "enlarge", enlarge)
+    monkeypatch.setattr(Stepper, "grow_cache", enlarge)
     model, longest = make("transformer>transformer"), torch.full((9,), 34)
-    rules = (MinLength(20), Closed(24))  # nobody reaches the end of the first room, all together would
-    asked = [replace(one, longest=longest[:1]) for one in groups(1)]
-    found = refill(model, asked, Greedy(), places=2, rules=rules)
+    rules = (MinLength(20), ForcedEOS(24))  # nobody reaches the end of the first room, all together would
+    asked = [replace(one, max_lengths=longest[:1]) for one in groups(1)]
+    found = continuous_search(model, asked, Greedy(), slots=2, processors=rules)
     assert all(20 < len(row[0].ids) <= 24 for row in found)
 
 
@@ -195,16 +197,16 @@ def test_room_does_not_grow_with_the_number_of_steps(monkeypatch):
     most=st.none() | st.integers(1, 30),
 )
 def test_a_plan_has_every_source_once_and_stays_in_its_budget(sizes, budget, most):
-    searches = plan(sizes, budget, most)
+    searches = plan_searches(sizes, budget, most)
     rows = [row for one in searches for group in one.groups for row in group]
     assert sorted(rows) == list(range(len(sizes)))
     assert [sizes[row] for row in rows] == sorted(sizes, reverse=True)
     for one in searches:
         lengths = [sizes[row] for group in one.groups for row in group]
-        assert one.places * lengths[0] <= budget or one.places == 1
-        assert all(len(group) <= one.places for group in one.groups)
-        assert lengths[0] <= 32 or all(2 * length >= lengths[0] for length in lengths[one.places :])
-        assert one.places <= (most or len(sizes))
+        assert one.slots * lengths[0] <= budget or one.slots == 1
+        assert all(len(group) <= one.slots for group in one.groups)
+        assert lengths[0] <= 32 or all(2 * length >= lengths[0] for length in lengths[one.slots :])
+        assert one.slots <= (most or len(sizes))
 
 
 @given(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from contract_fixtures import CASES, SIZE, example_batch, make
 
-from transduce.decoding.constraints import Ban, MinLength, NoRepeat, RepetitionPenalty
+from transduce.decoding.logits_processors import MinLength, NoRepeatNgram, RepetitionPenalty, SuppressTokens
 from transduce.decoding.scoring import score
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
@@ -37,7 +37,7 @@ STRATEGIES = [
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 def test_scores_add_up(model, batch, strategy):
-    found = search(model, batch, strategy, longest=longest(batch))
+    found = search(model, batch, strategy, max_lengths=longest(batch))
     for rank in range(min(map(len, found))):
         rows = [hypotheses[rank] for hypotheses in found]
         again = score(model, with_targets(batch, [row.ids for row in rows]))
@@ -50,14 +50,14 @@ def test_scores_add_up(model, batch, strategy):
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
 def test_beam_one_is_greedy(model, batch, penalty):
-    greedy = search(model, batch, Greedy(), longest=longest(batch))
-    beam = search(model, batch, Beam(width=1, length_penalty=penalty), longest=longest(batch))
+    greedy = search(model, batch, Greedy(), max_lengths=longest(batch))
+    beam = search(model, batch, Beam(width=1, length_penalty=penalty), max_lengths=longest(batch))
     assert [row[0].ids for row in beam] == [row[0].ids for row in greedy]
 
 
 def test_greedy_is_greedy(model, batch):
     """Against a loop with no cache at all: the whole prefix is read again for each token."""
-    found = search(model, batch, Greedy(), longest=longest(batch))
+    found = search(model, batch, Greedy(), max_lengths=longest(batch))
     for row, hypotheses in enumerate(found):
         alone = batch.select(torch.tensor([row]))
         ids: list[int] = []
@@ -72,10 +72,10 @@ def test_greedy_is_greedy(model, batch):
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 def test_the_same_alone_and_together(model, batch, strategy):
     seeds = [7, 8, 9, 10]
-    together = search(model, batch, strategy, longest=longest(batch), seeds=seeds)
+    together = search(model, batch, strategy, max_lengths=longest(batch), seeds=seeds)
     for row in range(batch.size):
         alone = batch.select(torch.tensor([row]))
-        found = search(model, alone, strategy, longest=longest(alone), seeds=[seeds[row]])
+        found = search(model, alone, strategy, max_lengths=longest(alone), seeds=[seeds[row]])
         assert [one.ids for one in found[0]] == [one.ids for one in together[row]]
 
 
@@ -87,7 +87,11 @@ def test_a_wide_beam_is_exhaustive(case, penalty):
     words, most = [4, 5, 6], 3
     banned = [token for token in range(SIZE) if token not in (*words, EOS)]
     found = search(
-        model, batch, Beam(width=60, length_penalty=penalty), longest=longest(batch, most), rules=[Ban(banned)]
+        model,
+        batch,
+        Beam(width=60, length_penalty=penalty),
+        max_lengths=longest(batch, most),
+        processors=[SuppressTokens(banned)],
     )
     space = [(*ids, EOS) for length in range(most) for ids in itertools.product(words, repeat=length)]
     for row in range(batch.size):
@@ -114,15 +118,15 @@ def some(request: pytest.FixtureRequest) -> torch.nn.Module:
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 def test_fewer_answers_are_the_first_of_all(some, batch, strategy, best):
     """Rows that could not come among them are given up on the way."""
-    every = search(some, batch, strategy, longest=longest(batch))
-    few = search(some, batch, strategy, longest=longest(batch), best=best)
+    every = search(some, batch, strategy, max_lengths=longest(batch))
+    few = search(some, batch, strategy, max_lengths=longest(batch), nbest=best)
     for line, first in zip(every, few, strict=True):
         assert [one.ids for one in first] == [one.ids for one in line[:best]]
 
 
 def test_a_prefix_is_kept_and_scored(some, batch):
     prefixes = [[4, 5], [6], [5, 5, 7], []]
-    found = search(some, batch, Beam(width=3), longest=longest(batch), prefix=Padded.from_rows(prefixes))
+    found = search(some, batch, Beam(width=3), max_lengths=longest(batch), prefix=Padded.from_rows(prefixes))
     for prefix, hypotheses in zip(prefixes, found, strict=True):
         assert all(list(one.ids[: len(prefix)]) == prefix for one in hypotheses)
     again = score(some, with_targets(batch, [row[0].ids for row in found]))
@@ -131,11 +135,11 @@ def test_a_prefix_is_kept_and_scored(some, batch):
 
 
 def test_rules(some, batch):
-    no_end = search(some, batch, Greedy(), longest=longest(batch), rules=[MinLength(LONGEST)])
+    no_end = search(some, batch, Greedy(), max_lengths=longest(batch), processors=[MinLength(LONGEST)])
     assert all(EOS not in row[0].ids for row in no_end)
-    once = search(some, batch, Beam(width=2), longest=longest(batch), rules=[NoRepeat(1), MinLength(5)])
+    once = search(some, batch, Beam(width=2), max_lengths=longest(batch), processors=[NoRepeatNgram(1), MinLength(5)])
     assert all(len(set(one.ids)) == len(one.ids) for row in once for one in row)
-    pairs = search(some, batch, Greedy(), longest=longest(batch, 12), rules=[NoRepeat(2), MinLength(12)])
+    pairs = search(some, batch, Greedy(), max_lengths=longest(batch, 12), processors=[NoRepeatNgram(2), MinLength(12)])
     for row in pairs:
         seen = list(itertools.pairwise(row[0].ids))
         assert len(seen) == len(set(seen))
@@ -155,8 +159,8 @@ def test_early_stop_is_correct(some, batch):
             return totals.masked_fill(totals > -torch.inf, torch.inf)
 
     for penalty in (0.0, 0.6, 1.5):
-        quick = search(some, batch, Beam(width=4, length_penalty=penalty), longest=longest(batch, 12))
-        slow = search(some, batch, Patient(width=4, length_penalty=penalty), longest=longest(batch, 12))
+        quick = search(some, batch, Beam(width=4, length_penalty=penalty), max_lengths=longest(batch, 12))
+        slow = search(some, batch, Patient(width=4, length_penalty=penalty), max_lengths=longest(batch, 12))
         for one, other in zip(quick, slow, strict=True):
             complete = [h.ids for h in other if h.complete]
             assert [h.ids for h in one if h.complete][: len(complete)] == complete
@@ -165,11 +169,11 @@ def test_early_stop_is_correct(some, batch):
 def test_samples_follow_the_distribution():
     model, batch = make("recurrent>transformer"), example_batch([(4, 2)])
     probabilities = model.advance(torch.tensor([[BOS]]), model.start(batch)).logits[0, -1].softmax(-1)
-    many = search(model, batch, Sample(width=4000), longest=torch.tensor([1]), seeds=[5])[0]
+    many = search(model, batch, Sample(width=4000), max_lengths=torch.tensor([1]), seeds=[5])[0]
     counts = torch.bincount(torch.tensor([one.ids[0] for one in many]), minlength=SIZE) / len(many)
     allowed = probabilities.clone()
     allowed[[0, BOS]] = 0
     assert (counts - allowed / allowed.sum()).abs().max() < 0.03
     best = allowed.topk(2).indices.tolist()
-    few = search(model, batch, Sample(width=200, top_k=2), longest=torch.tensor([1]), seeds=[5])[0]
+    few = search(model, batch, Sample(width=200, top_k=2), max_lengths=torch.tensor([1]), seeds=[5])[0]
     assert {one.ids[0] for one in few} == set(best)

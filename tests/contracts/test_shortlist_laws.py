@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
-from transduce.decoding.constraints import Ban, MinLength
+from transduce.decoding.logits_processors import MinLength, SuppressTokens
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.errors import InputError
@@ -56,7 +56,7 @@ def test_scores_are_the_models_own_over_the_list(case: str, model: Transducer, b
 def found(rows: OutputRows, batch: Batch, allowed: Tensor, width: int) -> list[Hypothesis]:
     small = narrow(rows, allowed)
     strategy = Greedy() if width == 1 else Beam(width=width, length_penalty=1.0)
-    lines = search(small, batch, strategy, longest=torch.full((batch.size,), 12), best=1)
+    lines = search(small, batch, strategy, max_lengths=torch.full((batch.size,), 12), nbest=1)
     return [small.named(line[0]) for line in lines]
 
 
@@ -94,7 +94,7 @@ def test_with_every_token_nothing_changes(decoder: str, precision: str | None) -
     model, batch = make(decoder), example_batch(LENGTHS)
     model = model if precision is None else for_generation(model, precision)  # type: ignore[arg-type]
     every = torch.ones(len(LENGTHS), SIZE, dtype=torch.bool)
-    plain = search(model, batch, Beam(width=3, length_penalty=1.0), longest=torch.full((4,), 12), best=1)
+    plain = search(model, batch, Beam(width=3, length_penalty=1.0), max_lengths=torch.full((4,), 12), nbest=1)
     few = found(OutputRows(model), batch, every, 3)
     for one, wanted in zip(few, plain, strict=True):
         assert one.ids == wanted[0].ids
@@ -114,8 +114,10 @@ def test_the_best_of_each_list_come_without_a_layer(
     strategy = Greedy() if width == 1 else Beam(width=width, length_penalty=1.0)
 
     def found() -> list[list[Hypothesis]]:
-        rules = [MinLength(2), Ban([5, 6])]
-        return search(listed, example_batch(LENGTHS), strategy, longest=torch.full((len(LENGTHS),), 12), rules=rules)
+        rules = [MinLength(2), SuppressTokens([5, 6])]
+        return search(
+            listed, example_batch(LENGTHS), strategy, max_lengths=torch.full((len(LENGTHS),), 12), processors=rules
+        )
 
     best = found()
     assert "narrowed" not in vars(listed)

@@ -87,7 +87,7 @@ def test_every_parameter_learns(model, batch):
 
 def test_it_speaks_no_tokens(model, batch):
     with pytest.raises(InputError, match="transduce embed"):
-        search(model, Batch(batch.source), Greedy(), longest=torch.full((4,), 5))
+        search(model, Batch(batch.source), Greedy(), max_lengths=torch.full((4,), 5))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from transduce.contracts import Shortlists, Strategy
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.decoding.constraints import RepetitionPenalty
+from transduce.decoding.logits_processors import RepetitionPenalty
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
@@ -233,7 +233,7 @@ def transformer(options: dict[str, Any], vocabulary: int = 23) -> EncoderDecoder
 
 def found_by(network: EncoderDecoder, strategy: Strategy, prefix: Padded | None = None) -> list[list[Hypothesis]]:
     source = Padded.from_rows([[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]])
-    return search(network, Batch(source), strategy, longest=torch.full((3,), 40), prefix=prefix)
+    return search(network, Batch(source), strategy, max_lengths=torch.full((3,), 40), prefix=prefix)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -278,9 +278,9 @@ def test_the_smallest_vocabulary() -> None:
 def test_int8_outputs_do_not_depend_on_the_batch(strategy: Strategy) -> None:
     network = for_generation(transformer({"width": 32, "ff_width": 64}), "int8")
     rows = [[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]]
-    together = search(network, Batch(Padded.from_rows(rows)), strategy, longest=torch.full((3,), 12))
+    together = search(network, Batch(Padded.from_rows(rows)), strategy, max_lengths=torch.full((3,), 12))
     for row, beside in zip(rows, together, strict=True):
-        alone = search(network, Batch(Padded.from_rows([row])), strategy, longest=torch.tensor([12]))[0]
+        alone = search(network, Batch(Padded.from_rows([row])), strategy, max_lengths=torch.tensor([12]))[0]
         assert [one.ids for one in alone] == [one.ids for one in beside]
         assert alone[0].token_scores == pytest.approx(beside[0].token_scores, abs=1e-4)
 
@@ -299,6 +299,8 @@ def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -
     asked: list[int] = []
     monkeypatch.setattr(native, "top_k", lambda scores, count: asked.append(count) or top(scores, count))
     rules = [RepetitionPenalty(1.1)]  # which wants the scores of all tokens
-    found = search(network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), longest=torch.tensor([9]), rules=rules)
+    found = search(
+        network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), max_lengths=torch.tensor([9]), processors=rules
+    )
     assert len(steps) == 2 * (len(found[0][0].ids) - 1)  # <s> is read by the plain road
     assert len(asked) == len(found[0][0].ids)

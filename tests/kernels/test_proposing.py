@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from transduce.contracts import LogitsProcessor, Strategy, TopKRequest
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.decoding.constraints import Ban, Closed, First, MinLength, NoRepeat, RepetitionPenalty
-from transduce.decoding.continuous_batching import Wanted, refill
+from transduce.decoding.continuous_batching import SearchRequest, continuous_search
+from transduce.decoding.logits_processors import (
+    ForcedBOS,
+    ForcedEOS,
+    MinLength,
+    NoRepeatNgram,
+    RepetitionPenalty,
+    SuppressTokens,
+)
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.encoders.transformer import TransformerEncoder
@@ -35,10 +42,10 @@ STRATEGIES: list[Strategy] = [
 ]
 RULES: list[list[LogitsProcessor]] = [
     [],
-    [MinLength(3), Ban([7, 8])],
-    [Ban([6], after=1), First(9)],
-    [Closed(LONGEST)],
-    [NoRepeat(2), MinLength(2)],
+    [MinLength(3), SuppressTokens([7, 8])],
+    [SuppressTokens([6], at=1), ForcedBOS(9)],
+    [ForcedEOS(LONGEST)],
+    [NoRepeatNgram(2), MinLength(2)],
     [RepetitionPenalty(1.3)],
 ]
 
@@ -66,7 +73,7 @@ def found_by(
 ) -> list[list[Hypothesis]]:
     batch = Batch(Padded.from_rows(SOURCES))
     longest = torch.full((len(SOURCES),), LONGEST)
-    return search(model, batch, strategy, longest=longest, rules=rules, prefix=prefix, best=best)
+    return search(model, batch, strategy, max_lengths=longest, processors=rules, prefix=prefix, nbest=best)
 
 
 @native
@@ -161,12 +168,12 @@ def test_a_beam_of_one_reads_fewer_rows_for_one_answer(monkeypatch: pytest.Monke
 
 KINDS: list[Callable[[int], LogitsProcessor]] = [
     MinLength,
-    NoRepeat,
+    NoRepeatNgram,
     lambda number: RepetitionPenalty(1.0 + number),
-    lambda number: First(4 + number),
-    lambda number: Closed(number + 1),
-    lambda number: Ban([4, 5 + number]),
-    lambda number: Ban([4, 5 + number], after=number),
+    lambda number: ForcedBOS(4 + number),
+    lambda number: ForcedEOS(number + 1),
+    lambda number: SuppressTokens([4, 5 + number]),
+    lambda number: SuppressTokens([4, 5 + number], at=number),
 ]
 
 
@@ -178,7 +185,7 @@ def test_what_a_rule_forbids_is_what_it_does(
     rule, scores = kind(number), torch.randn(3, 12, generator=draw)
     spoken = torch.randint(4, 12, (3, said), generator=draw)
     history = torch.cat((torch.full((3, 6 - said), PAD), spoken), 1)
-    forbidden = rule.forbids(said)
+    forbidden = rule.suppressed(said)
     if forbidden is None:
         return
     wanted = scores.clone()
@@ -192,7 +199,7 @@ def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
     model = for_generation(network(), "fp32") if made else network()
     source = Padded.from_rows(SOURCES)
     kept = Padded(source.values.clone(), source.mask.clone())
-    search(model, Batch(source), Beam(width=3), longest=torch.tensor([2, 9, 3, 12]))
+    search(model, Batch(source), Beam(width=3), max_lengths=torch.tensor([2, 9, 3, 12]))
     assert torch.equal(source.values, kept.values)
     assert torch.equal(source.mask, kept.mask)
     assert BOS not in source.values
@@ -200,7 +207,7 @@ def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
 
 @native
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-@pytest.mark.parametrize("rules", [*RULES[:2], [Ban([7, 8])]], ids=["free", "by length", "always"])
+@pytest.mark.parametrize("rules", [*RULES[:2], [SuppressTokens([7, 8])]], ids=["free", "by length", "always"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
 def test_rows_that_stand_at_different_places_are_proposed_for(
     strategy: Strategy, rules: list[LogitsProcessor], precision: Any
@@ -211,11 +218,11 @@ def test_rows_that_stand_at_different_places_are_proposed_for(
     rows = [*SOURCES, *SOURCES[::-1], *SOURCES[1:]]
     longest = torch.tensor([LONGEST, 3, 9, 5, LONGEST, 1, 7, LONGEST, 4, 12, 2])
     asked = [
-        Wanted(Batch(Padded.from_rows(rows[first : first + 2])), longest[first : first + 2])
+        SearchRequest(Batch(Padded.from_rows(rows[first : first + 2])), longest[first : first + 2])
         for first in range(0, len(rows), 2)
     ]
-    found = refill(model, asked, strategy, places=4, rules=rules)
-    wanted = search(model, Batch(Padded.from_rows(rows)), strategy, longest=longest, rules=rules)
+    found = continuous_search(model, asked, strategy, slots=4, processors=rules)
+    wanted = search(model, Batch(Padded.from_rows(rows)), strategy, max_lengths=longest, processors=rules)
     for one, other in zip(found, wanted, strict=True):
         assert [line.ids for line in one] == [line.ids for line in other]
         assert [line.score for line in one] == pytest.approx([line.score for line in other], abs=1e-3)

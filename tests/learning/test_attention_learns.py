@@ -68,7 +68,7 @@ def test_learns(kind):
         schedule.step()
     model.eval()
     test = pairs(task, 300, chance)
-    found = search(model, test, Greedy(), longest=torch.full((300,), LONGEST + 2))
+    found = search(model, test, Greedy(), max_lengths=torch.full((300,), LONGEST + 2))
     right = [
         list(one[0].ids) == row[mask].tolist()
         for one, row, mask in zip(found, test.labels.values, test.labels.mask, strict=True)

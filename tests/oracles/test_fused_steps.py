@@ -14,8 +14,8 @@ from torch import nn
 
 from transduce.attention.positions import Learned, NoPosition, Rotary, Sinusoidal
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.decoding.constraints import MinLength
-from transduce.decoding.continuous_batching import Wanted, refill
+from transduce.decoding.continuous_batching import SearchRequest, continuous_search
+from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
@@ -121,7 +121,7 @@ def test_steps_are_those_of_the_plain_blocks_and_beams_read_each_other(shape: st
 def test_a_search_finds_the_same(shape: str, strategy: Any) -> None:
     plain, quick, counting = pair(build(SHAPES[shape]))
     batch, longest = sources(), torch.tensor([9, 12, 40])
-    found = [search(model, batch, strategy, longest=longest) for model in (plain, quick)]
+    found = [search(model, batch, strategy, max_lengths=longest) for model in (plain, quick)]
     assert [[one.ids for one in row] for row in found[0]] == [[one.ids for one in row] for row in found[1]]
     for ours, theirs in zip(found[1], found[0], strict=True):
         assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-3)
@@ -148,7 +148,7 @@ def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatc
     monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     plain.decoder.output.layer.bias.data[EOS] = quick.decoder.output.layer.bias.data[EOS] = 9.0  # type: ignore[union-attr]
-    asked: dict[str, Any] = {"longest": torch.tensor([9, 12, 20]), "rules": (MinLength(4),)}
+    asked: dict[str, Any] = {"max_lengths": torch.tensor([9, 12, 20]), "processors": (MinLength(4),)}
     graphs, wanted = Graphs(), search(plain, batch := sources(), strategy, **asked)
     for _ in range(2):
         found = search(quick, batch, strategy, **asked, graphs=graphs)
@@ -165,9 +165,9 @@ def test_places_that_are_filled_again(strategy: Any, recorded: bool, monkeypatch
     monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     longest = torch.tensor([9, 12, 40, 3, 20, 6, 14, 2, 5])
-    asked = [Wanted(sources(), longest[first : first + 3]) for first in (0, 3, 6)]
-    found = refill(quick, asked, strategy, places=4, graphs=Graphs() if recorded else None)
-    wanted = [row for one in asked for row in search(plain, one.batch, strategy, longest=one.longest)]
+    asked = [SearchRequest(sources(), longest[first : first + 3]) for first in (0, 3, 6)]
+    found = continuous_search(quick, asked, strategy, slots=4, graphs=Graphs() if recorded else None)
+    wanted = [row for one in asked for row in search(plain, one.batch, strategy, max_lengths=one.max_lengths)]
     assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
     assert counting.calls["best"] > 0
 
@@ -188,7 +188,7 @@ def test_what_is_asked_beside_a_step_goes_the_plain_way() -> None:
 def test_more_rows_than_pay_go_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
     _, quick, counting = pair(build(SHAPES["before"]))
     monkeypatch.setattr(fused, "ROWS", 2)
-    search(quick, sources(), Greedy(), longest=torch.tensor([3, 3, 3]))
+    search(quick, sources(), Greedy(), max_lengths=torch.tensor([3, 3, 3]))
     assert not counting.calls["look"]
 
 
@@ -215,6 +215,6 @@ def test_a_network_made_ready_for_a_gpu_is_fused_and_places_keep_their_digits(sh
     asked = torch.arange(200, 203)[None]
     exact = model.decoder.position.add(torch.zeros(1, 3, WIDTH), asked)  # type: ignore[union-attr]
     torch.testing.assert_close(made.decoder.waves[200:203].float(), exact[0], atol=5e-3, rtol=0)  # type: ignore[union-attr]
-    found = search(made, sources(), Greedy(), longest=torch.tensor([6, 6, 6]))
+    found = search(made, sources(), Greedy(), max_lengths=torch.tensor([6, 6, 6]))
     assert all(len(row[0].ids) == 6 or row[0].ids[-1] == EOS for row in found)
     assert type(network.for_gpu(model, "fp32").decoder) is TransformerDecoder  # type: ignore[union-attr]

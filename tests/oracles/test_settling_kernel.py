@@ -16,7 +16,8 @@ from test_fused_steps import SHAPES, Written, build, sources
 
 from transduce.contracts import Selection, Strategy
 from transduce.decoding import beam_update as choosing
-from transduce.decoding.search import Live, Paths, search
+from transduce.decoding.search import search
+from transduce.decoding.search_state import BeamState, FinishedHypotheses
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import EOS, State
 from transduce.inference.lowering.fused import fuse
@@ -37,13 +38,13 @@ from transduce.kernels.decode_rows import Kernels
     ids=lambda given: type(given).__name__,
 )
 def test_only_ranks_by_length_are_the_kernels(strategy: Strategy, wanted: float | None) -> None:
-    assert settling.power(strategy) == wanted
+    assert settling.length_power(strategy) == wanted
 
     class Other(Beam):
         def rank(self, totals: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
             return totals
 
-    assert settling.power(Other(width=2)) is None
+    assert settling.length_power(Other(width=2)) is None
 
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -52,21 +53,21 @@ needs_kernels = pytest.mark.skipif(not HERE, reason="there is neither a GPU nor 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
-def searching(sources: int, beams: int, room: int) -> Live:
+def searching(sources: int, beams: int, room: int) -> BeamState:
     empty = torch.zeros(sources, beams)
     none = torch.zeros(sources, beams, room, dtype=torch.long)
-    made = Live(
+    made = BeamState(
         state=State({}, {"x": torch.arange(sources * beams)}, beams),
         history=none,
-        scores=none.float(),
+        token_scores=none.float(),
         totals=empty,
         lengths=torch.zeros(sources, dtype=torch.long),
-        longest=torch.randint(2, room, (sources,)),
-        begun=torch.zeros(sources, dtype=torch.long),
-        drawn=torch.zeros(sources, dtype=torch.long),
-        finished=Paths(none, none.float(), empty - torch.inf, empty.long(), empty.bool()),
+        max_lengths=torch.randint(2, room, (sources,)),
+        prefix_lengths=torch.zeros(sources, dtype=torch.long),
+        steps=torch.zeros(sources, dtype=torch.long),
+        finished=FinishedHypotheses(none, none.float(), empty - torch.inf, empty.long(), empty.bool()),
         noise=None,
-        most=room,
+        max_columns=room,
     )
     return moved(made)
 
@@ -91,22 +92,22 @@ def moved(value: Any) -> Any:
 @pytest.mark.parametrize("enough", [1, None])
 def test_a_search_goes_on_the_same(strategy: Strategy, enough: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     sources, beams, room = 4, strategy.width, 70
-    monkeypatch.setattr(settling, "suits", lambda *_: False)
+    monkeypatch.setattr(settling, "supports", lambda *_: False)
     live, asked, ends = searching(sources, beams, room), enough or strategy.width, 0
     for _ in range(9):
         totals = (live.totals - torch.rand(sources, beams, device=DEVICE)).sort(1, descending=True).values
         tokens = torch.randint(EOS, EOS + 4, (sources, beams), device=DEVICE)
         parents = torch.randint(0, beams, (sources, beams), device=DEVICE)
         choice, chosen = Selection(parents, tokens, totals), torch.randn(sources, beams, device=DEVICE)
-        wanted = choosing.advance(strategy, live, choice, chosen, asked)
-        found = settling.settled(live, choice, chosen, strategy, asked)
-        for name in ("history", "scores", "totals", "lengths", "drawn"):
+        wanted = choosing.update(strategy, live, choice, chosen, asked)
+        found = settling.beam_update(live, choice, chosen, strategy, asked)
+        for name in ("history", "token_scores", "totals", "lengths", "steps"):
             torch.testing.assert_close(getattr(found, name), getattr(wanted, name), msg=name)
-        paths = Paths(*found.finished)
+        paths = FinishedHypotheses(*found.finished)
         for name in ("ranks", "complete"):
             torch.testing.assert_close(getattr(paths, name), getattr(wanted.finished, name), msg=name)
         there = paths.ranks > -torch.inf
-        for name in ("ids", "scores", "lengths"):
+        for name in ("ids", "token_scores", "lengths"):
             torch.testing.assert_close(getattr(paths, name)[there], getattr(wanted.finished, name)[there], msg=name)
         offsets = torch.arange(sources, device=DEVICE)[:, None] * beams
         assert torch.equal(found.rows, (parents + offsets).flatten())
@@ -126,8 +127,8 @@ def test_a_whole_search_by_kernels_finds_the_same(strategy: Strategy, monkeypatc
     if INTERPRETED:
         monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     for on in (True, False):
-        monkeypatch.setattr(settling, "suits", lambda *_, on=on: on)
-        found.append(search(made, batch, strategy, longest=longest, graphs=Graphs()))
+        monkeypatch.setattr(settling, "supports", lambda *_, on=on: on)
+        found.append(search(made, batch, strategy, max_lengths=longest, graphs=Graphs()))
     assert [[one.ids for one in row] for row in found[0]] == [[one.ids for one in row] for row in found[1]]
     for ours, theirs in zip(*found, strict=True):
         assert [one.rank for one in ours] == pytest.approx([one.rank for one in theirs], abs=1e-4)

@@ -278,7 +278,7 @@ def learn(weight: float, entropy: float, steps: int = 400) -> float:
         optimiser.step()
         schedule.step()
     test = reversed_batch(pairs(300, draw))
-    found = search(model.eval(), test, Greedy(), longest=torch.full((300,), 6))
+    found = search(model.eval(), test, Greedy(), max_lengths=torch.full((300,), 6))
     gold = zip(test.labels.values, test.labels.mask, strict=True)
     right = [list(one[0].ids) == row[mask].tolist() for one, (row, mask) in zip(found, gold, strict=True)]
     return 100 * sum(right) / len(right)

@@ -1,1 +1,1 @@
-"""Generation: one token loop, with the strategies and rules that steer it, and the scoring of given pairs."""
+"""Generation: one token loop, strategies, logits processors, and scoring of given targets."""

@@ -1,8 +1,8 @@
-"""Many sources in, the best hypotheses of each out, by searches whose places are filled again as sources are done.
+"""Continuous batching: searches whose free slots are filled with waiting sources.
 
-A batch of natural lengths is half empty for most of its steps: one long answer holds all the others. Here a search has
-a number of places. When enough of them are free, the next sources begin together and go on in them beside those that
-are still at it. Each finds what it finds in a batch of its own.
+In a batch of natural lengths most slots are empty for most of the steps: one long output holds all the others. Here a
+search has a number of slots. When enough of them are free, the next sources enter together and are searched beside the
+sources already there. Each finds what it finds in a batch of its own.
 """
 
 from __future__ import annotations
@@ -16,111 +16,120 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.attention.positions import places as places_of
+from transduce.attention.positions import places as max_positions
 from transduce.contracts import LogitsProcessor, Strategy
-from transduce.decoding.search import Group, Loop, Moves, search
-from transduce.decoding.search_state import COLUMNS, Given, Shape, filled
+from transduce.decoding.search import SearchLoop, SourceGroup, Stepper, search
+from transduce.decoding.search_state import COLUMN_MULTIPLE, InputShape, SearchInput, padded_input
 from transduce.flow import Batch, Hypothesis, Padded
 from transduce.kernels.cuda_graph import Graphs
 from transduce.model import Transducer
 
-# Of the places come in together: fewer would read sources in small batches, more leave places free for long. Of 256
-# places on a GPU, 2,014 lines took 134 ms with an eighth, 116 with a quarter, 111 with half (greedy), and 216, 190, 190
-# with a beam of 5.
-SHARE = 4
-NARROW = 2  # a search ends before sources so many times narrower than its first: they would read padding
-SHORT = 32  # columns which are so few that it does not
-LOOK = 4  # recorded steps between two looks: a place that is done stays idle until then
+# A group is 1/4 of the slots: smaller groups encode sources in small batches, larger ones leave slots free for longer.
+# With 256 slots on a GPU, 2,014 lines took 134 ms with an eighth, 116 with a quarter, 111 with half (greedy), and 216,
+# 190, 190 with a beam of 5.
+GROUPS_PER_SEARCH = 4
+MAX_LENGTH_RATIO = 2  # a search takes no sources shorter than 1/2 of its longest: they would compute padding
+SHORT_SOURCE = 32  # length up to which that does not matter
+SYNC_INTERVAL = 4  # replayed steps between two checks: a finished slot is idle until then
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Sources that come in together, and what is asked of each."""
+class SearchRequest:
+    """Sources that enter a search together, with the options of each."""
 
     batch: Batch
-    longest: Tensor  # G: most tokens
-    prefix: Padded | None = None  # G P: tokens that every hypothesis begins with
-    seeds: Sequence[int] | None = None  # one a source, for strategies that draw
+    max_lengths: Tensor  # G: maximal number of tokens
+    prefix: Padded | None = None  # G P: forced first tokens
+    seeds: Sequence[int] | None = None  # one per source, for sampling strategies
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """One search over many sources."""
 
-    places: int
-    groups: list[list[int]]  # rows that come in together, in turn
+    slots: int
+    groups: list[list[int]]  # rows that enter together, in order
 
 
-def plan(lengths: Sequence[int], budget: int, most: int | None = None) -> list[Plan]:
-    """Searches over sources of these lengths, the longest first, each within a budget of places times columns.
-
-    `most`: no more places than this.
-    """
+def plan_searches(lengths: Sequence[int], budget: int, max_slots: int | None = None) -> list[SearchPlan]:
+    """Searches over sources of these lengths, longest first, each within a budget of slots times source length."""
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
-    searches: list[Plan] = []
+    searches: list[SearchPlan] = []
     while order:
-        widest = max(lengths[order[0]], 1)
-        places = _round_down(max(min(budget // widest, most or budget), 1))
-        like = len(order) if widest <= SHORT else sum(lengths[row] * NARROW >= widest for row in order)
-        rows, order = order[: max(like, places)], order[max(like, places) :]
-        places = min(places, len(rows))
-        size = -(-places // SHARE)
-        searches.append(Plan(places, [rows[first : first + size] for first in range(0, len(rows), size)]))
+        longest = max(lengths[order[0]], 1)
+        slots = _round_down(max(min(budget // longest, max_slots or budget), 1))
+        similar = len(order)
+        if longest > SHORT_SOURCE:
+            similar = sum(lengths[row] * MAX_LENGTH_RATIO >= longest for row in order)
+        rows, order = order[: max(similar, slots)], order[max(similar, slots) :]
+        slots = min(slots, len(rows))
+        size = -(-slots // GROUPS_PER_SEARCH)
+        searches.append(SearchPlan(slots, [rows[first : first + size] for first in range(0, len(rows), size)]))
     return searches
 
 
-def _round_down(places: int) -> int:
-    """Few different numbers of places, so that a recording is used again."""
-    return places - places % max(1, 2 ** (places.bit_length() - 3))
+def _round_down(slots: int) -> int:
+    """Few different numbers of slots, so that a captured graph is used again."""
+    return slots - slots % max(1, 2 ** (slots.bit_length() - 3))
 
 
 @torch.inference_mode()
-def refill(
+def continuous_search(
     model: Transducer,
-    wanted: Sequence[Wanted],
+    requests: Sequence[SearchRequest],
     strategy: Strategy,
     *,
-    places: int,
-    rules: Sequence[LogitsProcessor] = (),
-    best: int | None = None,  # hypotheses of each source that are brought back; None: N
-    graphs: Graphs | None = None,  # recorded steps of this model, on devices that have them
+    slots: int,
+    processors: Sequence[LogitsProcessor] = (),
+    nbest: int | None = None,  # hypotheses of each source to return; None: N
+    graphs: Graphs | None = None,  # captured steps of this model, on devices that have them
 ) -> list[list[Hypothesis]]:
-    """As `search` for each of these in turn, all in one search: what is found for their sources, in order.
+    """The results of `search` for the sources of all requests in order, found in one search.
 
-    None has more sources than there are places; all have a prefix or none.
+    No request has more sources than there are slots; all have a prefix or none.
     """
-    most = max(int(one.longest.max()) for one in wanted)
-    prefixed = any(one.prefix is not None for one in wanted)
-    moves = Moves(model, strategy, rules, most=most, best=best, prefixed=prefixed, steady=graphs is not None)
-    device, shape = next(model.parameters()).device, _shape(wanted, moves)
+    max_length = max(int(one.max_lengths.max()) for one in requests)
+    prefixed = any(one.prefix is not None for one in requests)
+    options: dict[str, Any] = {"nbest": nbest, "prefixed": prefixed, "capturable": graphs is not None}
+    stepper = Stepper(model, strategy, processors, max_length=max_length, **options)
+    device, shape = next(model.parameters()).device, _shape(requests, stepper)
     groups, count = [], 0
-    for one in wanted:
-        numbers = torch.arange(count, count + one.batch.size)
-        groups.append(Group(numbers, partial(_given, moves, one, shape, device)))
-        count += one.batch.size
-    loop = Loop(moves, graphs, best, look=LOOK)
-    loop.refill(groups, places)
+    for request in requests:
+        numbers = torch.arange(count, count + request.batch.size)
+        groups.append(SourceGroup(numbers, partial(_input, stepper, request, shape, device)))
+        count += request.batch.size
+    loop = SearchLoop(stepper, graphs, nbest, sync_interval=SYNC_INTERVAL)
+    loop.run_continuous(groups, slots)
     results = loop.hypotheses(count)
-    for group, one in zip(loop.apart, wanted[len(wanted) - len(loop.apart) :], strict=True):
-        prefix = None if one.prefix is None else one.prefix.to(device)
-        further: dict[str, Any] = {"rules": rules, "best": best, "graphs": graphs}
-        batch = one.batch.to(device)
-        alone = search(model, batch, strategy, longest=one.longest, prefix=prefix, seeds=one.seeds, **further)
-        for number, found in zip(group.sources.tolist(), alone, strict=True):
-            results[number] = found
+    for group, request in zip(loop.rejected, requests[len(requests) - len(loop.rejected) :], strict=True):
+        found = search(
+            model,
+            request.batch.to(device),
+            strategy,
+            max_lengths=request.max_lengths,
+            processors=processors,
+            prefix=None if request.prefix is None else request.prefix.to(device),
+            seeds=request.seeds,
+            nbest=nbest,
+            graphs=graphs,
+        )
+        for number, hypotheses in zip(group.sources.tolist(), found, strict=True):
+            results[number] = hypotheses
     return results
 
 
-def _shape(wanted: Sequence[Wanted], moves: Moves) -> Shape:
-    """What all are filled up to: round numbers of columns where steps are recorded."""
-    end, grain = (places_of(moves.model), COLUMNS) if moves.steady else (None, 1)
-    sources = [
-        one.batch.source.pad_to_multiple(grain, end).values.size(1) for one in wanted if one.batch.source is not None
-    ]
-    prefixes = [one.prefix.pad_to_multiple(grain, end).values.size(1) for one in wanted if one.prefix is not None]
-    return Shape(max(one.batch.size for one in wanted), max(sources, default=0), max(prefixes, default=0))
+def _shape(requests: Sequence[SearchRequest], stepper: Stepper) -> InputShape:
+    """The common padded shape of all requests, with rounded columns where steps are captured."""
+    limit, multiple = (max_positions(stepper.model), COLUMN_MULTIPLE) if stepper.capturable else (None, 1)
+
+    def columns(parts: list[Padded | None]) -> int:
+        return max((part.pad_to_multiple(multiple, limit).values.size(1) for part in parts if part), default=0)
+
+    sources = columns([one.batch.source for one in requests])
+    return InputShape(max(one.batch.size for one in requests), sources, columns([one.prefix for one in requests]))
 
 
-def _given(moves: Moves, one: Wanted, shape: Shape, device: torch.device) -> Given:
-    given = moves.given(one.batch, one.longest, one.prefix, one.seeds)
-    return filled(given, shape if moves.steady else replace(shape, sources=one.batch.size)).to(device)
+def _input(stepper: Stepper, request: SearchRequest, shape: InputShape, device: torch.device) -> SearchInput:
+    given = stepper.input(request.batch, request.max_lengths, request.prefix, request.seeds)
+    shape = shape if stepper.capturable else replace(shape, sources=request.batch.size)
+    return padded_input(given, shape).to(device)

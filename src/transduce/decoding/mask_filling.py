@@ -1,4 +1,4 @@
-"""A model that names every token of its source in; one that is asked only for the masked ones out."""
+"""Mask filling with a masked language model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from transduce.flow import UNK, Batch, State, Step
 from transduce.model import NEVER, EncoderOnly, Transducer
 
 
-class Filling(Transducer):
-    """What the source shows is given: it is said again, for certain. So the score of a path is that of its fillings."""
+class MaskFilling(Transducer):
+    """Predicts the masked tokens of a source and copies the others with probability 1: only the former are scored."""
 
     def __init__(self, inner: EncoderOnly) -> None:
         super().__init__()
@@ -21,10 +21,10 @@ class Filling(Transducer):
     def start(self, batch: Batch) -> State:
         assert batch.source is not None
         state = self.inner.start(batch)
-        logits = state.fixed["logits"]  # B S V, one place for each token before </s>
-        shown = batch.source.values[:, : logits.size(1)]  # B S
-        given = torch.full_like(logits, NEVER).scatter(-1, shown[..., None], 0.0)
-        logits = torch.where((shown != UNK)[..., None], given, logits)
+        logits = state.fixed["logits"]  # B S V: one position for each token before </s>
+        source = batch.source.values[:, : logits.size(1)]  # B S
+        copied = torch.full_like(logits, NEVER).scatter(-1, source[..., None], 0.0)
+        logits = torch.where((source != UNK)[..., None], copied, logits)
         return replace(state, fixed={**state.fixed, "logits": logits})
 
     def advance(

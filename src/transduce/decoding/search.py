@@ -1,9 +1,9 @@
-"""A model and a batch of sources in, the best hypotheses of each source out: the only token loop.
+"""Search: the only token loop, for every strategy and every model.
 
-Where a step is recorded, every tensor of the search keeps its shape and nothing waits for the host, so a step is one
-function of fixed buffers: it runs as it is, or replayed as a graph (see graphs.py). On a CPU histories grow. They are
-padded on the left: the newest token is always the last column. Sources that are done leave their places, or others
-that wait come into them (see refilling.py).
+Where steps are captured as CUDA graphs, every tensor of the search keeps its shape and nothing waits for the host, so a
+step is one function of fixed buffers: it runs as it is, or replayed (kernels/cuda_graph.py). On a CPU histories grow.
+They are padded on the left: the newest token is always the last column. Finished sources leave the batch, or waiting
+ones take their slots (continuous_batching.py).
 """
 
 from __future__ import annotations
@@ -17,123 +17,129 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.attention.positions import places as places_of
+from transduce.attention.positions import places as max_positions
 from transduce.contracts import LogitsProcessor, Strategy, TopKRequest
-from transduce.decoding.beam_update import NEVER, choose, pick
+from transduce.decoding.beam_update import NEVER_GENERATED, update_from_logits, update_from_top_k
 from transduce.decoding.search_state import (
-    Given,
-    Live,
-    Paths,
-    UnlikeError,
-    bare_search,
-    draw,
-    filled,
-    first_scores,
-    round_shape,
+    BeamState,
+    FinishedHypotheses,
+    SearchInput,
+    StateMismatchError,
+    initial_beams,
+    padded_input,
+    prefill,
+    rounded_shape,
+    uniform_noise,
 )
 from transduce.flow import BOS, Batch, Hypothesis, Padded, State, map_tensors
 from transduce.kernels.cuda_graph import Graphs, Recording, tensors_of
 from transduce.kernels.native.top_k import MAX_K
 from transduce.model import Transducer
 
-ROOM = 32  # tokens that a search asks room for at first; it doubles
+INITIAL_CAPACITY = 32  # positions of the first KV caches of a search; they double
 
 
-class Moves:
-    """A model, and how the next tokens are chosen."""
+class Stepper:
+    """The step of a search: a model, a strategy and logits processors."""
 
     def __init__(
         self,
         model: Transducer,
         strategy: Strategy,
-        rules: Sequence[LogitsProcessor],
+        processors: Sequence[LogitsProcessor],
         *,
-        most: int,  # tokens of the longest hypothesis
-        best: int | None,  # hypotheses of each source that are brought back; None: N
+        max_length: int,
+        nbest: int | None,  # hypotheses of each source to return; None: N
         prefixed: bool,
-        steady: bool,  # True: every tensor keeps its shape, so that a move can be recorded
+        capturable: bool,  # True: every tensor keeps its shape, so that a step can be captured
     ) -> None:
-        self.model, self.strategy, self.rules, self.prefixed, self.steady = model, strategy, rules, prefixed, steady
-        # A recorded step needs all its room at once, and few different shapes are recorded; elsewhere room that may
-        # never be used would only be read in vain.
-        self.most = -(-most // ROOM) * ROOM if steady else most
-        self.room = self.most if steady else min(most, ROOM - 1)  # and <s>
-        self.proposing = model.proposes and 0 < strategy.wanted <= MAX_K
-        self.enough = min(best or strategy.width, strategy.width) if strategy.exact else strategy.width
+        self.model, self.strategy, self.processors = model, strategy, processors
+        self.prefixed, self.capturable = prefixed, capturable
+        # A captured step needs its full caches at once, in few different sizes; elsewhere positions that may never be
+        # used would only cost time.
+        self.max_length = -(-max_length // INITIAL_CAPACITY) * INITIAL_CAPACITY if capturable else max_length
+        self.capacity = self.max_length if capturable else min(max_length, INITIAL_CAPACITY - 1)  # and <s>
+        self.uses_top_k = model.proposes and 0 < strategy.candidates <= MAX_K
+        self.num_results = min(nbest or strategy.width, strategy.width) if strategy.exact else strategy.width
 
     @property
     def key(self) -> Hashable:
-        """What tells one recording of the same model and shapes from another."""
-        return self.strategy, tuple(self.rules), self.most, self.enough
+        """Identifies a captured graph of one model and one set of shapes."""
+        return self.strategy, tuple(self.processors), self.max_length, self.num_results
 
-    def given(self, batch: Batch, longest: Tensor, prefix: Padded | None, seeds: Sequence[int] | None) -> Given:
-        """What it begins with."""
+    def input(
+        self, batch: Batch, max_lengths: Tensor, prefix: Padded | None, seeds: Sequence[int] | None
+    ) -> SearchInput:
         noise = None
         if self.strategy.random:
-            noise = draw(seeds or range(batch.size), self.most, self.strategy.width).to(batch.device)
-        wide = self.most if self.steady or batch.device.type != "cpu" else 0
-        return Given(batch, longest.to(batch.device), prefix, noise, self.most, wide)
+            noise = uniform_noise(seeds or range(batch.size), self.max_length, self.strategy.width).to(batch.device)
+        columns = self.max_length if self.capturable or batch.device.type != "cpu" else 0
+        return SearchInput(batch, max_lengths.to(batch.device), prefix, noise, self.max_length, columns)
 
-    def begin(self, given: Given) -> Live:
-        """The search after its first choice."""
-        if self.proposing and given.prefix is None and (banned := _banned(self.rules, 0)) is not None:
-            live = bare_search(self.model, self.strategy, given, self.room)
-            first = torch.full((live.totals.numel(), 1), BOS, device=live.totals.device)
-            return self._propose(live, first, banned)
-        live, logits = first_scores(self.model, self.strategy, given, self.room)
-        return choose(self.strategy, self.rules, live, logits, self.enough)
+    def begin(self, given: SearchInput) -> BeamState:
+        """The search after its first selection."""
+        if self.uses_top_k and given.prefix is None:
+            suppressed = _suppressed(self.processors, 0)
+            if suppressed is not None:
+                beams = initial_beams(self.model, self.strategy, given, self.capacity)
+                first = torch.full((beams.totals.numel(), 1), BOS, device=beams.totals.device)
+                return self._top_k_step(beams, first, suppressed)
+        beams, logits = prefill(self.model, self.strategy, given, self.capacity)
+        return update_from_logits(self.strategy, self.processors, beams, logits, self.num_results)
 
-    def step(self, live: Live, said: int | None) -> Live:
-        """The search after one more choice; `said`: how many tokens every row has said, None: not all as many."""
-        tokens = live.history[..., -1].reshape(-1, 1)
-        if (banned := self.banned(said)) is not None:
-            return self._propose(live, tokens, banned)
-        read = self.model.advance(tokens, live.state)
-        return choose(self.strategy, self.rules, replace(live, state=read.state), read.logits[:, -1], self.enough)
+    def step(self, beams: BeamState, length: int | None) -> BeamState:
+        """The search after one more selection; `length`: tokens of every row so far, None: rows differ."""
+        tokens = beams.history[..., -1].reshape(-1, 1)
+        if (suppressed := self.suppressed(length)) is not None:
+            return self._top_k_step(beams, tokens, suppressed)
+        step = self.model.advance(tokens, beams.state)
+        beams = replace(beams, state=step.state)
+        return update_from_logits(self.strategy, self.processors, beams, step.logits[:, -1], self.num_results)
 
-    def idle(self, places: int, given: Given) -> Live:
-        """A search with so many places for sources like these, and none in them."""
-        return self.begin(given).idle(places)
+    def empty_slots(self, slots: int, given: SearchInput) -> BeamState:
+        """A search with this number of free slots for sources like these."""
+        return self.begin(given).empty_slots(slots)
 
-    def enter(self, live: Live, asked: tuple[Given, Tensor]) -> Live:
-        """The search with these sources, after their first choice, in these places of it."""
-        given, places = asked
-        return live.put(places, self.begin(given))
+    def insert(self, beams: BeamState, given: tuple[SearchInput, Tensor]) -> BeamState:
+        """The search with new sources, after their first selection, in these slots."""
+        new, slots = given
+        return beams.replace_sources(slots, self.begin(new))
 
-    def banned(self, said: int | None) -> tuple[int, ...] | None:
-        """What may not be said after so many tokens: all that tells one step from another; None: more does."""
-        if not self.proposing:
+    def suppressed(self, length: int | None) -> tuple[int, ...] | None:
+        """Tokens suppressed after `length` tokens, if the top k suffice for the step; None: all logits are needed."""
+        if not self.uses_top_k:
             return None
-        return self._always if self.prefixed or said is None else _banned(self.rules, said)
+        return self._always_suppressed if self.prefixed or length is None else _suppressed(self.processors, length)
 
     @cached_property
-    def _always(self) -> tuple[int, ...] | None:
-        """What no row may say, however many tokens it has said; None: that changes, or it is not all."""
-        first = _banned(self.rules, 1)
-        steady = all(_banned(self.rules, said) == first for said in range(2, self.most)) if self.rules else True
-        return first if steady else None
+    def _always_suppressed(self) -> tuple[int, ...] | None:
+        """Tokens suppressed at every length; None: they change with the length, or processors do more."""
+        first = _suppressed(self.processors, 1)
+        lengths = range(2, self.max_length) if self.processors else ()
+        return first if all(_suppressed(self.processors, length) == first for length in lengths) else None
 
-    def enlarge(self, live: Live) -> Live:
-        """The same search with twice the room."""
-        more = 1 + self.room
-        self.room += more
-        return replace(live, state=self.model.reserve(live.state, more, self.strategy.width))
+    def grow_cache(self, beams: BeamState) -> BeamState:
+        """The same search with twice the cache capacity."""
+        more = 1 + self.capacity
+        self.capacity += more
+        return replace(beams, state=self.model.reserve(beams.state, more, self.strategy.width))
 
-    def _propose(self, live: Live, tokens: Tensor, banned: tuple[int, ...]) -> Live:
-        asked = TopKRequest(self.strategy.wanted, banned, (live.totals > -torch.inf).flatten())
-        return pick(self.strategy, live, self.model.propose(tokens, live.state, asked), self.enough)
-
-
-def _banned(rules: Sequence[LogitsProcessor], said: int) -> tuple[int, ...] | None:
-    """What no row may say after so many tokens, where rules do no more than that."""
-    banned = [rule.forbids(said) for rule in (NEVER, *rules)]
-    return None if any(one is None for one in banned) else tuple(token for one in banned for token in one or ())
+    def _top_k_step(self, beams: BeamState, tokens: Tensor, suppressed: tuple[int, ...]) -> BeamState:
+        request = TopKRequest(self.strategy.candidates, suppressed, (beams.totals > -torch.inf).flatten())
+        best = self.model.propose(tokens, beams.state, request)
+        return update_from_top_k(self.strategy, beams, best, self.num_results)
 
 
-LEAVE = 0.75  # on a GPU sources leave together, once no more than this share of them goes on: leaving copies the rest
-HALF = 0.5  # the same where a model leaves rows out that are done: they are only carried along
-LOOK = 8  # recorded steps between two looks at what goes on: a look waits for the device
-FREE = -1  # in a place without a source
+def _suppressed(processors: Sequence[LogitsProcessor], length: int) -> tuple[int, ...] | None:
+    """Tokens suppressed after `length` tokens, where processors do no more than suppress tokens."""
+    suppressed = [processor.suppressed(length) for processor in (NEVER_GENERATED, *processors)]
+    return None if any(one is None for one in suppressed) else tuple(token for one in suppressed for token in one or ())
+
+
+COMPACT_SHARE = 0.75  # on a GPU finished sources are removed once at most this share is active: removal copies the rest
+TOP_K_COMPACT_SHARE = 0.5  # the same where the top-k step skips inactive rows by itself
+SYNC_INTERVAL = 8  # replayed steps between two checks of which sources are active: a check waits for the device
+FREE = -1  # in a slot without a source
 
 
 @torch.inference_mode()
@@ -142,176 +148,182 @@ def search(
     batch: Batch,
     strategy: Strategy,
     *,
-    longest: Tensor,  # B: most tokens for each source
-    rules: Sequence[LogitsProcessor] = (),
-    prefix: Padded | None = None,  # B P: tokens that every hypothesis begins with
-    seeds: Sequence[int] | None = None,  # one a source, for strategies that draw
-    best: int | None = None,  # hypotheses of each source that are brought back; None: N
-    graphs: Graphs | None = None,  # recorded steps of this model, on devices that have them
+    max_lengths: Tensor,  # B: maximal number of tokens of each source
+    processors: Sequence[LogitsProcessor] = (),
+    prefix: Padded | None = None,  # B P: forced first tokens
+    seeds: Sequence[int] | None = None,  # one per source, for sampling strategies
+    nbest: int | None = None,  # hypotheses of each source to return; None: N
+    graphs: Graphs | None = None,  # captured steps of this model, on devices that have them
 ) -> list[list[Hypothesis]]:
-    """Best first, for each source (fewer than asked for where the space is smaller)."""
-    asked: dict[str, Any] = {"best": best, "prefixed": prefix is not None, "steady": graphs is not None}
-    moves = Moves(model, strategy, rules, most=int(longest.max()), **asked)
-    given = moves.given(batch, longest, prefix, seeds)
+    """Hypotheses of each source, best first (fewer than requested where the space is smaller)."""
+    options: dict[str, Any] = {"nbest": nbest, "prefixed": prefix is not None, "capturable": graphs is not None}
+    stepper = Stepper(model, strategy, processors, max_length=int(max_lengths.max()), **options)
+    given = stepper.input(batch, max_lengths, prefix, seeds)
     if graphs is not None:
-        given = filled(given, round_shape(given, places_of(model)))
-    loop = Loop(moves, graphs, best)
-    live = loop.start(given)
+        given = padded_input(given, rounded_shape(given, max_positions(model)))
+    loop = SearchLoop(stepper, graphs, nbest)
+    beams = loop.start(given)
     if loop.recording is None:
-        live = replace(live, state=_owned(live.state, batch))
-    idle = torch.full((given.batch.size - batch.size,), FREE)
-    loop.run(live, torch.cat((torch.arange(batch.size), idle)))
+        beams = replace(beams, state=_unshared(beams.state, batch))
+    free = torch.full((given.batch.size - batch.size,), FREE)
+    loop.run(beams, torch.cat((torch.arange(batch.size), free)))
     return loop.hypotheses(batch.size)
 
 
 @dataclass(frozen=True)
-class Group:
-    """Sources that come into a search together."""
+class SourceGroup:
+    """Sources that enter a search together."""
 
     sources: Tensor  # G: their numbers
-    given: Callable[[], Given]  # made when it is their turn
+    input: Callable[[], SearchInput]  # built when they enter
 
 
-class Loop:
-    """A search from its first step to its last: who is in it, who leaves, and who comes in."""
+class SearchLoop:
+    """A search from its first step to its last: which sources are in it, leave it and enter it."""
 
-    def __init__(self, moves: Moves, graphs: Graphs | None, best: int | None, *, look: int = LOOK) -> None:
-        self.moves, self.graphs, self.best, self.look = moves, graphs, best, look
-        self.recording: Recording[Any, Live] | None = None  # of the steps, where they are recorded
-        self.sources = torch.tensor([])  # B: the number of the source in each place, FREE: none
-        self.waiting: deque[Group] = deque()  # who comes in, each when so many places are free
-        self.apart: list[Group] = []  # who could not come in
-        self.found: list[tuple[Tensor, Paths]] = []  # numbers of sources, and what ended of each
-        self.taken = 1  # tokens chosen for those who are longest in it
-        self.together = True  # all have come in at the same time
+    def __init__(
+        self, stepper: Stepper, graphs: Graphs | None, nbest: int | None, *, sync_interval: int = SYNC_INTERVAL
+    ) -> None:
+        self.stepper, self.graphs, self.nbest, self.sync_interval = stepper, graphs, nbest, sync_interval
+        self.recording: Recording[Any, BeamState] | None = None  # captured steps
+        self.sources = torch.tensor([])  # B: the number of the source in each slot; FREE: none
+        self.waiting: deque[SourceGroup] = deque()  # enter as soon as enough slots are free
+        self.rejected: list[SourceGroup] = []  # could not enter: their states have another form
+        self.results: list[tuple[Tensor, FinishedHypotheses]] = []  # numbers of sources, and their hypotheses
+        self.length = 1  # tokens of the sources that entered first
+        self.aligned = True  # all sources entered at the same time
 
-    def run(self, live: Live, sources: Tensor) -> None:
+    def run(self, beams: BeamState, sources: Tensor) -> None:
         """The only token loop."""
         self.sources = sources
-        now = self._change(live)
-        while now is not None:
-            now = self._change(self._go_on(now))
+        current = self._exchange_sources(beams)
+        while current is not None:
+            current = self._exchange_sources(self._step(current))
 
-    def _go_on(self, live: Live) -> Live:
-        """The search one step on, or as many as are replayed between two looks."""
+    def _step(self, beams: BeamState) -> BeamState:
+        """The search after one step, or after all steps replayed between two checks."""
         if self.recording is not None and self.graphs is not None:
-            for _ in range(self.look):
-                said = self.taken if self.together else None
-                if not self.graphs.replay(self.recording, self.moves.step, said, self.moves.banned(said)):
-                    self.recording = None  # the buffers are as before this step, so it goes on from here
+            for _ in range(self.sync_interval):
+                length = self.length if self.aligned else None
+                key = self.stepper.suppressed(length)
+                if not self.graphs.replay(self.recording, self.stepper.step, length, key):
+                    self.recording = None  # the buffers are as before this step, so the search continues from here
                     break
-                self.taken += 1
-            return live
-        if self.taken == self.moves.room and not self.moves.steady:
-            live = self.moves.enlarge(live)
-        self.taken += 1
-        return self.moves.step(live, self.taken - 1 if self.together else None)
+                self.length += 1
+            return beams
+        if self.length == self.stepper.capacity and not self.stepper.capturable:
+            beams = self.stepper.grow_cache(beams)
+        self.length += 1
+        return self.stepper.step(beams, self.length - 1 if self.aligned else None)
 
-    def _change(self, live: Live) -> Live | None:
-        """The search before its next step: others in the places of those who are done; None: nobody is left."""
-        going = live.going.cpu()
-        while self.waiting and len(going) - int(going.sum()) >= len(self.waiting[0].sources):
-            live, going = self._bring_in(live, going)
-        left, size = int(going.sum()), len(going)
+    def _exchange_sources(self, beams: BeamState) -> BeamState | None:
+        """The search before its next step: finished sources leave, waiting ones enter; None: no source is left."""
+        active = beams.active.cpu()
+        while self.waiting and len(active) - int(active.sum()) >= len(self.waiting[0].sources):
+            beams, active = self._admit(beams, active)
+        left, size = int(active.sum()), len(active)
         if not left:
-            self._take_out(live, torch.arange(size))
+            self._collect(beams, torch.arange(size))
             return None
-        if self.waiting or self.moves.steady:
-            return live
-        # On a CPU a row that is done costs as much as one that goes on, and only what fills its place is copied. But a
-        # model that proposes leaves such rows out by itself.
-        proposing = self.moves.proposing
-        if left < size if live.totals.is_cpu and not proposing else left <= (HALF if proposing else LEAVE) * size:
-            self._take_out(live, (~going).nonzero().flatten())
-            rows = _closed_up(going)
-            live, self.sources = live.keep(rows.to(live.totals.device)), self.sources[rows]
-        return live
+        if self.waiting or self.stepper.capturable:
+            return beams
+        # On a CPU an inactive row costs as much as an active one, and compaction copies only the rows that move. The
+        # top-k step skips inactive rows by itself.
+        top_k = self.stepper.uses_top_k
+        share = TOP_K_COMPACT_SHARE if top_k else COMPACT_SHARE
+        if left < size if beams.totals.is_cpu and not top_k else left <= share * size:
+            self._collect(beams, (~active).nonzero().flatten())
+            rows = _compaction(active)
+            beams, self.sources = beams.select_sources(rows.to(beams.totals.device)), self.sources[rows]
+        return beams
 
-    def _take_out(self, live: Live, places: Tensor) -> None:
-        """Keeps what was found for the sources in these places, still on the device: nobody waits for it."""
-        places = places[self.sources[places] != FREE]
-        if len(places):
-            paths = live.finished.keep(places.to(live.totals.device), self.best)
-            self.found.append((self.sources[places], paths))
+    def _collect(self, beams: BeamState, slots: Tensor) -> None:
+        """Stores the finished hypotheses of these slots, still on the device."""
+        slots = slots[self.sources[slots] != FREE]
+        if len(slots):
+            finished = beams.finished.select_sources(slots.to(beams.totals.device), self.nbest)
+            self.results.append((self.sources[slots], finished))
 
-    def _bring_in(self, live: Live, going: Tensor) -> tuple[Live, Tensor]:
-        """The next group in free places; and who goes on now."""
-        group, device = self.waiting.popleft(), live.totals.device
-        places, given = (~going).nonzero().flatten()[: len(group.sources)], group.given()
-        self._take_out(live, places)
-        # Where shapes are steady, a group that is too small holds its first source again, which enters only once.
-        index = torch.cat((places, places[:1].expand(given.batch.size - len(places)))).to(device)
+    def _admit(self, beams: BeamState, active: Tensor) -> tuple[BeamState, Tensor]:
+        """The next group in free slots, and which slots are active now."""
+        group, device = self.waiting.popleft(), beams.totals.device
+        slots, given = (~active).nonzero().flatten()[: len(group.sources)], group.input()
+        self._collect(beams, slots)
+        # With fixed shapes a small group is padded with its first source, which is written to one slot only.
+        index = torch.cat((slots, slots[:1].expand(given.batch.size - len(slots)))).to(device)
         try:
-            live = self._enter(live, given, index)
-        except UnlikeError:  # a part of the user's own has states that grow, say
-            self.apart, self.waiting = [group, *self.waiting], deque()
-            self.sources[places] = FREE
-            return live, going
-        self.sources[places] = group.sources
-        if self.recording is not None:  # nobody waits for the device to hear that a line ended with its first token
-            return live, going.index_fill(0, places, True)
-        self.taken = int((live.drawn * live.going).max())
-        return live, live.going.cpu()
+            beams = self._insert(beams, given, index)
+        except StateMismatchError:  # e.g. a user's decoder whose state grows
+            self.rejected, self.waiting = [group, *self.waiting], deque()
+            self.sources[slots] = FREE
+            return beams, active
+        self.sources[slots] = group.sources
+        if self.recording is not None:  # do not wait for the device to learn that a source ended with its first token
+            return beams, active.index_fill(0, slots, True)
+        self.length = int((beams.steps * beams.active).max())
+        return beams, beams.active.cpu()
 
-    def _enter(self, live: Live, given: Given, places: Tensor) -> Live:
-        """Begins these sources in these places; recorded for the buffers that they come into."""
-        enter = partial(self.moves.enter, live)
+    def _insert(self, beams: BeamState, given: SearchInput, slots: Tensor) -> BeamState:
+        """Begins these sources in these slots; captured for the buffers of the search."""
+        insert = partial(self.stepper.insert, beams)
         if self.recording is None or self.graphs is None:
-            return enter((given, places))
-        key = (self.moves.key, self.recording)
-        recording = self.graphs.recording(enter, (given, places), key=key, steady=self.moves.model.capturable)
+            return insert((given, slots))
+        key = (self.stepper.key, self.recording)
+        recording = self.graphs.recording(insert, (given, slots), key=key, steady=self.stepper.model.capturable)
         if recording is None:
-            return enter((given, places))
-        recording.start(enter, (given, places))
-        return live
+            return insert((given, slots))
+        recording.start(insert, (given, slots))
+        return beams
 
-    def start(self, given: Given) -> Live:
-        """A search after its first choice, in buffers of its own where its steps are recorded."""
-        moves = self.moves
+    def start(self, given: SearchInput) -> BeamState:
+        """A search after its first selection, in its own buffers where steps are captured."""
+        stepper = self.stepper
         if self.graphs is not None:
-            self.recording = self.graphs.recording(moves.begin, given, key=moves.key, steady=moves.model.capturable)
+            self.recording = self.graphs.recording(
+                stepper.begin, given, key=stepper.key, steady=stepper.model.capturable
+            )
         if self.recording is None:
-            return moves.begin(given)
-        self.recording.start(moves.begin, given)
+            return stepper.begin(given)
+        self.recording.start(stepper.begin, given)
         return self.recording.values
 
-    def refill(self, groups: Sequence[Group], places: int) -> None:
-        """Runs with so many places, into which the groups come one after the other."""
-        self.waiting, self.together = deque(groups), False
-        make, given = partial(self.moves.idle, places), groups[0].given()
+    def run_continuous(self, groups: Sequence[SourceGroup], slots: int) -> None:
+        """Runs with this number of slots, which the groups enter one after the other."""
+        self.waiting, self.aligned = deque(groups), False
+        make, given = partial(self.stepper.empty_slots, slots), groups[0].input()
         if self.graphs is not None:
-            self.recording = self.graphs.recording(make, given, key=(self.moves.key, places), steady=False)
-        live = make(given) if self.recording is None else self.recording.values
-        live.totals.fill_(-torch.inf)  # an earlier search, ended by an error, may have left some in a recording
-        self.run(live, torch.full((places,), FREE))
+            self.recording = self.graphs.recording(make, given, key=(self.stepper.key, slots), steady=False)
+        beams = make(given) if self.recording is None else self.recording.values
+        beams.totals.fill_(-torch.inf)  # the buffers may hold sources of a search that an error interrupted
+        self.run(beams, torch.full((slots,), FREE))
 
     def hypotheses(self, sources: int) -> list[list[Hypothesis]]:
-        """What was found for each of so many sources, brought to the host in one go."""
+        """The hypotheses of each source, copied to the host at once."""
         results: list[list[Hypothesis]] = [[] for _ in range(sources)]
-        wide = max((paths.ids.size(2) for _, paths in self.found), default=0)
-        found = [(numbers, *vars(paths.widened(wide)).values()) for numbers, paths in self.found]
-        columns = [torch.cat(part).tolist() for part in zip(*found, strict=True)]
-        for source, *rows in zip(*columns, strict=True):
+        columns = max((finished.ids.size(2) for _, finished in self.results), default=0)
+        found = [(numbers, *vars(finished.padded(columns)).values()) for numbers, finished in self.results]
+        fields = [torch.cat(part).tolist() for part in zip(*found, strict=True)]
+        for source, *rows in zip(*fields, strict=True):
             for ids, scores, rank, length, complete in zip(*rows, strict=True):
                 if rank > -torch.inf:
-                    kept = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), rank, complete)
-                    results[source].append(kept)
+                    hypothesis = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), rank, complete)
+                    results[source].append(hypothesis)
         return results
 
 
-def _closed_up(going: Tensor) -> Tensor:
-    """The sources that go on, each in its place but for the last ones, which fill the places of those that do not."""
-    left = int(going.sum())
-    rows = torch.arange(left, device=going.device)
-    rows[(~going[:left]).nonzero().flatten()] = left + going[left:].nonzero().flatten()
+def _compaction(active: Tensor) -> Tensor:
+    """The active sources, each in its slot but for the last ones, which fill the slots of inactive ones."""
+    left = int(active.sum())
+    rows = torch.arange(left, device=active.device)
+    rows[(~active[:left]).nonzero().flatten()] = left + active[left:].nonzero().flatten()
     return rows
 
 
-def _owned(state: State, batch: Batch) -> State:
-    """The same state, of whose fixed part nothing lies where the batch does: sources that leave are written over."""
-    lent = {part.untyped_storage().data_ptr() for part in tensors_of(batch)}
+def _unshared(state: State, batch: Batch) -> State:
+    """The state without storage shared with the batch: slots of finished sources are overwritten in place."""
+    shared = {part.untyped_storage().data_ptr() for part in tensors_of(batch)}
 
-    def own(x: Tensor) -> Tensor:
-        return x.clone() if x.untyped_storage().data_ptr() in lent or not x.is_contiguous() else x
+    def copied(x: Tensor) -> Tensor:
+        return x.clone() if x.untyped_storage().data_ptr() in shared or not x.is_contiguous() else x
 
-    return replace(state, fixed={name: map_tensors(own, tree) for name, tree in state.fixed.items()})
+    return replace(state, fixed={name: map_tensors(copied, tree) for name, tree in state.fixed.items()})

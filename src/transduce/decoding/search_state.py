@@ -1,4 +1,4 @@
-"""Tokens so far and what a search knows of them: the values that go from one step of it to the next."""
+"""State of a search: its input, the running beams, and the finished hypotheses."""
 
 from __future__ import annotations
 
@@ -14,136 +14,137 @@ from transduce.contracts import Strategy
 from transduce.flow import BOS, PAD, Batch, Padded, State, Tree
 from transduce.model import Transducer
 
-ROWS = ("history", "scores", "totals", "lengths", "longest", "begun", "drawn")  # one row a source each
-COMPLETE = 1e9  # of a whole hypothesis over one that was cut, whatever their ranks
+SOURCE_FIELDS = ("history", "token_scores", "totals", "lengths", "max_lengths", "prefix_lengths", "steps")
+COMPLETE_BONUS = 1e9  # ranks a complete hypothesis above every truncated one
 
 
-class UnlikeError(Exception):
-    """Sources that cannot go on beside others."""
+class StateMismatchError(Exception):
+    """Decoder states of different form, which cannot be searched in one batch."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a search begins with."""
+class SearchInput:
+    """Input of a search."""
 
     batch: Batch
-    longest: Tensor  # B: most tokens
-    prefix: Padded | None  # B P: tokens that every hypothesis begins with
-    noise: Tensor | None  # B L N
-    most: int  # L: the greatest of `longest`
-    wide: int  # columns of the first histories: L where shapes must stay, else 0, and they grow
+    max_lengths: Tensor  # B: maximal number of tokens of each source
+    prefix: Padded | None  # B P: forced first tokens
+    noise: Tensor | None  # B L N: uniform random numbers of a sampling strategy
+    max_length: int  # L: the largest of `max_lengths`
+    history_columns: int  # columns of the first history: L where shapes are fixed; 0: it grows
 
-    def to(self, device: torch.device) -> Given:
-        """The same there."""
+    def to(self, device: torch.device) -> SearchInput:
         prefix = None if self.prefix is None else self.prefix.to(device)
         noise = None if self.noise is None else self.noise.to(device)
-        return replace(self, batch=self.batch.to(device), longest=self.longest.to(device), prefix=prefix, noise=noise)
+        batch, max_lengths = self.batch.to(device), self.max_lengths.to(device)
+        return replace(self, batch=batch, max_lengths=max_lengths, prefix=prefix, noise=noise)
 
 
 @dataclass(frozen=True)
-class Paths:
-    """Rows of tokens with what the search knows of each: B N of them."""
+class FinishedHypotheses:
+    """Finished hypotheses of each source as tensors, B N."""
 
     ids: Tensor  # B N L, padded on the left
-    scores: Tensor  # B N L: the model's own log-probabilities, untouched by rules
-    ranks: Tensor  # B N: -inf where there is no path
+    token_scores: Tensor  # B N L: log-probabilities of the model, before any logits processor
+    ranks: Tensor  # B N: -inf for an empty entry
     lengths: Tensor  # B N
-    complete: Tensor  # B N: ended with </s>, not cut
+    complete: Tensor  # B N: ended with </s>, not truncated
 
-    def best(self, most: int, whole_first: bool) -> Paths:
-        """The `most` best by their rank; whole ones before those that were cut where that is asked for."""
-        ranks = self.ranks.double() + COMPLETE * self.complete if whole_first else self.ranks
-        order = ranks.topk(most, 1).indices  # B N
+    def best(self, n: int, prefer_complete: bool) -> FinishedHypotheses:
+        """The n best by rank, complete ones first if `prefer_complete`."""
+        ranks = self.ranks.double() + COMPLETE_BONUS * self.complete if prefer_complete else self.ranks
+        order = ranks.topk(n, 1).indices  # B N
 
         def pick(values: Tensor) -> Tensor:
             index = order if values.dim() == 2 else order[..., None].expand(-1, -1, values.size(2))
             return values.gather(1, index)
 
-        return Paths(*(pick(values) for values in vars(self).values()))
+        return FinishedHypotheses(*(pick(values) for values in vars(self).values()))
 
-    def join(self, other: Paths) -> Paths:
-        pairs = zip(vars(self.widened(other.ids.size(2))).values(), vars(other).values(), strict=True)
-        return Paths(*(torch.cat(pair, 1) for pair in pairs))
+    def join(self, other: FinishedHypotheses) -> FinishedHypotheses:
+        """The hypotheses of both for each source."""
+        pairs = zip(vars(self.padded(other.ids.size(2))).values(), vars(other).values(), strict=True)
+        return FinishedHypotheses(*(torch.cat(pair, 1) for pair in pairs))
 
-    def widened(self, columns: int) -> Paths:
-        """With as many columns at least: others are longer by now."""
+    def padded(self, columns: int) -> FinishedHypotheses:
+        """Padded on the left to at least this number of columns."""
         more = columns - self.ids.size(2)
         if more <= 0:
             return self
-        return replace(self, ids=F.pad(self.ids, (more, 0)), scores=F.pad(self.scores, (more, 0)))
+        return replace(self, ids=F.pad(self.ids, (more, 0)), token_scores=F.pad(self.token_scores, (more, 0)))
 
-    def put(self, places: Tensor, other: Paths) -> Paths:
-        """The rows in these places written over by the first ones of others."""
+    def select_sources(self, sources: Tensor, n: int | None = None) -> FinishedHypotheses:
+        """Those of these sources, the first n of each."""
+        return FinishedHypotheses(*(values[:, :n][sources] for values in vars(self).values()))
+
+    def replace_sources(self, slots: Tensor, other: FinishedHypotheses) -> FinishedHypotheses:
+        """The sources in these slots replaced in place by the first ones of another."""
         columns = max(self.ids.size(2), other.ids.size(2))
-        pairs = zip(vars(self.widened(columns)).values(), vars(other.widened(columns)).values(), strict=True)
-        return Paths(*(old.index_copy_(0, places, new[: len(places)]) for old, new in pairs))
-
-    def keep(self, rows: Tensor, most: int | None = None) -> Paths:
-        """Those of these sources, the first `most` of each."""
-        return Paths(*(values[:, :most][rows] for values in vars(self).values()))
+        pairs = zip(vars(self.padded(columns)).values(), vars(other.padded(columns)).values(), strict=True)
+        return FinishedHypotheses(*(old.index_copy_(0, slots, new[: len(slots)]) for old, new in pairs))
 
 
 @dataclass(frozen=True)
-class Live:
-    """A search between two steps. Axis 0 is the sources that are left, axis 1 their beams."""
+class BeamState:
+    """A search between two steps. Axis 0 is the sources still in it, axis 1 their beams."""
 
-    state: State  # all but the newest token read
-    history: Tensor  # B N L
-    scores: Tensor  # B N L
-    totals: Tensor  # B N: what the search adds up, -inf for a dead row
-    lengths: Tensor  # B: tokens so far, a forced prefix included
-    longest: Tensor  # B: most tokens
-    begun: Tensor  # B: tokens that were given, which no rank counts
-    drawn: Tensor  # B: steps so far
-    finished: Paths
+    state: State  # decoder state after all tokens but the newest
+    history: Tensor  # B N L: tokens so far, padded on the left
+    token_scores: Tensor  # B N L
+    totals: Tensor  # B N: cumulative scores, -inf for an inactive row
+    lengths: Tensor  # B: tokens so far, the prefix included
+    max_lengths: Tensor  # B
+    prefix_lengths: Tensor  # B: forced tokens, which do not count in the length penalty
+    steps: Tensor  # B: steps so far
+    finished: FinishedHypotheses
     noise: Tensor | None  # B L N
-    most: int = 0  # L: columns that histories come to have; 0: they have all
+    max_columns: int = 0  # L: columns that the history may grow to; 0: it has them all
 
-    def keep(self, rows: Tensor, *, owned: bool = True) -> Live:
-        """Only these sources. `owned`: nobody else reads the state, see `State.keep`."""
-        return Live(
-            state=self.state.select_sources(rows, owned=owned),
-            finished=self.finished.keep(rows),
-            noise=None if self.noise is None else self.noise[rows],
-            most=self.most,
-            **{name: getattr(self, name)[rows] for name in ROWS},
+    def select_sources(self, sources: Tensor, *, owned: bool = True) -> BeamState:
+        """Only these sources. `owned`: no other object refers to the state, see `State.select_sources`."""
+        return BeamState(
+            state=self.state.select_sources(sources, owned=owned),
+            finished=self.finished.select_sources(sources),
+            noise=None if self.noise is None else self.noise[sources],
+            max_columns=self.max_columns,
+            **{name: getattr(self, name)[sources] for name in SOURCE_FIELDS},
         )
 
-    def idle(self, places: int) -> Live:
-        """So many places for sources like these, in which none is searched yet: see `put`."""
-        rows = torch.arange(places, device=self.totals.device) % len(self.totals)  # real numbers, nowhere a nan
-        empty = self.keep(rows, owned=False)
+    def empty_slots(self, slots: int) -> BeamState:
+        """A search with this number of slots for sources of the same form, all free: see `replace_sources`."""
+        sources = torch.arange(slots, device=self.totals.device) % len(self.totals)  # real numbers: no NaN anywhere
+        empty = self.select_sources(sources, owned=False)
         return replace(empty, totals=torch.full_like(empty.totals, -torch.inf))
 
-    def put(self, places: Tensor, other: Live) -> Live:
-        """The sources in these places replaced by the first ones of another search; all is written over.
+    def replace_sources(self, slots: Tensor, other: BeamState) -> BeamState:
+        """The sources in these slots replaced in place by the first ones of another search.
 
-        An UnlikeError where what is known of them has another form: then nothing is.
+        Raises StateMismatchError, before anything is written, if the decoder states differ in form.
         """
         if _form(vars(self.state)) != _form(vars(other.state)):
-            raise UnlikeError
+            raise StateMismatchError
 
         def write(old: Tensor, new: Tensor) -> Tensor:
-            if new.dim() == 3:  # as wide as this search is by now
+            if new.dim() == 3:  # to the present width of the histories
                 new = F.pad(new, (old.size(2) - new.size(2), 0))
-            return old.index_copy_(0, places, new[: len(places)])
+            return old.index_copy_(0, slots, new[: len(slots)])
 
-        return Live(
-            state=self.state.replace_sources(places, other.state, owned=True),
-            finished=self.finished.put(places, other.finished),
+        return BeamState(
+            state=self.state.replace_sources(slots, other.state, owned=True),
+            finished=self.finished.replace_sources(slots, other.finished),
             noise=None if self.noise is None or other.noise is None else write(self.noise, other.noise),
-            most=self.most,
-            **{name: write(getattr(self, name), getattr(other, name)) for name in ROWS},
+            max_columns=self.max_columns,
+            **{name: write(getattr(self, name), getattr(other, name)) for name in SOURCE_FIELDS},
         )
 
     @property
-    def going(self) -> Tensor:
-        """B: which sources have a row that goes on."""
+    def active(self) -> Tensor:
+        """B: which sources have an active row."""
         return (self.totals > -torch.inf).any(1)
 
 
 def _form(tree: Tree) -> Any:
-    """Names and shapes of tensors but for their first axis."""
+    """Names, and shapes of tensors without their first axis."""
     if isinstance(tree, dict):
         return {name: _form(branch) for name, branch in tree.items()}
     if isinstance(tree, tuple):
@@ -151,110 +152,115 @@ def _form(tree: Tree) -> Any:
     return tree.shape[1:] if isinstance(tree, Tensor) else tree
 
 
-COLUMNS = 16  # of a source in a recorded search: a multiple of so many
+COLUMN_MULTIPLE = 16  # padding of sources and prefixes in a captured search: few different shapes
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How large what a search begins with is: nothing depends on what fills it up."""
+class InputShape:
+    """Sizes of a padded search input. Padding changes no result."""
 
     sources: int
-    columns: int  # of the source
-    prefix: int  # columns of the prefix
+    source_columns: int
+    prefix_columns: int
 
 
-def round_shape(given: Given, end: int | None) -> Shape:
-    """A round number of sources and columns, so that a recording is used again; `end`: where a model's places end."""
+def rounded_shape(given: SearchInput, max_positions: int | None) -> InputShape:
+    """The shape with sizes rounded up, so that a captured graph is used again; at most `max_positions` columns."""
     source, prefix = given.batch.source, given.prefix
-    return Shape(
-        round_up(given.batch.size),
-        0 if source is None else source.pad_to_multiple(COLUMNS, end).values.size(1),
-        0 if prefix is None else prefix.pad_to_multiple(COLUMNS, end).values.size(1),
+    return InputShape(
+        _round_up(given.batch.size),
+        0 if source is None else source.pad_to_multiple(COLUMN_MULTIPLE, max_positions).values.size(1),
+        0 if prefix is None else prefix.pad_to_multiple(COLUMN_MULTIPLE, max_positions).values.size(1),
     )
 
 
-def round_up(sources: int) -> int:
-    grain = max(1, 2 ** (sources.bit_length() - 3))  # an eighth to a quarter of them
-    return -(-sources // grain) * grain
+def _round_up(sources: int) -> int:
+    multiple = max(1, 2 ** (sources.bit_length() - 3))  # an eighth to a quarter of the sources
+    return -(-sources // multiple) * multiple
 
 
-def filled(given: Given, shape: Shape) -> Given:
-    """The same in this shape: the last sources are the first one again, the last columns padding."""
+def padded_input(given: SearchInput, shape: InputShape) -> SearchInput:
+    """The input in this shape: the first source repeated, columns padded."""
     size, batch, noise = given.batch.size, given.batch, given.noise
     extra = shape.sources - size
     rows = torch.cat((torch.arange(size), torch.zeros(extra, dtype=torch.long)))
     batch = replace(batch.select(rows), rows=()) if extra else replace(batch, rows=())
     if batch.source is not None:
-        batch = replace(batch, source=_widened(batch.source, shape.columns))
+        batch = replace(batch, source=_pad_columns(batch.source, shape.source_columns))
     rows = rows.to(batch.device)
     prefix = given.prefix
     if prefix is not None:
-        prefix = _widened(Padded(prefix.values[rows], prefix.mask[rows]), shape.prefix)
+        prefix = _pad_columns(Padded(prefix.values[rows], prefix.mask[rows]), shape.prefix_columns)
     noise = None if noise is None else noise[rows]
-    return replace(given, batch=batch, longest=given.longest[rows], prefix=prefix, noise=noise)
+    return replace(given, batch=batch, max_lengths=given.max_lengths[rows], prefix=prefix, noise=noise)
 
 
-def _widened(rows: Padded, columns: int) -> Padded:
-    """Padding up to so many columns; only of ids."""
+def _pad_columns(rows: Padded, columns: int) -> Padded:
+    """Padded to this number of columns; only ids are."""
     more = columns - rows.values.size(1)
     if more <= 0 or rows.ids is None:
         return rows
     return Padded(F.pad(rows.values, (0, more), value=PAD), F.pad(rows.mask, (0, more)))
 
 
-def bare_search(model: Transducer, strategy: Strategy, given: Given, room: int) -> Live:
-    """The search before <s> was read, by as many rows as it will have."""
+def initial_beams(model: Transducer, strategy: Strategy, given: SearchInput, capacity: int) -> BeamState:
+    """The search before <s>, which its first step reads."""
     none = torch.zeros(given.batch.size, 0, dtype=torch.long, device=given.batch.device)
-    begin = Padded(none, none.bool())
-    state = model.reserve(model.start(given.batch), 1 + room, strategy.width)  # <s> takes a place
-    return _live(strategy, given, state, *_forced(none[..., None].float(), begin, given.wide), none.sum(1))
+    empty = Padded(none, none.bool())
+    state = model.reserve(model.start(given.batch), 1 + capacity, strategy.width)  # one position is for <s>
+    history = _prefix_history(none[..., None].float(), empty, given.history_columns)
+    return _beam_state(strategy, given, state, *history, none.sum(1))
 
 
-def first_scores(model: Transducer, strategy: Strategy, given: Given, room: int) -> tuple[Live, Tensor]:
-    """The search before its first choice, and the scores (R V) to choose by."""
+def prefill(model: Transducer, strategy: Strategy, given: SearchInput, capacity: int) -> tuple[BeamState, Tensor]:
+    """The search after <s> and the forced prefix, and the logits (R V) of its first selection."""
     size, device, width = given.batch.size, given.batch.device, strategy.width
     first = torch.full((size, 1), BOS, device=device)
-    begin, mask = Padded(first, torch.ones_like(first, dtype=torch.bool)), None
+    tokens, mask = Padded(first, torch.ones_like(first, dtype=torch.bool)), None
     if given.prefix is not None:
         values = torch.cat((first, given.prefix.values), 1)
-        begin = Padded(values, torch.cat((begin.mask, given.prefix.mask), 1))
-        mask = begin.mask
-    step = model.advance(begin.values, model.start(given.batch), mask)
-    last = begin.mask.sum(1) - 1  # B
-    given_tokens = Padded(begin.values[:, 1:], begin.mask[:, 1:])
-    columns = max(given.wide, begin.values.size(1)) if given.wide else begin.values.size(1) - 1
-    history, scores = _forced(step.logits[:, :-1], given_tokens, columns)
-    state = model.reserve(step.state, room, width)
-    logits = step.logits[torch.arange(size, device=device), last].repeat_interleave(width, 0)
-    return _live(strategy, given, state, history, scores, last), logits
+        tokens = Padded(values, torch.cat((tokens.mask, given.prefix.mask), 1))
+        mask = tokens.mask
+    step = model.advance(tokens.values, model.start(given.batch), mask)
+    prefix_lengths = tokens.mask.sum(1) - 1  # B
+    prefix = Padded(tokens.values[:, 1:], tokens.mask[:, 1:])
+    columns = tokens.values.size(1) - 1
+    if given.history_columns:
+        columns = max(given.history_columns, tokens.values.size(1))
+    history, token_scores = _prefix_history(step.logits[:, :-1], prefix, columns)
+    state = model.reserve(step.state, capacity, width)
+    logits = step.logits[torch.arange(size, device=device), prefix_lengths].repeat_interleave(width, 0)
+    return _beam_state(strategy, given, state, history, token_scores, prefix_lengths), logits
 
 
-def _live(strategy: Strategy, given: Given, state: State, history: Tensor, scores: Tensor, begun: Tensor) -> Live:
-    """A search whose rows all begin with the same tokens (B L), of which so many are real."""
+def _beam_state(
+    strategy: Strategy, given: SearchInput, state: State, history: Tensor, token_scores: Tensor, lengths: Tensor
+) -> BeamState:
+    """A search whose rows all begin with the same tokens (B L) of these lengths (B)."""
     width, device = strategy.width, history.device
-    none = torch.full((len(history), width, history.size(1)), PAD, device=device)
-    empty = torch.zeros(len(history), width, device=device)
-    return Live(
+    ids = torch.full((len(history), width, history.size(1)), PAD, device=device)
+    scores, zeros = torch.zeros_like(ids, dtype=torch.float), torch.zeros(len(history), width, device=device)
+    return BeamState(
         state=state.repeat(width),
         history=history[:, None].repeat(1, width, 1),
-        scores=scores[:, None].repeat(1, width, 1),
-        totals=strategy.begin(len(history), device),
-        lengths=begun,
-        longest=given.longest,
-        begun=begun,
-        drawn=torch.zeros_like(begun),
-        finished=Paths(none, torch.zeros_like(none, dtype=torch.float), empty - torch.inf, empty.long(), empty.bool()),
+        token_scores=token_scores[:, None].repeat(1, width, 1),
+        totals=strategy.initial_totals(len(history), device),
+        lengths=lengths,
+        max_lengths=given.max_lengths,
+        prefix_lengths=lengths,
+        steps=torch.zeros_like(lengths),
+        finished=FinishedHypotheses(ids, scores, zeros - torch.inf, zeros.long(), zeros.bool()),
         noise=given.noise,
-        most=max(given.most, history.size(1) + (0 if given.wide else 1)),
+        max_columns=max(given.max_length, history.size(1) + (0 if given.history_columns else 1)),
     )
 
 
-def _forced(logits: Tensor, begun: Padded, room: int) -> tuple[Tensor, Tensor]:
-    """The tokens of a prefix and their log-probabilities by these logits (B P V), both padded on the left: B L."""
-    tokens, real = begun.values, begun.mask
+def _prefix_history(logits: Tensor, prefix: Padded, columns: int) -> tuple[Tensor, Tensor]:
+    """Tokens of a prefix and their log-probabilities under these logits (B P V), both padded on the left: B L."""
+    tokens, real = prefix.values, prefix.mask
     scores = logits.float().log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
-    # Column j of the result is column j - (room - length) of the prefix, where that exists.
-    index = torch.arange(room, device=tokens.device) - (room - real.sum(1, keepdim=True))  # B L
+    # Column j of the result is column j - (columns - length) of the prefix, where that exists.
+    index = torch.arange(columns, device=tokens.device) - (columns - real.sum(1, keepdim=True))  # B L
     empty = index < 0
     if not tokens.size(1):
         return torch.full_like(index, PAD), torch.zeros_like(index, dtype=torch.float)
@@ -262,8 +268,6 @@ def _forced(logits: Tensor, begun: Padded, room: int) -> tuple[Tensor, Tensor]:
     return tokens.gather(1, index).masked_fill(empty, PAD), scores.gather(1, index).masked_fill(empty, 0.0)
 
 
-def draw(seeds: Sequence[int], steps: int, width: int) -> Tensor:
-    """Each source has a generator of its own, so that its neighbours in the batch cannot change its samples."""
-    return torch.stack(
-        [torch.rand(steps, width, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    )  # B L N
+def uniform_noise(seeds: Sequence[int], steps: int, width: int) -> Tensor:
+    """B L N: one generator per source, so that samples do not depend on the batch."""
+    return torch.stack([torch.rand(steps, width, generator=torch.Generator().manual_seed(seed)) for seed in seeds])

@@ -1,8 +1,8 @@
-"""A model and a quick draft of it in, the model's own greedy hypotheses out, several tokens a step (Leviathan 2023).
+"""Speculative decoding: greedy search with a fast draft model (Leviathan 2023).
 
-The draft proposes some tokens by the one search; the model reads them all in one call, and each that it would have
-chosen itself stands. The first that it would not is replaced by its own choice. So the output is that of greedy search,
-whatever the draft says: a good one saves calls, a bad one only costs them.
+The draft generates a few tokens by the ordinary search; the model reads them all in one call, and accepts each that it
+would have selected itself. The first other one is replaced by its own token. So the output is that of greedy search,
+whatever the draft: a good draft saves calls, a bad one only costs them.
 """
 
 from __future__ import annotations
@@ -14,65 +14,63 @@ import torch
 from torch import Tensor
 
 from transduce.contracts import LogitsProcessor
-from transduce.decoding.beam_update import NEVER
+from transduce.decoding.beam_update import NEVER_GENERATED
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, Batch, Hypothesis, Padded, State
 from transduce.model import Transducer
 
-WAITING = 16  # tokens that may be read again before the state is brought up to them
+MAX_PENDING = 16  # tokens that may be read again before the state is brought up to date
 
 
 @dataclass
 class _Row:
-    """One source, and what stands so far."""
+    """One source with its accepted tokens."""
 
-    longest: int
+    max_length: int
     ids: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=lambda: [BOS])  # what the state has not read yet
+    pending: list[int] = field(default_factory=lambda: [BOS])  # tokens that the state has not read yet
 
     @property
     def done(self) -> bool:
-        return self.ids[-1:] == [EOS] or len(self.ids) >= self.longest
+        return self.ids[-1:] == [EOS] or len(self.ids) >= self.max_length
 
     def hypothesis(self) -> Hypothesis:
         return Hypothesis(tuple(self.ids), tuple(self.scores), sum(self.scores), self.ids[-1:] == [EOS])
 
 
 @torch.inference_mode()
-def speculate(
+def speculative_search(
     model: Transducer,
     draft: Transducer,
     batch: Batch,
     *,
-    longest: Tensor,  # B: most tokens for each source
-    rules: Sequence[LogitsProcessor] = (),
-    ahead: int = 4,  # tokens that the draft proposes at a time
+    max_lengths: Tensor,  # B: maximal number of tokens of each source
+    processors: Sequence[LogitsProcessor] = (),
+    draft_tokens: int = 4,  # tokens that the draft generates at a time
 ) -> list[Hypothesis]:
-    """What greedy search with the model finds for each source."""
-    rows = [_Row(int(most)) for most in longest]
-    going, state = list(range(batch.size)), model.start(batch)
-    while going:
-        live = [rows[number] for number in going]
-        proposed = _propose(draft, batch.select(torch.tensor(going)), live, ahead, rules)
-        state = _verify(model, state, live, proposed, rules)
-        kept = [place for place, row in enumerate(live) if not row.done]
-        if len(kept) < len(going):
-            going, state = (
-                [going[place] for place in kept],
-                state.select_sources(torch.tensor(kept, dtype=torch.long, device=batch.device)),
-            )
+    """The greedy hypothesis of the model for each source."""
+    rows = [_Row(int(length)) for length in max_lengths]
+    active, state = list(range(batch.size)), model.start(batch)
+    while active:
+        current = [rows[number] for number in active]
+        drafted = _draft(draft, batch.select(torch.tensor(active)), current, draft_tokens, processors)
+        state = _verify(model, state, current, drafted, processors)
+        unfinished = [index for index, row in enumerate(current) if not row.done]
+        if len(unfinished) < len(active):
+            active = [active[index] for index in unfinished]
+            state = state.select_sources(torch.tensor(unfinished, dtype=torch.long, device=batch.device))
     return [row.hypothesis() for row in rows]
 
 
-def _propose(
-    draft: Transducer, batch: Batch, rows: Sequence[_Row], ahead: int, rules: Sequence[LogitsProcessor]
+def _draft(
+    draft: Transducer, batch: Batch, rows: Sequence[_Row], draft_tokens: int, processors: Sequence[LogitsProcessor]
 ) -> list[list[int]]:
-    """What the draft says after what stands."""
-    longest = torch.tensor([min(len(row.ids) + ahead, row.longest) for row in rows])
-    begun = Padded.from_rows([row.ids for row in rows]).to(batch.device) if any(row.ids for row in rows) else None
-    found = search(draft, batch, Greedy(), longest=longest, rules=rules, prefix=begun)
+    """The next tokens of the draft after the accepted ones."""
+    max_lengths = torch.tensor([min(len(row.ids) + draft_tokens, row.max_length) for row in rows])
+    prefix = Padded.from_rows([row.ids for row in rows]).to(batch.device) if any(row.ids for row in rows) else None
+    found = search(draft, batch, Greedy(), max_lengths=max_lengths, processors=processors, prefix=prefix)
     return [list(one[0].ids[len(row.ids) :]) for one, row in zip(found, rows, strict=True)]
 
 
@@ -80,48 +78,48 @@ def _verify(
     model: Transducer,
     state: State,
     rows: Sequence[_Row],
-    proposed: Sequence[list[int]],
-    rules: Sequence[LogitsProcessor],
+    drafted: Sequence[list[int]],
+    processors: Sequence[LogitsProcessor],
 ) -> State:
-    """Reads what waits and what is proposed in one call; rows go on by what the model itself would say."""
-    read = Padded.from_rows([row.waiting + ids for row, ids in zip(rows, proposed, strict=True)])
-    read = read.to(next(model.parameters()).device)
-    step = model.advance(read.values, state, read.mask)
-    whole = True
-    for number, (row, ids) in enumerate(zip(rows, proposed, strict=True)):
-        first, before = len(row.waiting) - 1, len(row.ids)
-        _accept(row, step.logits[number, first : first + len(ids) + 1].float(), ids, rules)
+    """Reads pending and drafted tokens in one call, and extends each row by the tokens that the model selects."""
+    tokens = Padded.from_rows([row.pending + ids for row, ids in zip(rows, drafted, strict=True)])
+    tokens = tokens.to(next(model.parameters()).device)
+    step = model.advance(tokens.values, state, tokens.mask)
+    all_accepted = True
+    for number, (row, ids) in enumerate(zip(rows, drafted, strict=True)):
+        first, before = len(row.pending) - 1, len(row.ids)
+        _accept(row, step.logits[number, first : first + len(ids) + 1].float(), ids, processors)
         new = row.ids[before:]
-        row.waiting += new
-        whole = whole and new[: len(ids)] == ids
-    if whole:  # all that was read stands
+        row.pending += new
+        all_accepted = all_accepted and new[: len(ids)] == ids
+    if all_accepted:  # the state has read accepted tokens only
         for row in rows:
-            row.waiting = row.ids[-1:]
+            row.pending = row.ids[-1:]
         return step.state
-    if max(len(row.waiting) for row in rows) <= WAITING:
+    if max(len(row.pending) for row in rows) <= MAX_PENDING:
         return state
     return _catch_up(model, state, rows)
 
 
-def _accept(row: _Row, logits: Tensor, ids: Sequence[int], rules: Sequence[LogitsProcessor]) -> None:
-    """The model's own choices, as far as the proposal agrees with them, and one more; logits T V."""
-    logs = logits.log_softmax(-1)
+def _accept(row: _Row, logits: Tensor, ids: Sequence[int], processors: Sequence[LogitsProcessor]) -> None:
+    """Appends the tokens of the model as far as the draft agrees with them, and one more; logits T V."""
+    log_probs = logits.log_softmax(-1)
     for place in range(len(ids) + 1):
-        history = torch.tensor([row.ids], dtype=torch.long, device=logs.device)
-        allowed = NEVER.apply(logs[place : place + 1].clone(), history)
-        for rule in rules:
-            allowed = rule.apply(allowed, history)
+        history = torch.tensor([row.ids], dtype=torch.long, device=log_probs.device)
+        allowed = NEVER_GENERATED.apply(log_probs[place : place + 1].clone(), history)
+        for processor in processors:
+            allowed = processor.apply(allowed, history)
         token = int(allowed.argmax(-1))
         row.ids.append(token)
-        row.scores.append(float(logs[place, token]))
+        row.scores.append(float(log_probs[place, token]))
         if row.done or place == len(ids) or token != ids[place]:
             return
 
 
 def _catch_up(model: Transducer, state: State, rows: Sequence[_Row]) -> State:
-    """The state after all that waits but the newest token of each row."""
-    read = Padded.from_rows([row.waiting[:-1] for row in rows]).to(next(model.parameters()).device)
-    state = model.advance(read.values, state, read.mask).state
+    """The state after all pending tokens but the newest of each row."""
+    tokens = Padded.from_rows([row.pending[:-1] for row in rows]).to(next(model.parameters()).device)
+    state = model.advance(tokens.values, state, tokens.mask).state
     for row in rows:
-        row.waiting = row.waiting[-1:]
+        row.pending = row.pending[-1:]
     return state

@@ -14,9 +14,9 @@ from transduce import build
 from transduce.contracts import LogitsProcessor, Strategy
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.decoding.continuous_batching import Wanted, plan, refill
+from transduce.decoding.continuous_batching import SearchRequest, continuous_search, plan_searches
 from transduce.decoding.search import search
-from transduce.decoding.speculative import speculate
+from transduce.decoding.speculative import speculative_search
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis, Padded
 from transduce.inference.shortlist import OutputRows, Shortlist, narrow
@@ -91,22 +91,24 @@ class Searcher:
         batches = batch_by_length(lengths, settings.batch_tokens)
         if self.refills and draft is None and workers == 1:
             batches = []
-            for one in plan(lengths, settings.batch_tokens):
+            for one in plan_searches(lengths, settings.batch_tokens):
                 rows = [row for group in one.groups for row in group]
-                if len(rows) <= one.places:
+                if len(rows) <= one.slots:
                     batches.append(rows)
                 else:
                     wanted = [self.wanted(group, sources, prefixes, settings, numbers) for group in one.groups]
-                    found.update(zip(rows, self.refilled(wanted, settings, one.places), strict=True))
+                    found.update(zip(rows, self.refilled(wanted, settings, one.slots), strict=True))
         for rows, some in zip(batches, spread(find, batches, workers, self.device), strict=True):
             found.update(zip(rows, some, strict=True))
         return [found[row] for row in range(len(sources))]
 
-    def refilled(self, wanted: Sequence[Wanted], settings: GenerationRecipe, places: int) -> list[list[Hypothesis]]:
+    def refilled(
+        self, wanted: Sequence[SearchRequest], settings: GenerationRecipe, places: int
+    ) -> list[list[Hypothesis]]:
         """The same for sources that come one group after the other into so many places."""
         strategy, rules = self._chooser(settings)
-        return refill(
-            self.network, wanted, strategy, places=places, rules=rules, best=settings.nbest, graphs=self.graphs
+        return continuous_search(
+            self.network, wanted, strategy, slots=places, processors=rules, nbest=settings.nbest, graphs=self.graphs
         )
 
     def wanted(
@@ -116,11 +118,11 @@ class Searcher:
         prefixes: list[list[int]] | None,
         settings: GenerationRecipe,
         numbers: Sequence[int],
-    ) -> Wanted:
+    ) -> SearchRequest:
         """These rows of all sources, as a group that comes in together."""
         some = [sources[row] for row in rows]
         begun = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.forced_prefix)] * len(rows)
-        return Wanted(
+        return SearchRequest(
             self.reading.batch(some),
             self._longest(some, settings),
             Padded.from_rows(begun) if prefixes is not None or settings.forced_prefix else None,
@@ -142,7 +144,9 @@ class Searcher:
     ) -> list[list[Hypothesis]]:
         """The same by greedy search, where a quick network proposes."""
         batch, (_, rules) = self.reading.batch(sources).to(self.device), self._chooser(settings)
-        found = speculate(self.network, draft, batch, longest=self._longest(sources, settings), rules=rules)
+        found = speculative_search(
+            self.network, draft, batch, max_lengths=self._longest(sources, settings), processors=rules
+        )
         return [[one] for one in found]
 
     def batch(
@@ -160,11 +164,11 @@ class Searcher:
             self.network,
             batch.to(self.device),
             strategy,
-            longest=longest,
-            rules=rules,
+            max_lengths=longest,
+            processors=rules,
             prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
             seeds=_seeds(settings, numbers),
-            best=settings.nbest,
+            nbest=settings.nbest,
             graphs=self.graphs,
         )
 

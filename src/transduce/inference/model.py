@@ -19,7 +19,7 @@ from transduce.data.batching import batch_by_length, collate
 from transduce.data.tokenizers.oov import encode_targets
 from transduce.data.tokenizers.running_text import count_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.decoding.mask_filling import Filling
+from transduce.decoding.mask_filling import MaskFilling
 from transduce.decoding.scoring import score as score_batch
 from transduce.errors import InputError
 from transduce.explain.alignment import Link, links, to_words
@@ -103,7 +103,7 @@ class Model:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters
         self.reading = build.build_reading(recipe, (source, target))
-        asked = Filling(network) if isinstance(network, EncoderOnly) and self._masked else network
+        asked = MaskFilling(network) if isinstance(network, EncoderOnly) and self._masked else network
         self.searcher = Searcher(asked, self.reading, self._reach[1], graphs)
 
     @property

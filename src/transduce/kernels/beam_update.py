@@ -1,7 +1,7 @@
-"""A search and what was chosen now in, the search before its next step out, by one GPU kernel.
+"""Beam update as one GPU kernel.
 
-Appending tokens, setting aside what ended and giving up what is hopeless are some fifty operations on a few numbers: on
-a GPU each of them costs as much as a matrix. The loop says the same by torch's operations, for every strategy.
+Appending tokens, moving finished hypotheses out of the beam and pruning hopeless ones are about fifty small operations,
+each of which costs a kernel launch on a GPU. decoding/beam_update.py has the torch reference, for every strategy.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from transduce.decoding.strategies import Beam
 from transduce.flow import EOS
 from transduce.kernels.dispatch import compiles
 
-MOST = 32  # beams
+MAX_BEAMS = 32
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What is new in a search after a step."""
+class UpdatedBeams:
+    """The parts of a search that change with a step."""
 
     history: Tensor  # B N L
-    scores: Tensor  # B N L
+    token_scores: Tensor  # B N L
     totals: Tensor  # B N
     lengths: Tensor  # B
-    drawn: Tensor  # B
-    finished: tuple[Tensor, ...]  # ids, scores, ranks, lengths, complete
-    rows: Tensor  # R: whose past each row goes on with
+    steps: Tensor  # B
+    finished: tuple[Tensor, ...]  # ids, token_scores, ranks, lengths, complete
+    rows: Tensor  # R: the row whose decoder state each row continues
 
 
-def power(strategy: Strategy) -> float | None:
-    """p, where ranks and bounds are total / length ** p; None: they are the strategy's own."""
+def length_power(strategy: Strategy) -> float | None:
+    """p, where ranks and bounds are total / length ** p; None: the strategy has its own."""
     kind = type(strategy)
-    if kind.horizon is not Strategy.horizon or not strategy.whole_first or not strategy.exact:
+    if kind.bound_lengths is not Strategy.bound_lengths or not strategy.prefer_complete or not strategy.exact:
         return None
     if kind.rank is Strategy.rank and kind.bound is Strategy.bound:
         return 0.0
@@ -45,28 +45,31 @@ def power(strategy: Strategy) -> float | None:
     return None
 
 
-def suits(live: Any, strategy: Strategy, choice: Selection) -> bool:
-    """Whether the kernel can be used: on a GPU, where histories have all their columns, for N of a known rank."""
-    steady = live.history.size(-1) == live.most and choice.parents.size(1) == strategy.width <= MOST
-    return choice.totals.is_cuda and compiles() and steady and power(strategy) is not None
+def supports(beams: Any, strategy: Strategy, selection: Selection) -> bool:
+    """Whether the kernel applies: on a GPU, with fixed shapes, for N beams ranked by a power of their length."""
+    fixed = beams.history.size(-1) == beams.max_columns and selection.parents.size(1) == strategy.width <= MAX_BEAMS
+    return selection.totals.is_cuda and compiles() and fixed and length_power(strategy) is not None
 
 
-def settled(live: Any, choice: Selection, chosen: Tensor, strategy: Strategy, enough: int) -> Settled:
-    """live: as the loop has it; chosen (B N): log-probabilities of the tokens; enough: how many are asked for."""
-    from transduce.kernels.triton.beam_update import settle
+def beam_update(
+    beams: Any, selection: Selection, log_probs: Tensor, strategy: Strategy, num_results: int
+) -> UpdatedBeams:
+    """`beams`: a decoding.search_state.BeamState; log_probs (B N) of the selected tokens; num_results: see there."""
+    from transduce.kernels.triton.beam_update import beam_update as kernel
 
-    sources, beams, room = live.history.shape
-    before = live.finished
-    flat = (live.lengths, live.longest, live.begun, live.drawn)
-    old = (before.ids, before.scores, before.ranks, before.lengths, before.complete.view(torch.uint8))
-    history, scores, *done = (torch.empty_like(one) for one in (live.history, live.scores, *old))
-    totals, lengths, drawn = (torch.empty_like(one) for one in (live.totals, live.lengths, live.drawn))
-    rows = torch.empty_like(choice.parents)
-    picked = (choice.parents, choice.tokens, choice.totals, chosen)
-    settle[(sources,)](
-        *(one.contiguous() for one in (*picked, live.history, live.scores, *flat, *old)),
-        history, scores, totals, lengths, drawn, *done, rows, beams, room, enough,
-        power=power(strategy), end=EOS, half=max(2, 1 << (beams - 1).bit_length()), tile=64, num_warps=4,
+    sources, width, columns = beams.history.shape
+    before = beams.finished
+    lengths_in = (beams.lengths, beams.max_lengths, beams.prefix_lengths, beams.steps)
+    old = (before.ids, before.token_scores, before.ranks, before.lengths, before.complete.view(torch.uint8))
+    history, token_scores, *finished = (torch.empty_like(one) for one in (beams.history, beams.token_scores, *old))
+    totals, lengths, steps = (torch.empty_like(one) for one in (beams.totals, beams.lengths, beams.steps))
+    rows = torch.empty_like(selection.parents)
+    selected = (selection.parents, selection.tokens, selection.totals, log_probs)
+    kernel[(sources,)](
+        *(one.contiguous() for one in (*selected, beams.history, beams.token_scores, *lengths_in, *old)),
+        history, token_scores, totals, lengths, steps, *finished, rows, width, columns, num_results,
+        power=length_power(strategy), eos=EOS, half=max(2, 1 << (width - 1).bit_length()), tile=64, num_warps=4,
     )  # fmt: skip
-    *paths, complete = done
-    return Settled(history, scores, totals, lengths, drawn, (*paths, complete.view(torch.bool)), rows.flatten())
+    *others, complete = finished
+    done = (*others, complete.view(torch.bool))
+    return UpdatedBeams(history, token_scores, totals, lengths, steps, done, rows.flatten())

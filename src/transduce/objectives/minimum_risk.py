@@ -93,7 +93,7 @@ class MinimumRisk(Objective):
         gold, base = batch.labels, int(torch.randint(2**62, (1,)))
         seeds = [base + number for number in batch.rows or range(batch.size)]
         most = LONGEST * gold.mask.sum(1)
-        drawn = search(model, replace(batch, target=None), Sample(width=self.samples), longest=most, seeds=seeds)
+        drawn = search(model, replace(batch, target=None), Sample(width=self.samples), max_lengths=most, seeds=seeds)
         measure = COSTS[self.cost]
         ids: list[tuple[int, ...]] = []
         facts: list[tuple[int, int, float]] = []

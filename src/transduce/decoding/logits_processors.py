@@ -1,0 +1,108 @@
+"""Logits processors: changes to the log-probabilities of the next token before a strategy selects from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from transduce.contracts import LogitsProcessor
+from transduce.flow import EOS, PAD
+
+
+class MinLength(LogitsProcessor):
+    """no </s> before this number of tokens"""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        short = (history != PAD).sum(1) < self.length  # R
+        scores[:, EOS] = scores[:, EOS].masked_fill(short, -torch.inf)
+        return scores
+
+    def suppressed(self, length: int) -> Sequence[int]:
+        return (EOS,) if length < self.length else ()
+
+
+class NoRepeatNgram(LogitsProcessor):
+    """no n-gram twice"""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        size = self.size
+        if history.size(1) < size:
+            return scores
+        ngrams = history.unfold(1, size, 1)  # R . n
+        context = history[:, history.size(1) - size + 1 :]  # R n-1: the n-gram that the next token would complete
+        repeated = (ngrams[..., :-1] == context[:, None]).all(-1) & (ngrams != PAD).all(-1)  # R .
+        banned = torch.zeros_like(scores).scatter_add_(1, ngrams[..., -1], repeated.to(scores.dtype)) > 0
+        return scores.masked_fill(banned, -torch.inf)
+
+
+class RepetitionPenalty(LogitsProcessor):
+    """the log-probability of tokens that were generated before is multiplied (Keskar 2019)"""
+
+    def __init__(self, penalty: float) -> None:
+        self.penalty = penalty
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        generated = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, history, True)
+        generated[:, : EOS + 1] = False  # <pad>, <s> and </s>
+        return torch.where(generated, scores * self.penalty, scores)
+
+
+class ForcedBOS(LogitsProcessor):
+    """every output begins with this token, at no cost"""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        return _force(scores, self.token, (history == PAD).all(1))
+
+    def suppressed(self, length: int) -> Sequence[int] | None:
+        return () if length else None
+
+
+class ForcedEOS(LogitsProcessor):
+    """the last token of an output of maximal length is </s>, at no cost"""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        return _force(scores, EOS, (history != PAD).sum(1) == self.max_length - 1)
+
+    def suppressed(self, length: int) -> Sequence[int] | None:
+        return None if length == self.max_length - 1 else ()
+
+
+def _force(scores: Tensor, token: int, where: Tensor) -> Tensor:
+    """In these rows (R) this token has probability 1."""
+    forced = torch.full_like(scores, -torch.inf)
+    forced[:, token] = 0.0
+    return torch.where(where[:, None], forced, scores)
+
+
+class SuppressTokens(LogitsProcessor):
+    """these tokens are never generated"""
+
+    def __init__(self, tokens: list[int], *, at: int | None = None) -> None:
+        self.tokens, self.at = tokens, at  # at: only after this number of tokens; None: always
+        self._on: dict[torch.device, Tensor] = {}  # by device: a captured CUDA graph cannot copy them from the host
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        if scores.device not in self._on:
+            self._on[scores.device] = torch.tensor(self.tokens, device=scores.device)
+        tokens = self._on[scores.device]
+        if self.at is None:
+            return scores.index_fill_(1, tokens, -torch.inf)
+        here = (history != PAD).sum(1, keepdim=True) == self.at  # R 1
+        return torch.where(here, scores.index_fill(1, tokens, -torch.inf), scores)
+
+    def suppressed(self, length: int) -> Sequence[int]:
+        return self.tokens if self.at in (None, length) else ()
