@@ -1,181 +1,220 @@
-"""Values and what a layer made of them in, their sum with dropout, its norm, or both out: one GPU kernel each way.
+"""Residual addition, dropout and normalisation as one operation.
 
-By torch's own kernels such a sum in training is four passes over fp32 numbers, and its gradient six. Here what is read
-is read once, sums are made in fp32, and what a matrix will read leaves in its precision. What dropout left out follows
-from a seed, and is found again in the backward pass.
+With torch's own kernels residual + dropout(x) and its norm are four passes over fp32 numbers, and the gradient six. The
+Triton kernels read every number once, sum in fp32, and write what a matrix reads next in the precision of matrix
+products. The dropout mask follows from a seed and is computed again in the backward pass.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from transduce.kernels.dispatch import attached, narrow_kind, own_kernels
-from transduce.kernels.linear import asks_for_sums, column_sums, leave_sums
+from transduce.kernels import dispatch
+from transduce.kernels.dispatch import Backend, Operation, has_hooks, matmul_dtype
+from transduce.kernels.dropout import dropout_add, dropout_scale, dropout_seed, fits_triton
+from transduce.kernels.linear import LinearOutput, column_sums, plain
 
-MOST = 2**31  # numbers in a tensor: their places have 32 bits
-WIDEST = 8192  # a row is one tile
-TILE = 1024  # numbers that a program adds, where rows do not matter
-
-
-def suits(values: Tensor, changes: Tensor | None = None) -> bool:
-    """Whether the kernels are to be used."""
-    alike = changes is None or (changes.shape == values.shape and changes.is_contiguous())
-    fits = values.is_contiguous() and 0 < values.numel() < MOST and values.size(-1) <= WIDEST
-    return own_kernels(values) and alike and fits
+MAX_WIDTH = 8192  # a row is one tile
 
 
-def levels(norm: nn.Module) -> bool:
-    """Whether it is a norm of rows by their own numbers, with weights, and nothing hangs on it."""
-    return isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.elementwise_affine and not attached(norm)
-
-
-def level(norm: nn.Module, values: Tensor, changes: Tensor | None = None, rate: float = 0.0) -> Tensor:
-    """norm(values + dropout(changes)): ... D -> ... D"""
-    return _level(norm, values, changes, rate, False)[1]
-
-
-def level_sum(norm: nn.Module, values: Tensor, changes: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-    """values + dropout(changes), and the norm of it"""
-    return _level(norm, values, changes, rate, True)
-
-
-def level_twice(norm: nn.Module, values: Tensor, changes: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-    """The same norm for two readers: their gradients are added up where they are used."""
-    return _level(norm, values, changes, rate, False)
-
-
-def _level(
-    norm: nn.Module, values: Tensor, changes: Tensor | None, rate: float, sums_up: bool
-) -> tuple[Tensor, Tensor]:
+def norm_reference(norm: nn.Module, x: Tensor) -> Tensor:
+    """Layer or RMS norm of each row: ... D -> ... D"""
     given: Any = norm
-    centred, bias = isinstance(norm, nn.LayerNorm), getattr(given, "bias", None)
-    beside, result = _Level.apply(values, changes, given.weight, bias, rate, given.eps, centred, sums_up)
-    return beside, result
+    if isinstance(norm, nn.LayerNorm):
+        return F.layer_norm(x, given.normalized_shape, given.weight, given.bias, given.eps)
+    return F.rms_norm(x, given.normalized_shape, given.weight, given.eps)
 
 
-def add(values: Tensor, changes: Tensor, rate: float) -> Tensor:
-    """values + dropout(changes)"""
-    result: Tensor = _Add.apply(values, changes, rate)
+def pre_norm_reference(norm: nn.Module, residual: Tensor, x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """s = residual + dropout(x), and norm(s)"""
+    total = residual + F.dropout(x, rate)
+    return total, norm_reference(norm, total)
+
+
+def post_norm_reference(norm: nn.Module, residual: Tensor, x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """norm(residual + dropout(x)) twice: as the next residual, and as the input of the next layer"""
+    normed = norm_reference(norm, residual + F.dropout(x, rate))
+    return normed, normed
+
+
+def accepts_add_norm(norm: nn.Module, residual: Tensor, x: Tensor | None = None, rate: float = 0.0) -> bool:
+    return is_row_norm(norm) and fits(residual, x)
+
+
+def is_row_norm(norm: nn.Module) -> bool:
+    """Whether it is a layer or RMS norm with weights, and nothing is attached to it."""
+    return isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.elementwise_affine and not has_hooks(norm)
+
+
+def fits(residual: Tensor, x: Tensor | None = None) -> bool:
+    """Whether the Triton kernels apply to tensors of these shapes."""
+    return dispatch.fused_training(residual) and residual.size(-1) <= MAX_WIDTH and fits_triton(residual, x)
+
+
+def fused_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    return _fused(norm, x, None, 0.0, False)[1]
+
+
+def fused_pre_norm(norm: nn.Module, residual: Tensor, x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    return _fused(norm, residual, x, rate, True)
+
+
+def fused_post_norm(norm: nn.Module, residual: Tensor, x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """The gradients of both readers are added where they are used."""
+    return _fused(norm, residual, x, rate, False)
+
+
+def _fused(norm: nn.Module, residual: Tensor, x: Tensor | None, rate: float, keep_sum: bool) -> tuple[Tensor, Tensor]:
+    given: Any = norm
+    options = rate, given.eps, isinstance(norm, nn.LayerNorm), keep_sum
+    x_bias = None
+    if isinstance(x, LinearOutput) and len(x.biases) == 1 and len(x.biases[0]) == residual.size(-1):
+        x, x_bias = x.raw, x.biases[0]
+    x, parameters = None if x is None else plain(x), (given.weight, getattr(given, "bias", None))
+    first, normed = _AddNorm.apply(plain(residual), x, x_bias, *parameters, *options)
+    return first, normed
+
+
+NORM = Operation("norm", norm_reference, (Backend("triton", accepts_add_norm, fused_norm),))
+PRE_NORM = Operation("pre_norm", pre_norm_reference, (Backend("triton", accepts_add_norm, fused_pre_norm),))
+POST_NORM = Operation("post_norm", post_norm_reference, (Backend("triton", accepts_add_norm, fused_post_norm),))
+
+
+def row_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """Layer or RMS norm of each row: ... D -> ... D"""
+    result: Tensor = NORM(norm, x)
     return result
 
 
-class _Add(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, changes: Tensor, rate: float) -> Tensor:
-        from transduce.kernels.triton.add_norm import add_rows
+class PendingSum(NamedTuple):
+    """residual + dropout(x), which the next norm computes in the same pass over the numbers."""
 
-        seed, limit, factor = _draw(values, rate)
-        result = torch.empty_like(values)
-        add_rows[(_tiles(values),)](values, changes, seed, result, values.numel(), limit, factor, rate > 0, block=TILE)
-        ctx.save_for_backward(seed)
-        ctx.rate, ctx.kind = rate, changes.dtype
-        return result
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        from transduce.kernels.triton.add_norm import drop_rows
-
-        slopes = grads[0].contiguous()
-        if not ctx.rate:
-            return slopes, slopes.to(ctx.kind), None
-        limit, factor = _scale(ctx.rate)
-        result = torch.empty_like(slopes, dtype=ctx.kind)
-        seed = ctx.saved_tensors[0]
-        drop_rows[(_tiles(slopes),)](slopes, seed, result, slopes.numel(), limit, factor, block=TILE)
-        return slopes, result, None
+    residual: Tensor
+    x: Tensor
+    rate: float
 
 
-class _Level(torch.autograd.Function):
+class NormPair(NamedTuple):
+    """The same normalised rows as the next residual and as the input of the next layer."""
+
+    residual: Tensor
+    x: Tensor
+
+
+ResidualStream = Tensor | PendingSum | NormPair  # the rows between two layers
+
+
+def add_residual(residual: Tensor, x: Tensor, dropout: nn.Dropout) -> ResidualStream:
+    """residual + dropout(x), in a pre-norm stack"""
+    if fits(residual, x):
+        return PendingSum(residual, x, dropout.p if dropout.training else 0.0)
+    return dropout_add(residual, x, dropout.p, dropout.training)
+
+
+def add_norm(
+    norm: nn.Module, residual: Tensor, x: Tensor, dropout: nn.Dropout, mask: Tensor | None
+) -> ResidualStream:
+    """norm(residual + dropout(x)), in a post-norm stack; mask: the real rows, which a batch norm needs"""
+    rate = dropout.p if dropout.training else 0.0
+    if accepts_add_norm(norm, residual, x, rate):
+        return NormPair(*fused_post_norm(norm, residual, x, rate))
+    result: Tensor = norm(dropout_add(residual, x, rate), mask)
+    return result
+
+
+def norm_stream(norm: nn.Module, stream: ResidualStream, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The rows themselves, and their norm."""
+    if isinstance(stream, PendingSum):
+        if is_row_norm(norm):
+            return fused_pre_norm(norm, *stream)
+        stream = dropout_add(stream.residual, stream.x, stream.rate)
+    assert isinstance(stream, Tensor)
+    return stream, norm(stream, mask)
+
+
+class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        values: Tensor,
-        changes: Tensor | None,
+        residual: Tensor,
+        x: Tensor | None,
+        x_bias: Tensor | None,  # of the linear layer that x is the output of; only its gradient is computed here
         weight: Tensor,
         bias: Tensor | None,
         rate: float,
-        epsilon: float | None,
+        eps: float | None,
         centred: bool,
-        sums_up: bool,
+        keep_sum: bool,
     ) -> tuple[Tensor, Tensor]:
-        from transduce.kernels.triton.add_norm import level_rows
+        from transduce.kernels.triton.add_norm import add_norm_forward
 
-        width = values.size(-1)
-        count = values.numel() // width
-        seed, limit, factor = _draw(values, rate if changes is not None else 0.0)
-        drops = changes is not None and rate > 0
-        means, scales = values.new_empty(2, count, dtype=torch.float32)
-        result = torch.empty_like(values, dtype=narrow_kind(values))
-        total = torch.empty_like(values) if sums_up else None
-        block, rows, warps = _shape(width)
-        small = torch.finfo(values.dtype).eps if epsilon is None else epsilon
-        level_rows[(-(-count // rows),)](
-            values, changes, seed, weight, bias, total, result, means, scales, count, limit, factor, small,
+        width = residual.size(-1)
+        count = residual.numel() // width
+        seed, threshold, scale = dropout_seed(residual, rate if x is not None else 0.0)
+        drops = x is not None and rate > 0
+        means, inverse_stds = residual.new_empty(2, count, dtype=torch.float32)
+        result = torch.empty_like(residual, dtype=matmul_dtype(residual))
+        total = torch.empty_like(residual) if keep_sum else None
+        block, rows, warps = _tile(width)
+        add_norm_forward[(-(-count // rows),)](
+            residual, x, seed, weight, bias, total, result, means, inverse_stds, count, threshold, scale,
+            torch.finfo(residual.dtype).eps if eps is None else eps,
             width=width, drops=drops, centred=centred, block=block, rows=rows, num_warps=warps,
         )  # fmt: skip
-        ctx.save_for_backward(values, changes, weight, seed, means, scales)
-        ctx.rate, ctx.drops, ctx.centred, ctx.bias = rate, drops, centred, None if bias is None else bias.dtype
-        ctx.sums_up, ctx.asked = sums_up, changes is not None and asks_for_sums(changes)
+        ctx.save_for_backward(residual, x, weight, seed, means, inverse_stds)
+        ctx.rate, ctx.drops, ctx.centred, ctx.keep_sum = rate, drops, centred, keep_sum
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.x_bias_dtype = x_bias.dtype if x_bias is not None and x_bias.requires_grad else None
         ctx.set_materialize_grads(False)
         return result.view_as(result) if total is None else total, result
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, beside: Tensor | None, slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        from transduce.kernels.triton.add_norm import level_slopes
+    def backward(ctx: Any, other_grad: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        from transduce.kernels.triton.add_norm import add_norm_backward
 
-        values, changes, weight, seed, means, scales = ctx.saved_tensors
-        width = values.size(-1)
-        if slopes is None and not ctx.sums_up:
-            slopes, beside = beside, None
-        slopes = torch.zeros_like(values) if slopes is None else slopes.contiguous()
-        beside = None if beside is None else beside.contiguous()
-        count = values.numel() // width
-        limit, factor = _scale(ctx.rate)
-        block, rows, warps = _shape(width)
-        programs = min(-(-count // rows), 8 * _units(values.device))
-        to_values, to_changes = torch.empty_like(values), None if changes is None else torch.empty_like(changes)
-        # For the weight, for the bias, and for the bias of the product that made the changes.
-        sums = values.new_empty(programs, (3 if ctx.asked else 2) * width, dtype=torch.float32)
-        level_slopes[(programs,)](
-            slopes, beside, values, changes, seed, weight, means, scales, to_values, to_changes, sums,
-            count, limit, factor,
-            width=width, drops=ctx.drops, centred=ctx.centred, sums_up=ctx.sums_up, asked=ctx.asked,
+        residual, x, weight, seed, means, inverse_stds = ctx.saved_tensors
+        width = residual.size(-1)
+        if grad is None and not ctx.keep_sum:
+            grad, other_grad = other_grad, None
+        grad = torch.zeros_like(residual) if grad is None else grad.contiguous()
+        other_grad = None if other_grad is None else other_grad.contiguous()
+        count = residual.numel() // width
+        threshold, scale = dropout_scale(ctx.rate)
+        block, rows, warps = _tile(width)
+        programs = min(-(-count // rows), 8 * _multiprocessors(residual.device))
+        residual_grad, x_grad = torch.empty_like(residual), None if x is None else torch.empty_like(x)
+        sums_x = ctx.x_bias_dtype is not None
+        sums = residual.new_empty(programs, (3 if sums_x else 2) * width, dtype=torch.float32)
+        add_norm_backward[(programs,)](
+            grad, other_grad, residual, x, seed, weight, means, inverse_stds, residual_grad, x_grad, sums,
+            count, threshold, scale,
+            width=width, drops=ctx.drops, centred=ctx.centred, keep_sum=ctx.keep_sum, sums_x=sums_x,
             block=block, rows=rows, num_warps=warps,
         )  # fmt: skip
-        to_weight, to_bias, *to_product = column_sums(sums)[1].split(width)
-        if to_changes is not None and to_product:
-            leave_sums(to_changes, to_product[0])
-        for_bias = None if ctx.bias is None else to_bias.to(ctx.bias)
-        return to_values, to_changes, to_weight.to(weight.dtype), for_bias, None, None, None, None
+        weight_grad, bias_grad, *x_bias_grad = column_sums(sums)[1].split(width)
+        return (
+            residual_grad,
+            x_grad,
+            x_bias_grad[0].to(ctx.x_bias_dtype) if sums_x else None,
+            weight_grad.to(weight.dtype),
+            None if ctx.bias_dtype is None else bias_grad.to(ctx.bias_dtype),
+            None, None, None, None,
+        )  # fmt: skip
 
 
-def _tiles(values: Tensor) -> int:
-    return -(-values.numel() // TILE)
-
-
-def _shape(width: int) -> tuple[int, int, int]:
-    """Numbers of a tile's row, its rows, and the warps that work on it."""
+def _tile(width: int) -> tuple[int, int, int]:
+    """The padded length of a tile's rows, their number, and the number of warps."""
     block = max(16, 1 << (width - 1).bit_length())
     if block <= 512:
         return block, 1024 // block, 2
     return block, 2 if block == 1024 else 1, 4 if block <= 2048 else 8
 
 
-def _scale(rate: float) -> tuple[int, float]:
-    """Below which of 2 ** 32 draws a number is left out, and by what the others grow."""
-    return min(int(rate * 2**32), 2**32 - 1), 1 / (1 - rate) if rate < 1 else 0.0
-
-
-def _draw(values: Tensor, rate: float) -> tuple[Tensor, int, float]:
-    seed = torch.empty(1, dtype=torch.long, device=values.device)
-    return (seed.random_() if rate else seed), *_scale(rate)
-
-
-def _units(device: torch.device) -> int:
+def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

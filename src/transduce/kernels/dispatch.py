@@ -1,59 +1,124 @@
-"""A layer, or the values it reads, in; what must be known before a faster way is taken out: hooks, precision, cost."""
+"""Dispatch of operations to backends, and the conditions under which a fused kernel applies.
+
+An operation is computed by the first of its backends that accepts the arguments, otherwise by its torch reference.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_launching = threading.local()
+from transduce.kernels.native.library import loaded
+
+NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operation; `run` takes the arguments of the reference."""
+
+    name: str  # "triton" and "native" (C) need a compiler; every other one is written with torch's operations
+    accepts: Callable[..., bool]
+    run: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A torch reference and its faster backends, in order of preference."""
+
+    name: str
+    reference: Callable[..., Any]
+    backends: tuple[Backend, ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        for backend in self.backends:
+            if backend.accepts(*args):
+                return backend.run(*args)
+        return self.reference(*args)
+
+
+@dataclass(frozen=True)
+class TrainingPass:
+    """What the operations of one training pass share."""
+
+    captured: bool = False  # True: the pass is captured as a CUDA graph
+    cast_weights: Mapping[Tensor, Tensor] = field(default_factory=dict)  # see weight_cast.py
+
+
+_PASS: ContextVar[TrainingPass] = ContextVar("training_pass", default=TrainingPass())
+
+
+def current_pass() -> TrainingPass:
+    return _PASS.get()
 
 
 @contextmanager
-def free_launches() -> Iterator[None]:
-    """What is launched inside is recorded, to be replayed without us: only there do kernels of our own pay.
-
-    From Python each costs more than one of torch's, and passes of a small model wait for launches as it is: base in
-    batches of 32,768 tokens made 1.84 million tokens a second recorded, and 0.41 million with the same kernels launched
-    one by one.
-    """
-    _launching.free = True
+def training_pass(**changes: Any) -> Iterator[None]:
+    """Changes fields of the current pass for the calls inside."""
+    token = _PASS.set(replace(_PASS.get(), **changes))
     try:
         yield
     finally:
-        _launching.free = False
+        _PASS.reset(token)
+
+
+def captured_pass() -> Any:
+    """Kernels launched inside are captured, to be replayed without Python: only there does Triton pay in training.
+
+    Launched from Python, a Triton kernel costs more than one of torch's, and a small model waits for launches anyway:
+    a base model in batches of 32,768 tokens trained at 1.84 million tokens a second captured, and at 0.41 million with
+    the same kernels launched one by one.
+    """
+    return training_pass(captured=True)
 
 
 @cache
-def compiles() -> bool:
-    """Whether kernels for a GPU can be made: some builds of torch come without their compiler."""
+def has_triton() -> bool:
+    """Whether GPU kernels can be compiled: some builds of torch come without Triton."""
     return find_spec("triton") is not None
 
 
-def own_kernels(values: Tensor) -> bool:
-    """Whether our own kernels are to be taken for what is made of these: in a recorded pass on a GPU, in training."""
-    if torch.compiler.is_compiling():  # torch joins kernels by itself there; asked first, as it cannot read the rest
+def fused_training(x: Tensor) -> bool:
+    """Whether Triton kernels apply to an operation on x: in a captured training pass on a GPU."""
+    if torch.compiler.is_compiling():  # torch.compile fuses by itself; tested first, because it cannot trace the rest
         return False
-    return bool(values.is_cuda and torch.is_grad_enabled() and getattr(_launching, "free", False) and compiles())
+    return bool(x.is_cuda and torch.is_grad_enabled() and _PASS.get().captured and has_triton())
 
 
-def attached(layer: nn.Module) -> bool:
-    """Whether more happens when it is called than its own sums: adapters hang on such hooks."""
+def native_kernels(*tensors: Tensor) -> ctypes.CDLL | None:
+    """The C kernels, where they are loaded and can read these tensors."""
+    if torch.compiler.is_compiling():
+        return None
+    plain = all(x.is_cpu and x.dtype in NATIVE_DTYPES and type(x) in (Tensor, nn.Parameter) for x in tensors)
+    return loaded() if plain else None
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """Whether calling the layer does more than its forward: adapters are attached as hooks."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def narrow_kind(values: Tensor) -> torch.dtype:
-    """The precision that matrices which read these are multiplied in."""
-    device = values.device.type
-    lower = values.dtype == torch.float32 and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if lower else values.dtype
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Whether W x + b is all that the layer computes, so that an operation may read its weights directly."""
+    return type(layer) is nn.Linear and not has_hooks(layer)
 
 
-def narrowed(values: Tensor) -> Tensor:
-    """In the precision that matrices are multiplied in: what several of them read is turned once, not once in each."""
-    return values.to(narrow_kind(values))
+def matmul_dtype(x: Tensor) -> torch.dtype:
+    """The precision in which a matrix is multiplied with x: that of autocast where it is enabled."""
+    device = x.device.type
+    lowered = x.dtype == torch.float32 and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if lowered else x.dtype
+
+
+def to_matmul_dtype(x: Tensor) -> Tensor:
+    """x in the precision of matrix products: an input of several products is cast once."""
+    return x.to(matmul_dtype(x))

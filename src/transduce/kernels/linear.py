@@ -1,139 +1,349 @@
-"""Rows and a matrix in, their product out, through an activation where asked: a linear layer in recorded training.
+"""Linear layers in training: with an activation, several over the same rows, and over a vocabulary.
 
-The same three products as torch's own layer. What differs is around them: a rectifier is part of the first, the
-gradient of an activation and that of the bias are one pass over the rows, and the gradient of the weights is fp32.
-The gradient of a bias is the sum of the rows of another gradient. Whoever makes that one, and has its numbers at hand,
-leaves the sums with it; then they need no pass of their own.
+The fused form computes the same three matrix products as torch's layer. A ReLU is part of the first, the gradients of
+an activation and of the bias are one pass over the rows, and the gradient of the weights is computed in fp32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import Node
 from torch.nn import functional as F
 
-from transduce.kernels.dispatch import attached, narrow_kind, own_kernels
-from transduce.kernels.weight_cast import narrow
+from transduce.kernels import dispatch
+from transduce.kernels.dispatch import (
+    Backend,
+    Operation,
+    has_triton,
+    is_plain_linear,
+    matmul_dtype,
+    native_kernels,
+)
+from transduce.kernels.weight_cast import weight_cast
 
-WIDE, TALL = 64, 64  # a tile of the sums
+TILE_ROWS, TILE_COLUMNS = 64, 64  # of the kernel that sums columns
 PROGRAMS = 1024
-VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "TransposeBackward0", "_PartBackward")
-LEFT = "sums_of_columns"
+LOGIT_ALIGNMENT = 64  # numbers: 128 bytes in 16 bits
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
+VIEWS = {Tensor.view, Tensor.flatten, Tensor.unflatten, Tensor.transpose}
 
 
-def suits(layers: tuple[nn.Module, ...], rows: Tensor) -> bool:
-    """Whether it is to be used: for plain layers, in a precision of the matrix unit."""
-    plain = all(type(layer) is nn.Linear and not attached(layer) for layer in layers)
-    return own_kernels(rows) and plain and rows.numel() > 0 and narrow_kind(rows) in (torch.bfloat16, torch.float16)
+class LinearOutput(Tensor):
+    """y = W x + b, of whose backward pass the operation that reads y may compute a part.
+
+    The gradient of b is the sum over the rows of dL/dy. An operation that computes dL/dy can sum it in the same pass:
+    such an operation reads `raw` and returns the gradients of `biases` as well. Every other torch function reads y
+    itself, behind which `_BiasGrad` sums the rows. Views keep the type; every other result is a plain tensor.
+    """
+
+    raw: Tensor  # y without the gradients of `biases`; its rows may end with padding columns, whose gradient must be 0
+    biases: tuple[Tensor, ...]  # whose gradients the reader of `raw` returns
+    parts: int  # of the joint projection that y is one part of: all are to be read raw, or none
+
+    @staticmethod
+    def of(y: Tensor, raw: Tensor, biases: Sequence[Tensor] = (), parts: int = 1) -> LinearOutput:
+        made = y.as_subclass(LinearOutput)
+        made.raw, made.biases, made.parts = raw, tuple(biases), parts
+        return made
+
+    @property
+    def padding(self) -> int:
+        return self.raw.size(-1) - self.size(-1)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            given = args[0] if args else None
+            if func not in VIEWS or not isinstance(given, LinearOutput):
+                return result
+            if given.padding and (func is not Tensor.flatten or result.size(-1) != given.size(-1)):
+                return result
+            return LinearOutput.of(result, func(given.raw, *args[1:], **(kwargs or {})), given.biases, given.parts)
 
 
-def product(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = "") -> Tensor:
-    """f(W x + b), f an activation or nothing, W and b of several layers one below the other: ... I -> ... O"""
-    kind = narrow_kind(rows)
-    flat, matrix = rows.to(kind).flatten(0, -2), narrow(weights, kind)
-    bias = narrow(biases, kind) if biases else None
-    with torch.autocast(rows.device.type, enabled=False):
-        made: Tensor = _Product.apply(flat, matrix, bias, activation, *weights, *biases)
-    return made.unflatten(0, rows.shape[:-1])
+def plain(x: Tensor) -> Tensor:
+    """x as a plain tensor."""
+    return x.as_subclass(Tensor) if isinstance(x, LinearOutput) else x
 
 
-class _Product(torch.autograd.Function):
-    """Of a matrix and a bias that stand for `learned`, which get the gradients: first what is in the matrix."""
+class _BiasGrad(torch.autograd.Function):
+    """The identity, whose backward pass sums the rows of the gradient for the biases."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *biases: Tensor) -> Tensor:
+        ctx.sizes, ctx.dtype = [len(bias) for bias in biases], biases[0].dtype
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        grad = grads[0].contiguous()
+        sums = column_sums(grad.flatten(0, -2))[1]
+        return grad, *sums.to(ctx.dtype).split(ctx.sizes)
+
+
+class _FusedLinear(torch.autograd.Function):
+    """`matrix` and `bias` are low-precision copies of the parameters, which receive the gradients: first all weights,
+    then all biases. Without an activation the gradients of the biases are left to the reader of the output."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, matrix: Tensor, bias: Tensor | None, activation: str, *learned: Tensor
+        ctx: Any, x: Tensor, matrix: Tensor, bias: Tensor | None, activation: str, *parameters: Tensor
     ) -> Tensor:
-        rectified = activation == "relu"  # whose slope is known from what leaves it
+        relu = activation == "relu"  # its gradient follows from its output
         if bias is None:
-            made = rows @ matrix.t()
-            made = made.relu_() if rectified else made
+            y = x @ matrix.t()
+            y = y.relu_() if relu else y
         else:
-            multiply = torch._addmm_activation if rectified else torch.addmm
-            made = multiply(bias, rows, matrix.t())
-        ctx.save_for_backward(rows, matrix, made if activation else None)
-        ctx.kind, ctx.biased, ctx.activation = learned[0].dtype, bias is not None, activation
-        ctx.sizes = [len(one) for one in learned if one.dim() == 2]
-        ctx.asks = ctx.biased and not activation
-        return made if rectified or not activation else ACTIVATIONS[activation](made)
+            y = (torch._addmm_activation if relu else torch.addmm)(bias, x, matrix.t())
+        ctx.save_for_backward(x, matrix, y if activation else None)
+        ctx.dtype, ctx.biased, ctx.activation = parameters[0].dtype, bias is not None, activation
+        ctx.sizes = [len(one) for one in parameters if one.dim() == 2]
+        return y if relu or not activation else ACTIVATIONS[activation](y)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, matrix, gates = ctx.saved_tensors
-        slopes = grads[0].contiguous()
-        sums = left_sums(slopes) if ctx.asks else None
-        if sums is None and (ctx.biased or ctx.activation):
-            slopes, sums = column_sums(slopes, gates, ctx.activation)
-        to_rows = slopes @ matrix if ctx.needs_input_grad[0] else None
-        found: list[Tensor | None] = [None] * len(ctx.sizes)
-        if any(ctx.needs_input_grad[4 : 4 + len(found)]):
-            found = list(summed_product(slopes, rows, ctx.kind).split(ctx.sizes))
+        x, matrix, before = ctx.saved_tensors
+        grad, sums = grads[0].contiguous(), None
+        if ctx.activation:
+            grad, sums = column_sums(grad, before, ctx.activation)
+        x_grad = grad @ matrix if ctx.needs_input_grad[0] else None
+        result: list[Tensor | None] = [None] * len(ctx.sizes)
+        if any(ctx.needs_input_grad[4 : 4 + len(result)]):
+            result = list(weight_grad(grad, x, ctx.dtype).split(ctx.sizes))
         if ctx.biased and sums is not None:
-            found += sums.to(ctx.kind).split(ctx.sizes)
-        return to_rows, None, None, None, *found
+            result += sums.to(ctx.dtype).split(ctx.sizes)
+        return x_grad, None, None, None, *result
 
 
-def summed_product(slopes: Tensor, rows: Tensor, kind: torch.dtype) -> Tensor:
-    """slopes^T rows, N O and N I -> O I: the gradient of a matrix, in the precision it is kept in."""
-    if slopes.is_cuda and kind == torch.float32:
-        return torch.mm(slopes.t(), rows, out_dtype=kind)
-    return (slopes.t() @ rows).to(kind)
+def linear_reference(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = ""
+) -> Tensor:
+    """f(W x + b), f an activation or the identity, W and b those of several layers, concatenated: ... I -> ... O"""
+    y = F.linear(x, torch.cat(list(weights)), torch.cat(list(biases)) if biases else None)
+    return ACTIVATIONS[activation](y) if activation else y
 
 
-def asks_for_sums(made: Tensor) -> bool:
-    """Whether a product with a bias made these: it will want the sums of the columns of their gradient."""
-    return bool(getattr(maker(made), "asks", False))
+def accepts_linear(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = ""
+) -> bool:
+    """In a captured training pass, in a precision of the tensor cores."""
+    return dispatch.fused_training(x) and x.numel() > 0 and matmul_dtype(x) in (torch.bfloat16, torch.float16)
 
 
-def maker(made: Tensor) -> Node | None:
-    """What will be given the gradient of these, as it is."""
-    node = made.grad_fn
-    while node is not None and node.name() in VIEWS:
-        node = node.next_functions[0][0]
-    return node
+def fused_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = "") -> Tensor:
+    dtype = matmul_dtype(x)
+    rows, matrix = x.to(dtype).flatten(0, -2), weight_cast(weights, dtype)
+    bias = weight_cast(biases, dtype) if biases else None
+    with torch.autocast(x.device.type, enabled=False):
+        parameters = (*weights, *biases) if activation else tuple(weights)
+        y: Tensor = _FusedLinear.apply(rows, matrix, bias, activation, *parameters)
+    y = y.unflatten(0, x.shape[:-1])
+    if activation or not any(bias.requires_grad for bias in biases):
+        return y
+    return LinearOutput.of(_BiasGrad.apply(y, *biases), y, biases)
 
 
-def leave_sums(slopes: Tensor, sums: Tensor) -> None:
-    """For whoever reads this gradient (... O, alone in its memory): the sums of its columns (O, fp32)."""
-    setattr(slopes.untyped_storage(), LEFT, (slopes._version, sums))  # there they outlive its views
+LINEAR = Operation("linear", linear_reference, (Backend("triton", accepts_linear, fused_linear),))
 
 
-def left_sums(slopes: Tensor) -> Tensor | None:
-    """What was left with these rows (N O); None: nothing, or other gradients were added to them since."""
-    memory = slopes.untyped_storage()
-    version, sums = getattr(memory, LEFT, (0, None))
-    whole = memory.nbytes() == slopes.nbytes and slopes.is_contiguous()
-    return sums if sums is not None and whole and (slopes._version, slopes.size(-1)) == (version, len(sums)) else None
+def linear(layer: nn.Module, x: Tensor, activation: str | None = None) -> Tensor:
+    """f(W x + b), f an activation or the identity: ... I -> ... O"""
+    if accepts_linear(x, ()) and is_plain_linear(layer):
+        return fused_linear(x, *_parameters([layer]), activation or "")
+    y: Tensor = layer(x)
+    return ACTIVATIONS[activation](y) if activation else y
 
 
-def column_sums(values: Tensor, gates: Tensor | None = None, activation: str = "") -> tuple[Tensor, Tensor]:
-    """values (N O) and the sums of their columns (O, fp32); with gates, both times the activation's slope there."""
-    from transduce.kernels.triton.add_norm import sum_columns
+def joint_linear(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """The output of each layer for the same rows (... D), in training as one matrix product.
+
+    The rows are then read and, under autocast, cast once, and their gradient is one sum. Outside training the layers
+    are called: their weights may be packed in advance.
+    """
+    if not can_join(layers):
+        return [layer(x) for layer in layers]
+    weights, biases = _parameters(layers)
+    return split(LINEAR(x, weights, biases), [len(weight) for weight in weights])
+
+
+def can_join(layers: Sequence[nn.Module]) -> bool:
+    return torch.is_grad_enabled() and all(map(is_plain_linear, layers))
+
+
+def _parameters(layers: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    return [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
+
+
+def weight_grad(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """grad^T x, N O and N I -> O I: the gradient of a weight matrix, in the precision it is stored in."""
+    if grad.is_cuda and dtype == torch.float32:
+        return torch.mm(grad.t(), x, out_dtype=dtype)
+    return (grad.t() @ x).to(dtype)
+
+
+def column_sums(values: Tensor, before: Tensor | None = None, activation: str = "") -> tuple[Tensor, Tensor]:
+    """values (N O) and the sums of their columns (O, fp32); both times f'(before) where an activation f is given."""
+    from transduce.kernels.triton.linear import sum_columns
 
     count, size = values.shape
-    across = -(-size // WIDE)
-    parts = max(1, min(-(-count // TALL), PROGRAMS // across))
-    result = values if gates is None else torch.empty_like(values)
-    sums = values.new_empty(parts, size, dtype=torch.float32)
-    shape = {"tall": TALL, "wide": WIDE, "num_warps": 4}
-    sum_columns[(across, parts)](
-        values, gates, result, sums, count, size, values.stride(0), activation=activation, **shape
+    across = -(-size // TILE_COLUMNS)
+    down = max(1, min(-(-count // TILE_ROWS), PROGRAMS // across))
+    result = values if before is None else torch.empty_like(values)
+    sums = values.new_empty(down, size, dtype=torch.float32)
+    tile = {"tile_rows": TILE_ROWS, "tile_columns": TILE_COLUMNS, "num_warps": 4}
+    sum_columns[(across, down)](
+        values, before, result, sums, count, size, values.stride(0), activation=activation, **tile
     )
-    if parts == 1:
+    if down == 1:
         return result, sums[0]
-    whole = values.new_empty(size, dtype=torch.float32)
-    sum_columns[(across, 1)](sums, None, sums, whole, parts, size, size, activation="", **shape)
-    return result, whole
+    total = values.new_empty(size, dtype=torch.float32)
+    sum_columns[(across, 1)](sums, None, sums, total, down, size, size, activation="", **tile)
+    return result, total
+
+
+def split_reference(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """... D -> parts of these sizes, which add up to D"""
+    return tuple(x.split(list(sizes), -1))
+
+
+class _Split(torch.autograd.Function):
+    """Torch copies the gradients of the parts into a new tensor; adjacent gradients need no copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        ctx.sizes, ctx.shape = sizes, x.shape
+        return tuple(one.view_as(one) for one in x.split(list(sizes), -1))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        if adjacent(grads) and grads[0].stride(-2) == ctx.shape[-1]:
+            return grads[0].as_strided(ctx.shape, grads[0].stride()), None
+        return torch.cat(grads, -1), None
+
+
+def adjacent(parts: Sequence[Tensor]) -> bool:
+    """Whether these are parts of the same rows, one right after the other."""
+    first = parts[0]
+    # A row of B H T K is H K, of any other shape the last dimension.
+    width = first.size(-1) * (first.size(1) if first.dim() == 4 else 1)
+    alike = all(
+        one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and one.stride() == first.stride()
+        and one.shape == first.shape
+        and one.dtype == first.dtype
+        for one in parts
+    )
+    return alike and all(b.storage_offset() - a.storage_offset() == width for a, b in pairwise(parts))
+
+
+def _accepts_split(x: Tensor, sizes: Sequence[int]) -> bool:
+    return dispatch.fused_training(x)
+
+
+def _split_in_place(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    parts: tuple[Tensor, ...] = _Split.apply(x, tuple(sizes))
+    if not isinstance(x, LinearOutput) or len(x.biases) != len(parts):
+        return parts
+    raws: tuple[Tensor, ...] = _Split.apply(x.raw, tuple(sizes))
+    joint = zip(parts, raws, x.biases, strict=True)
+    return tuple(LinearOutput.of(part, raw, [bias], len(parts)) for part, raw, bias in joint)
+
+
+SPLIT = Operation("split", split_reference, (Backend("in_place", _accepts_split, _split_in_place),))
+
+
+def split(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """... D -> parts of these sizes, which add up to D; their gradients are joined without a copy where they can be."""
+    return list(SPLIT(x, sizes))
+
+
+class _PaddedProjection(torch.autograd.Function):
+    """W x + b with rows of padded length.
+
+    Tensor cores move 16 bytes at a time. The rows of a vocabulary of 50,257 in bf16 do not begin at multiples of that,
+    and the three products of the output layer fall back to kernels that are several times slower.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        size = len(weight)
+        padded = -(-size // LOGIT_ALIGNMENT) * LOGIT_ALIGNMENT
+        matrix = x.new_zeros(padded, weight.size(1))
+        matrix[:size] = weight
+        if bias is None:
+            result = x @ matrix.t()
+        else:
+            padded_bias = x.new_zeros(padded)
+            padded_bias[:size] = bias
+            result = torch.addmm(padded_bias, x, matrix.t())
+        ctx.save_for_backward(x, matrix)
+        ctx.size, ctx.dtype, ctx.biased = size, weight.dtype, bias is not None
+        return result
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, matrix = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        to_weight = weight_grad(grad, x, ctx.dtype)[: ctx.size]
+        to_bias = column_sums(grad)[1][: ctx.size].to(ctx.dtype) if ctx.biased else None
+        return grad @ matrix, to_weight, to_bias
+
+
+def output_projection_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W x + b: ... D -> ... V"""
+    return F.linear(x, weight, bias)
+
+
+def accepts_padding(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """In training on a GPU, for a vocabulary whose rows are not aligned."""
+    ready = x.is_cuda and torch.is_grad_enabled() and not torch.compiler.is_compiling() and has_triton()
+    return ready and len(weight) % 8 > 0
+
+
+def padded_projection(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.to(matmul_dtype(x)).flatten(0, -2)
+    with torch.autocast(x.device.type, enabled=False):
+        raw: Tensor = _PaddedProjection.apply(rows, weight, bias)
+    raw = raw.unflatten(0, x.shape[:-1])
+    return LinearOutput.of(raw[..., : len(weight)], raw)
+
+
+OUTPUT_PROJECTION = Operation(
+    "output_projection", output_projection_reference, (Backend("padded", accepts_padding, padded_projection),)
+)
+
+
+def output_projection(layer: nn.Module, x: Tensor) -> Tensor:
+    """Logits W x + b: ... D -> ... V
+
+    In training they are a LinearOutput: torch's gradient of a matrix product does not need them, so the loss that
+    reads them may write their gradient over them.
+    """
+    if not is_plain_linear(layer):
+        logits: Tensor = layer(x)
+        return logits
+    weight, bias = _parameters([layer])[0][0], getattr(layer, "bias", None)
+    if accepts_padding(x, weight, bias):
+        return padded_projection(x, weight, bias)
+    logits = linear(layer, x)
+    if isinstance(logits, LinearOutput) or not logits.requires_grad or native_kernels(logits) is None:
+        return logits
+    return LinearOutput.of(logits, logits)

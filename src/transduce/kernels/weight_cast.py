@@ -1,12 +1,11 @@
-"""Linear layers in; their weights in the precision that matrices are multiplied in, made together, for one pass.
+"""Low-precision copies of the weights of linear layers, made once for a training pass.
 
-One by one they are more than a hundred small copies in a pass; and those that are one product must be joined, which
-here they are by lying one below the other.
+Under autocast every matrix is cast by a kernel of its own, more than a hundred small ones a pass, and the matrices of
+joint projections are concatenated. Cast together into one buffer, matrices that are multiplied together are adjacent.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
@@ -14,46 +13,56 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from transduce.kernels.dispatch import narrow_kind, own_kernels
+from transduce.kernels import dispatch
+from transduce.kernels.dispatch import Backend, Operation, matmul_dtype
 
-ALIGNED = 8  # numbers, 16 bytes: where the matrix unit begins to read
-
-_made = threading.local()
+ALIGNMENT = 8  # numbers, 16 bytes: tensor cores read from multiples of it
 
 
 @contextmanager
-def made_together(layers: Sequence[nn.Linear]) -> Iterator[None]:
-    """Inside, `narrow` finds the weights of these layers ready, in a recorded pass on a GPU."""
+def cast_weights(layers: Sequence[nn.Linear]) -> Iterator[None]:
+    """Inside, `weight_cast` finds the weights of these layers ready, in a captured training pass on a GPU."""
     weights: list[Tensor] = [layer.weight for layer in layers]
     weights += [layer.bias for layer in layers if layer.bias is not None]
-    weights = list(dict.fromkeys(weights))  # a tied one once
-    kind = narrow_kind(weights[0]) if weights else None
-    if not weights or kind == weights[0].dtype or not own_kernels(weights[0]):
+    weights = list(dict.fromkeys(weights))  # tied weights once
+    dtype = matmul_dtype(weights[0]) if weights else None
+    if not weights or dtype == weights[0].dtype or not dispatch.fused_training(weights[0]):
         yield
         return
-    begins = [0, *accumulate(-(-weight.numel() // ALIGNED) * ALIGNED for weight in weights)]
-    room = torch.empty(begins[-1], dtype=kind, device=weights[0].device)
-    parts = [room[begin : begin + one.numel()].view(one.shape) for begin, one in zip(begins, weights, strict=False)]
+    offsets = [0, *accumulate(-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in weights)]
+    buffer = torch.empty(offsets[-1], dtype=dtype, device=weights[0].device)
+    copies = [buffer[start : start + one.numel()].view(one.shape) for start, one in zip(offsets, weights, strict=False)]
     with torch.no_grad():
-        torch._foreach_copy_(parts, weights)
-    _made.weights = dict(zip(weights, parts, strict=True))
-    try:
+        torch._foreach_copy_(copies, weights)
+    with dispatch.training_pass(cast_weights=dict(zip(weights, copies, strict=True))):
         yield
-    finally:
-        del _made.weights
+
+
+def weight_cast_reference(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat(list(weights)).to(dtype) if len(weights) > 1 else weights[0].to(dtype)
+
+
+def _is_cast(weights: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    ready = dispatch.current_pass().cast_weights
+    copies = [ready[weight] for weight in weights if weight in ready]
+    return len(copies) == len(weights) and copies[0].dtype == dtype and _adjacent(copies)
+
+
+def _from_buffer(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    ready = dispatch.current_pass().cast_weights
+    first = ready[weights[0]]
+    return first.as_strided((sum(map(len, weights)), *first.shape[1:]), first.stride())
+
+
+def _adjacent(copies: Sequence[Tensor]) -> bool:
+    return all(b.storage_offset() - a.storage_offset() == a.numel() for a, b in pairwise(copies))
+
+
+WEIGHT_CAST = Operation("weight_cast", weight_cast_reference, (Backend("shared_buffer", _is_cast, _from_buffer),))
 
 
 @torch.no_grad()
-def narrow(weights: Sequence[Tensor], kind: torch.dtype) -> Tensor:
-    """Matrices or biases one below the other, in this precision."""
-    ready = getattr(_made, "weights", {})
-    found = [ready[weight] for weight in weights if weight in ready]
-    if len(found) == len(weights) and found[0].dtype == kind and _stacked(found):
-        size = sum(map(len, found))
-        return found[0].as_strided((size, *found[0].shape[1:]), found[0].stride())
-    return torch.cat(list(weights)).to(kind) if len(weights) > 1 else weights[0].to(kind)
-
-
-def _stacked(parts: Sequence[Tensor]) -> bool:
-    """Whether one begins where the other ends."""
-    return all(b.storage_offset() - a.storage_offset() == a.numel() for a, b in pairwise(parts))
+def weight_cast(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Matrices or biases, concatenated along the outputs, in this precision."""
+    result: Tensor = WEIGHT_CAST(weights, dtype)
+    return result

@@ -1,4 +1,4 @@
-"""Queries, keys and values of short rows in, contexts out; with the gradient of those, the gradients of all three."""
+"""Bindings of the C kernels for attention over short rows (attention.h)."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PARTS = ("query", "keys", "values", "slopes", "contexts", "for_query", "for_keys", "for_values")
+TENSORS = ("query", "keys", "values", "grad", "context", "query_grad", "keys_grad", "values_grad")
+SHAPE = ("mask_stride", "bf16", "rows", "heads", "queries", "length", "width")
 
 
-class _Heads(ctypes.Structure):
-    """As in heads.h."""
+class _Arguments(ctypes.Structure):
+    """ShortAttention in attention.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in PARTS),
-        ("seen", ctypes.c_void_p),
-        ("places", (ctypes.c_int64 * 3) * len(PARTS)),
-        *((name, ctypes.c_int64) for name in ("seen_row", "narrow", "rows", "heads", "steps", "slots", "width")),
-        *((name, ctypes.c_int64) for name in ("causal", "threads")),
+        *((name, ctypes.c_void_p) for name in TENSORS),
+        ("mask", ctypes.c_void_p),
+        ("strides", (ctypes.c_int64 * 3) * len(TENSORS)),
+        *((name, ctypes.c_int64) for name in (*SHAPE, "causal", "threads")),
         ("scale", ctypes.c_double),
     ]
 
 
-def look(kernels: ctypes.CDLL, parts: Sequence[Tensor], mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """Queries (R H T K), keys and values (R H S K), each K in one piece; mask R 1 1 S -> contexts, R H T K."""
-    contexts = _room(parts[0])
-    _call(kernels.transduce_look, {**_named(parts), "contexts": contexts}, mask, scale, causal)
-    return contexts
+def attention_forward(
+    kernels: ctypes.CDLL, parts: Sequence[Tensor], mask: Tensor | None, scale: float, causal: bool
+) -> Tensor:
+    """Queries (R H T K), keys and values (R H S K), each K contiguous; mask R 1 1 S -> context, R H T K."""
+    context = _empty_heads(parts[0])
+    _call(kernels.transduce_attention_forward, {**_named(parts), "context": context}, mask, scale, causal)
+    return context
 
 
-def look_slopes(
-    kernels: ctypes.CDLL, parts: Sequence[Tensor], mask: Tensor | None, scale: float, causal: bool, slopes: Tensor
+def attention_backward(
+    kernels: ctypes.CDLL, parts: Sequence[Tensor], mask: Tensor | None, scale: float, causal: bool, grad: Tensor
 ) -> list[Tensor]:
-    """The gradients of queries, keys and values for that of the contexts."""
-    found = [_room(part) for part in parts]
-    results = dict(zip(PARTS[5:], found, strict=True))
-    _call(kernels.transduce_look_slopes, {**_named(parts), "slopes": slopes, **results}, mask, scale, causal)
-    return found
+    """The gradients of queries, keys and values for that of the context."""
+    results = [_empty_heads(part) for part in parts]
+    given = {**_named(parts), "grad": grad, **dict(zip(TENSORS[5:], results, strict=True))}
+    _call(kernels.transduce_attention_backward, given, mask, scale, causal)
+    return results
 
 
 def _named(parts: Sequence[Tensor]) -> dict[str, Tensor]:
-    return dict(zip(PARTS[:3], parts, strict=True))
+    return dict(zip(TENSORS[:3], parts, strict=True))
 
 
-def _room(like: Tensor) -> Tensor:
-    """R H T K where rows of all heads lie side by side, as what follows reads them."""
+def _empty_heads(like: Tensor) -> Tensor:
+    """R H T K where the heads of a row are adjacent, as the output projection reads them."""
     rows, heads, steps, width = like.shape
     return torch.empty(rows, steps, heads, width, dtype=like.dtype).transpose(1, 2)
 
@@ -54,15 +56,15 @@ def _room(like: Tensor) -> Tensor:
 def _call(
     function: ctypes._NamedFuncPointer, given: dict[str, Tensor], mask: Tensor | None, scale: float, causal: bool
 ) -> None:
-    task = _Heads(scale=scale, causal=causal, threads=torch.get_num_threads())
-    for number, name in enumerate(PARTS):
+    task = _Arguments(scale=scale, causal=causal, threads=torch.get_num_threads())
+    for number, name in enumerate(TENSORS):
         if name in given:
             setattr(task, name, given[name].data_ptr())
-            task.places[number][:] = given[name].stride()[:3]
+            task.strides[number][:] = given[name].stride()[:3]
     query = given["query"]
-    task.rows, task.heads, task.steps, task.width = query.shape
-    task.slots, task.narrow = given["keys"].size(2), query.dtype == torch.bfloat16
+    task.rows, task.heads, task.queries, task.width = query.shape
+    task.length, task.bf16 = given["keys"].size(2), query.dtype == torch.bfloat16
     if mask is not None:
-        task.seen, task.seen_row = mask.data_ptr(), mask.stride(0) if mask.size(0) > 1 else 0
+        task.mask, task.mask_stride = mask.data_ptr(), mask.stride(0) if mask.size(0) > 1 else 0
     if function(ctypes.byref(task)):
         raise MemoryError("not enough memory for attention")

@@ -10,9 +10,11 @@
 #include "block_step.h"
 #include "top_k.h"
 #include "shortlists.h"
-#include "training.h"
-#include "heads.h"
-#include "readings.h"
+#include "elements.h"
+#include "cross_entropy.h"
+#include "dropout.h"
+#include "attention.h"
+#include "additive_attention.h"
 
 int64_t transduce_simd_level(void) { return SIMD_LEVEL; }
 int64_t transduce_panel(void) { return PANEL; }

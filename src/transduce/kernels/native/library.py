@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SWITCH = "TRANSDUCE_NATIVE"  # 0: do not use the library
-HEADERS = ("simd", "linear", "block_step", "top_k", "shortlists", "encoder_block", "training", "heads", "readings")
+HEADERS = (
+    *("simd", "linear", "block_step", "top_k", "shortlists", "encoder_block"),
+    *("elements", "cross_entropy", "dropout", "attention", "additive_attention"),
+)
 SOURCES = ("kernels.c", *(f"{name}.h" for name in HEADERS))
 PLAIN = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 # The first set that the compiler accepts: not every processor and system supports all of them.
@@ -35,15 +38,15 @@ SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
     "encoder_block": (number, (address, address, address)),
     "top_k": (None, (address, number, number, number, address, address)),
     "linear_top_k": (number, (address, address, number, address, number)),
-    "read_rows": (None, (address, *(number,) * 4, *(address,) * 4, number)),
-    "write_rows": (None, (address, *(number,) * 4, *(address,) * 3, real, address, number)),
-    "meet": (None, (*(address,) * 3, *(number,) * 5, address, number)),
-    "part": (None, (*(address,) * 3, *(number,) * 5, *(address,) * 4, number)),
-    "look": (number, (address,)),
-    "look_slopes": (number, (address,)),
-    "read_memory": (number, (address,)),
-    "read_memory_slopes": (number, (address,)),
-    "drop": (None, (address, address, number, number, address, real, address, number, number)),
+    "cross_entropy_forward": (None, (address, *(number,) * 4, *(address,) * 4, number)),
+    "cross_entropy_backward": (None, (address, *(number,) * 4, *(address,) * 3, real, address, number)),
+    "additive_scores_forward": (None, (*(address,) * 3, *(number,) * 5, address, number)),
+    "additive_scores_backward": (None, (*(address,) * 3, *(number,) * 5, *(address,) * 4, number)),
+    "attention_forward": (number, (address,)),
+    "attention_backward": (number, (address,)),
+    "additive_context_forward": (number, (address,)),
+    "additive_context_backward": (number, (address,)),
+    "dropout": (None, (address, address, number, number, address, real, address, number, number)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Nothing in, nothing out: from then on this process keeps the memory that it frees."""
+"""Allocator setting of glibc: freed memory stays with the process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Large tensors come and go in every update. By default the C library gives them back to the system and asks again,
-    which clears each page anew: 4 to 11 % of an update on a CPU. It is a setting of the whole process, so only programs
-    of our own make it, at their start. False: not glibc, nothing was changed."""
+    """Large tensors are allocated and freed in every update. By default the C library returns them to the system and
+    requests new pages, which the system clears: 4 to 11 % of an update on a CPU. The setting holds for the whole
+    process, so only commands of this project make it, at their start. False: not glibc, nothing was changed."""
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)
