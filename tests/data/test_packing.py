@@ -16,14 +16,14 @@ from transduce.data.packing import ROW_LENGTH, Packing, assign_bins, packed_leng
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, EOS, Batch
-from transduce.kernels import attention_tiles as tiles
+from transduce.kernels.attention import MAX_LENGTH
 from transduce.recipe import Corpus
 
 ROOM = np.array([24, 32])
 
 
 def test_rows_are_as_long_as_the_kernels_take() -> None:
-    assert ROW_LENGTH == tiles.MOST
+    assert ROW_LENGTH == MAX_LENGTH
 
 
 @settings(max_examples=80)

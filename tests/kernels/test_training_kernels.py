@@ -12,10 +12,12 @@ from torch.nn import functional as F
 from transduce.attention.attend import Attend
 from transduce.attention.normalisers import Softmax
 from transduce.attention.scores import MLP
-from transduce.kernels import attention_short as short
-from transduce.kernels.cross_entropy import IGNORED, Smoothed
+from transduce.kernels.attention import AttentionInput, accepts_native, native_attention
+from transduce.kernels.cross_entropy import IGNORED, cross_entropy
+from transduce.kernels.dropout import dropout_add
+from transduce.kernels.linear import output_projection
 from transduce.kernels.native.library import library
-from transduce.layers.dropout import Dropout, add_dropped
+from transduce.layers.dropout import Dropout
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiler here")
 
@@ -28,7 +30,7 @@ def test_cross_entropy_is_that_of_torch(rows: int, size: int, smoothing: float, 
     gold = torch.randint(0, size, (rows,), generator=draw)
     gold[torch.rand(rows, generator=draw) < 0.2] = IGNORED
     other = scores.detach().double().requires_grad_()
-    smoothed, plain = Smoothed.apply(scores, gold, smoothing)
+    smoothed, plain = cross_entropy(scores, gold, smoothing)
     (smoothed * 0.3).backward()
     expected = F.cross_entropy(other, gold, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORED)
     (expected * 0.3).backward()
@@ -43,7 +45,7 @@ def test_scores_that_are_no_numbers_are_told() -> None:
     for bad in (float("nan"), float("inf")):
         scores = torch.zeros(2, 40)
         scores[1, 7] = bad
-        assert not torch.isfinite(Smoothed.apply(scores, torch.tensor([1, 2]), 0.1)[0])
+        assert not torch.isfinite(cross_entropy(scores, torch.tensor([1, 2]), 0.1)[0])
 
 
 @given(st.sampled_from([0.1, 0.5, 0.9]), st.booleans(), st.booleans(), st.integers(0, 99))
@@ -54,7 +56,7 @@ def test_dropout_keeps_its_law(rate: float, narrow: bool, adds: bool, seed: int)
     changes = torch.full((100, 200), 2.0, dtype=kind, requires_grad=True)
     values = torch.full((100, 200), 5.0, requires_grad=True)
     layer = Dropout(rate).train()
-    made = add_dropped(values, changes, layer) if adds else layer(changes)
+    made = dropout_add(values, changes, rate) if adds else layer(changes)
     kept = made.detach().float() - (5 if adds else 0)
     share = (kept != 0).float().mean().item()
     assert share == pytest.approx(1 - rate, abs=5 * (rate * (1 - rate) / 20_000) ** 0.5)
@@ -89,7 +91,7 @@ def test_without_kernels_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TRANSDUCE_NATIVE", "0")
     values = torch.ones(8, 8)
     torch.manual_seed(1)
-    made = add_dropped(values, values, Dropout(0.5).train())
+    made = dropout_add(values, values, 0.5)
     torch.manual_seed(1)
     assert torch.equal(made, values + F.dropout(values, 0.5))
 
@@ -131,8 +133,9 @@ def test_short_attention_is_that_of_torch(
     mask = torch.rand(rows, 1, 1, slots) > 0.4 if seen == "some" else None
     if mask is not None:
         mask[..., -1] = True
-    assert short.suits(*parts, mask)
-    found = short.attend_short(*parts, mask, 0.3, seen == "causal")
+    given_input = AttentionInput(*parts, mask, None, 0.3, seen == "causal", 0.0)
+    assert accepts_native(given_input)
+    found = native_attention(given_input)
     others = [part.detach().double().requires_grad_() for part in parts]
     expected = F.scaled_dot_product_attention(*others, mask, is_causal=seen == "causal", scale=0.3)
     slopes = torch.randn(found.shape)
@@ -150,14 +153,14 @@ def test_short_attention_is_that_of_torch(
 def test_a_row_that_sees_nothing_has_no_context_and_nan_stays() -> None:
     query, keys, values = (torch.randn(2, 1, 3, 8).requires_grad_() for _ in range(3))
     mask = torch.tensor([[True, True, True], [False, False, False]])[:, None, None]
-    found = short.attend_short(query, keys, values, mask, 1.0, False)
+    found = native_attention(AttentionInput(query, keys, values, mask, None, 1.0, False, 0.0))
     found.sum().backward()
     assert bool((found[1] == 0).all())
     assert query.grad is not None
     assert bool(query.grad.isfinite().all())
     bad = query.detach().clone()
     bad[0, 0, 1, 2] = torch.nan
-    assert not short.attend_short(bad, keys, values, mask, 1.0, False).isfinite().all()
+    assert not native_attention(AttentionInput(bad, keys, values, mask, None, 1.0, False, 0.0)).isfinite().all()
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 40), st.booleans(), st.booleans())
@@ -188,10 +191,10 @@ def test_additive_attention_in_one_go_is_that_in_steps(
 def test_scores_of_a_product_are_written_over_and_only_once() -> None:
     torch.manual_seed(1)
     rows, layer, gold = torch.randn(6, 8), nn.Linear(8, 40), torch.tensor([1, 2, 3, IGNORED, 4, 39])
-    Smoothed.apply(layer(rows), gold, 0.1)[0].backward()
+    cross_entropy(layer(rows), gold, 0.1)[0].backward()
     expected = [one.grad for one in layer.parameters()]
     layer.zero_grad()
-    total = Smoothed.apply(scores := layer(rows), gold, 0.1, True)[0]
+    total = cross_entropy(scores := output_projection(layer, rows), gold, 0.1, reuse_logits=True)[0]
     before = scores.detach().clone()
     total.backward(retain_graph=True)
     assert not torch.equal(scores.detach(), before)
@@ -203,7 +206,7 @@ def test_scores_of_a_product_are_written_over_and_only_once() -> None:
 
 def test_scores_that_others_need_are_not_written_over() -> None:
     rows, layer, gold = torch.randn(6, 8), nn.Linear(8, 40), torch.tensor([1, 2, 3, IGNORED, 4, 39])
-    scores = layer(rows).tanh()  # whose gradient is made from what it gave
+    scores = output_projection(layer, rows).tanh()  # whose gradient is made from what it gave
     before = scores.detach().clone()
-    Smoothed.apply(scores, gold, 0.1, True)[0].backward()
+    cross_entropy(scores, gold, 0.1, reuse_logits=True)[0].backward()
     assert torch.equal(scores.detach(), before)

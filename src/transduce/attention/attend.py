@@ -9,9 +9,7 @@ from torch.nn import functional as F
 from transduce.contracts import AttentionScore, Normaliser
 from transduce.errors import InputError
 from transduce.flow import Tree
-from transduce.kernels import attention_decode as few
-from transduce.kernels import attention_short as short
-from transduce.kernels import attention_tiles as tiles
+from transduce.kernels.attention import AttentionInput, attention
 
 
 class Attend(nn.Module):
@@ -115,28 +113,6 @@ class Attend(nn.Module):
         bias: Tensor | None,
         causal: bool,
     ) -> Tensor:
-        scale, dropout = self.score.scale, self.dropout if self.training else 0.0
-        assert scale is not None
-        if bias is None and not causal and mask is not None and few.suits(query, keys, mask):
-            return few.attend_few(query, keys, values, mask, scale)
-        if bias is None and not dropout and tiles.suits(query, keys, mask):
-            return tiles.attend_tiles(query, keys, values, mask, scale, causal)
-        if bias is None and not dropout and short.suits(query, keys, values, mask):
-            return short.attend_short(query, keys, values, mask, scale, causal)
-        if bias is not None and causal:
-            size = query.size(-2)
-            mask, causal = torch.ones(size, size, dtype=torch.bool, device=query.device).tril(), False
-        if bias is not None:
-            bias = bias.to(query.dtype)
-            mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-        kind = query.dtype
-        if kind == torch.bfloat16 and query.is_cpu and torch.is_grad_enabled():
-            # Torch's backward pass over attention on a CPU takes five times as long in bf16 as in fp32.
-            query, keys, values = query.float(), keys.float(), values.float()
-            mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
-            with torch.autocast("cpu", enabled=False):
-                found = F.scaled_dot_product_attention(
-                    query, keys, values, mask, dropout, causal, scale=self.score.scale
-                )
-            return found.to(kind)
-        return F.scaled_dot_product_attention(query, keys, values, mask, dropout, causal, scale=self.score.scale)
+        dropout = self.dropout if self.training else 0.0
+        assert self.score.scale is not None
+        return attention(AttentionInput(query, keys, values, mask, bias, self.score.scale, causal, dropout))

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transduce.attention.attend import Attend
 from transduce.contracts import AttentionScore, Normaliser
 from transduce.errors import InputError
-from transduce.layers.feed_forward import dense, side_by_side, through
+from transduce.kernels.linear import joint_linear, linear
+from transduce.layers.feed_forward import dense
 
 START = 2**-0.5
 
@@ -59,16 +60,16 @@ class MultiHead(nn.Module):
 
     def ask(self, rows: Tensor) -> Tensor:
         """Queries of rows: R T D -> R H T K"""
-        return _heads(through(self.query, rows), self.heads)
+        return _heads(linear(self.query, rows), self.heads)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory (B S D), computed once a source: B G S K, with G key heads."""
-        keys, values = side_by_side(memory, (self.key, self.value))
+        keys, values = joint_linear((self.key, self.value), memory)
         return self.attend.keys(_heads(keys, self.kv_heads)), _heads(values, self.kv_heads)
 
     def look(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the same rows."""
-        query, keys, values = side_by_side(rows, (self.query, self.key, self.value))
+        query, keys, values = joint_linear((self.query, self.key, self.value), rows)
         keys, values = _heads(keys, self.kv_heads), _heads(values, self.kv_heads)
         return _heads(query, self.heads), self.attend.keys(keys), values
 
@@ -87,7 +88,7 @@ class MultiHead(nn.Module):
             group = self.heads // self.kv_heads
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         context, weights = self.attend(query, keys, values, mask, bias, causal=causal, with_attention=with_attention)
-        return through(self.output, context.transpose(1, 2).flatten(-2)), weights  # R T D, R H T S
+        return linear(self.output, context.transpose(1, 2).flatten(-2)), weights  # R T D, R H T S
 
     def read(
         self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, with_attention: bool = False

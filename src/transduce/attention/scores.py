@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from transduce.contracts import AttentionScore, Count
 from transduce.errors import InputError
 from transduce.flow import Tree
-from transduce.kernels.additive import additive_contexts, additive_scores, meets, reads
-from transduce.kernels.dispatch import attached
+from transduce.kernels.additive_attention import additive_context, additive_scores
 
 
 class Dot(AttentionScore):
@@ -66,21 +65,10 @@ class MLP(AttentionScore):
         return self.memory(values)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        asked = self.query(query)
-        if self._plain and meets(asked, keys, self.vector.weight):
-            return additive_scores(asked, keys, self.vector.weight)
-        return self._score(asked.unsqueeze(-2) + keys.unsqueeze(-3))
+        return additive_scores(self.query(query), keys, self.vector)
 
     def contexts(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
-        if not self._plain or not reads(keys, values, mask):
-            return None
-        asked, vector = self.query(query), self.vector.weight
-        return additive_contexts(asked, keys, values, vector, mask) if meets(asked, keys, vector) else None
-
-    @property
-    def _plain(self) -> bool:
-        """Whether the vector is what it was built as: other kinds, and what hangs on it, must be called."""
-        return type(self.vector) is nn.Linear and not attached(self.vector)
+        return additive_context(self.query(query), keys, values, self.vector, mask)
 
     def _meet(self, query: Tensor, keys: Tensor) -> Tensor:
         both: Tensor = self.query(query).unsqueeze(-2) + keys.unsqueeze(-3)  # ... T S Q

@@ -13,7 +13,7 @@ from transduce.attention.multihead import layers_and_heads
 from transduce.attention.self_attention import Slots, View, shade
 from transduce.contracts import Decoder
 from transduce.flow import PAD, Attention, Memory, PackedLayout, State, Step, Tree
-from transduce.kernels.dispatch import narrowed
+from transduce.kernels.dispatch import to_matmul_dtype
 from transduce.layers.embedding import Output
 from transduce.layers.transformer import Blocks, Source
 
@@ -31,7 +31,7 @@ class TransformerDecoder(Blocks, Decoder):
         return layers_and_heads([block.cross for block in self.blocks])
 
     def start(self, memory: Memory) -> State:
-        values = narrowed(memory.values)  # once for all blocks
+        values = to_matmul_dtype(memory.values)  # once for all blocks
         projected = tuple(block.cross.project(values) for block in self.blocks if block.cross is not None)
         rows = memory.mask.size(0)
         past: dict[str, Tree] = {"layers": self.begin(rows)}

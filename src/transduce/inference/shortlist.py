@@ -20,7 +20,7 @@ from transduce.data.store import Store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, State, Step, TopK
-from transduce.kernels.dispatch import attached
+from transduce.kernels.dispatch import has_hooks
 from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Output
 from transduce.model import Transducer
@@ -221,7 +221,7 @@ def _taken_apart(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
     Whole numbers of 8 bits come out as their scales times them, and are rounded to the same ones again.
     """
-    if type(layer) is nn.Linear and not attached(layer):
+    if type(layer) is nn.Linear and not has_hooks(layer):
         assert layer.bias is not None
         return layer.weight.detach(), layer.bias.detach()
     first = next(layer.parameters(), None)

@@ -42,7 +42,7 @@ def post_norm_reference(norm: nn.Module, residual: Tensor, x: Tensor, rate: floa
     return normed, normed
 
 
-def accepts_add_norm(norm: nn.Module, residual: Tensor, x: Tensor | None = None, rate: float = 0.0) -> bool:
+def accepts_add_norm(norm: nn.Module, residual: Tensor, x: Tensor, rate: float) -> bool:
     return is_row_norm(norm) and fits(residual, x)
 
 
@@ -74,13 +74,17 @@ def _fused(norm: nn.Module, residual: Tensor, x: Tensor | None, rate: float, kee
     options = rate, given.eps, isinstance(norm, nn.LayerNorm), keep_sum
     x_bias = None
     if isinstance(x, LinearOutput) and len(x.biases) == 1 and len(x.biases[0]) == residual.size(-1):
-        x, x_bias = x.raw, x.biases[0]
+        x_bias, x = x.biases[0], x.raw
     x, parameters = None if x is None else plain(x), (given.weight, getattr(given, "bias", None))
     first, normed = _AddNorm.apply(plain(residual), x, x_bias, *parameters, *options)
     return first, normed
 
 
-NORM = Operation("norm", norm_reference, (Backend("triton", accepts_add_norm, fused_norm),))
+def _accepts_norm(norm: Any, x: Tensor) -> bool:
+    return bool(norm.elementwise_affine) and fits(x)
+
+
+NORM = Operation("norm", norm_reference, (Backend("triton", _accepts_norm, fused_norm),))
 PRE_NORM = Operation("pre_norm", pre_norm_reference, (Backend("triton", accepts_add_norm, fused_pre_norm),))
 POST_NORM = Operation("post_norm", post_norm_reference, (Backend("triton", accepts_add_norm, fused_post_norm),))
 
@@ -116,9 +120,7 @@ def add_residual(residual: Tensor, x: Tensor, dropout: nn.Dropout) -> ResidualSt
     return dropout_add(residual, x, dropout.p, dropout.training)
 
 
-def add_norm(
-    norm: nn.Module, residual: Tensor, x: Tensor, dropout: nn.Dropout, mask: Tensor | None
-) -> ResidualStream:
+def add_norm(norm: nn.Module, residual: Tensor, x: Tensor, dropout: nn.Dropout, mask: Tensor | None) -> ResidualStream:
     """norm(residual + dropout(x)), in a post-norm stack; mask: the real rows, which a batch norm needs"""
     rate = dropout.p if dropout.training else 0.0
     if accepts_add_norm(norm, residual, x, rate):

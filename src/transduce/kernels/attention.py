@@ -1,9 +1,9 @@
 """Scaled dot-product attention: torch's, and kernels for short rows in training and for few queries in search.
 
-General kernels read a row in blocks of 64 to 128: a sentence of 30 tokens takes as long as a full block. In the training
-kernels each row and head is one program (Triton) or one task (C) with a tile as large as the row. It holds all attention
-weights, so the backward pass is one kernel as well, and nothing is stored between them. With 32 rows of 32 tokens and
-four heads torch took 8.8 ms forward and backward on a CPU in bf16, the C kernel 2.6.
+General kernels read a row in blocks of 64 to 128: a sentence of 30 tokens takes as long as a full block. In the
+training kernels each row and head is one program (Triton) or one task (C) with a tile as large as the row. It holds all
+attention weights, so the backward pass is one kernel as well, and nothing is stored between them. With 32 rows of 32
+tokens and four heads torch took 8.8 ms forward and backward on a CPU in bf16, the C kernel 2.6.
 """
 
 from __future__ import annotations

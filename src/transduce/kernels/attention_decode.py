@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transduce.kernels.dispatch import compiles
+from transduce.kernels.dispatch import has_triton
 
 MOST = 16  # queries: one tile of the matrix unit
 
@@ -18,7 +18,7 @@ def suits(query: Tensor, keys: Tensor, mask: Tensor | None) -> bool:
     """Whether the kernel can be used: on a GPU, outside training, for B H T K with few T and a mask."""
     return (
         query.is_cuda
-        and compiles()
+        and has_triton()
         and not torch.is_grad_enabled()
         and mask is not None
         and mask.dtype == torch.bool

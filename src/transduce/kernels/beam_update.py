@@ -15,7 +15,7 @@ from torch import Tensor
 from transduce.contracts import Selection, Strategy
 from transduce.decoding.strategies import Beam
 from transduce.flow import EOS
-from transduce.kernels.dispatch import compiles
+from transduce.kernels.dispatch import has_triton
 
 MAX_BEAMS = 32
 
@@ -48,7 +48,7 @@ def length_power(strategy: Strategy) -> float | None:
 def supports(beams: Any, strategy: Strategy, selection: Selection) -> bool:
     """Whether the kernel applies: on a GPU, with fixed shapes, for N beams ranked by a power of their length."""
     fixed = beams.history.size(-1) == beams.max_columns and selection.parents.size(1) == strategy.width <= MAX_BEAMS
-    return selection.totals.is_cuda and compiles() and fixed and length_power(strategy) is not None
+    return selection.totals.is_cuda and has_triton() and fixed and length_power(strategy) is not None
 
 
 def beam_update(

@@ -129,17 +129,13 @@ class _Triton(_CrossEntropy):
         return result, sums.to(ctx.bias_dtype), None, None, None
 
 
-def logits_grad(
-    logits: Tensor, labels: Tensor, lse: Tensor, factor: Tensor, smoothing: float, size: int
-) -> Tensor:
+def logits_grad(logits: Tensor, labels: Tensor, lse: Tensor, factor: Tensor, smoothing: float, size: int) -> Tensor:
     """The gradient of the loss, times a factor: M V, or M P where the logits have padding columns (P > V)"""
     from transduce.kernels.triton.cross_entropy import cross_entropy_backward
 
     result = torch.empty_like(logits)
     strides = logits.stride(0), result.stride(0)
-    cross_entropy_backward[(len(labels),)](
-        logits, labels, lse, factor, result, *strides, size, smoothing, block=4096
-    )
+    cross_entropy_backward[(len(labels),)](logits, labels, lse, factor, result, *strides, size, smoothing, block=4096)
     if logits.size(1) > size:
         result[:, size:].zero_()
     return result
@@ -214,7 +210,7 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """The smoothed loss and the plain one, sums over the labels that are not IGNORED; logits (M V), labels (M).
 
-    `reuse_logits`: the caller needs the logits no more. On a CPU the gradient of a LinearOutput is then written over it.
+    `reuse_logits`: the caller needs the logits no more. On a CPU the gradient of a LinearOutput then overwrites it.
     """
     total, nll = CROSS_ENTROPY(logits, labels, label_smoothing, reuse_logits)
     return total, nll

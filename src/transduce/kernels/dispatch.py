@@ -54,7 +54,8 @@ class TrainingPass:
     cast_weights: Mapping[Tensor, Tensor] = field(default_factory=dict)  # see weight_cast.py
 
 
-_PASS: ContextVar[TrainingPass] = ContextVar("training_pass", default=TrainingPass())
+_EAGER = TrainingPass()
+_PASS: ContextVar[TrainingPass] = ContextVar("training_pass", default=_EAGER)
 
 
 def current_pass() -> TrainingPass:

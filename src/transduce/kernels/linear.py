@@ -139,9 +139,7 @@ def linear_reference(
     return ACTIVATIONS[activation](y) if activation else y
 
 
-def accepts_linear(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = ""
-) -> bool:
+def accepts_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = "") -> bool:
     """In a captured training pass, in a precision of the tensor cores."""
     return dispatch.fused_training(x) and x.numel() > 0 and matmul_dtype(x) in (torch.bfloat16, torch.float16)
 

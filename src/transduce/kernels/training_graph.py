@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from transduce.flow import Batch, Padded
 from transduce.kernels.cuda_graph import cloned, copy_together, recorded, tensors_of, warmed
-from transduce.kernels.dispatch import free_launches
+from transduce.kernels.dispatch import captured_pass
 
 COLUMNS = 4  # a source or target has a multiple of so many
 ROWS = 8  # a batch has a multiple of this part of the rows that fit into it
@@ -122,7 +122,7 @@ class Recording:
     def __init__(self, run: Pass, batch: Batch, factor: Tensor, other: Recording | None) -> None:
         self.batch, self.factor = cloned(batch), factor.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with free_launches():
+        with captured_pass():
             warmed(lambda: run(self.batch, self.factor))
             with recorded(self.graph, None if other is None else other.graph.pool()):
                 self.sums = run(self.batch, self.factor)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from transduce.contracts import FrontEnd
 from transduce.flow import PAD, Padded
-from transduce.kernels import output_projection as scoring
-from transduce.layers.feed_forward import dense, through
+from transduce.kernels.linear import output_projection
+from transduce.layers.feed_forward import dense
 
 EPSILON = 1e-5  # of a norm, where nothing else is said
 
@@ -61,6 +61,4 @@ class Output(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         values = values if self.before is None else self.before(values)
-        if isinstance(self.layer, nn.Linear) and scoring.suits(self.layer, values):
-            return scoring.scores(self.layer, values)
-        return through(self.layer, values)  # ... V
+        return output_projection(self.layer, values)  # ... V

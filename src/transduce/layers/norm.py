@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from transduce.kernels import add_norm as levelling
-from transduce.layers.dropout import Dropout, add_dropped
+from transduce.kernels.add_norm import NormPair, ResidualStream, add_norm, add_residual, norm_stream, row_norm
+from transduce.layers.dropout import Dropout
 
 Normalisation = Literal["layer", "rms", "batch"]
 
@@ -21,7 +21,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(width, eps=eps, bias=bias)
 
     def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
-        return levelling.level(self, values) if levelling.suits(values) else super().forward(values)
+        return row_norm(self, values)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -31,7 +31,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=eps)  # it never has a bias
 
     def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
-        return levelling.level(self, values) if levelling.suits(values) else super().forward(values)
+        return row_norm(self, values)
 
 
 class BatchNorm(nn.Module):
@@ -84,27 +84,6 @@ NORMALISATIONS: dict[str, Callable[..., nn.Module]] = {
 Place = Literal["pre", "post"]
 
 
-class Sum(NamedTuple):
-    """values + dropout(change), not yet made: the norm that comes next makes it in the same pass over them."""
-
-    values: Tensor
-    change: Tensor
-    rate: float
-
-    def made(self) -> Tensor:
-        return levelling.add(*self)
-
-
-class Twice(NamedTuple):
-    """The same values for the sum and for the layer, so that their gradients meet in the kernel that made them."""
-
-    values: Tensor
-    rows: Tensor
-
-
-Flow = Tensor | Sum | Twice  # what goes from one layer to the next
-
-
 class Residual(nn.Module):
     """before: x + f(norm(x)) (Xiong 2020); after: norm(x + f(x)) (Vaswani 2017)"""
 
@@ -112,33 +91,17 @@ class Residual(nn.Module):
         super().__init__()
         self.norm, self.place, self.dropout = norm, place, Dropout(dropout)
 
-    def enter(self, values: Flow, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The values themselves, and what the layer reads of them."""
-        if isinstance(values, Twice):
+    def enter(self, values: ResidualStream, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The residual, and the input of the layer."""
+        if isinstance(values, NormPair):
             return values
         if self.place == "pre":
-            return level(self.norm, values, real)
+            return norm_stream(self.norm, values, real)
         assert isinstance(values, Tensor)
         return values, values
 
-    def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> Flow:
-        """What goes on, once the layer has spoken."""
-        if levelling.suits(values, change):
-            rate = self.dropout.p if self.dropout.training else 0.0
-            if self.place == "pre":
-                return Sum(values, change, rate)
-            if levelling.levels(self.norm):
-                return Twice(*levelling.level_twice(self.norm, values, change, rate))
-        total = add_dropped(values, change, self.dropout)
-        result: Tensor = total if self.place == "pre" else self.norm(total, real)
-        return result
-
-
-def level(norm: nn.Module, values: Flow, real: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The values, made where they were not, and their norm."""
-    if isinstance(values, Sum):
-        if levelling.levels(norm):
-            return levelling.level_sum(norm, *values)
-        values = values.made()
-    assert isinstance(values, Tensor)
-    return values, norm(values, real)
+    def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> ResidualStream:
+        """The residual stream after the layer, whose output is `change`."""
+        if self.place == "pre":
+            return add_residual(values, change, self.dropout)
+        return add_norm(self.norm, values, change, self.dropout, real)

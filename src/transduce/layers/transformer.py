@@ -20,10 +20,11 @@ from transduce.attention.self_attention import SSRU, Average, Own, SelfAttention
 from transduce.contracts import AttentionScore, Count, FrontEnd, Normaliser, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Tree
+from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream
 from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.feed_forward import Activation, FeedForward
-from transduce.layers.norm import NORMALISATIONS, Flow, Normalisation, Place, Residual, Twice, level
+from transduce.layers.norm import NORMALISATIONS, Normalisation, Place, Residual
 
 KeysValues = tuple[Tensor, Tensor]  # each B G S K
 
@@ -143,7 +144,7 @@ class Blocks(nn.Module):
         """Any of its numbers: what is made anew has their kind and lies where they do."""
         return next(self.parameters())
 
-    def run(self, values: Flow, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
+    def run(self, values: ResidualStream, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
         after: list[Tree] = []
         own: list[Tensor] = []
         cross: list[Tensor] = []
@@ -157,8 +158,8 @@ class Blocks(nn.Module):
             own += [seen] if seen is not None else []
             cross += [found] if found is not None else []
         if self.norm is not None:
-            values = level(self.norm, values, view.real)[1]
-        values = values.rows if isinstance(values, Twice) else values
+            values = norm_stream(self.norm, values, view.real)[1]
+        values = values.x if isinstance(values, NormPair) else values
         assert isinstance(values, Tensor)
         return Passed(
             values, tuple(after), torch.stack(own, 1) if own else None, torch.stack(cross, 1) if cross else None
@@ -174,8 +175,8 @@ class Block(nn.Module):
         self.residuals: Sequence[Residual] = nn.ModuleList(residuals)  # type: ignore[assignment]
 
     def run(
-        self, values: Flow, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
-    ) -> tuple[Flow, Tree, Tensor | None, Tensor | None]:
+        self, values: ResidualStream, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         """Rows in; rows, the past after them, and what was looked at in it and in the memory, out."""
         found = None
         values, past, seen = self.look_back(values, past, view)
@@ -183,20 +184,22 @@ class Block(nn.Module):
             values, found = self.look_up(values, *source, view)
         return self.think(values, view), past, seen, found
 
-    def look_back(self, values: Flow, past: Tree, view: View) -> tuple[Flow, Tree, Tensor | None]:
+    def look_back(self, values: ResidualStream, past: Tree, view: View) -> tuple[ResidualStream, Tree, Tensor | None]:
         residual = self.residuals[0]
         values, rows = residual.enter(values, view.real)
         found, past, weights = self.own(rows, past, view)
         return residual.leave(values, found, view.real), past, weights
 
-    def look_up(self, values: Flow, memory: KeysValues, mask: Tensor, view: View) -> tuple[Flow, Tensor | None]:
+    def look_up(
+        self, values: ResidualStream, memory: KeysValues, mask: Tensor, view: View
+    ) -> tuple[ResidualStream, Tensor | None]:
         assert self.cross is not None
         residual = self.residuals[1]
         values, rows = residual.enter(values, view.real)
         found, weights = self.cross.read(rows, *memory, mask, with_attention=view.with_attention)
         return residual.leave(values, found, view.real), weights
 
-    def think(self, values: Flow, view: View) -> Flow:
+    def think(self, values: ResidualStream, view: View) -> ResidualStream:
         residual = self.residuals[-1]
         values, rows = residual.enter(values, view.real)
         return residual.leave(values, self.feed_forward(rows), view.real)

@@ -38,7 +38,7 @@ class CrossEntropy(Objective):
         self.label_smoothing = label_smoothing
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        found = cross_entropy(model(batch).logits, batch.labels, self.label_smoothing, spare=True)
+        found = cross_entropy(model(batch).logits, batch.labels, self.label_smoothing, reuse_logits=True)
         return Loss(found.smoothed, {"nll": found.nll})
 
 

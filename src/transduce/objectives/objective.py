@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transduce.contracts import Normaliser
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
-from transduce.kernels.cross_entropy import IGNORED, Smoothed
+from transduce.kernels.cross_entropy import IGNORED
+from transduce.kernels.cross_entropy import cross_entropy as token_cross_entropy
 
 Model = Callable[[Batch], Step]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -63,13 +64,14 @@ class Objective(ABC):
         return int(batch.labels.mask.sum())
 
 
-def cross_entropy(logits: Tensor, gold: Padded, label_smoothing: float, *, spare: bool = False) -> Likelihood:
+def cross_entropy(logits: Tensor, gold: Padded, label_smoothing: float, *, reuse_logits: bool = False) -> Likelihood:
     """`likelihood` straight from the scores of tokens (R T V), which are read once and need no copy.
 
-    `spare`: nobody reads them after this, so their gradient may take their place.
+    `reuse_logits`: the caller needs them no more, so their gradient may overwrite them.
     """
     truth = gold.values.where(gold.mask, IGNORED).flatten()  # R*T
-    return Likelihood(*Smoothed.apply(logits.flatten(0, 1), truth, label_smoothing, spare))
+    total, nll = token_cross_entropy(logits.flatten(0, 1), truth, label_smoothing, reuse_logits=reuse_logits)
+    return Likelihood(total, nll)
 
 
 @dataclass(frozen=True)

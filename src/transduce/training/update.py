@@ -16,7 +16,7 @@ from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.kernels.native.library import library
 from transduce.kernels.training_graph import Recorder
-from transduce.kernels.weight_cast import ALIGNED, made_together
+from transduce.kernels.weight_cast import ALIGNMENT, cast_weights
 from transduce.layers.transformer import recompute
 from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
@@ -133,7 +133,7 @@ class Update:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         linear = (layer for layer in model.modules() if type(layer) is nn.Linear)
         # The output projection pads other widths itself.
-        self.cast_layers = [layer for layer in linear if layer.out_features % ALIGNED == 0]
+        self.cast_layers = [layer for layer in linear if layer.out_features % ALIGNMENT == 0]
         self.recorder = Recorder(self._forward_backward, self.parameters) if self.uses_cuda_graphs else None
         self.slot_limit = math.inf  # slots of the smallest micro-batch that ran out of memory
 
@@ -264,7 +264,7 @@ class Update:
 
     def _forward_backward(self, batch: Batch, factor: Tensor, objective: Objective | None = None) -> Tensor:
         """Adds the gradient of the loss times the factor; returns the loss and its parts."""
-        with autocast(self.device, self.settings.precision), made_together(self.cast_layers):
+        with autocast(self.device, self.settings.precision), cast_weights(self.cast_layers):
             loss = (objective or self.objective)(self.forward, batch)
         (loss.total * factor).backward()
         return torch.stack([loss.total.detach(), *(loss.parts[name] for name in self.objective.parts)])

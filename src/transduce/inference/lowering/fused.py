@@ -21,7 +21,7 @@ from transduce.flow import State, Step, TopK
 from transduce.inference.lowering.joint_projections import JointMemory, JointSelf
 from transduce.kernels.attention_decode import MOST
 from transduce.kernels.decode_rows import Entry, Kernels, Plain, Product
-from transduce.kernels.dispatch import attached, compiles
+from transduce.kernels.dispatch import has_hooks, has_triton
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.norm import LayerNorm
 from transduce.layers.transformer import Block
@@ -125,7 +125,7 @@ def fuse(network: nn.Module) -> int:
     for parent in list(network.modules()):
         for name, part in list(parent._modules.items()):
             if type(part) is TransformerDecoder and _fits(part):
-                on_gpu = part.output.layer.weight.is_cuda and compiles()
+                on_gpu = part.output.layer.weight.is_cuda and has_triton()
                 parent._modules[name] = FusedDecoder(part, Kernels() if on_gpu else Plain())
                 found += len(part.blocks)
     return found
@@ -191,4 +191,4 @@ def _block_fits(block: Block) -> bool:
 
 
 def _plain(layer: nn.Module) -> bool:
-    return type(layer) is nn.Linear and not attached(layer)
+    return type(layer) is nn.Linear and not has_hooks(layer)

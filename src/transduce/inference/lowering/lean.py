@@ -18,13 +18,14 @@ from transduce.attention.self_attention import SelfAttention, View, shade
 from transduce.contracts import AttentionScore, PositionEncoding
 from transduce.flow import Tree
 from transduce.inference.lowering.joint_projections import JointMemory, JointSelf
+from transduce.kernels.add_norm import ResidualStream
 from transduce.kernels.linear import ACTIVATIONS
 from transduce.kernels.native.block_step import ACTIVATIONS as NATIVE_ACTIVATIONS
 from transduce.kernels.native.block_step import BlockLayers, NativeBlock
 from transduce.kernels.native.library import library
 from transduce.kernels.packed_linear import LinearFunction, PackedLinear
 from transduce.layers.feed_forward import FeedForward
-from transduce.layers.norm import Flow, LayerNorm, Residual
+from transduce.layers.norm import LayerNorm, Residual
 from transduce.layers.transformer import Block, Blocks, KeysValues
 
 Join = Callable[[Tensor, Tensor], Tensor]
@@ -53,8 +54,8 @@ class LeanBlock(Block):
         self.whole = _whole(plain, attention)
 
     def run(
-        self, values: Flow, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
-    ) -> tuple[Flow, Tree, Tensor | None, Tensor | None]:
+        self, values: ResidualStream, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         slots = view.slots
         plain = view.with_attention or not isinstance(values, Tensor)
         if self.whole is None or slots is None or plain or past[0].dtype != torch.float32:
@@ -68,7 +69,7 @@ class LeanBlock(Block):
         made = self.whole(values, past, slots.places, slots.owners, slots.beams, slots.reach, memory)
         return made, past, None, None
 
-    def look_back(self, values: Flow, past: Tree, view: View) -> tuple[Flow, Tree, Tensor | None]:
+    def look_back(self, values: ResidualStream, past: Tree, view: View) -> tuple[ResidualStream, Tree, Tensor | None]:
         if view.slots is None or view.with_attention or not isinstance(values, Tensor):
             return super().look_back(values, past, view)
         rows, beams = len(values), view.slots.beams
@@ -86,7 +87,9 @@ class LeanBlock(Block):
         )
         return self.leaves[0](values, self.result(context.transpose(1, 2).reshape(rows, 1, -1))), past, None
 
-    def look_up(self, values: Flow, memory: KeysValues, mask: Tensor, view: View) -> tuple[Flow, Tensor | None]:
+    def look_up(
+        self, values: ResidualStream, memory: KeysValues, mask: Tensor, view: View
+    ) -> tuple[ResidualStream, Tensor | None]:
         if view.slots is None or view.source is None or view.with_attention or not isinstance(values, Tensor):
             return super().look_up(values, memory, mask, view)
         keys, kept = memory  # B H S K
@@ -98,7 +101,7 @@ class LeanBlock(Block):
             context = F.scaled_dot_product_attention(query, keys, kept, attn_mask=view.source, scale=self.scale)
         return self.leaves[1](values, self.answers(context.transpose(1, 2).reshape(len(values), 1, -1))), None
 
-    def think(self, values: Flow, view: View) -> Flow:
+    def think(self, values: ResidualStream, view: View) -> ResidualStream:
         if not isinstance(values, Tensor):
             return super().think(values, view)
         return self.leaves[-1](values, self.thinks(self.enters[-1](values)))
@@ -108,8 +111,8 @@ class LeanReading(LeanBlock):
     """look at all of the own source and think, all rows of a block by one call of our kernels"""
 
     def run(
-        self, values: Flow, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
-    ) -> tuple[Flow, Tree, Tensor | None, Tensor | None]:
+        self, values: ResidualStream, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         mask = view.mask  # B 1 1 S
         plain = self.whole is None or mask is None or view.with_attention
         if plain or not isinstance(values, Tensor) or values.dtype != torch.float32:

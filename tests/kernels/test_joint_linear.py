@@ -12,9 +12,9 @@ from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
-from transduce.kernels.dispatch import narrowed
-from transduce.layers import feed_forward as dense
-from transduce.layers.feed_forward import side_by_side
+from transduce.kernels import linear
+from transduce.kernels.dispatch import to_matmul_dtype
+from transduce.kernels.linear import can_join, joint_linear
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 
@@ -24,11 +24,11 @@ BATCH = Batch(
 )
 
 
-def always(rows: Tensor, layers: Any) -> bool:
+def always(layers: Any) -> bool:
     return all(type(layer) is nn.Linear for layer in layers)
 
 
-def never(rows: Tensor, layers: Any) -> bool:
+def never(layers: Any) -> bool:
     return False
 
 
@@ -50,9 +50,9 @@ def test_the_same_gradients(bias: bool, kv_heads: int, projections: str, monkeyp
     if projections == "none" and kv_heads == 2:
         pytest.skip("heads are not shared there")
     model = model_of(bias=bias, kv_heads=kv_heads, projections=projections).double()
-    monkeypatch.setattr(dense, "joins", never)
+    monkeypatch.setattr(linear, "can_join", never)
     plain = gradients(model)
-    monkeypatch.setattr(dense, "joins", always)
+    monkeypatch.setattr(linear, "can_join", always)
     for one, other in zip(gradients(model), plain, strict=True):
         assert_close(one, other, rtol=0, atol=1e-10)
 
@@ -68,39 +68,39 @@ def test_the_same_within_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
         apart = [(one - other).norm() for one, other in zip(found, exact, strict=True)]
         return float(torch.stack(apart).norm() / torch.stack([part.norm() for part in exact]).norm())
 
-    monkeypatch.setattr(dense, "joins", never)
+    monkeypatch.setattr(linear, "can_join", never)
     separate = distance()
-    monkeypatch.setattr(dense, "joins", always)
+    monkeypatch.setattr(linear, "can_join", always)
     assert distance() < 1.2 * separate
     assert separate < 0.02
 
 
 def test_one_product_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "joins", always)
+    monkeypatch.setattr(linear, "can_join", always)
     layers = [nn.Linear(4, 3), nn.Linear(4, 5)]
     for layer in layers:
         monkeypatch.setattr(layer, "forward", None)  # nobody calls them
     rows = torch.randn(2, 4)
-    found = side_by_side(rows, layers)
+    found = joint_linear(layers, rows)
     assert [one.shape for one in found] == [(2, 3), (2, 5)]
     assert_close(found[1], rows @ layers[1].weight.T + layers[1].bias)
 
 
 def test_elsewhere_layers_are_called() -> None:
     layer = nn.Linear(2, 2)
-    assert dense.joins(torch.zeros(1, 2), [layer])
+    assert can_join([layer])
     with torch.no_grad():
-        assert not dense.joins(torch.zeros(1, 2), [layer])
+        assert not can_join([layer])
     layer.register_forward_hook(lambda one, given, result: result + 1)
     rows = torch.zeros(1, 2)
-    assert not dense.joins(rows, [layer])
-    assert_close(side_by_side(rows, [layer])[0], layer(rows))
+    assert not can_join([layer])
+    assert_close(joint_linear([layer], rows)[0], layer(rows))
 
 
 def test_precision_is_lowered_once_and_only_under_autocast() -> None:
     values = torch.randn(3)
-    assert narrowed(values) is values
+    assert to_matmul_dtype(values) is values
     with torch.autocast("cpu", torch.bfloat16):
-        assert narrowed(values).dtype == torch.bfloat16
-        assert narrowed(values.double()).dtype == torch.double
-        assert narrowed(narrowed(values)).dtype == torch.bfloat16
+        assert to_matmul_dtype(values).dtype == torch.bfloat16
+        assert to_matmul_dtype(values.double()).dtype == torch.double
+        assert to_matmul_dtype(to_matmul_dtype(values)).dtype == torch.bfloat16
