@@ -1,15 +1,18 @@
-"""Paths in, files that outlive a crash out."""
+"""Crash-safe file writes; texts and JSON as single lines."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-TEMPORARY = ".part-"  # what a killed process may leave behind begins with this
+TEMPORARY = ".part-"  # prefix of files that a killed process may leave behind
 
 
 def sync(path: Path) -> None:
-    """To the disk, not only to the kernel; for a folder this is what makes a rename in it last."""
+    """Flushes a file to the disk; for a folder, this makes renames inside it permanent."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -26,8 +29,19 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """The new content or the old one, whatever happens meanwhile."""
+    """Replaces a file atomically: after a crash it has the old content or the new."""
     part = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
     write_file(part, content)
     os.replace(part, path)
     sync(path.parent)
+
+
+def single_line(text: str) -> str:
+    """The text with line breaks replaced by spaces, so that an output file has one line for each input line."""
+    return text.replace("\r", " ").replace("\n", " ")
+
+
+def json_line(content: Mapping[str, Any]) -> str:
+    """JSON on one line. Some readers also split lines at U+0085, U+2028 and U+2029, so these are escaped."""
+    text = json.dumps(content, ensure_ascii=False)
+    return text.translate({ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"})

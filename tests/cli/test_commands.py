@@ -247,7 +247,7 @@ class TestOneLineInOneLineOut:
         )
 
     def test_a_line_break_inside_an_output(self) -> None:
-        from transduce.evaluation.scoring import single_line
+        from transduce.storage import single_line
 
         assert single_line("a\nb\r\nc") == "a b  c"
 

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from transduce import build
 from transduce.errors import InputError
-from transduce.evaluation import contestants as entrants
+from transduce.evaluation import candidates
+from transduce.evaluation.candidates import count_parameters, match_parameters
 from transduce.evaluation.comparison import Comparison, compare, draw_table, to_markdown
-from transduce.evaluation.contestants import count_parameters, match_parameters
 from transduce.flow import Example
 from transduce.inference import load
 from transduce.recipe import ModelRecipe, parse
@@ -99,7 +99,7 @@ def forbid_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("this must not be trained again")
 
-    monkeypatch.setattr(entrants, "train", refuse)
+    monkeypatch.setattr(candidates, "train", refuse)
 
 
 def test_scores_are_those_of_the_saved_outputs(house: House, compared: Comparison) -> None:
@@ -129,7 +129,7 @@ def test_the_numbers_beside_quality_are_there(house: House, compared: Comparison
         rates = [line["tokens_per_second"] for line in updates]
         assert system.training.tokens_per_second is not None
         assert min(rates) <= system.training.tokens_per_second <= max(rates)
-        assert system.training.memory
+        assert system.training.peak_memory
         assert system.generation.tokens_per_second > system.generation.sentences_per_second > 0
 
 
@@ -146,7 +146,7 @@ def test_table_json_markdown_and_picture(house: House, compared: Comparison) -> 
             assert system.name in text
             assert f"{system.parameters:,}" in text
             assert f"{system.evaluation.scores['wer'].value:.2f}" in text
-        for contest in compared.contests:
+        for contest in compared.tests:
             assert contest.verdict in text
     header, rule, *rows = [line for line in to_markdown(compared).split("\n") if line.startswith("|")]
     assert len(rows) == 2
@@ -154,12 +154,12 @@ def test_table_json_markdown_and_picture(house: House, compared: Comparison) -> 
 
 
 def test_each_metric_has_its_best_against_the_other(compared: Comparison) -> None:
-    assert [contest.metric for contest in compared.contests] == ["exact", "wer"]
-    for contest in compared.contests:
+    assert [contest.metric for contest in compared.tests] == ["exact", "wer"]
+    for contest in compared.tests:
         values = {one.name: one.evaluation.scores[contest.metric].value for one in compared.systems}
         assert values[contest.best] == (max if contest.metric == "exact" else min)(values.values())
         assert contest.result.difference == pytest.approx(values[contest.best] - values[contest.other])
-        assert ("no significant difference" in contest.verdict) == (contest.result.p >= 0.05)
+        assert ("no significant difference" in contest.verdict) == (contest.result.p_value >= 0.05)
 
 
 def test_parameters_are_equal(house: House, compared: Comparison) -> None:
@@ -177,7 +177,7 @@ def test_finished_runs_are_reused(house: House, compared: Comparison, monkeypatc
     forbid_training(monkeypatch)
     again = compare([house.gru, house.blocks], folder=house.folder / "out", equal="parameters")
     assert [one.evaluation for one in again.systems] == [one.evaluation for one in compared.systems]
-    assert again.contests == compared.contests
+    assert again.tests == compared.tests
 
 
 def test_a_run_whose_data_changed_is_not_reused(house: House, compared: Comparison, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_an_unfinished_run_goes_on(house: House, tmp_path: Path) -> None:
     comparison = compare([short], folder=tmp_path, overrides=["training.steps=20"])
     assert comparison.systems[0].training.updates == 20
     assert any(line.get("event") == "resumed" for line in read_log(tmp_path / "going" / "log.jsonl"))
-    assert comparison.contests == ()
+    assert comparison.tests == ()
 
 
 def test_an_interruption_stops_the_comparison(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_an_interruption_stops_the_comparison(house: House, tmp_path: Path, monk
         trained = train(*arguments, **names)
         return replace(trained, outcome=replace(trained.outcome, reason="interrupted"))
 
-    monkeypatch.setattr(entrants, "train", interrupted)
+    monkeypatch.setattr(candidates, "train", interrupted)
     with pytest.raises(KeyboardInterrupt, match="gru"):
         compare([house.gru, house.blocks], folder=tmp_path, overrides=["training.steps=1"])
     assert not (tmp_path / "compare.json").exists()
@@ -218,7 +218,7 @@ def test_runs_are_taken_as_they_are(house: House, compared: Comparison, tmp_path
     comparison = compare(runs, folder=tmp_path, console=Console(file=said, width=200))
     assert [one.parameters for one in comparison.systems] == [one.parameters for one in compared.systems][::-1]
     assert comparison.data == "the test set of blocks"
-    assert "taken from" in said.getvalue()
+    assert "using the run in" in said.getvalue()
     assert [Run(run).recipe_file.read_bytes() for run in runs] == before
 
 
@@ -268,7 +268,7 @@ def test_time_is_equal(house: House, tmp_path: Path) -> None:
 def test_two_of_one_name_stay_apart(house: House, tmp_path: Path) -> None:
     comparison = compare([house.gru, house.gru], folder=tmp_path, overrides=["training.steps=1"])
     assert [system.name for system in comparison.systems] == ["gru", "gru-2"]
-    assert {contest.verdict for contest in comparison.contests} == {"no significant difference (p = 1.00)"}
+    assert {contest.verdict for contest in comparison.tests} == {"no significant difference (p = 1.00)"}
 
 
 def test_what_cannot_be_compared_is_said(house: House, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_what_cannot_be_compared_is_said(house: House, tmp_path: Path) -> None:
         compare([tmp_path / "missing.yaml"], folder=tmp_path)
     with pytest.raises(InputError, match="not a run directory"):
         compare([tmp_path], folder=tmp_path)
-    with pytest.raises(InputError, match="how much"):
+    with pytest.raises(InputError, match="needs a time"):
         compare([house.gru], folder=tmp_path, equal="minutes")
     with pytest.raises(InputError, match="metric 'exakt'"):
         compare([house.gru], folder=tmp_path, overrides=["evaluation.metrics=[exakt]"])

@@ -8,7 +8,7 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.evaluation.evaluate import find
+from transduce.evaluation.evaluate import find_metric
 
 WORDS = st.lists(
     st.sampled_from(["a", "cat", "dog", "sits", "runs", "on", "the", "mat", "red"]), min_size=1, max_size=8
@@ -43,13 +43,13 @@ def cider_d(pairs) -> float:
 
 @given(SETS)
 def test_cider_is_its_equation(pairs):
-    metric = find("cider")
+    metric = find_metric("cider")
     rows = metric.statistics([said for said, _ in pairs], [references for _, references in pairs])
     assert metric.value(rows.sum(0)) == pytest.approx(cider_d(pairs), abs=1e-6)
 
 
 def test_what_is_said_of_everything_counts_nothing_and_what_is_said_again_no_more():
-    metric = find("cider")
+    metric = find_metric("cider")
 
     def score(*said: str) -> float:
         rows = metric.statistics(said, [["a red cat"], ["a dog"], ["a blue bird sings"]])
@@ -63,7 +63,7 @@ def test_what_is_said_of_everything_counts_nothing_and_what_is_said_again_no_mor
 @pytest.mark.parametrize("order", [1, 2, 3])
 @given(SETS)
 def test_bleu_of_another_order_is_sacrebleus(order, pairs):
-    metric = find(f"bleu{order}")
+    metric = find_metric(f"bleu{order}")
     said, references = [one for one, _ in pairs], [lines for _, lines in pairs]
     most = max(map(len, references))
     streams = [[lines[i] if i < len(lines) else None for lines in references] for i in range(most)]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.evaluation.by_length import by_length, draw_by_length, readable_edges
+from transduce.evaluation.by_length import bucket_edges, by_length, draw_by_length
 from transduce.evaluation.evaluate import evaluate
 from transduce.evaluation.text_metrics import ExactMatch
 
@@ -35,9 +35,9 @@ def test_every_line_is_in_one_bucket_and_no_bucket_is_thin(lengths: list[int]) -
 
 def test_edges_are_round_and_an_outlier_does_not_move_them() -> None:
     lengths = [length for length in range(1, 41) for _ in range(20)]
-    assert readable_edges(lengths) == [5, 10, 15, 20, 25, 30, 35, 40]
-    assert readable_edges([*lengths, 3000])[:7] == [5, 10, 15, 20, 25, 30, 35]
-    assert readable_edges([3, 4, 9]) == [9]
+    assert bucket_edges(lengths) == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert bucket_edges([*lengths, 3000])[:7] == [5, 10, 15, 20, 25, 30, 35]
+    assert bucket_edges([3, 4, 9]) == [9]
 
 
 def test_quality_of_a_bucket_is_that_of_its_lines() -> None:
@@ -85,7 +85,7 @@ def test_bad_input_is_named() -> None:
         evaluate(["a", "b"], ["a", "b", "c"], [1, 1], ["exact"])
     with pytest.raises(InputError, match="2 hypotheses but 1 sources"):
         evaluate(["a", "b"], ["a", "b"], [1], ["exact"])
-    with pytest.raises(InputError, match="nothing to evaluate"):
+    with pytest.raises(InputError, match="no lines to evaluate"):
         evaluate([], [], [], ["exact"])
     with pytest.raises(InputError, match="3 lines were scored but 2"):
         by_length(ExactMatch(), np.ones((3, 2)), [1, 2])

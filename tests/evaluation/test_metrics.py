@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 
 from transduce.contracts import Metric, ScoreMetric, TextMetric
 from transduce.errors import InputError
-from transduce.evaluation.text_metrics import METRICS, find
+from transduce.evaluation.evaluate import METRICS, find_metric
 
 OF_TEXTS = [name for name, kind in METRICS.items() if issubclass(kind, TextMetric)]
 SACRE = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
@@ -61,7 +61,7 @@ def total(metric: Metric, hypotheses: list[str], references: list[list[str]]) ->
 @pytest.mark.parametrize("name", SACRE)
 def test_corpus_value_is_that_of_sacrebleu(name: str, seed: int, most: int) -> None:
     hypotheses, references = corpus(seed, most=most)
-    metric, oracle = find(name), SACRE[name]()
+    metric, oracle = find_metric(name), SACRE[name]()
     expected = oracle.corpus_score(hypotheses, streams(references)).score
     assert total(metric, hypotheses, references) == pytest.approx(expected, abs=1e-9)
     assert metric.signature == str(oracle.get_signature())
@@ -77,12 +77,12 @@ def test_edge_lines_are_scored_as_sacrebleu_does(name: str) -> None:
         ([""], [[""]]),
     ]:
         expected = SACRE[name]().corpus_score(hypotheses, streams(references)).score
-        assert total(find(name), hypotheses, references) == pytest.approx(expected, abs=1e-9)
+        assert total(find_metric(name), hypotheses, references) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", SACRE)
 def test_signature_names_the_number_of_references(name: str) -> None:
-    metric = find(name)
+    metric = find_metric(name)
     assert "nrefs:1|" in metric.signature
     metric.statistics(["a", "b"], [["a", "c"], ["b", "d"]])
     assert "nrefs:2|" in metric.signature
@@ -94,7 +94,7 @@ def test_signature_names_the_number_of_references(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in OF_TEXTS if name not in ("macro_f1", "cider")])
 def test_statistics_of_a_part_are_the_part_of_the_statistics(name: str) -> None:
     hypotheses, references = corpus(7)
-    metric = find(name)
+    metric = find_metric(name)
     rows = metric.statistics(hypotheses, references)
     chosen = [0, 3, 3, 9, 20, 39]  # a resample: one line twice
     alone = METRICS[name]().statistics([hypotheses[i] for i in chosen], [references[i] for i in chosen])
@@ -108,7 +108,7 @@ def test_statistics_of_a_part_are_the_part_of_the_statistics(name: str) -> None:
 def test_perfect_output_has_the_perfect_score(name: str) -> None:
     _, references = corpus(3)
     first = [line[-1] for line in references]
-    metric = find(name)
+    metric = find_metric(name)
     if name == "ter":  # the mean reference length stands below, the best reference above
         assert total(metric, first, references) == 0
     else:
@@ -124,29 +124,29 @@ def test_error_rates_are_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
     hypotheses, references = [h for h, _ in pairs], [r for _, r in pairs]
     expected = {"wer": jiwer.wer(references, hypotheses), "cer": jiwer.cer(references, hypotheses)}
     for name, value in expected.items():
-        assert total(find(name), hypotheses, [[r] for r in references]) == pytest.approx(100 * value, abs=1e-9)
+        assert total(find_metric(name), hypotheses, [[r] for r in references]) == pytest.approx(100 * value, abs=1e-9)
 
 
 def test_error_rate_takes_the_closest_reference() -> None:
-    assert find("wer").statistics(["a b c"], [["x y z", "a b", "a b c d"]]).tolist() == [[1, 4]]
-    assert find("per").statistics(["K AE1 T"], [["K AE1 D"]]).tolist() == [[1, 3]]
-    assert find("cer").statistics(["kitten"], [["sitting"]]).tolist() == [[3, 7]]
+    assert find_metric("wer").statistics(["a b c"], [["x y z", "a b", "a b c d"]]).tolist() == [[1, 4]]
+    assert find_metric("per").statistics(["K AE1 T"], [["K AE1 D"]]).tolist() == [[1, 3]]
+    assert find_metric("cer").statistics(["kitten"], [["sitting"]]).tolist() == [[3, 7]]
 
 
 def test_error_rate_of_nothing() -> None:
-    assert total(find("wer"), [""], [[""]]) == 0
-    assert total(find("wer"), ["a"], [[""]]) == 100
-    assert total(find("wer"), ["a b c d"], [["a"]]) == 300  # more than everything can be wrong
+    assert total(find_metric("wer"), [""], [[""]]) == 0
+    assert total(find_metric("wer"), ["a"], [[""]]) == 100
+    assert total(find_metric("wer"), ["a b c d"], [["a"]]) == 300  # more than everything can be wrong
 
 
 def test_exact_match() -> None:
-    metric = find("exact")
+    metric = find_metric("exact")
     assert total(metric, ["a", "b", "c ", "d"], [["a"], ["x", "b"], ["c"], ["D"]]) == 50
 
 
 def test_a_plain_string_is_one_reference() -> None:
     for name in OF_TEXTS:
-        metric = find(name)
+        metric = find_metric(name)
         np.testing.assert_array_equal(
             metric.statistics(["the cat"], ["the dog"]), metric.statistics(["the cat"], [["the dog"]])
         )
@@ -155,9 +155,9 @@ def test_a_plain_string_is_one_reference() -> None:
 @pytest.mark.parametrize("name", OF_TEXTS)
 def test_bad_input_is_named(name: str) -> None:
     with pytest.raises(InputError, match="2 hypotheses but 1 lines"):
-        find(name).statistics(["a", "b"], [["a"]])
+        find_metric(name).statistics(["a", "b"], [["a"]])
     with pytest.raises(InputError, match="line 2 has no reference"):
-        find(name).statistics(["a", "b"], [["a"], []])
+        find_metric(name).statistics(["a", "b"], [["a"], []])
 
 
 def test_the_shelf() -> None:
@@ -167,14 +167,14 @@ def test_the_shelf() -> None:
         lower = name in {"ter", "wer", "cer", "per"} or issubclass(kind, ScoreMetric)
         assert METRICS[name]().higher_is_better == (not lower)
     with pytest.raises(InputError, match="did you mean 'chrf'"):
-        find("chrff")
+        find_metric("chrff")
 
 
 class TestLabels:
     """Accuracy, counted again by hand."""
 
     def test_accuracy_of_tags_and_of_single_labels(self) -> None:
-        metric = find("accuracy")
+        metric = find_metric("accuracy")
         rows = metric.statistics(["A B C", "A", ""], [["A X C"], ["B"], ["A A"]])
         assert rows.tolist() == [[2, 3], [0, 1], [0, 2]]
         assert metric.value(rows.sum(0)) == pytest.approx(100 * 2 / 6)

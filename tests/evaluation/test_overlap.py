@@ -11,8 +11,8 @@ from seqeval.metrics import f1_score as seqeval_f1
 from sklearn.metrics import f1_score as sklearn_f1
 
 from transduce.contracts import Metric
-from transduce.evaluation.evaluate import METRICS, find
-from transduce.evaluation.overlap_metrics import marks_spans, spans
+from transduce.evaluation.evaluate import METRICS, find_metric
+from transduce.evaluation.overlap_metrics import is_bio, spans
 
 ROUGE = ["rouge1", "rouge2", "rougeL"]
 NAMES = [*ROUGE, "token_f1", "macro_f1", "span_f1"]
@@ -34,7 +34,7 @@ def test_rouge_is_that_of_rouge_score(pairs: list[tuple[str, list[str]]]) -> Non
     oracle = RougeScorer(ROUGE)
     for name in ROUGE:
         expected = [oracle.score_multi(references, said)[name].fmeasure for said, references in pairs]
-        found = total(find(name), [said for said, _ in pairs], [references for _, references in pairs])
+        found = total(find_metric(name), [said for said, _ in pairs], [references for _, references in pairs])
         assert found == pytest.approx(100 * np.mean(expected), abs=1e-9)
 
 
@@ -43,14 +43,14 @@ def test_rouge_is_that_of_rouge_score(pairs: list[tuple[str, list[str]]]) -> Non
 def test_macro_f1_is_that_of_sklearn(pairs: list[tuple[str, str]]) -> None:
     said, gold = [list(side) for side in zip(*pairs, strict=True)]
     wanted = 100 * sklearn_f1(gold, said, labels=sorted(set(gold)), average="macro", zero_division=0)
-    assert total(find("macro_f1"), said, [[label] for label in gold]) == pytest.approx(wanted)
+    assert total(find_metric("macro_f1"), said, [[label] for label in gold]) == pytest.approx(wanted)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.tuples(tags, tags), min_size=1, max_size=9), min_size=1, max_size=5))
 def test_span_f1_is_that_of_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
     said, gold = ([[pair[side] for pair in line] for line in pairs] for side in (0, 1))
-    found = total(find("span_f1"), [" ".join(line) for line in said], [[" ".join(line)] for line in gold])
+    found = total(find_metric("span_f1"), [" ".join(line) for line in said], [[" ".join(line)] for line in gold])
     if any(spans(line) for line in [*said, *gold]):
         assert found == pytest.approx(100 * seqeval_f1(gold, said, zero_division=0))
     else:
@@ -65,15 +65,15 @@ def test_spans_by_hand() -> None:
 
 
 def test_which_labels_look_like_spans() -> None:
-    assert marks_spans(["O", "B-PER", "I-PER"])
-    assert marks_spans(["S-LOC"])
-    assert not marks_spans(["O", "O"])
-    assert not marks_spans(["B-PER", "NN"])
-    assert not marks_spans(["I", "B"])
+    assert is_bio(["O", "B-PER", "I-PER"])
+    assert is_bio(["S-LOC"])
+    assert not is_bio(["O", "O"])
+    assert not is_bio(["B-PER", "NN"])
+    assert not is_bio(["I", "B"])
 
 
 def test_answers_are_compared_as_squad_does() -> None:
-    metric = find("token_f1")
+    metric = find_metric("token_f1")
     assert total(metric, ["The Eiffel Tower!"], [["eiffel tower"]]) == 100
     assert total(metric, ["in Paris"], [["Rome", "Paris"]]) == pytest.approx(100 * 2 / 3)  # precision 1/2, recall 1
     assert total(metric, ["the", "x"], [[""], ["the"]]) == 50  # an article alone is no answer
@@ -89,7 +89,7 @@ def test_laws_of_lines(name: str, seed: int, count: int) -> None:
     pool = ["B-A I-A O", "O B-B", "the cat sat", "cat on mat", "dog"]
     gold = [[draw.choice(pool) for _ in range(draw.randint(1, 2))] for _ in range(count)]
     said = [draw.choice([*pool, "something else"]) for _ in range(count)]
-    metric = find(name)
+    metric = find_metric(name)
     if name != "rouge2":  # of a single word it knows nothing
         assert total(metric, [line[-1] for line in gold], gold) == pytest.approx(100)
     assert 0 <= total(metric, said, gold) <= 100
@@ -101,5 +101,5 @@ def test_laws_of_lines(name: str, seed: int, count: int) -> None:
 
 
 def test_rouge_says_how_it_reads() -> None:
-    assert "stem:no" in find("rougeL").signature
-    assert total(find("rouge2"), ["the cat sat"], [["The cat, sat."]]) == 100
+    assert "stem:no" in find_metric("rougeL").signature
+    assert total(find_metric("rouge2"), ["the cat sat"], [["The cat, sat."]]) == 100

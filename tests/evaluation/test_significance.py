@@ -10,8 +10,15 @@ from sacrebleu.significance import PairedTest
 
 from transduce.errors import InputError
 from transduce.evaluation import significance
-from transduce.evaluation.significance import Paired, interval, paired, randomised, verdict
-from transduce.evaluation.text_metrics import ExactMatch, find
+from transduce.evaluation.evaluate import find_metric
+from transduce.evaluation.significance import (
+    PairedTestResult,
+    approximate_randomisation,
+    bootstrap_interval,
+    paired_bootstrap,
+    verdict,
+)
+from transduce.evaluation.text_metrics import ExactMatch
 
 
 def outcomes(hits: np.ndarray) -> np.ndarray:
@@ -35,58 +42,58 @@ def text(seed: int, damage: float, lines: int = 80) -> tuple[list[str], list[lis
 def test_interval_covers_the_truth_as_often_as_it_says() -> None:
     generator, truth, trials, covered = np.random.default_rng(5), 0.7, 400, 0
     for trial in range(trials):
-        result = interval(ExactMatch(), outcomes(generator.random(120) < truth), 300, seed=trial)
+        result = bootstrap_interval(ExactMatch(), outcomes(generator.random(120) < truth), 300, seed=trial)
         covered += result.low <= 100 * truth <= result.high
     assert 0.91 <= covered / trials <= 0.98
 
 
 def test_interval_agrees_with_resampling_by_hand() -> None:
-    metric = find("bleu")
+    metric = find_metric("bleu")
     statistics = metric.statistics(*text(1, 0.3))
     draw = np.random.default_rng(99)
     scores = [metric.value(statistics[draw.integers(80, size=80)].sum(0)) for _ in range(2000)]
-    result = interval(metric, statistics, 2000, seed=1)
+    result = bootstrap_interval(metric, statistics, 2000, seed=1)
     assert result.value == metric.value(statistics.sum(0))
     np.testing.assert_allclose([result.low, result.high], np.quantile(scores, [0.025, 0.975]), atol=0.8)
 
 
 def test_interval_of_two_lines_is_the_one_worked_out_by_hand() -> None:
     # One right, one wrong: 0, 50, 100 with probabilities 1/4, 1/2, 1/4.
-    result = interval(ExactMatch(), outcomes(np.array([1, 0])), 4000, seed=3, level=0.4)
+    result = bootstrap_interval(ExactMatch(), outcomes(np.array([1, 0])), 4000, seed=3, level=0.4)
     assert (result.low, result.value, result.high) == (50, 50, 50)
-    wide = interval(ExactMatch(), outcomes(np.array([1, 0])), 4000, seed=3)
+    wide = bootstrap_interval(ExactMatch(), outcomes(np.array([1, 0])), 4000, seed=3)
     assert (wide.low, wide.high) == (0, 100)
 
 
 def test_the_same_seed_gives_the_same_interval_in_any_number_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     statistics = outcomes(np.random.default_rng(0).random(50) < 0.5)
-    whole = interval(ExactMatch(), statistics, 100, seed=4)
+    whole = bootstrap_interval(ExactMatch(), statistics, 100, seed=4)
     monkeypatch.setattr(significance, "_CHUNK", 50 * 7)
-    assert interval(ExactMatch(), statistics, 100, seed=4) == whole
-    assert interval(ExactMatch(), statistics, 100, seed=5) != whole
+    assert bootstrap_interval(ExactMatch(), statistics, 100, seed=4) == whole
+    assert bootstrap_interval(ExactMatch(), statistics, 100, seed=5) != whole
 
 
-@pytest.mark.parametrize("test", [paired, randomised])
+@pytest.mark.parametrize("test", [paired_bootstrap, approximate_randomisation])
 def test_identical_systems_are_never_told_apart(test: object) -> None:
     for name in ("bleu", "chrf", "wer"):
-        metric = find(name)
+        metric = find_metric(name)
         statistics = metric.statistics(*text(2, 0.3))
         result = test(metric, statistics, statistics.copy(), 200, 1)  # type: ignore[operator]
-        assert (result.difference, result.low, result.high, result.p) == (0, 0, 0, 1)
+        assert (result.difference, result.low, result.high, result.p_value) == (0, 0, 0, 1)
 
 
-@pytest.mark.parametrize("test", [paired, randomised])
+@pytest.mark.parametrize("test", [paired_bootstrap, approximate_randomisation])
 def test_equal_systems_are_told_apart_in_one_comparison_of_twenty(test: object) -> None:
     generator, trials, rejected = np.random.default_rng(8), 400, 0
     for trial in range(trials):
         a, b = (outcomes(generator.random(150) < 0.6) for _ in range(2))
-        rejected += test(ExactMatch(), a, b, 200, trial).p < 0.05  # type: ignore[operator]
+        rejected += test(ExactMatch(), a, b, 200, trial).p_value < 0.05  # type: ignore[operator]
     assert 0.02 <= rejected / trials <= 0.085
 
 
 def test_randomisation_agrees_with_all_permutations() -> None:
     generator = np.random.default_rng(4)
-    metric = find("wer")
+    metric = find_metric("wer")
     a, b = (np.stack([generator.integers(0, 5, 9), np.full(9, 6)], 1).astype(float) for _ in range(2))
     observed = abs(metric.value(a.sum(0)) - metric.value(b.sum(0)))
     extreme = 0
@@ -94,56 +101,63 @@ def test_randomisation_agrees_with_all_permutations() -> None:
         mask = np.array(swaps)[:, None]
         first, second = np.where(mask, b, a).sum(0), np.where(mask, a, b).sum(0)
         extreme += abs(metric.value(first) - metric.value(second)) >= observed - 1e-9
-    assert randomised(metric, a, b, 4000, 1).p == pytest.approx(extreme / 2**9, abs=0.03)
+    assert approximate_randomisation(metric, a, b, 4000, 1).p_value == pytest.approx(extreme / 2**9, abs=0.03)
 
 
 @pytest.mark.parametrize("damage", [0.24, 0.27, 0.5])
 def test_agreement_with_sacrebleu(damage: float) -> None:
     (a, references), (b, _) = text(1, 0.25), text(2, damage)
-    metric = find("chrf")
+    metric = find_metric("chrf")
     statistics = metric.statistics(a, references), metric.statistics(b, references)
     streams = [[line[0] for line in references]]
     results = {}
     for kind in ("bs", "ar"):
         _, scores = PairedTest([("a", a), ("b", b)], {"chrF": CHRF()}, streams, kind, n_samples=1500)()
         results[kind] = scores["chrF2"]
-    ours = paired(metric, *statistics, 1500, seed=1)
+    ours = paired_bootstrap(metric, *statistics, 1500, seed=1)
     theirs = results["bs"]
     assert ours.difference == pytest.approx(theirs[0].score - theirs[1].score, abs=1e-6)
-    half = (interval(metric, statistics[1], 1500, seed=1).high - interval(metric, statistics[1], 1500, 1).low) / 2
+    half = (
+        bootstrap_interval(metric, statistics[1], 1500, seed=1).high
+        - bootstrap_interval(metric, statistics[1], 1500, 1).low
+    ) / 2
     assert half == pytest.approx(theirs[1].ci, abs=0.3)
     # Theirs is one tail of ours where the difference is clear, and folded at 0 where it is not.
     if damage == 0.5:
-        assert ours.p < 0.01
+        assert ours.p_value < 0.01
         assert theirs[1].p_value < 0.01
     else:
-        assert theirs[1].p_value - 0.03 <= ours.p <= 1
-    assert randomised(metric, *statistics, 1500, seed=1).p == pytest.approx(results["ar"][1].p_value, abs=0.04)
+        assert theirs[1].p_value - 0.03 <= ours.p_value <= 1
+    assert approximate_randomisation(metric, *statistics, 1500, seed=1).p_value == pytest.approx(
+        results["ar"][1].p_value, abs=0.04
+    )
 
 
 def test_a_clear_one_tail_is_half_of_ours() -> None:
     """Where every resampled difference has the same sign, sacrebleu's statistic is the upper tail of ours."""
     (a, references), (b, _) = text(1, 0.25, 150), text(2, 0.33, 150)
-    metric = find("chrf")
+    metric = find_metric("chrf")
     streams = [[line[0] for line in references]]
     _, scores = PairedTest([("a", a), ("b", b)], {"chrF": CHRF()}, streams, "bs", n_samples=3000)()
-    ours = paired(metric, metric.statistics(a, references), metric.statistics(b, references), 3000, seed=1)
-    assert ours.p == pytest.approx(2 * scores["chrF2"][1].p_value, abs=0.02)
+    ours = paired_bootstrap(metric, metric.statistics(a, references), metric.statistics(b, references), 3000, seed=1)
+    assert ours.p_value == pytest.approx(2 * scores["chrF2"][1].p_value, abs=0.02)
 
 
 def test_verdict_names_a_winner_only_when_there_is_one() -> None:
     names = ("attention", "bottleneck")
-    assert verdict(Paired(0.4, -0.3, 1.1, 0.31), names) == "no significant difference (p = 0.31)"
-    assert verdict(Paired(9.9, -1, 20, 0.05), names) == "no significant difference (p = 0.050)"
-    won = verdict(Paired(2.5, 1.5, 3.5, 0.002), names)
+    assert verdict(PairedTestResult(0.4, -0.3, 1.1, 0.31), names) == "no significant difference (p = 0.31)"
+    assert verdict(PairedTestResult(9.9, -1, 20, 0.05), names) == "no significant difference (p = 0.050)"
+    won = verdict(PairedTestResult(2.5, 1.5, 3.5, 0.002), names)
     assert won == "attention is better than bottleneck by 2.50, 95 % interval 1.50 to 3.50 (p = 0.002)"
-    assert verdict(Paired(-2.5, -3.5, -1.5, 0.002), names).startswith("bottleneck is better than attention by 2.50, ")
-    assert verdict(Paired(-2.5, -3.5, -1.5, 0.0009, False), names).startswith("attention is better")
-    assert "p < 0.001" in verdict(Paired(-2.5, -3.5, -1.5, 0.0009, False), names)
+    assert verdict(PairedTestResult(-2.5, -3.5, -1.5, 0.002), names).startswith(
+        "bottleneck is better than attention by 2.50, "
+    )
+    assert verdict(PairedTestResult(-2.5, -3.5, -1.5, 0.0009, False), names).startswith("attention is better")
+    assert "p < 0.001" in verdict(PairedTestResult(-2.5, -3.5, -1.5, 0.0009, False), names)
 
 
 def test_bad_input_is_named() -> None:
     with pytest.raises(InputError, match="2 of one system, 3 of the other"):
-        paired(ExactMatch(), np.ones((2, 2)), np.ones((3, 2)), 10, 1)
+        paired_bootstrap(ExactMatch(), np.ones((2, 2)), np.ones((3, 2)), 10, 1)
     with pytest.raises(InputError, match="no lines"):
-        interval(ExactMatch(), np.zeros((0, 2)), 10, 1)
+        bootstrap_interval(ExactMatch(), np.zeros((0, 2)), 10, 1)

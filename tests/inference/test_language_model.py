@@ -19,8 +19,8 @@ from transduce.data.readers.corpus import text_chunks
 from transduce.data.tokenizers.running_text import count_text
 from transduce.errors import InputError
 from transduce.evaluation.comparison import compare
-from transduce.evaluation.evaluate import Outputs, evaluate, find
-from transduce.evaluation.scoring import answer, held_out
+from transduce.evaluation.evaluate import SystemOutput, evaluate, find_metric
+from transduce.evaluation.held_out import load_held_out, predict
 from transduce.flow import BOS, EOS, Example
 from transduce.inference import Model
 from transduce.training.experiment import TrainingResult, train
@@ -174,8 +174,8 @@ def test_nothing_is_generated_where_no_metric_asks(
 ) -> None:
     monkeypatch.setattr(Model, "generate", lambda *_, **__: pytest.fail("generated"))
     model = trained["lines"].model
-    _, lines = held_out(model, None)
-    outputs = answer(model, lines, ["perplexity"])
+    _, lines = load_held_out(model, None)
+    outputs = predict(model, lines, ["perplexity"])
     assert outputs.texts is None
     assert outputs.scored is not None
     assert len(outputs.scored) == len(lines)
@@ -193,7 +193,7 @@ def test_perplexity_of_pairs_is_teacher_forced(tmp_path: Path) -> None:
         },
         tmp_path / "run",
     )
-    _, lines = held_out(one.model, None)
+    _, lines = load_held_out(one.model, None)
     found = one.model.score([(line.source, line.references[0]) for line in lines])
     total, tokens = sum(pair.score for pair in found), sum(len(pair.token_scores) for pair in found)
     scores = one.scores["dev"].scores
@@ -205,13 +205,13 @@ def test_measures_of_probability() -> None:
     scored = [Scored(-6.0, 3, 2, 8), Scored(-10.0, 5, 3, 12)]
     values = {"perplexity": math.exp(2), "word_perplexity": math.exp(16 / 5), "character_perplexity": math.exp(0.8)}
     values["bits_per_character"] = 0.8 / math.log(2)
-    result = evaluate(Outputs(scored=scored), [["x"], ["y"]], None, list(values), 10)
+    result = evaluate(SystemOutput(scored=scored), [["x"], ["y"]], None, list(values), 10)
     for name, value in values.items():
         assert result.scores[name].value == pytest.approx(value)
         assert not result.scores[name].higher_is_better
-    assert find("perplexity").value(np.array([-1e9, 1.0])) < math.inf
+    assert find_metric("perplexity").value(np.array([-1e9, 1.0])) < math.inf
     with pytest.raises(InputError, match="cannot be computed"):
-        evaluate(Outputs(scored=scored), [["x"], ["y"]], None, ["bleu"])
+        evaluate(SystemOutput(scored=scored), [["x"], ["y"]], None, ["bleu"])
 
 
 def test_stopped_and_resumed_on_running_text(book: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_without_a_recipe(book: Path) -> None:
 def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_path: Path) -> None:
     folders = [trained[name].run.folder for name in ("running", "limited")]
     result = compare(folders, folder=tmp_path)
-    assert {contest.metric for contest in result.contests} >= {"perplexity", "bits_per_character"}
+    assert {test.metric for test in result.tests} >= {"perplexity", "bits_per_character"}
     assert result.systems[0].generation.tokens_per_second is None
     assert "perplexity" in (tmp_path / "compare.md").read_text()
 

@@ -13,7 +13,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.data.batching import DataPosition
 from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.errors import InputError
-from transduce.evaluation.scoring import answer, held_out
+from transduce.evaluation.held_out import load_held_out, predict
 from transduce.flow import BOS, EOS, UNK, Batch, Padded
 from transduce.inference import load
 from transduce.recipe import parse
@@ -71,8 +71,8 @@ def test_only_masks_are_filled(run):
 
 def test_the_same_tokens_are_asked_for_every_time(run):
     model = load(run)
-    _, lines = held_out(model, None)
-    one, two = (answer(model, lines, ["accuracy", "perplexity"]) for _ in range(2))
+    _, lines = load_held_out(model, None)
+    one, two = (predict(model, lines, ["accuracy", "perplexity"]) for _ in range(2))
     assert one == two
     assert one.asked is not None
     for line, source, references in zip(lines, one.asked.sources, one.asked.references, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transduce.autoconfig import recipe_for
-from transduce.evaluation.retrieval_metrics import unit
+from transduce.evaluation.retrieval_metrics import normalise_rows
 from transduce.retrieval.clustering import k_means, purity
 from transduce.synthetic.paraphrases import generate
 from transduce.training.experiment import TrainingResult, train
@@ -56,7 +56,7 @@ def test_the_held_out_loss_falls(run):
 
 
 def test_topics_come_out_as_groups(run):
-    vectors = unit(run.model.embed([one.source for one in DOCUMENTS]))
+    vectors = normalise_rows(run.model.embed([one.source for one in DOCUMENTS]))
     topics = [one.extra["topic"] for one in DOCUMENTS]
     found = k_means(vectors, len(set(topics)))
     assert purity(found.labels, topics) >= 0.9

@@ -11,8 +11,8 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from transduce.contracts import Embedded
-from transduce.evaluation.evaluate import interval
 from transduce.evaluation.retrieval_metrics import RecallAt1, RecallAt10, ReciprocalRank, Spearman, ranks
+from transduce.evaluation.significance import bootstrap_interval
 
 
 def random_vectors(seed: int, *shape: int) -> np.ndarray:
@@ -72,5 +72,5 @@ def test_spearman_of_monotonic_and_constant_scores() -> None:
     assert metric.value(rising.sum(0)) == pytest.approx(100)
     assert metric.value(metric.statistics([3, 2, 1], [1, 2, 3]).sum(0)) == pytest.approx(-100)
     assert metric.value(metric.statistics([1, 1, 1], [1, 2, 3]).sum(0)) == 0
-    found = interval(metric, rising, 50, seed=1)
+    found = bootstrap_interval(metric, rising, 50, seed=1)
     assert found.low <= found.value <= found.high + 1e-9

@@ -10,7 +10,7 @@ from statistics import median
 
 from transduce.data.readers.corpus import DropCounter, Invalid, read_corpus
 from transduce.errors import InputError
-from transduce.evaluation.overlap_metrics import marks_spans
+from transduce.evaluation.overlap_metrics import is_bio
 from transduce.flow import Example
 from transduce.recipe import Corpora, Corpus
 
@@ -38,7 +38,7 @@ class Side:
             frozenset("".join(lines)),
             len(counts),
             sum(count == 1 for count in counts.values()) / max(counts.total(), 1),
-            marks_spans(list(counts)),
+            is_bio(list(counts)),
         )
 
     @property

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import Evaluation
-from transduce.evaluation.scoring import json_line
 from transduce.explain import html as page
 from transduce.explain import overlay, terminal
 from transduce.explain import png as picture
@@ -26,6 +25,7 @@ from transduce.recipe import Recipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.retrieval.clustering import Clustering, distinctive_words
 from transduce.retrieval.search import Hit
+from transduce.storage import json_line
 from transduce.training.experiment import TrainingResult
 
 

@@ -127,12 +127,12 @@ def cluster(
     """
     from transduce.cli.display import show_clusters
     from transduce.data.readers.corpus import read_lines
-    from transduce.evaluation.retrieval_metrics import unit
+    from transduce.evaluation.retrieval_metrics import normalise_rows
     from transduce.retrieval.clustering import draw_map, k_means
     from transduce.retrieval.embeddings import cached_embeddings
 
     lines = list(read_lines(documents))
-    vectors = unit(cached_embeddings(load_model(run, device, own_parts), lines))
+    vectors = normalise_rows(cached_embeddings(load_model(run, device, own_parts), lines))
     clustering = k_means(vectors, clusters, seed)
     show_clusters(vectors, lines, clustering, open_console())
     if output is not None:
@@ -157,8 +157,8 @@ def similarity(
 
         transduce similarity runs/paraphrases sts.tsv
     """
-    from transduce.evaluation.evaluate import interval
     from transduce.evaluation.retrieval_metrics import Spearman
+    from transduce.evaluation.significance import bootstrap_interval
     from transduce.retrieval.search import pair_similarities
 
     similarities = list(pair_similarities(load_model(run, device, own_parts), pairs))
@@ -168,6 +168,6 @@ def similarity(
     golds = [one.gold for one in similarities if one.gold is not None]
     if golds:
         metric = Spearman()
-        score = interval(metric, metric.statistics([one.cosine for one in similarities], golds), 1000, seed=1)
+        score = bootstrap_interval(metric, metric.statistics([one.cosine for one in similarities], golds), 1000, seed=1)
         summary = f"Spearman {score.value:.2f} (95 % interval {score.low:.2f} to {score.high:.2f})"
         print(f"{len(golds):,} pairs, {summary}", file=sys.stderr)

@@ -56,7 +56,7 @@ def evaluate(
     import json as json_format
 
     from transduce.cli.display import show_scores, show_scores_by_length
-    from transduce.evaluation.scoring import answer, held_out, score_outputs
+    from transduce.evaluation.held_out import evaluate_output, load_held_out, predict
 
     console = open_console()
     model = load_model(run, device, own_parts)
@@ -64,9 +64,9 @@ def evaluate(
     model.settings(**chosen)  # reports a wrong name or value before any data is read
     if against is not None and against.resolve() == run.resolve():
         raise InputError("this is the same run", where="--against", remedy="name another run")
-    name, lines = held_out(model, data)
-    outputs = answer(model, lines, model.recipe.evaluation.metrics, **chosen)
-    scores = score_outputs(model, lines, outputs)
+    name, lines = load_held_out(model, data)
+    outputs = predict(model, lines, model.recipe.evaluation.metrics, **chosen)
+    scores = evaluate_output(model, lines, outputs)
     show_scores({name: scores}, console)
     show_scores_by_length(scores, console)
     for score in scores.scores.values():
@@ -74,7 +74,7 @@ def evaluate(
     content = {"set": name, **scores.to_json()}
     if against is not None:
         other = load_model(against, device, own_parts)
-        other_outputs = answer(other, lines, model.recipe.evaluation.metrics, **chosen)
+        other_outputs = predict(other, lines, model.recipe.evaluation.metrics, **chosen)
         both = {str(run): outputs, str(against): other_outputs}
         content["against"] = _compare_runs(model, lines, both, console)
     if json is not None:
@@ -83,13 +83,13 @@ def evaluate(
 
 def _compare_runs(model: Model, lines: Any, outputs: dict[str, Any], console: Console) -> dict[str, Any]:
     """Prints the significance test of two runs; returns the scores of the second run."""
-    from transduce.evaluation.scoring import compare_outputs, score_outputs
+    from transduce.evaluation.held_out import compare_outputs, evaluate_output
 
     verdicts = compare_outputs(model, lines, outputs)
     for metric, verdict in verdicts.items():
         console.print(f"{metric}: {verdict}", highlight=False)
     _, (name, other_outputs) = outputs.items()
-    return {"run": name, "verdicts": verdicts, **score_outputs(model, lines, other_outputs).to_json()}
+    return {"run": name, "verdicts": verdicts, **evaluate_output(model, lines, other_outputs).to_json()}
 
 
 def score(
@@ -114,12 +114,12 @@ def score(
 
         transduce score runs/book book.txt
     """
-    from transduce.evaluation.scoring import perplexities, score_lines
+    from transduce.evaluation.pair_scores import perplexities, score_file
 
     model, scored = load_model(run, device, own_parts), []
     with open_output(output, pairs) as stream:
-        for one in score_lines(model, pairs, as_json=json):
-            stream.write(one.written + "\n")
+        for one in score_file(model, pairs, as_json=json):
+            stream.write(one.line + "\n")
             scored.append(one.scored)
     summary = ", ".join(f"{value:.4g} per {unit}" for unit, value in perplexities(scored).items())
     what = "texts" if model.running else "lines" if model.sourceless else "pairs"

@@ -204,8 +204,8 @@ class OutputWriter:
 
     def line(self, prediction: Prediction) -> str:
         from transduce.cli.display import prediction_json
-        from transduce.evaluation.scoring import single_line
         from transduce.explain.alignment import pharaoh
+        from transduce.storage import single_line
 
         self.line_number += 1
         self.counts["empty lines"] += not prediction.tokens

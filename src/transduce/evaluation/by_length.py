@@ -1,4 +1,4 @@
-"""Statistics and source lengths enter; quality by length leaves, as buckets with intervals and as a picture."""
+"""Scores by source length: buckets with confidence intervals, and their plot."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ import numpy as np
 
 from transduce.contracts import Metric
 from transduce.errors import InputError
-from transduce.evaluation.significance import Interval, interval
+from transduce.evaluation.significance import ConfidenceInterval, bootstrap_interval
 
-_STEPS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000]
+_BUCKET_WIDTHS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000]
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """The lines whose source has `low` to `high` tokens, both included, and how well they went."""
+class LengthBucket:
+    """Score of the lines whose source has `low` to `high` tokens, both included."""
 
     low: int
     high: int
     count: int
-    interval: Interval
+    interval: ConfidenceInterval
 
 
-def readable_edges(lengths: Sequence[int], most: int = 10, fewest: int = 30) -> list[int]:
-    """The last length of each of about `most` buckets: round numbers, at least `fewest` lines in each.
+def bucket_edges(lengths: Sequence[int], max_buckets: int = 10, min_lines: int = 30) -> list[int]:
+    """The last length of each of about `max_buckets` buckets: round numbers, at least `min_lines` lines in each.
 
-    The step is chosen from the middle 95 % of the lengths, so that one giant line does not swallow all others.
+    The bucket width follows from the middle 95 % of the lengths, so that an outlier does not determine it.
     """
     values = np.asarray(lengths)
     low, high = np.quantile(values, [0.025, 0.975])
-    step = next((step for step in _STEPS if (high - low) / step < most - 1), _STEPS[-1])
+    width = next((width for width in _BUCKET_WIDTHS if (high - low) / width < max_buckets - 1), _BUCKET_WIDTHS[-1])
     last = int(values.max())
-    ends = list(range(step * max(1, -(-int(values.min()) // step)), last + step, step))
+    ends = list(range(width * max(1, -(-int(values.min()) // width)), last + width, width))
     edges: list[int] = []
     previous = -1
     for end in ends:
-        left = int((values > end).sum())
-        # A bucket closes when it is full and leaves either nothing or enough for another one.
-        if int(((values > previous) & (values <= end)).sum()) >= fewest and (left >= fewest or left == 0):
+        remaining = int((values > end).sum())
+        # A bucket ends when it has enough lines and either none or enough of them remain.
+        inside = int(((values > previous) & (values <= end)).sum())
+        if inside >= min_lines and (remaining >= min_lines or remaining == 0):
             edges.append(end)
             previous = end
     return edges if previous >= last else [*edges, last]
@@ -54,29 +55,31 @@ def by_length(
     buckets: Sequence[int] | None = None,
     resamples: int = 1000,
     seed: int = 1,
-) -> list[Bucket]:
-    """Quality for each range of source lengths. `buckets` gives the last length of each; left out, they are chosen
-    from the lengths alone, so two systems on the same lines get the same ones."""
+) -> list[LengthBucket]:
+    """Scores by source length. `buckets` are the last lengths of the buckets.
+
+    By default they are chosen from the lengths alone, so two systems on the same lines get the same buckets.
+    """
     if len(lengths) != len(statistics):
         raise InputError(f"{len(statistics)} lines were scored but {len(lengths)} source lengths given")
     if not len(lengths):
         return []
     values = np.asarray(lengths)
-    edges = sorted(buckets) if buckets is not None else readable_edges(lengths)
+    edges = sorted(buckets) if buckets is not None else bucket_edges(lengths)
     if edges and edges[-1] < values.max():
-        edges = [*edges, int(values.max())]  # nothing is left out of the picture in silence
+        edges = [*edges, int(values.max())]  # longer lines get a bucket too
     result = []
     for before, end in pairwise([int(values.min()) - 1, *edges]):
         inside = (values > before) & (values <= end)
         if inside.any():
-            score = interval(metric, statistics[inside], resamples, seed)
-            # The outer ends say what was there; the inner ones stay at the round numbers.
-            result.append(Bucket(before + 1, min(end, int(values.max())), int(inside.sum()), score))
+            score = bootstrap_interval(metric, statistics[inside], resamples, seed)
+            # The outer ends are the actual lengths; the inner ones are round numbers.
+            result.append(LengthBucket(before + 1, min(end, int(values.max())), int(inside.sum()), score))
     return result
 
 
-def draw_by_length(series: Mapping[str, Sequence[Bucket]], path: str | Path, metric: str) -> None:
-    """A picture of quality against source length: one line for each system, its interval as a band."""
+def draw_by_length(series: Mapping[str, Sequence[LengthBucket]], path: str | Path, metric: str) -> None:
+    """Plots the score against the source length: one curve for each system, with its confidence band."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -90,13 +93,13 @@ def draw_by_length(series: Mapping[str, Sequence[Bucket]], path: str | Path, met
         low, high = [bucket.interval.low for bucket in line], [bucket.interval.high for bucket in line]
         values = [bucket.interval.value for bucket in line]
         axes.fill_between(middles, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.vlines(middles, low, high, color=colour, alpha=0.5, linewidth=1)  # also seen where there is one bucket
+        axes.vlines(middles, low, high, color=colour, alpha=0.5, linewidth=1)  # visible also with a single bucket
         style = "o-" if number < len(colours) else "s--"
-        # A name that begins with an underscore would be left out of matplotlib's legend.
+        # The zero-width space: matplotlib omits names that begin with an underscore from its legend.
         axes.plot(middles, values, style, color=colour, markersize=4, linewidth=1.8, label=f"\u200b{name}")
     axes.set_xlabel("source length (tokens)")
     axes.set_ylabel(metric)
-    axes.set_title("Quality by source length, with 95 % intervals", loc="left", fontsize=11)
+    axes.set_title("Score by source length, with 95 % intervals", loc="left", fontsize=11)
     axes.grid(axis="y", color="#dddddd", linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""Outputs and references enter; scores with intervals and quality by source length leave."""
+"""Evaluation of system output: metrics, confidence intervals, scores by source length."""
 
 from __future__ import annotations
 
@@ -9,66 +9,104 @@ from typing import Any
 import numpy as np
 
 from transduce.contracts import Embedded, Metric, Scored, ScoreMetric, TextMetric, VectorMetric
-from transduce.errors import InputError
-from transduce.evaluation.by_length import Bucket, by_length, draw_by_length
-from transduce.evaluation.overlap_metrics import References, as_references
-from transduce.evaluation.significance import Interval, Paired, interval, paired, randomised, verdict
-from transduce.evaluation.text_metrics import METRICS, find
+from transduce.errors import InputError, nearest
+from transduce.evaluation.by_length import LengthBucket, by_length
+from transduce.evaluation.overlap_metrics import (
+    Cider,
+    MacroF1,
+    References,
+    Rouge1,
+    Rouge2,
+    RougeL,
+    SpanF1,
+    TokenF1,
+    as_references,
+)
+from transduce.evaluation.perplexity import BitsPerCharacter, CharacterPerplexity, Perplexity, WordPerplexity
+from transduce.evaluation.retrieval_metrics import RecallAt1, RecallAt10, ReciprocalRank
+from transduce.evaluation.significance import bootstrap_interval
+from transduce.evaluation.text_metrics import (
+    Accuracy,
+    Bleu,
+    Bleu1,
+    Bleu2,
+    Bleu3,
+    CharacterErrorRate,
+    ChrF,
+    ExactMatch,
+    PhoneErrorRate,
+    Ter,
+    WordErrorRate,
+)
 
-__all__ = [
-    "METRICS",
-    "Asked",
-    "Bucket",
-    "Evaluation",
-    "Interval",
-    "Outputs",
-    "Paired",
-    "Score",
-    "by_length",
-    "draw_by_length",
-    "evaluate",
-    "find",
-    "interval",
-    "paired",
-    "randomised",
-    "statistics_of",
-    "verdict",
-]
+METRICS: dict[str, type[Metric]] = {
+    "exact": ExactMatch,
+    "accuracy": Accuracy,
+    "macro_f1": MacroF1,
+    "span_f1": SpanF1,
+    "token_f1": TokenF1,
+    "rouge1": Rouge1,
+    "rouge2": Rouge2,
+    "rougeL": RougeL,
+    "bleu": Bleu,
+    "bleu1": Bleu1,
+    "bleu2": Bleu2,
+    "bleu3": Bleu3,
+    "cider": Cider,
+    "chrf": ChrF,
+    "ter": Ter,
+    "wer": WordErrorRate,
+    "cer": CharacterErrorRate,
+    "per": PhoneErrorRate,
+    "perplexity": Perplexity,
+    "word_perplexity": WordPerplexity,
+    "character_perplexity": CharacterPerplexity,
+    "bits_per_character": BitsPerCharacter,
+    "recall@1": RecallAt1,
+    "recall@10": RecallAt10,
+    "mrr": ReciprocalRank,
+}
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of this name, or an error that suggests the most similar name."""
+    if name not in METRICS:
+        raise InputError(f"unknown metric {name!r}", remedy=nearest(name, METRICS))
+    return METRICS[name]()
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a model was given and asked for, where that is not a line of the file and its right answers."""
+class NoisedInput:
+    """The input of a denoising model: noised sources, and the texts or tokens to restore."""
 
     sources: Sequence[str]
     references: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """What a model made of the held-out lines, as far as the metrics ask for it."""
+class SystemOutput:
+    """The output of a model for held-out data, as far as the metrics need it."""
 
-    texts: Sequence[str] | None = None  # for metrics that compare texts
-    scored: Sequence[Scored] | None = None  # for metrics that read probabilities
-    embedded: Embedded | None = None  # for metrics that compare vectors
-    asked: Asked | None = None  # what the texts are compared with instead of the references
+    texts: Sequence[str] | None = None  # for text metrics
+    scored: Sequence[Scored] | None = None  # for metrics of probabilities
+    embedded: Embedded | None = None  # for metrics of embeddings
+    noised: NoisedInput | None = None  # of a denoising model: its references replace those of the data
 
 
-def statistics_of(metric: Metric, outputs: Outputs, references: References) -> np.ndarray:
-    """The one place where the kinds of metrics part."""
-    if isinstance(metric, TextMetric) and outputs.texts is not None:
-        wanted = references if outputs.asked is None else outputs.asked.references
-        return metric.statistics(outputs.texts, as_references(wanted))
-    if isinstance(metric, ScoreMetric) and outputs.scored is not None:
-        return metric.statistics(outputs.scored)
-    if isinstance(metric, VectorMetric) and outputs.embedded is not None:
-        return metric.statistics(outputs.embedded)
+def line_statistics(metric: Metric, output: SystemOutput, references: References) -> np.ndarray:
+    """The statistics of each line, from the part of the output that this kind of metric needs."""
+    if isinstance(metric, TextMetric) and output.texts is not None:
+        return metric.statistics(output.texts, as_references(output.noised.references if output.noised else references))
+    if isinstance(metric, ScoreMetric) and output.scored is not None:
+        return metric.statistics(output.scored)
+    if isinstance(metric, VectorMetric) and output.embedded is not None:
+        return metric.statistics(output.embedded)
     raise InputError(f"{metric.name} cannot be computed from these outputs")
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """A corpus score, its 95 % interval, and what must be stated beside it."""
+class MetricScore:
+    """A corpus score, its 95 % confidence interval, and the signature to report with it."""
 
     value: float
     low: float
@@ -79,41 +117,43 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All that is known about one set of outputs."""
+    """All scores of one system output."""
 
     count: int
-    scores: dict[str, Score]
-    by_length: dict[str, list[Bucket]]
+    scores: dict[str, MetricScore]
+    by_length: dict[str, list[LengthBucket]]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers, ready for `json.dumps`."""
+        """Plain dicts, lists and numbers for `json.dumps`."""
         return asdict(self)
 
 
 def evaluate(
-    outputs: Sequence[str] | Outputs,
+    output: Sequence[str] | SystemOutput,
     references: References,
     source_lengths: Sequence[int] | None,
     metrics: Sequence[str],
     resamples: int = 1000,
     seed: int = 1,
 ) -> Evaluation:
-    """Scores outputs line by line against one or several references each.
+    """Scores the output against one or several references for each line.
 
-    Without source lengths (a model that reads no source) there is no quality by length.
+    Without source lengths (a model without a source) there are no scores by length.
     """
-    parts = [find(name) for name in metrics]  # a misspelt name is an error before any work is done
-    if not isinstance(outputs, Outputs):
-        outputs = Outputs(outputs)
+    selected = [find_metric(name) for name in metrics]  # a misspelt name is an error before any work is done
+    if not isinstance(output, SystemOutput):
+        output = SystemOutput(output)
     lines = as_references(references)
-    if outputs.texts is not None:
-        _check_counts(len(outputs.texts), len(lines), len(lines) if source_lengths is None else len(source_lengths))
+    if output.texts is not None:
+        _check_counts(len(output.texts), len(lines), len(lines) if source_lengths is None else len(source_lengths))
     count, scores, lengths = len(lines), {}, {}
-    for metric in parts:
-        statistics = statistics_of(metric, outputs, lines)
+    for metric in selected:
+        statistics = line_statistics(metric, output, lines)
         count = len(statistics)
-        range_ = interval(metric, statistics, resamples, seed)
-        scores[metric.name] = Score(range_.value, range_.low, range_.high, metric.signature, metric.higher_is_better)
+        interval = bootstrap_interval(metric, statistics, resamples, seed)
+        scores[metric.name] = MetricScore(
+            interval.value, interval.low, interval.high, metric.signature, metric.higher_is_better
+        )
         if source_lengths is not None:
             lengths[metric.name] = by_length(metric, statistics, source_lengths, resamples=resamples, seed=seed)
     return Evaluation(count, scores, lengths)
@@ -128,4 +168,4 @@ def _check_counts(hypotheses: int, references: int, lengths: int) -> None:
     if hypotheses != lengths:
         raise InputError(f"{hypotheses} hypotheses but {lengths} sources")
     if not hypotheses:
-        raise InputError("there is nothing to evaluate: no lines")
+        raise InputError("there are no lines to evaluate")

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts enter; statistics for perplexity per token, word and character leave."""
+"""Perplexity per token, word and character; bits per character."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from transduce.contracts import Scored, ScoreMetric
 
-_MOST = 700.0  # exp of more overflows
+_MAX_EXPONENT = 700.0  # exp of a larger number overflows
 
 
 class Perplexity(ScoreMetric):
-    """Perplexity per token: exp(- log-probability / tokens), each closing </s> one of them; depends on the tokens."""
+    """Perplexity per token: exp(- log-probability / tokens), </s> included; depends on the tokenizer."""
 
     name = "perplexity"
     higher_is_better = False
@@ -26,7 +26,7 @@ class Perplexity(ScoreMetric):
         return np.array(rows, dtype=float).reshape(-1, 2)
 
     def value(self, totals: np.ndarray) -> float:
-        return math.exp(min(self._nats(totals), _MOST))
+        return math.exp(min(self._nats(totals), _MAX_EXPONENT))
 
     @staticmethod
     def _nats(totals: np.ndarray) -> float:
@@ -35,7 +35,7 @@ class Perplexity(ScoreMetric):
 
 
 class WordPerplexity(Perplexity):
-    """Perplexity per word: exp(- log-probability / words), each closing </s> one of them; the same for any tokens."""
+    """Perplexity per word: exp(- log-probability / words), </s> included; comparable across tokenizers."""
 
     name = "word_perplexity"
 
@@ -44,7 +44,7 @@ class WordPerplexity(Perplexity):
 
 
 class CharacterPerplexity(Perplexity):
-    """Perplexity per character: exp(- log-probability / characters), each closing </s> one of them."""
+    """Perplexity per character: exp(- log-probability / characters), </s> included."""
 
     name = "character_perplexity"
 

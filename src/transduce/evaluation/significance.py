@@ -1,7 +1,7 @@
-"""Per-line statistics enter; intervals, paired tests and a careful sentence about them leave.
+"""Statistical significance: bootstrap intervals, paired bootstrap, approximate randomisation.
 
-Everything rests on one fact: a metric is a function of summed statistics, so a resample of n lines is a row of n
-counts, and the totals of all resamples are one matrix product.
+A metric is a function of summed per-line statistics, so a resample of n lines is a row of n counts, and the totals
+of all resamples are one matrix product.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from transduce.contracts import Metric
 from transduce.errors import InputError
 
-SIGNIFICANT = 0.05
-_CHUNK = 4_000_000  # numbers in the matrix of counts at any one time: 32 MB
-_TIE = 1e-9  # differences closer than this are rounding
+SIGNIFICANCE_LEVEL = 0.05
+_CHUNK = 4_000_000  # elements of the count matrix at a time: 32 MB
+_TIE = 1e-9  # smaller differences are rounding errors
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """A score with the range that holds the true one at the stated level."""
+class ConfidenceInterval:
+    """A score with its confidence interval."""
 
     value: float
     low: float
@@ -28,33 +28,35 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
-    """The score of one system minus that of another on the same lines, its 95 % interval, and the p-value."""
+class PairedTestResult:
+    """Score difference of two systems on the same lines, its 95 % interval, and the p-value."""
 
     difference: float
     low: float
     high: float
-    p: float  # two-sided
+    p_value: float  # two-sided
     higher_is_better: bool = True
 
 
-def interval(metric: Metric, statistics: np.ndarray, resamples: int, seed: int, level: float = 0.95) -> Interval:
+def bootstrap_interval(
+    metric: Metric, statistics: np.ndarray, resamples: int, seed: int, level: float = 0.95
+) -> ConfidenceInterval:
     """Percentile bootstrap over lines (Efron 1979; for corpus scores Koehn 2004).
 
-    It cannot see what no line shows: where every line is right, both ends are 100.
+    Its limits are those of the sample: if every line is right, both ends are 100.
     """
     scores = _scores(metric, _resampled(statistics, resamples, seed))
     low, high = _range(scores, level)
-    return Interval(metric.value(statistics.sum(0)), low, high)
+    return ConfidenceInterval(metric.value(statistics.sum(0)), low, high)
 
 
-def paired(metric: Metric, a: np.ndarray, b: np.ndarray, resamples: int, seed: int) -> Paired:
+def paired_bootstrap(metric: Metric, a: np.ndarray, b: np.ndarray, resamples: int, seed: int) -> PairedTestResult:
     """Paired bootstrap: both systems are scored on the same resampled lines; `difference` is a minus b.
 
-    Under the hypothesis of no difference the resampled differences spread around 0 as they now spread around
-    their mean, so p = P(|d - mean d| >= |observed|), with one added above and below so that p is never 0.
+    Under the null hypothesis the resampled differences are distributed around 0 as they are here around their mean,
+    so p = P(|d - mean d| >= |observed|), with 1 added to numerator and denominator so that p is never 0.
     sacrebleu takes |d| before it subtracts the mean, which leaves one tail only: its p is about half of this one,
-    and at 0.05 it tells equal systems apart in about 11 comparisons of 100 (simulated; this one in 6).
+    and at 0.05 it declares equal systems different in about 11 comparisons of 100 (simulated; this test in 6).
     """
     _check_same_lines(a, b)
     totals = _resampled(np.hstack([a, b]), resamples, seed)
@@ -63,15 +65,17 @@ def paired(metric: Metric, a: np.ndarray, b: np.ndarray, resamples: int, seed: i
     observed = metric.value(a.sum(0)) - metric.value(b.sum(0))
     low, high = _range(differences, 0.95)
     p = _p_value(differences - differences.mean(), observed)
-    return Paired(observed, low, high, p, metric.higher_is_better)
+    return PairedTestResult(observed, low, high, p, metric.higher_is_better)
 
 
-def randomised(metric: Metric, a: np.ndarray, b: np.ndarray, resamples: int, seed: int) -> Paired:
-    """Approximate randomisation (Noreen 1989; Riezler and Maxwell 2005): outputs of a line change owner at random.
+def approximate_randomisation(
+    metric: Metric, a: np.ndarray, b: np.ndarray, resamples: int, seed: int
+) -> PairedTestResult:
+    """Approximate randomisation (Noreen 1989; Riezler and Maxwell 2005): random swaps of the outputs of a line.
 
-    The p-value is that of the permutation; the interval of the difference is the bootstrap's.
+    The p-value is that of the permutation test, the interval that of the bootstrap.
     """
-    result = paired(metric, a, b, resamples, seed)
+    result = paired_bootstrap(metric, a, b, resamples, seed)
     generator = np.random.default_rng(seed)
     both, half = a.sum(0) + b.sum(0), []
     for rows in _chunks(resamples, len(a)):
@@ -79,36 +83,37 @@ def randomised(metric: Metric, a: np.ndarray, b: np.ndarray, resamples: int, see
         half.append(a.sum(0) + swaps @ (b - a))  # the totals of the first pseudo-system
     first = np.concatenate(half)
     differences = _scores(metric, first) - _scores(metric, both - first)
-    return replace(result, p=_p_value(differences, result.difference))
+    return replace(result, p_value=_p_value(differences, result.difference))
 
 
-def verdict(result: Paired, names: tuple[str, str]) -> str:
-    """One sentence. It names a winner only where chance is an unlikely explanation."""
-    chance = "p < 0.001" if result.p < 0.001 else f"p = {result.p:.{3 if result.p < 0.1 else 2}f}"
-    if result.p >= SIGNIFICANT:
-        return f"no significant difference ({chance})"
+def verdict(result: PairedTestResult, names: tuple[str, str]) -> str:
+    """One sentence about the test. It names a better system only if the difference is significant."""
+    p = result.p_value
+    level = "p < 0.001" if p < 0.001 else f"p = {p:.{3 if p < 0.1 else 2}f}"
+    if p >= SIGNIFICANCE_LEVEL:
+        return f"no significant difference ({level})"
     first_wins = (result.difference > 0) == result.higher_is_better
     winner, loser = names if first_wins else names[::-1]
     low, high = sorted((abs(result.low), abs(result.high))) if result.low * result.high > 0 else (0.0, 0.0)
     span = f", 95 % interval {low:.2f} to {high:.2f}" if high else ""
-    return f"{winner} is better than {loser} by {abs(result.difference):.2f}{span} ({chance})"
+    return f"{winner} is better than {loser} by {abs(result.difference):.2f}{span} ({level})"
 
 
 def _chunks(resamples: int, lines: int) -> list[int]:
-    """How many resamples to take at a time."""
+    """Numbers of resamples to draw at a time."""
     size = max(1, _CHUNK // max(1, lines))
     return [min(size, resamples - start) for start in range(0, resamples, size)]
 
 
 def _resampled(statistics: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    """Totals of `resamples` draws of as many lines as there are, with replacement: resamples x columns."""
+    """Summed statistics of `resamples` bootstrap samples: resamples x columns."""
     lines = len(statistics)
     if not lines:
         raise InputError("there are no lines to score")
     generator = np.random.default_rng(seed)
-    share = np.full(lines, 1 / lines)
+    probabilities = np.full(lines, 1 / lines)
     return np.concatenate(
-        [generator.multinomial(lines, share, size=rows) @ statistics for rows in _chunks(resamples, lines)]
+        [generator.multinomial(lines, probabilities, size=rows) @ statistics for rows in _chunks(resamples, lines)]
     )
 
 

@@ -1,4 +1,4 @@
-"""Hypotheses and references enter; per-line statistics that add up leave, and from their sum the published score."""
+"""Text metrics: exact match, accuracy, BLEU, chrF, TER, word, character and phone error rate."""
 
 from __future__ import annotations
 
@@ -8,25 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from transduce.contracts import Metric, TextMetric
-from transduce.errors import InputError, nearest
-from transduce.evaluation.overlap_metrics import (
-    Cider,
-    MacroF1,
-    References,
-    Rouge1,
-    Rouge2,
-    RougeL,
-    SpanF1,
-    TokenF1,
-    pair_up,
-)
-from transduce.evaluation.perplexity import BitsPerCharacter, CharacterPerplexity, Perplexity, WordPerplexity
-from transduce.evaluation.retrieval_metrics import RecallAt1, RecallAt10, ReciprocalRank
+from transduce.contracts import TextMetric
+from transduce.evaluation.overlap_metrics import References, pair_up
 
 
 class ExactMatch(TextMetric):
-    """Share of lines that equal a reference, character for character (%)."""
+    """Exact match: lines that equal a reference, character for character (%)."""
 
     name = "exact"
 
@@ -40,15 +27,15 @@ class ExactMatch(TextMetric):
 
 
 class Accuracy(TextMetric):
-    """Share of labels that are right, place by place (%); of one label a line, the share of lines."""
+    """Accuracy: correct labels, position by position (%); with one label a line, correct lines."""
 
     name = "accuracy"
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
         rows = []
         for hypothesis, line in pair_up(hypotheses, references):
-            said = hypothesis.split()
-            right = [sum(a == b for a, b in zip(said, reference.split(), strict=False)) for reference in line]
+            labels = hypothesis.split()
+            right = [sum(a == b for a, b in zip(labels, reference.split(), strict=False)) for reference in line]
             best = max(range(len(line)), key=right.__getitem__)
             rows.append([right[best], len(line[best].split())])
         return np.array(rows, dtype=float).reshape(-1, 2)
@@ -58,39 +45,39 @@ class Accuracy(TextMetric):
         return float(100 * right / count) if count else 0.0
 
 
-class SacreMetric(TextMetric):
-    """What sacrebleu's metrics share: its tokenisation, its statistics and its signature."""
+class SacrebleuMetric(TextMetric):
+    """Base of the metrics of sacrebleu: its tokenisation, statistics and signature."""
 
-    width: int  # numbers in the statistics of one line
+    width: int  # number of statistics of one line
 
     def make(self) -> Any:
-        """The sacrebleu object that does the counting."""
+        """The metric object of sacrebleu."""
         raise NotImplementedError
 
     @cached_property
     def _scorer(self) -> Any:
         scorer = self.make()
-        scorer.num_refs = 1  # sacrebleu learns the number when it counts; a signature may be asked for before
+        scorer.num_refs = 1  # sacrebleu sets it when it counts; the signature may be read before
         return scorer
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
         pairs = pair_up(hypotheses, references)
         if not pairs:
             return np.zeros((0, self.width))
-        most = max(len(line) for _, line in pairs)
-        # sacrebleu wants one stream for each reference; None is its word for "this line has fewer".
-        streams = [[line[i] if i < len(line) else None for _, line in pairs] for i in range(most)]
-        # The only private name used. sacrebleu's own significance tests stand on it, and ours compare with its
-        # public corpus_score, so a change there cannot pass unseen.
+        max_references = max(len(line) for _, line in pairs)
+        # sacrebleu takes one stream for each reference; None stands for a missing one.
+        streams = [[line[i] if i < len(line) else None for _, line in pairs] for i in range(max_references)]
+        # A private name of sacrebleu. Its own significance tests use it, and our tests compare the result with the
+        # public corpus_score, so a change is noticed.
         return np.asarray(self._scorer._extract_corpus_statistics([h for h, _ in pairs], streams), dtype=float)
 
     @property
     def signature(self) -> str:
-        """sacrebleu's own, with the number of references of the last lines counted (1 before any were)."""
+        """The signature of sacrebleu, with the number of references of the last statistics (1 before any)."""
         return str(self._scorer.get_signature())
 
 
-class Bleu(SacreMetric):
+class Bleu(SacrebleuMetric):
     """BLEU: n-gram precision up to 4 with a brevity penalty (Papineni 2002; sacrebleu, 13a tokenisation)."""
 
     name = "bleu"
@@ -117,7 +104,7 @@ class Bleu(SacreMetric):
 
     @property
     def signature(self) -> str:
-        """With the order, of which sacrebleu says nothing."""
+        """With the n-gram order, which the signature of sacrebleu lacks."""
         return super().signature if self.order == 4 else f"{super().signature}|n:{self.order}"
 
 
@@ -139,8 +126,8 @@ class Bleu3(Bleu):
     name, order, width = "bleu3", 3, 8
 
 
-class ChrF(SacreMetric):
-    """chrF2: F-score of character n-grams up to 6, recall counting double (Popović 2015; sacrebleu)."""
+class ChrF(SacrebleuMetric):
+    """chrF2: F-score of character n-grams up to 6, recall weighted double (Popović 2015; sacrebleu)."""
 
     name = "chrf"
     width = 18  # for each order: hypothesis n-grams, reference n-grams, matches
@@ -152,22 +139,22 @@ class ChrF(SacreMetric):
 
     def value(self, totals: np.ndarray) -> float:
         hypothesis, reference, matches = totals.reshape(-1, 3).T
-        seen = (hypothesis > 0) & (reference > 0)  # orders longer than every line do not count
-        if not seen.any():
+        present = (hypothesis > 0) & (reference > 0)  # orders longer than every line do not count
+        if not present.any():
             return 0.0
-        precision = float((matches[seen] / hypothesis[seen]).mean())
-        recall = float((matches[seen] / reference[seen]).mean())
+        precision = float((matches[present] / hypothesis[present]).mean())
+        recall = float((matches[present] / reference[present]).mean())
         # F = (1 + b^2) P R / (b^2 P + R) with b = 2
         return 100 * 5 * precision * recall / (4 * precision + recall) if precision + recall else 0.0
 
 
-def _rate(totals: np.ndarray) -> float:
-    """Edits over reference length (%); where all references are empty, any edit is a complete failure."""
+def _error_rate(totals: np.ndarray) -> float:
+    """Edits over reference length (%); with empty references, any edit makes 100."""
     edits, length = totals
     return float(100 * edits / length) if length else (100.0 if edits else 0.0)
 
 
-class Ter(SacreMetric):
+class Ter(SacrebleuMetric):
     """Translation edit rate: edits and shifts of blocks, over the mean reference length (Snover 2006; sacrebleu)."""
 
     name = "ter"
@@ -180,7 +167,7 @@ class Ter(SacreMetric):
         return TER()
 
     def value(self, totals: np.ndarray) -> float:
-        return _rate(totals)
+        return _error_rate(totals)
 
 
 class WordErrorRate(TextMetric):
@@ -199,17 +186,17 @@ class WordErrorRate(TextMetric):
     def _closest(self, hypothesis: str, references: list[str]) -> tuple[int, int]:
         from rapidfuzz.distance import Levenshtein
 
-        said = self.units(hypothesis)
-        counts = [(Levenshtein.distance(units, said), len(units)) for units in map(self.units, references)]
-        # Fewest edits; among equals the longest reference, which makes the lowest rate.
+        hypothesis_units = self.units(hypothesis)
+        counts = [(Levenshtein.distance(units, hypothesis_units), len(units)) for units in map(self.units, references)]
+        # Fewest edits; of equal ones the longest reference, which gives the lowest rate.
         return min(counts, key=lambda count: (count[0], -count[1]))
 
     def value(self, totals: np.ndarray) -> float:
-        return _rate(totals)
+        return _error_rate(totals)
 
 
 class CharacterErrorRate(WordErrorRate):
-    """Character error rate: the same over characters, spaces between words included (%)."""
+    """Character error rate: edits over the characters of the closest reference, spaces included (%)."""
 
     name = "cer"
 
@@ -218,42 +205,6 @@ class CharacterErrorRate(WordErrorRate):
 
 
 class PhoneErrorRate(WordErrorRate):
-    """Phone error rate: the word error rate of phones written with spaces between them (%)."""
+    """Phone error rate: the word error rate of phones separated by spaces (%)."""
 
     name = "per"
-
-
-METRICS: dict[str, type[Metric]] = {
-    "exact": ExactMatch,
-    "accuracy": Accuracy,
-    "macro_f1": MacroF1,
-    "span_f1": SpanF1,
-    "token_f1": TokenF1,
-    "rouge1": Rouge1,
-    "rouge2": Rouge2,
-    "rougeL": RougeL,
-    "bleu": Bleu,
-    "bleu1": Bleu1,
-    "bleu2": Bleu2,
-    "bleu3": Bleu3,
-    "cider": Cider,
-    "chrf": ChrF,
-    "ter": Ter,
-    "wer": WordErrorRate,
-    "cer": CharacterErrorRate,
-    "per": PhoneErrorRate,
-    "perplexity": Perplexity,
-    "word_perplexity": WordPerplexity,
-    "character_perplexity": CharacterPerplexity,
-    "bits_per_character": BitsPerCharacter,
-    "recall@1": RecallAt1,
-    "recall@10": RecallAt10,
-    "mrr": ReciprocalRank,
-}
-
-
-def find(name: str) -> Metric:
-    """The metric of this name, or an error that names the nearest one."""
-    if name not in METRICS:
-        raise InputError(f"unknown metric {name!r}", remedy=nearest(name, METRICS))
-    return METRICS[name]()

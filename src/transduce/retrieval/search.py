@@ -9,7 +9,7 @@ import numpy as np
 
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
-from transduce.evaluation.retrieval_metrics import unit
+from transduce.evaluation.retrieval_metrics import normalise_rows
 from transduce.inference import Model
 from transduce.recipe import parse
 
@@ -26,11 +26,11 @@ class Hit:
 
 def nearest_neighbours(queries: np.ndarray, documents: np.ndarray, top: int) -> list[list[Hit]]:
     """The `top` documents (M D) most similar to each query (Q D), the best first; ties are won by the lower row."""
-    queries = unit(queries)
+    queries = normalise_rows(queries)
     best = np.full((len(queries), 0), -np.inf, dtype=np.float32)  # Q K: the best cosines so far
     rows = np.zeros((len(queries), 0), dtype=np.int64)
     for start in range(0, len(documents), _CHUNK):
-        chunk = unit(np.asarray(documents[start : start + _CHUNK]))
+        chunk = normalise_rows(np.asarray(documents[start : start + _CHUNK]))
         best = np.concatenate((best, queries @ chunk.T), 1)
         new_rows = np.broadcast_to(np.arange(start, start + len(chunk)), (len(queries), len(chunk)))
         rows = np.concatenate((rows, new_rows), 1)
@@ -55,7 +55,7 @@ def pair_similarities(model: Model, pairs: str) -> Iterator[PairSimilarity]:
     (corpus,) = parse({"data": {"test": pairs}}).data.test
     examples = list(read_corpus(corpus, model.recipe.data.invalid))
     texts = [[example.source for example in examples], [example.target or "" for example in examples]]
-    first, second = (unit(model.embed(side)) for side in texts)
+    first, second = (normalise_rows(model.embed(side)) for side in texts)
     golds = [_gold(example.extra, f"{example.file}:{example.line}") for example in examples]
     if len({gold is None for gold in golds}) > 1:
         line = examples[golds.index(None)].line

@@ -19,8 +19,8 @@ from transduce import build, transfer
 from transduce.data.prepare import PreparedData, Tokenizers, prepare_data
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
-from transduce.evaluation import evaluate as evaluation
-from transduce.evaluation.scoring import answer, as_lines, read_corpora, score_outputs
+from transduce.evaluation.evaluate import METRICS, Evaluation, find_metric, line_statistics
+from transduce.evaluation.held_out import evaluate_output, group_references, predict, read_corpora
 from transduce.flow import Batch
 from transduce.inference import Model
 from transduce.inference import load as load_model
@@ -39,9 +39,7 @@ from transduce.training.report import Report, RunReport, SilentReport, draw_curv
 from transduce.training.resolve import continued, settle, with_packing
 
 EXAMPLES_SHOWN = 5
-LOWER_IS_BETTER = trainer.LOWER_IS_BETTER | {
-    name for name, metric in evaluation.METRICS.items() if not metric.higher_is_better
-}
+LOWER_IS_BETTER = trainer.LOWER_IS_BETTER | {name for name, metric in METRICS.items() if not metric.higher_is_better}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +49,7 @@ class TrainingResult:
     run: Run
     model: Model
     outcome: trainer.Outcome
-    scores: dict[str, evaluation.Evaluation]  # by data set: dev, test
+    scores: dict[str, Evaluation]  # by data set: dev, test
     examples: tuple[tuple[str, str, str], ...]  # source, output, reference
 
 
@@ -230,19 +228,19 @@ def _report_initialisation(run: Run, taken: transfer.InitReport, console: Consol
 
 
 def validation(model: Model, data: PreparedData) -> Callable[[nn.Module], dict[str, float]]:
-    """The validation function: loss on the development set, metrics of greedy outputs for a part of it."""
+    """The validation function: loss on the development set, metrics of greedy output for a part of it."""
     settings = model.recipe
-    held_out = as_lines(data.dev_examples(settings.training.validate_examples), settings.evaluation)
-    metrics = [evaluation.find(name) for name in settings.evaluation.metrics]
+    held_out = group_references(data.dev_examples(settings.training.validate_examples), settings.evaluation)
+    metrics = [find_metric(name) for name in settings.evaluation.metrics]
     # An embedding model has no likelihood: its validation loss is its training objective.
     objective = settings.training.objective if gives_vectors(settings.model) else None
 
     def validate(network: nn.Module) -> dict[str, float]:
         scores = {"loss": development_loss(network, data.dev_batches(settings), objective)}
-        outputs = answer(model, held_out, settings.evaluation.metrics, strategy="greedy")
+        output = predict(model, held_out, settings.evaluation.metrics, strategy="greedy")
         references = [line.references for line in held_out]
         for metric in metrics:
-            statistics = evaluation.statistics_of(metric, outputs, references)
+            statistics = line_statistics(metric, output, references)
             scores[metric.name] = metric.value(statistics.sum(0))
         return scores
 
@@ -268,16 +266,16 @@ def _evaluate(run: Run, model: Model, outcome: trainer.Outcome, data: PreparedDa
     sets = {"dev": data.dev_examples()}
     if settings.data.test:
         sets["test"] = read_corpora(settings.data.test, model)
-    scores: dict[str, evaluation.Evaluation] = {}
+    scores: dict[str, Evaluation] = {}
     shown: list[tuple[str, str, str]] = []
     for name, examples in sets.items():
-        lines = as_lines(examples, settings.evaluation)
-        outputs = answer(model, lines, settings.evaluation.metrics)
-        scores[name] = score_outputs(model, lines, outputs)
-        texts = zip(lines, outputs.texts or (), strict=outputs.texts is not None)
+        lines = group_references(examples, settings.evaluation)
+        output = predict(model, lines, settings.evaluation.metrics)
+        scores[name] = evaluate_output(model, lines, output)
+        texts = zip(lines, output.texts or (), strict=output.texts is not None)
         shown = [(line.source, text, line.references[0]) for line, text in texts][:EXAMPLES_SHOWN]
-        if outputs.texts is not None and outputs.asked is not None:
-            asked = zip(outputs.asked.sources, outputs.texts, outputs.asked.references, strict=True)
+        if output.texts is not None and output.noised is not None:
+            asked = zip(output.noised.sources, output.texts, output.noised.references, strict=True)
             shown = [(source, text, references[0]) for source, text, references in asked][:EXAMPLES_SHOWN]
     run.save_metrics(
         {

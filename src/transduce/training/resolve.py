@@ -16,7 +16,7 @@ from transduce.contracts import PositionEncoding, TextMetric, VectorMetric
 from transduce.data.packing import ROW_LENGTH
 from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.errors import InputError, nearest
-from transduce.evaluation import evaluate as evaluation
+from transduce.evaluation.evaluate import METRICS
 from transduce.interop import as_run
 from transduce.layers.meta_init import outlined
 from transduce.model import Transducer
@@ -72,24 +72,24 @@ def _check_measures(recipe: Recipe) -> None:
     """What training watches and ends with must be known before it begins, and before a folder is made for it."""
     metrics, monitor = recipe.evaluation.metrics, recipe.training.monitor
     for name in metrics:
-        if name not in evaluation.METRICS:
-            remedy = nearest(name, evaluation.METRICS)
+        if name not in METRICS:
+            remedy = nearest(name, METRICS)
             raise InputError(f"there is no metric {name!r}", where="evaluation.metrics", remedy=remedy)
     vectors = gives_vectors(recipe.model)
     for name in metrics:
-        if issubclass(evaluation.METRICS[name], VectorMetric) != vectors:
-            fitting = [one for one, kind in evaluation.METRICS.items() if issubclass(kind, VectorMetric) == vectors]
+        if issubclass(METRICS[name], VectorMetric) != vectors:
+            fitting = [one for one, kind in METRICS.items() if issubclass(kind, VectorMetric) == vectors]
             problem = f"{name} needs {'a model that writes' if vectors else 'the head embedder, which gives vectors'}"
             remedy = f"set evaluation.metrics to some of: {', '.join(fitting)}"
             raise InputError(problem, where="evaluation.metrics", remedy=remedy)
     if recipe.data.format == "text" and recipe.model.encoder is None:
-        texts = [name for name in metrics if issubclass(evaluation.METRICS[name], TextMetric)]
+        texts = [name for name in metrics if issubclass(METRICS[name], TextMetric)]
         if texts:
             remedy = f"set evaluation.metrics: [{', '.join(build.LANGUAGE_METRICS)}]"
             problem = f"{texts[0]} compares outputs, and a language model has no source to write one for"
             raise InputError(problem, where="evaluation.metrics", remedy=remedy)
     if monitor != "loss" and monitor not in metrics:
-        known = monitor in evaluation.METRICS
+        known = monitor in METRICS
         remedy = f"add {monitor} to evaluation.metrics" if known else nearest(monitor, ["loss", *metrics])
         raise InputError(f"there is no {monitor!r} to watch", where="training.monitor", remedy=remedy)
 
