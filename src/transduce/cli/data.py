@@ -30,9 +30,9 @@ def data(
 
         transduce data
 
-        transduce data questions --count 8000 > train.tsv
+        transduce data questions --count 8000 --output train.tsv
 
-        transduce data questions --count 500 --held-out > test.tsv
+        transduce data questions --count 500 --held-out --output test.tsv
 
         transduce train train.tsv --task answer data.test=test.tsv
 
