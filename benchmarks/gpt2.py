@@ -50,19 +50,19 @@ def ours(size: Size, places: int, other: Any) -> DecoderOnly:
     )  # fmt: skip
     given = other.transformer
     with torch.no_grad():
-        table.table.weight.copy_(given.wte.weight)
-        decoder.position.table.weight.copy_(given.wpe.weight)
-        _copy(decoder.norm, given.ln_f)
-        for block, layer in zip(decoder.blocks, given.h, strict=True):
-            attention: Any = block.own.attention
+        table.weight.copy_(given.wte.weight)
+        decoder.position.embedding.weight.copy_(given.wpe.weight)
+        _copy(decoder.final_norm, given.ln_f)
+        for block, layer in zip(decoder.layers, given.h, strict=True):
+            attention: Any = block.self_attention
             joint = zip(layer.attn.c_attn.weight.chunk(3, 1), layer.attn.c_attn.bias.chunk(3), strict=True)
-            for mine, (weight, bias) in zip((attention.query, attention.key, attention.value), joint, strict=True):
+            for mine, (weight, bias) in zip((attention.q_proj, attention.k_proj, attention.v_proj), joint, strict=True):
                 mine.weight.copy_(weight.T)
                 mine.bias.copy_(bias)
             for mine, inner in (
-                (attention.output, layer.attn.c_proj),
-                (block.feed_forward.grow, layer.mlp.c_fc),
-                (block.feed_forward.shrink, layer.mlp.c_proj),
+                (attention.out_proj, layer.attn.c_proj),
+                (block.feed_forward.fc1, layer.mlp.c_fc),
+                (block.feed_forward.fc2, layer.mlp.c_proj),
             ):
                 mine.weight.copy_(inner.weight.T)  # theirs are inputs x outputs
                 mine.bias.copy_(inner.bias)

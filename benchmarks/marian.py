@@ -91,11 +91,11 @@ def ours(size: Size, other: Any, dropout: float = 0.1) -> EncoderDecoder:
     decoder = TransformerDecoder(table, output, size.width, **options)
     model = EncoderDecoder(encoder, decoder)
     with torch.no_grad():
-        table.table.weight.copy_(other.model.shared.weight * _rescale(size, other))
-        output.layer.bias.copy_(other.final_logits_bias[0])
+        table.weight.copy_(other.model.shared.weight * _rescale(size, other))
+        output.projection.bias.copy_(other.final_logits_bias[0])
         for own, given in ((encoder, other.model.encoder), (decoder, other.model.decoder)):
-            own.position.table.weight.copy_(given.embed_positions.weight)
-            for block, layer in zip(own.blocks, given.layers, strict=True):
+            own.position.embedding.weight.copy_(given.embed_positions.weight)
+            for block, layer in zip(own.layers, given.layers, strict=True):
                 _copy_layer(block, layer)
     return model.eval()
 
@@ -106,18 +106,18 @@ def _rescale(size: Size, other: Any) -> float:
 
 
 def _copy_layer(own: Any, other: Any) -> None:
-    attentions = [(own.own.attention, other.self_attn)]
+    attentions = [(own.self_attention, other.self_attn)]
     norms = [other.self_attn_layer_norm]
-    if own.cross is not None:
-        attentions.append((own.cross, other.encoder_attn))
+    if own.cross_attention is not None:
+        attentions.append((own.cross_attention, other.encoder_attn))
         norms.append(other.encoder_attn_layer_norm)
     pairs: list[tuple[nn.Module, nn.Module]] = [
-        (own.feed_forward.grow, other.fc1),
-        (own.feed_forward.shrink, other.fc2),
+        (own.feed_forward.fc1, other.fc1),
+        (own.feed_forward.fc2, other.fc2),
     ]
     for mine, given in attentions:
-        pairs += [(mine.query, given.q_proj), (mine.key, given.k_proj)]
-        pairs += [(mine.value, given.v_proj), (mine.output, given.out_proj)]
+        pairs += [(mine.q_proj, given.q_proj), (mine.k_proj, given.k_proj)]
+        pairs += [(mine.v_proj, given.v_proj), (mine.out_proj, given.out_proj)]
     pairs += [(r.norm, n) for r, n in zip(own.residuals, [*norms, other.final_layer_norm], strict=True)]
     for mine, given in pairs:
         mine.weight.copy_(given.weight)

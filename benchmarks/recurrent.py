@@ -48,7 +48,7 @@ class Loop(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The summed cross-entropy."""
         decoder = self.inner.decoder
-        score, cells = decoder.context.attend.score, decoder.stack.layers
+        score, cells = decoder.context.attend.score, decoder.rnn.layers
         memory = self.inner.encoder(batch)
         state = [list(layer) for layer in decoder._first(memory)]
         gold = batch.labels.values.masked_fill(~batch.labels.mask, -100)

@@ -14,8 +14,8 @@ from transduce import contracts
 from transduce.data.noise import Noise
 from transduce.data.readers.corpus import TEXT
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.decoders.copy import Copying
-from transduce.decoders.joint_ctc import Joint
+from transduce.decoders.copy import PointerGeneratorDecoder
+from transduce.decoders.joint_ctc import JointCTCDecoder
 from transduce.decoding.logits_processors import (
     ForcedBOS,
     ForcedEOS,
@@ -51,10 +51,13 @@ APART = "embedding."  # its rows stand for tokens: whoever builds the parts deci
 def share_weights(one: nn.Module, other: nn.Module) -> list[str]:
     """`other` takes over the parameters of `one`; gives their names.
 
-    A list of another length stands for other things on the other side (the norms of a decoder's block have one more
-    among them), so nothing in it is compared.
+    Lists of different lengths are not shared. Nor are the norms of layers with different sub-layers: a decoder layer
+    has a cross-attention that an encoder layer has not.
     """
     unlike = [name for name, length in _lists(one).items() if _lists(other).get(name) != length]
+    unlike += [
+        name for name in _layer_norms(one) if _siblings(name, _layer_norms(one)) != _siblings(name, _layer_norms(other))
+    ]
     theirs = dict(other.named_parameters(remove_duplicate=False))
     shared = []
     for name, parameter in one.named_parameters(remove_duplicate=False):
@@ -69,6 +72,16 @@ def share_weights(one: nn.Module, other: nn.Module) -> list[str]:
             remedy="give both one kind, width and number of layers, and a recurrent encoder bidirectional: false",
         )
     return shared
+
+
+def _layer_norms(part: nn.Module) -> set[str]:
+    """The norms that are named after a sub-layer: `layers.0.self_attention_norm`."""
+    return {name for name, _ in part.named_modules() if "." in name and name.endswith("_norm")}
+
+
+def _siblings(name: str, norms: set[str]) -> set[str]:
+    parent = name.rpartition(".")[0]
+    return {other for other in norms if other.rpartition(".")[0] == parent}
 
 
 def _lists(part: nn.Module) -> dict[str, int]:
@@ -221,9 +234,9 @@ def build_model(
     if recipe.share != "none" and encoder is not None:
         share_weights(encoder, decoder)
     if recipe.copy is not None:
-        decoder = Copying(decoder, width, layer=recipe.copy.layer, head=recipe.copy.head)
+        decoder = PointerGeneratorDecoder(decoder, width, layer=recipe.copy.layer, head=recipe.copy.head)
     if recipe.ctc is not None:
-        decoder = Joint(decoder, memory_width, target_size, weight=recipe.ctc.weight)
+        decoder = JointCTCDecoder(decoder, memory_width, target_size, weight=recipe.ctc.weight)
     return EncoderDecoder(encoder, decoder) if encoder is not None else DecoderOnly(decoder)
 
 

@@ -52,7 +52,7 @@ class Classifier(Head):
         return logits  # B V
 
 
-class Rows(Head):
+class TokenHead(Head):
     """Scores of the labels for every row by itself."""
 
     def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
@@ -64,13 +64,13 @@ class Rows(Head):
         return logits  # B S V
 
 
-class Tagger(Rows):
+class Tagger(TokenHead):
     """one label for each word, from the row where it begins"""
 
     per = "word"
 
 
-class Filler(Head):
+class MaskedLMHead(Head):
     """the token that stood at each place: a masked language model (Devlin 2019)
 
     logits_t = W LayerNorm(gelu(W_1 h_t)) + b; with `model.tie: target`, W is the source embedding.
@@ -91,10 +91,10 @@ class Filler(Head):
         return logits  # B S V
 
     def tie(self, embedding: Embedding) -> None:
-        self.output.layer.weight = embedding.table.weight
+        self.output.projection.weight = embedding.weight
 
 
-class Neighbours(Head):
+class BiLMHead(Head):
     """each token from what stands before it and what stands after it: a language model both ways (Peters 2018)
 
     p(x_t | others) = softmax(W_f forward_{t-1} + W_b backward_{t+1} + b): the two predictions are multiplied and
@@ -122,13 +122,13 @@ class Neighbours(Head):
         return logits  # B S V
 
 
-class Paths(Rows):
+class CTCHead(TokenHead):
     """what each row says, or a blank: all paths that spell a text make it probable (CTC, Graves 2006)"""
 
     per = "path"
 
 
-class Embedder(Head):
+class EmbeddingHead(Head):
     """one vector for the whole input, from its pooled rows: close where meanings are close"""
 
     vector = True
@@ -156,8 +156,8 @@ class Embedder(Head):
 HEADS: dict[str, type[Head]] = {
     "classifier": Classifier,
     "tagger": Tagger,
-    "mlm": Filler,
-    "bilm": Neighbours,
-    "ctc": Paths,
-    "embedder": Embedder,
+    "mlm": MaskedLMHead,
+    "bilm": BiLMHead,
+    "ctc": CTCHead,
+    "embedder": EmbeddingHead,
 }

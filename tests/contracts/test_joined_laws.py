@@ -78,7 +78,7 @@ def test_each_part_reads_its_own_source_and_its_rows_are_tagged():
 
 
 def test_texts_of_equal_width_share_their_embedding():
-    parts = make().encoder.parts
+    parts = make().encoder.encoders
     assert parts["one"].embedding is parts["three"].embedding
     assert parts["one"].embedding is not parts["two"].embedding
 
@@ -121,4 +121,4 @@ def test_what_does_not_fit_is_refused(changes, problem):
 
 def test_a_text_of_the_right_width_can_be_tied():
     model = make(parts={**PARTS, "two": {**RECURRENT, "width": 16}}, tie="all")
-    assert model.encoder.parts["two"].embedding.table.weight is model.decoder.output.layer.weight
+    assert model.encoder.encoders["two"].embedding.weight is model.decoder.output.projection.weight

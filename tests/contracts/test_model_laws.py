@@ -7,8 +7,8 @@ from contract_fixtures import CASES, example_batch
 from torch.testing import assert_close
 
 from transduce.build import complete_objective
-from transduce.decoders.copy import Copying
-from transduce.decoders.joint_ctc import Joint
+from transduce.decoders.copy import PointerGeneratorDecoder
+from transduce.decoders.joint_ctc import JointCTCDecoder
 from transduce.flow import PAD, Batch, Padded
 from transduce.objectives import Objective
 from transduce.recipe.registry import maker
@@ -123,7 +123,7 @@ def test_beams_share_the_memory(model, batch):
 
 def test_a_step_tells_what_the_output_layer_read(model, batch):
     step, decoder = model(batch), model.decoder
-    inner = decoder.decoder if isinstance(decoder, (Copying, Joint)) else decoder
+    inner = decoder.decoder if isinstance(decoder, (PointerGeneratorDecoder, JointCTCDecoder)) else decoder
     said = inner.advance(batch.decoder_inputs.values, model.start(batch)).logits
     assert_close(inner.output(step.hidden), said, **CLOSE)
     cross = model(batch, with_attention=True).attention.cross

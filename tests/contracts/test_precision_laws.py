@@ -96,7 +96,7 @@ def test_steps_are_lean(norm: str, precision: Precision, native: str, monkeypatc
     assert sum(isinstance(part, LeanReading) for part in network.encoder.modules()) == (2 if native == "1" else 0)
     called: list[nn.Module] = []
     for block in blocks:
-        for part in (block.own, block.cross, block.feed_forward):
+        for part in (block.self_attention, block.cross_attention, block.feed_forward):
             assert part is not None
             part.register_forward_pre_hook(lambda module, _: called.append(module))
     search(network, Batch(source), Greedy(), max_lengths=torch.tensor([6]))

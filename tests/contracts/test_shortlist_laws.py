@@ -134,9 +134,9 @@ def test_a_packed_layer_is_smaller_and_packed() -> None:
     model = for_generation(make("transformer"), "int8")
     rows = OutputRows(model)
     small = Narrowed(rows, lists(1))
-    layer = small.inner.decoder.output.layer  # type: ignore[union-attr]
+    layer = small.inner.decoder.output.projection  # type: ignore[union-attr]
     assert type(layer) is type(rows.layer)
     assert layer.out_features == len(small.ids) < SIZE
-    assert model.decoder.output.layer.out_features == SIZE  # type: ignore[union-attr]
+    assert model.decoder.output.projection.out_features == SIZE  # type: ignore[union-attr]
     assert small.proposes == model.proposes  # no slower way is taken for a line alone
-    assert small.inner.decoder.blocks is model.decoder.blocks  # type: ignore[union-attr]
+    assert small.inner.decoder.layers is model.decoder.layers  # type: ignore[union-attr]

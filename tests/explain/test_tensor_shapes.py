@@ -134,8 +134,8 @@ def test_what_each_decoder_keeps() -> None:
 
 def test_an_axis_of_one_is_a_letter_only_where_its_place_tells() -> None:
     inside = letters(rows_of("bottleneck"), "generation: modules")
-    assert inside["decoder.stack.layers.0:0"] == "R T D"
-    assert inside["decoder.stack.layers.0:1.0"] == "1 R D"  # one direction, not one token
+    assert inside["decoder.rnn.layers.0:0"] == "R T D"
+    assert inside["decoder.rnn.layers.0:1.0"] == "1 R D"  # one direction, not one token
     assert letters(rows_of("average"), "generation: state")["past.layers.0.1"] == "R 1"  # a count
 
 
@@ -177,11 +177,11 @@ def test_a_vocabulary_as_large_as_the_width_is_not_guessed() -> None:
 def test_modules_come_in_the_order_of_their_calls_and_equal_layers_once() -> None:
     rows = [row for row in rows_of("transformer") if row.section == "training: modules"]
     names = [row.name.partition(":")[0] for row in rows]
-    assert names.index("encoder") < names.index("encoder.embedding") < names.index("encoder.blocks.0")
-    assert names.index("encoder.blocks.0") < names.index("encoder.norm") < names.index("decoder")
-    assert names[-2:] == ["decoder.output", "decoder.output.layer"]
+    assert names.index("encoder") < names.index("encoder.embedding") < names.index("encoder.layers.0")
+    assert names.index("encoder.layers.0") < names.index("encoder.final_norm") < names.index("decoder")
+    assert names[-2:] == ["decoder.output", "decoder.output.projection"]
     assert not any(".blocks.1" in name for name in names)
-    assert next(row for row in rows if row.name == "decoder.blocks.0").meaning.startswith("x 4: ")
+    assert next(row for row in rows if row.name == "decoder.layers.0").meaning.startswith("x 4: ")
     assert all(row.meaning for row in rows if ":" not in row.name)
 
 

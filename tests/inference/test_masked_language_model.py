@@ -84,7 +84,7 @@ def test_the_same_tokens_are_asked_for_every_time(run):
 
 def test_the_output_layer_is_the_embedding(run):
     network = load(run).network
-    assert network.head.output.layer.weight is network.encoder.embedding.table.weight
+    assert network.head.output.projection.weight is network.encoder.embedding.weight
 
 
 def test_damage_is_another_in_every_epoch_and_the_same_again(tmp_path):
@@ -235,17 +235,17 @@ def test_a_token_never_sees_itself(place):
 def test_layers_are_mixed_as_the_paper_says():
     encoder, source = elmo().encoder, Padded.from_rows([[5, 6, 7, EOS], [8, EOS]])
     with torch.no_grad():
-        encoder.mix.copy_(torch.tensor([0.3, -0.2, 0.5]))
+        encoder.layer_weights.copy_(torch.tensor([0.3, -0.2, 0.5]))
         encoder.gamma.fill_(1.7)
         layers = []
         for chosen in range(3):  # each layer alone, by a weight that leaves nothing to the others
             alone = elmo().encoder
-            alone.mix.copy_(torch.full((3,), -100.0).index_fill(0, torch.tensor([chosen]), 100.0))
+            alone.layer_weights.copy_(torch.full((3,), -100.0).index_fill(0, torch.tensor([chosen]), 100.0))
             layers.append(alone(Batch(source)).values)
         weights = torch.tensor([0.3, -0.2, 0.5]).softmax(0)
         wanted = 1.7 * sum(weight * layer for weight, layer in zip(weights, layers, strict=True))
         assert_close(encoder(Batch(source)).values, wanted)
-        embedded = encoder.fit(encoder.embedding(source.values))
+        embedded = encoder.input_proj(encoder.embedding(source.values))
         assert_close(layers[0], torch.cat((embedded, embedded), -1))
 
 

@@ -49,7 +49,7 @@ def quiet(run) -> None:
     """Without an output bias, as training leaves it where that is frozen at its start."""
     checkpoint = run.checkpoints.final()
     weights = checkpoint.weights
-    weights["decoder.output.layer.bias"].zero_()
+    weights["decoder.output.projection.bias"].zero_()
     run.checkpoints.save_final(0, weights, {})
 
 
@@ -191,7 +191,7 @@ def test_other_refusals(tmp_path):
         export(make_run(tmp_path / "a", recurrent).folder, tmp_path / "there", "huggingface")
     with pytest.raises(InputError, match="tie: none does not fit, all would"):
         export(make_run(tmp_path / "b", {**pair(), "tie": "none"}).folder, tmp_path / "there", "huggingface")
-    with pytest.raises(InputError, match=r"freeze=\[decoder.output.layer.bias\]"):
+    with pytest.raises(InputError, match=r"freeze=\[decoder.output.projection.bias\]"):
         export(make_run(tmp_path / "c", pair(**T5)).folder, tmp_path / "there", "huggingface")
     with pytest.raises(InputError, match="no format"):
         export(tmp_path / "b", tmp_path / "there", "tensorflow")

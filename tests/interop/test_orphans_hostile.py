@@ -234,7 +234,7 @@ def test_missing_extra_and_other_shapes(folder):
     changed(path, lambda content: content["model_state"].pop("encoder.adapter.weight"))
     kept = torch.load(path, weights_only=False)["model_state"][name]
     changed(path, lambda content: content["model_state"].pop(name))
-    refused(folder, "encoder.blocks.1.feed_forward.grow.weight are missing")
+    refused(folder, "encoder.layers.1.feed_forward.fc1.weight are missing")
     changed(path, lambda content: content["model_state"].update({name: kept[:3].detach().clone()}))
     refused(folder, "would be (3, 8)")
 

@@ -209,7 +209,7 @@ def test_numbers_of_two_bytes(kind, tmp_path):
     weights = {name: tensor.to(kind) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     save_file(weights, tmp_path / "model.safetensors")
     network = transduce.load(tmp_path, device="cpu").network
-    found = network.state_dict()["encoder.blocks.1.feed_forward.grow.weight"]
+    found = network.state_dict()["encoder.layers.1.feed_forward.fc1.weight"]
     assert found.dtype == torch.float32
     assert torch.equal(found, weights["model.encoder.layers.1.fc1.weight"].float())
 

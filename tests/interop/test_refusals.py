@@ -76,7 +76,7 @@ def test_remote_code(folder):
 
 def test_missing_weight(folder):
     rewrite(folder, lambda weights: weights.pop("model.encoder.layers.1.fc1.weight"))
-    refused(folder, "encoder.blocks.1.feed_forward.grow.weight are missing")
+    refused(folder, "encoder.layers.1.feed_forward.fc1.weight are missing")
 
 
 @pytest.mark.parametrize("name", ["model.decoder.layers.0.adapter.weight", "model.encoder.layers.2.fc1.weight"])

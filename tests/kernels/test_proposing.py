@@ -58,7 +58,7 @@ def network(kind: str = "both", ending: float = 1.5) -> Transducer:
     sizes: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "ff_width": 24}
     table, output = Embedding(SIZE, 16), Output(16, SIZE)
     with torch.no_grad():
-        output.layer.bias[EOS] += ending
+        output.projection.bias[EOS] += ending
     if kind == "alone":
         return DecoderOnly(TransformerDecoder(table, output, **sizes)).eval()
     return EncoderDecoder(TransformerEncoder(table, **sizes), TransformerDecoder(table, output, 16, **sizes)).eval()

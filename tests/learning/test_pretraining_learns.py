@@ -17,7 +17,12 @@ DOES = {"a": ("eats", "sleeps", "runs"), "t": ("cuts", "turns", "breaks")}
 RECURRENT = {"kind": "recurrent", "width": 32, "dropout": 0.0}
 BOTH_WAYS = {"kind": "elmo", "width": 32, "layers": 1, "cell": "gru", "dropout": 0.0}
 WORDS = {"kind": "words", "size": 200}
-PARTS = ["encoder.forwards", "encoder.backwards", "encoder.embedding", "encoder.fit"]  # all but w and gamma
+PARTS = [
+    "encoder.forward_layers",
+    "encoder.backward_layers",
+    "encoder.embedding",
+    "encoder.input_proj",
+]  # all but w and gamma
 
 
 def text(count: int, seed: int) -> list[str]:

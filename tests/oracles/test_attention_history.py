@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from transduce.attention.normalisers import NORMALISERS, Monotonic
+from transduce.attention.normalisers import NORMALISERS, MonotonicExpected
 from transduce.attention.scores import MLP, Coverage, Location
 from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
@@ -37,7 +37,7 @@ def _monotonic_by_hand(energies: list[float], mask: list[bool], before: list[flo
 
 
 def test_monotonic_attention_by_hand():
-    normaliser = Monotonic(offset=-0.5, noise=0.0).double()
+    normaliser = MonotonicExpected(offset=-0.5, noise=0.0).double()
     for length in (1, 4, 7):
         mask = (torch.arange(7) < length).expand(2, 3, 7)
         scores, before = double(2, 3, 7), torch.rand(2, 3, 7, dtype=torch.double) * mask
@@ -53,7 +53,7 @@ def test_monotonic_attention_by_hand():
 
 def test_monotonic_attention_is_hard_after_training():
     """It never goes back, and where chances are 0 or 1 the mean that was trained is the very path that is taken."""
-    normaliser = Monotonic(noise=0.0)
+    normaliser = MonotonicExpected(noise=0.0)
     mask = torch.arange(8)[None, None] < torch.tensor([8, 5, 1])[:, None, None]
     hard = soft = normaliser.start(mask.expand(3, 4, 8))
     places = torch.zeros(3, 4)
@@ -79,8 +79,10 @@ def test_coverage_adds_up_and_enters_the_score():
     covered = torch.rand(2, 3, 5)
     found = score.recall(query, score.keys(memory), {"sum": covered})
     for b, t, s in itertools.product(range(2), range(3), range(5)):
-        inner = score.query(query[b, t]) + score.memory(memory[b, s]) + score.covered.weight[:, 0] * covered[b, t, s]
-        assert_close(found[b, t, s], score.vector(torch.tanh(inner))[0])
+        inner = (
+            score.q_proj(query[b, t]) + score.k_proj(memory[b, s]) + score.coverage_proj.weight[:, 0] * covered[b, t, s]
+        )
+        assert_close(found[b, t, s], score.energy_proj(torch.tanh(inner))[0])
 
 
 def test_location_filters_the_weights_before():
@@ -89,9 +91,9 @@ def test_location_filters_the_weights_before():
     found = score.recall(query, score.keys(memory), {"weights": before})
     for b, t, s in itertools.product(range(2), range(3), range(5)):
         near = [before[b, t, s + shift] if 0 <= s + shift < 5 else torch.tensor(0.0) for shift in range(-2, 3)]
-        features = score.filters.weight[:, 0] @ torch.stack(near)
-        inner = score.query(query[b, t]) + score.memory(memory[b, s]) + score.place(features)
-        assert_close(found[b, t, s], score.vector(torch.tanh(inner))[0])
+        features = score.location_conv.weight[:, 0] @ torch.stack(near)
+        inner = score.q_proj(query[b, t]) + score.k_proj(memory[b, s]) + score.location_proj(features)
+        assert_close(found[b, t, s], score.energy_proj(torch.tanh(inner))[0])
 
 
 @pytest.mark.parametrize("kind", [Coverage, Location])

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from transduce.attention.multihead import Heads, MultiHead
+from transduce.attention.multihead import CrossAttention, Heads
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import POSITIONS, Learned, NoPosition, Rotary, Sinusoidal
 from transduce.attention.scores import Dot, ScaledDot
-from transduce.attention.self_attention import SSRU, Average, View, scan
+from transduce.attention.self_attention import SSRU, AverageAttention, SequenceContext, scan
 from transduce.build import complete_recipe
 from transduce.decoders.convolutional import ConvolutionalDecoder
 from transduce.decoders.transformer import TransformerDecoder
@@ -30,26 +30,26 @@ SIZES = {"layers": 1, "width": WIDTH, "heads": 2, "ff_width": 12, "dropout": 0.0
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def view(real: torch.Tensor | None = None) -> View:
+def view(real: torch.Tensor | None = None) -> SequenceContext:
     places = torch.arange(1)[None]
-    return View(NoPosition(WIDTH, 1, True), places, places, real=real, padded=real is not None)
+    return SequenceContext(NoPosition(WIDTH, 1, True), places, places, real=real, padded=real is not None)
 
 
 def test_shared_keys_are_repeated_keys():
     """Grouped heads equal full heads whose key and value matrices hold each group's rows again."""
     for kv_heads in (1, 2, 4):
-        few = MultiHead(WIDTH, 5, Heads(4, kv_heads, ScaledDot, Softmax))
-        full = MultiHead(WIDTH, 5, Heads(4, 4, ScaledDot, Softmax))
+        few = CrossAttention(WIDTH, 5, Heads(4, kv_heads, ScaledDot, Softmax))
+        full = CrossAttention(WIDTH, 5, Heads(4, 4, ScaledDot, Softmax))
         with torch.no_grad():
-            full.query, full.output = few.query, few.output
-            for own, other in ((full.key, few.key), (full.value, few.value)):
+            full.q_proj, full.out_proj = few.q_proj, few.out_proj
+            for own, other in ((full.k_proj, few.k_proj), (full.v_proj, few.v_proj)):
                 rows = other.weight.unflatten(0, (kv_heads, -1)).repeat_interleave(4 // kv_heads, 0)
                 own.weight.copy_(rows.flatten(0, 1))
         rows, memory, mask = torch.randn(6, 3, WIDTH), torch.randn(2, 7, 5), torch.rand(2, 7) > 0.3
         mask[:, 0] = True
-        got = few.read(rows, *few.project(memory), mask, with_attention=True)
-        expected = full.read(rows, *full.project(memory), mask, with_attention=True)
-        assert few.project(memory)[0].shape == (2, kv_heads, 7, WIDTH // 4)
+        got = few(rows, *few.keys_values(memory), mask, with_attention=True)
+        expected = full(rows, *full.keys_values(memory), mask, with_attention=True)
+        assert few.keys_values(memory)[0].shape == (2, kv_heads, 7, WIDTH // 4)
         assert_close(got, expected, **CLOSE)
 
 
@@ -60,7 +60,7 @@ def test_heads_that_do_not_fit_are_refused():
         (Heads(4, 2, ScaledDot, Softmax, "none"), "without projections"),
     ):
         with pytest.raises(InputError, match=message):
-            MultiHead(WIDTH, WIDTH, heads)
+            CrossAttention(WIDTH, WIDTH, heads)
     with pytest.raises(InputError, match="no window"):
         TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, token_mixer="ssru", window=2, **SIZES)
     with pytest.raises(InputError, match="Rotary positions"):
@@ -96,11 +96,13 @@ def test_a_batch_that_is_not_finite_does_not_stay_in_a_batch_norm():
 
 def test_bare_attention_against_loops():
     """y_i = sum_j softmax_j(x_i . x_j) x_j, over all rows or over those up to i."""
-    attention = MultiHead(WIDTH, WIDTH, Heads(1, 1, Dot, Softmax, "none"))
+    attention = CrossAttention(WIDTH, WIDTH, Heads(1, 1, Dot, Softmax, "none"))
     assert not list(attention.parameters())
     rows = torch.randn(1, 5, WIDTH)
     for causal in (False, True):
-        got, weights = attention(attention.ask(rows), *attention.project(rows), causal=causal, with_attention=True)
+        got, weights = attention.attend_heads(
+            attention.queries(rows), *attention.keys_values(rows), causal=causal, with_attention=True
+        )
         for i in range(5):
             seen = rows[0, : i + 1 if causal else 5]
             expected = torch.stack([rows[0, i] @ other for other in seen]).softmax(0)
@@ -114,9 +116,9 @@ def test_queries_and_keys_make_relevance_asymmetric():
 
     def around(projections: str) -> torch.Tensor:
         torch.manual_seed(1)
-        attention = MultiHead(WIDTH, WIDTH, Heads(1, 1, Dot, Softmax, projections))
+        attention = CrossAttention(WIDTH, WIDTH, Heads(1, 1, Dot, Softmax, projections))
         rows = torch.randn(1, 3, WIDTH)
-        _, weights = attention(attention.ask(rows), *attention.project(rows), with_attention=True)
+        _, weights = attention.attend_heads(attention.queries(rows), *attention.keys_values(rows), with_attention=True)
         gap = weights[0, 0].log() - weights[0, 0].log().T
         return (gap[0, 1] + gap[1, 2] + gap[2, 0]).abs()
 
@@ -188,7 +190,7 @@ def test_rms_norm_and_gated_feed_forward_against_their_equations():
     nn.init.normal_(norm.weight)
     assert_close(norm(values), values / (values.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight)
     layer = FeedForward(WIDTH, 12, "silu", gated=True)
-    w1, w3, w2 = layer.grow.weight, layer.gate.weight, layer.shrink.weight
+    w1, w3, w2 = layer.fc1.weight, layer.fc_gate.weight, layer.fc2.weight
     inner = values @ w1.T
     assert_close(layer(values), (inner * torch.sigmoid(inner) * (values @ w3.T)) @ w2.T, **CLOSE)
     assert not [name for name, _ in FeedForward(4, 6, "relu", bias=False).named_parameters() if "bias" in name]
@@ -221,7 +223,7 @@ def test_ssru_against_loops():
 
 
 def test_average_against_loops():
-    own, rows = Average(WIDTH, FeedForward(WIDTH, 12, "relu"), True), torch.randn(2, 6, WIDTH)
+    own, rows = AverageAttention(WIDTH, FeedForward(WIDTH, 12, "relu"), True), torch.randn(2, 6, WIDTH)
     real = torch.arange(6) < torch.tensor([[6], [4]])
     got, (total, count), _ = own(rows, own.start(2, rows), view(real))
     for row, length in enumerate((6, 4)):
@@ -256,7 +258,7 @@ def test_concatenated_positions(kind):
     added, joined = kind(WIDTH, 1, True), kind(WIDTH, 1, True, join="concatenate")
     joined.load_state_dict({**joined.state_dict(), **added.state_dict()})
     with torch.no_grad():
-        joined.mix.weight.copy_(torch.cat((torch.eye(WIDTH), torch.eye(WIDTH)), 1))
+        joined.concat_proj.weight.copy_(torch.cat((torch.eye(WIDTH), torch.eye(WIDTH)), 1))
     values, places = torch.randn(2, 5, WIDTH), torch.arange(5)[None]
     assert_close(joined.add(values, places), added.add(values, places))
 

@@ -15,23 +15,26 @@ from transduce.modalities.audio.front_ends import FrameStacking
 WIDTH, HEADS, HIDDEN, KERNEL = 16, 4, 24, 5
 
 
-NORMS = ("ffn1_layer_norm", "self_attn_layer_norm", "conv_module.layer_norm", "ffn2_layer_norm", "final_layer_norm")
 DENSE = {
-    "feed_forwards.0.grow": "ffn1.intermediate_dense",
-    "feed_forwards.0.shrink": "ffn1.output_dense",
-    "feed_forwards.1.grow": "ffn2.intermediate_dense",
-    "feed_forwards.1.shrink": "ffn2.output_dense",
-    "own.attention.query": "self_attn.linear_q",
-    "own.attention.key": "self_attn.linear_k",
-    "own.attention.value": "self_attn.linear_v",
-    "own.attention.output": "self_attn.linear_out",
+    "feed_forward1.fc1": "ffn1.intermediate_dense",
+    "feed_forward1.fc2": "ffn1.output_dense",
+    "feed_forward2.fc1": "ffn2.intermediate_dense",
+    "feed_forward2.fc2": "ffn2.output_dense",
+    "self_attention.q_proj": "self_attn.linear_q",
+    "self_attention.k_proj": "self_attn.linear_k",
+    "self_attention.v_proj": "self_attn.linear_v",
+    "self_attention.out_proj": "self_attn.linear_out",
     "convolution.norm": "conv_module.batch_norm",
-    **{f"norms.{place}": name for place, name in enumerate(NORMS)},
+    "feed_forward1_norm": "ffn1_layer_norm",
+    "self_attention_norm": "self_attn_layer_norm",
+    "convolution_norm": "conv_module.layer_norm",
+    "feed_forward2_norm": "ffn2_layer_norm",
+    "final_norm": "final_layer_norm",
 }
 ALONE = {
-    "convolution.enter.weight": "conv_module.pointwise_conv1.weight",
-    "convolution.leave.weight": "conv_module.pointwise_conv2.weight",
-    "convolution.around.weight": "conv_module.depthwise_conv.weight",
+    "convolution.pointwise_conv1.weight": "conv_module.pointwise_conv1.weight",
+    "convolution.pointwise_conv2.weight": "conv_module.pointwise_conv2.weight",
+    "convolution.depthwise_conv.weight": "conv_module.depthwise_conv.weight",
     "convolution.norm.mean": "conv_module.batch_norm.running_mean",
     "convolution.norm.variance": "conv_module.batch_norm.running_var",
 }
@@ -62,7 +65,7 @@ def test_a_block_is_that_of_the_library() -> None:
     with torch.no_grad():
         encoder.embedding.layer.weight.copy_(torch.eye(WIDTH))
         encoder.embedding.layer.bias.zero_()
-    copy(encoder.conformers[0], layer)
+    copy(encoder.conformer_layers[0], layer)
     rows = torch.randn(2, 9, WIDTH)
     wanted = layer(rows)
     wanted = wanted[0] if isinstance(wanted, tuple) else wanted

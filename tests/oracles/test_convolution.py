@@ -44,7 +44,7 @@ def test_encoder(kernel):
     for number, row in enumerate(rows):
         embedded = list(encoder.embedding(torch.tensor(row)))
         values = embedded
-        for block in encoder.blocks:
+        for block in encoder.layers:
             around = [zero] * side + values + [zero] * side
             values = [(gated(block.layer, around[t : t + kernel]) + value) * HALF for t, value in enumerate(values)]
         expected = torch.stack([(value + e) * HALF for value, e in zip(values, embedded, strict=True)])
@@ -61,14 +61,14 @@ def test_decoder(kernel):
     step = decoder.advance(tokens, decoder.start(memory), with_attention=True)
     embedded = list(decoder.embedding(tokens[0]))
     values, zero = embedded, torch.zeros(WIDTH)
-    for number, block in enumerate(decoder.blocks):
+    for number, block in enumerate(decoder.layers):
         around, new = [zero] * (kernel - 1) + values, []
-        keys, content = block.cross.key(memory.values[0]), block.cross.value(memory.values[0])
+        keys, content = block.cross_attention.k_proj(memory.values[0]), block.cross_attention.v_proj(memory.values[0])
         for t, value in enumerate(values):
-            found = gated(block.convolution.layer, around[t : t + kernel])
-            weights = (keys @ block.cross.query((found + embedded[t]) * HALF)).softmax(0)
+            found = gated(block.convolution.conv, around[t : t + kernel])
+            weights = (keys @ block.cross_attention.q_proj((found + embedded[t]) * HALF)).softmax(0)
             assert_close(step.attention.cross[0, number, 0, t], weights, rtol=1e-4, atol=1e-5)
-            found = (found + block.cross.output(weights @ content)) * HALF
+            found = (found + block.cross_attention.out_proj(weights @ content)) * HALF
             new.append((found + value) * HALF)
         values = new
     assert_close(step.logits[0], decoder.output(torch.stack(values)), rtol=1e-4, atol=1e-5)

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe
-from transduce.decoders.copy import Copying
+from transduce.decoders.copy import PointerGeneratorDecoder
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.recipe import parse
@@ -48,7 +48,7 @@ CASES = [
 def test_the_mixture(encoder, decoder, copying):
     model, batch = build(encoder, decoder, copying), a_batch()
     step = model(batch, with_attention=True)
-    assert isinstance(model.decoder, Copying)
+    assert isinstance(model.decoder, PointerGeneratorDecoder)
     plain = model.decoder.decoder.advance(batch.decoder_inputs.values, model.start(batch), with_attention=True)
     for row in range(batch.size):
         source = batch.source.values[row][batch.source.mask[row]].tolist()

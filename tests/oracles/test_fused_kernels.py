@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.self_attention import Slots
+from transduce.attention.self_attention import CacheSlots
 from transduce.kernels import decode_rows as rows_module
 from transduce.kernels.decode_rows import Entry, Kernels, Plain, Product
 
@@ -79,11 +79,11 @@ def test_rows_longer_than_a_tile_are_read_in_several(number: int, monkeypatch: p
         near(found, wanted)
 
 
-def slots_of(sources: int, beams: int, room: int, reach: int | None) -> Slots:
+def slots_of(sources: int, beams: int, room: int, reach: int | None) -> CacheSlots:
     places = torch.randint(0, room, (sources, 1)).repeat(1, beams).flatten().to(DEVICE)
     owners = torch.randint(0, beams, (sources * beams, room)).to(DEVICE, torch.int16)
     own = torch.arange(beams).repeat(sources)[:, None].to(DEVICE, torch.int16)
-    return Slots(places, owners.scatter(1, places[:, None], own), beams, reach)
+    return CacheSlots(places, owners.scatter(1, places[:, None], own), beams, reach)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -53,7 +53,7 @@ def build(options: dict[str, Any], *, alone: bool = False) -> Transducer:
         plain = {name: value for name, value in options.items() if name not in ("window", "kv_heads", "head_width")}
         made = EncoderDecoder(TransformerEncoder(table, **{**plain, "heads": 2}), decoder)
     for name, parameter in made.named_parameters():
-        if "table" not in name:
+        if not name.endswith("embedding.weight"):
             nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.2)
     return made.eval()
 
@@ -147,7 +147,7 @@ class Written:
 def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
-    plain.decoder.output.layer.bias.data[EOS] = quick.decoder.output.layer.bias.data[EOS] = 9.0  # type: ignore[union-attr]
+    plain.decoder.output.projection.bias.data[EOS] = quick.decoder.output.projection.bias.data[EOS] = 9.0  # type: ignore[union-attr]
     asked: dict[str, Any] = {"max_lengths": torch.tensor([9, 12, 20]), "processors": (MinLength(4),)}
     graphs, wanted = Graphs(), search(plain, batch := sources(), strategy, **asked)
     for _ in range(2):

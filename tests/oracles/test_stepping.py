@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.layers.recurrent import CELLS, STEPS, RecurrentStack, Repeated, Stepper
+from transduce.layers.recurrent import CELLS, STEPS, RecurrentStack, StepLinear, StepwiseRecurrence
 
 ROWS, STEPS_TAKEN, WIDTH, FED = 3, 5, 6, 4
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -31,8 +31,8 @@ def run_both(cell, layers, residual):
     results = []
     for hoisted in (False, True):
         state, feed, outputs = first, fed, []
-        assert Stepper.suits(stack, values)
-        stepper = Stepper(stack, values)
+        assert StepwiseRecurrence.suits(stack, values)
+        stepper = StepwiseRecurrence(stack, values)
         for step in range(STEPS_TAKEN):
             if hoisted:
                 hidden, state = stepper(step, feed, state)
@@ -56,7 +56,7 @@ def test_a_gradient_asked_twice_is_counted_once():
     """Also where the matrix itself is not asked for the first time: nothing of that pass is left behind."""
     weight, bias = torch.randn(2, 3, requires_grad=True), torch.zeros(2, requires_grad=True)
     values = torch.randn(4, 3, requires_grad=True)
-    matrix = Repeated(weight, bias, torch.float)
+    matrix = StepLinear(weight, bias, torch.float)
     loss = (matrix(values) + matrix(2 * values)).sum()
     torch.autograd.grad(loss, [values], retain_graph=True)
     first = torch.autograd.grad(loss, [weight, bias], retain_graph=True)
@@ -68,7 +68,7 @@ def test_a_gradient_asked_twice_is_counted_once():
 
 def test_it_stands_aside_where_nobody_learns():
     stack, values = RecurrentStack(4, 4, "gru", 1), torch.zeros(1, 3, 4)
-    assert Stepper.suits(stack, values)
-    assert not Stepper.suits(stack, values[:, :1])
+    assert StepwiseRecurrence.suits(stack, values)
+    assert not StepwiseRecurrence.suits(stack, values[:, :1])
     with torch.no_grad():
-        assert not Stepper.suits(stack, values)
+        assert not StepwiseRecurrence.suits(stack, values)

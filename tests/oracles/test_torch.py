@@ -22,17 +22,17 @@ SIZES = {"layers": 2, "width": WIDTH, "heads": HEADS, "ff_width": HIDDEN, "dropo
 
 def copy_attention(own, other: nn.MultiheadAttention) -> None:
     with torch.no_grad():
-        for part, layer in zip((0, 1, 2), (own.query, own.key, own.value), strict=True):
+        for part, layer in zip((0, 1, 2), (own.q_proj, own.k_proj, own.v_proj), strict=True):
             rows = slice(part * WIDTH, (part + 1) * WIDTH)
             nn.init.normal_(layer.bias, std=0.1)
             other.in_proj_weight[rows] = layer.weight
             other.in_proj_bias[rows] = layer.bias
-        other.out_proj.load_state_dict(own.output.state_dict())
+        other.out_proj.load_state_dict(own.out_proj.state_dict())
 
 
 def copy_rest(own, other, residuals, norms) -> None:
-    other.linear1.load_state_dict(own.feed_forward.grow.state_dict())
-    other.linear2.load_state_dict(own.feed_forward.shrink.state_dict())
+    other.linear1.load_state_dict(own.feed_forward.fc1.state_dict())
+    other.linear2.load_state_dict(own.feed_forward.fc2.state_dict())
     for residual, norm in zip(residuals, norms, strict=True):
         nn.init.normal_(residual.norm.weight, 1, 0.1)
         norm.load_state_dict(residual.norm.state_dict())
@@ -57,12 +57,12 @@ def test_transformer(norm, activation):
         2,
         nn.LayerNorm(WIDTH) if first else None,
     ).eval()
-    for own, other in zip(ours_in.blocks, theirs_in.layers, strict=True):
-        copy_attention(own.own.attention, other.self_attn)
+    for own, other in zip(ours_in.layers, theirs_in.layers, strict=True):
+        copy_attention(own.self_attention, other.self_attn)
         copy_rest(own, other, own.residuals, (other.norm1, other.norm2))
-    for own, other in zip(ours_out.blocks, theirs_out.layers, strict=True):
-        copy_attention(own.own.attention, other.self_attn)
-        copy_attention(own.cross, other.multihead_attn)
+    for own, other in zip(ours_out.layers, theirs_out.layers, strict=True):
+        copy_attention(own.self_attention, other.self_attn)
+        copy_attention(own.cross_attention, other.multihead_attn)
         copy_rest(own, other, own.residuals, (other.norm1, other.norm2, other.norm3))
 
     source = Padded.from_rows([[5, 6, 7, 2], [4, 2], [8, 8, 2]])
@@ -90,7 +90,7 @@ def test_recurrent_encoder(cell, bidirectional):
     theirs = CELLS[cell](
         WIDTH, WIDTH // (1 + bidirectional), num_layers=2, batch_first=True, bidirectional=bidirectional
     )
-    for number, layer in enumerate(encoder.stack.layers):
+    for number, layer in enumerate(encoder.rnn.layers):
         for name, value in layer.named_parameters():
             getattr(theirs, name.replace("_l0", f"_l{number}")).data.copy_(value)
     for row in ([5, 6, 7, 2], [4, 2]):
@@ -134,10 +134,10 @@ def test_scores_against_loops():
                 for s in range(5):
                     q, m = query[b, t], memory[b, s]
                     if kind is MLP:
-                        both = torch.tanh(score.query.weight @ q + score.memory.weight @ m + score.memory.bias)
-                        expected = score.vector.weight[0] @ both
+                        both = torch.tanh(score.q_proj.weight @ q + score.k_proj.weight @ m + score.k_proj.bias)
+                        expected = score.energy_proj.weight[0] @ both
                     elif kind is Bilinear:
-                        expected = q @ score.weight.weight @ m
+                        expected = q @ score.k_proj.weight @ m
                     else:
                         expected = q @ m / (6**0.5 if kind is ScaledDot else 1)
                     assert_close(got[b, t, s], expected)

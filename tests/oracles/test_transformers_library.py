@@ -41,7 +41,7 @@ def copy_all(pairs: list[tuple[nn.Module, nn.Module]]) -> None:
 def copy_embedding(own: Embedding, other: nn.Module, scale: float = math.sqrt(WIDTH)) -> None:
     """Our embedding is scaled up on reading; `scale` takes that back where the other is not."""
     with torch.no_grad():
-        own.table.weight.copy_(other.weight / scale)
+        own.weight.copy_(other.weight / scale)
 
 
 def shake(model: nn.Module) -> nn.Module:
@@ -58,21 +58,21 @@ def decode(decoder: TransformerDecoder, memory: Memory) -> torch.Tensor:
 
 
 def copy_marian_layer(own: nn.Module, other: nn.Module) -> None:
-    pairs = [(own.own.attention, other.self_attn)]
+    pairs = [(own.self_attention, other.self_attn)]
     norms = [other.self_attn_layer_norm]
-    if own.cross is not None:
-        pairs.append((own.cross, other.encoder_attn))
+    if own.cross_attention is not None:
+        pairs.append((own.cross_attention, other.encoder_attn))
         norms.append(other.encoder_attn_layer_norm)
     for mine, theirs in pairs:
         copy_all(
             [
-                (mine.query, theirs.q_proj),
-                (mine.key, theirs.k_proj),
-                (mine.value, theirs.v_proj),
-                (mine.output, theirs.out_proj),
+                (mine.q_proj, theirs.q_proj),
+                (mine.k_proj, theirs.k_proj),
+                (mine.v_proj, theirs.v_proj),
+                (mine.out_proj, theirs.out_proj),
             ]
         )
-    copy_all([(own.feed_forward.grow, other.fc1), (own.feed_forward.shrink, other.fc2)])
+    copy_all([(own.feed_forward.fc1, other.fc1), (own.feed_forward.fc2, other.fc2)])
     copy_all([(r.norm, n) for r, n in zip(own.residuals, [*norms, other.final_layer_norm], strict=True)])
 
 
@@ -91,10 +91,10 @@ def test_marian():
     decoder = TransformerDecoder(embedding, Output(WIDTH, SIZE, embedding), WIDTH, **options)
     copy_embedding(embedding, theirs.model.shared, scale=1)
     with torch.no_grad():
-        decoder.output.layer.bias.copy_(theirs.final_logits_bias[0])
+        decoder.output.projection.bias.copy_(theirs.final_logits_bias[0])
         for own, other in ((encoder, theirs.model.encoder), (decoder, theirs.model.decoder)):
-            own.position.table.weight[:32] = other.embed_positions.weight
-            for mine, layer in zip(own.blocks, other.layers, strict=True):
+            own.position.embedding.weight[:32] = other.embed_positions.weight
+            for mine, layer in zip(own.layers, other.layers, strict=True):
                 copy_marian_layer(mine, layer)
         expected = theirs(input_ids=SOURCE.values, attention_mask=SOURCE.mask.long(), decoder_input_ids=TARGET).logits
         assert_close(decode(decoder, encoder(Batch(SOURCE))), expected, **CLOSE)
@@ -102,15 +102,15 @@ def test_marian():
 
 def copy_t5_layer(own: nn.Module, other: nn.Module) -> None:
     *attentions, feed = other.layer
-    mine = [own.own.attention, *([own.cross] if own.cross is not None else [])]
+    mine = [own.self_attention, *([own.cross_attention] if own.cross_attention is not None else [])]
     names = ["SelfAttention", "EncDecAttention"]
     for attention, layer, name in zip(mine, attentions, names, strict=False):
         theirs = getattr(layer, name)
-        copy_all([(attention.query, theirs.q), (attention.key, theirs.k), (attention.value, theirs.v)])
-        copy(attention.output, theirs.o)
+        copy_all([(attention.q_proj, theirs.q), (attention.k_proj, theirs.k), (attention.v_proj, theirs.v)])
+        copy(attention.out_proj, theirs.o)
     dense = feed.DenseReluDense
-    copy_all([(own.feed_forward.grow, dense.wi_0), (own.feed_forward.gate, dense.wi_1)])
-    copy(own.feed_forward.shrink, dense.wo)
+    copy_all([(own.feed_forward.fc1, dense.wi_0), (own.feed_forward.fc_gate, dense.wi_1)])
+    copy(own.feed_forward.fc2, dense.wo)
     copy_all([(r.norm, layer.layer_norm) for r, layer in zip(own.residuals, other.layer, strict=True)])
 
 
@@ -133,11 +133,11 @@ def test_t5():
     with torch.no_grad():
         for own, other in ((encoder, theirs.encoder), (decoder, theirs.decoder)):
             copy_embedding(own.embedding, theirs.shared)
-            copy(own.position.table, other.block[0].layer[0].SelfAttention.relative_attention_bias)
-            copy(own.norm, other.final_layer_norm)
-            for mine, layer in zip(own.blocks, other.block, strict=True):
+            copy(own.position.relative_attention_bias, other.block[0].layer[0].SelfAttention.relative_attention_bias)
+            copy(own.final_norm, other.final_layer_norm)
+            for mine, layer in zip(own.layers, other.block, strict=True):
                 copy_t5_layer(mine, layer)
-        copy(decoder.output.layer, theirs.lm_head)
+        copy(decoder.output.projection, theirs.lm_head)
         expected = theirs(input_ids=SOURCE.values, attention_mask=SOURCE.mask.long(), decoder_input_ids=TARGET).logits
         assert_close(decode(decoder, encoder(Batch(SOURCE))), expected, **CLOSE)
 
@@ -154,18 +154,18 @@ def test_gpt2():
     )
     with torch.no_grad():
         copy_embedding(decoder.embedding, theirs.transformer.wte)
-        decoder.output.layer.weight.copy_(theirs.lm_head.weight)
-        decoder.position.table.weight[:32] = theirs.transformer.wpe.weight
-        copy(decoder.norm, theirs.transformer.ln_f)
-        for own, other in zip(decoder.blocks, theirs.transformer.h, strict=True):
-            attention = own.own.attention
-            for number, layer in enumerate((attention.query, attention.key, attention.value)):
+        decoder.output.projection.weight.copy_(theirs.lm_head.weight)
+        decoder.position.embedding.weight[:32] = theirs.transformer.wpe.weight
+        copy(decoder.final_norm, theirs.transformer.ln_f)
+        for own, other in zip(decoder.layers, theirs.transformer.h, strict=True):
+            attention = own.self_attention
+            for number, layer in enumerate((attention.q_proj, attention.k_proj, attention.v_proj)):
                 part = slice(number * WIDTH, (number + 1) * WIDTH)
                 layer.weight.copy_(other.attn.c_attn.weight[:, part].T)
                 layer.bias.copy_(other.attn.c_attn.bias[part])
-            copy(attention.output, other.attn.c_proj, turned=True)
-            copy(own.feed_forward.grow, other.mlp.c_fc, turned=True)
-            copy(own.feed_forward.shrink, other.mlp.c_proj, turned=True)
+            copy(attention.out_proj, other.attn.c_proj, turned=True)
+            copy(own.feed_forward.fc1, other.mlp.c_fc, turned=True)
+            copy(own.feed_forward.fc2, other.mlp.c_proj, turned=True)
             copy_all([(own.residuals[0].norm, other.ln_1), (own.residuals[1].norm, other.ln_2)])
         assert_close(decode(decoder, Memory.empty(3)), theirs(TARGET).logits, **CLOSE)
 
@@ -206,19 +206,19 @@ def _llama(theirs: nn.Module, **options: int) -> TransformerDecoder:
         bias=False, position=Rotary, **SIZES, **options,
     )  # fmt: skip
     copy_embedding(decoder.embedding, theirs.model.embed_tokens)
-    copy(decoder.output.layer, theirs.lm_head)
-    copy(decoder.norm, theirs.model.norm)
-    for own, other in zip(decoder.blocks, theirs.model.layers, strict=True):
-        attention, feed = own.own.attention, own.feed_forward
+    copy(decoder.output.projection, theirs.lm_head)
+    copy(decoder.final_norm, theirs.model.norm)
+    for own, other in zip(decoder.layers, theirs.model.layers, strict=True):
+        attention, feed = own.self_attention, own.feed_forward
         copy_all(
             [
-                (attention.query, other.self_attn.q_proj),
-                (attention.key, other.self_attn.k_proj),
-                (attention.value, other.self_attn.v_proj),
-                (attention.output, other.self_attn.o_proj),
-                (feed.grow, other.mlp.gate_proj),
-                (feed.gate, other.mlp.up_proj),
-                (feed.shrink, other.mlp.down_proj),
+                (attention.q_proj, other.self_attn.q_proj),
+                (attention.k_proj, other.self_attn.k_proj),
+                (attention.v_proj, other.self_attn.v_proj),
+                (attention.out_proj, other.self_attn.o_proj),
+                (feed.fc1, other.mlp.gate_proj),
+                (feed.fc_gate, other.mlp.up_proj),
+                (feed.fc2, other.mlp.down_proj),
                 (own.residuals[0].norm, other.input_layernorm),
                 (own.residuals[1].norm, other.post_attention_layernorm),
             ]
@@ -237,17 +237,17 @@ def test_bert_blocks():
         Embedding(SIZE, WIDTH), norm="post", activation="gelu", position=NoPosition, **SIZES
     ).eval()
     with torch.no_grad():
-        for own, other in zip(encoder.blocks, theirs.encoder.layer, strict=True):
-            attention = own.own.attention
+        for own, other in zip(encoder.layers, theirs.encoder.layer, strict=True):
+            attention = own.self_attention
             copy_all(
                 [
-                    (attention.query, other.attention.self.query),
-                    (attention.key, other.attention.self.key),
-                    (attention.value, other.attention.self.value),
-                    (attention.output, other.attention.output.dense),
+                    (attention.q_proj, other.attention.self.query),
+                    (attention.k_proj, other.attention.self.key),
+                    (attention.v_proj, other.attention.self.value),
+                    (attention.out_proj, other.attention.output.dense),
                     (own.residuals[0].norm, other.attention.output.LayerNorm),
-                    (own.feed_forward.grow, other.intermediate.dense),
-                    (own.feed_forward.shrink, other.output.dense),
+                    (own.feed_forward.fc1, other.intermediate.dense),
+                    (own.feed_forward.fc2, other.output.dense),
                     (own.residuals[1].norm, other.output.LayerNorm),
                 ]
             )

@@ -73,23 +73,23 @@ def copy_norm(own: nn.Module, other: nn.Module) -> None:
 
 
 def copy_attention(own, other, rotary: bool) -> None:
-    for name in ("query", "key", "value", "output"):
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         nn.init.xavier_uniform_(getattr(own, name).weight)
     turned = paired if rotary else lambda weight, heads: weight
-    other.to_q.weight.copy_(regrouped(turned(own.query.weight, own.heads), own.kv_heads))
-    other.to_k.weight.copy_(turned(own.key.weight, own.kv_heads))
-    other.to_v.weight.copy_(own.value.weight)
-    other.to_out.weight.copy_(regrouped(own.output.weight.T, own.kv_heads).T)
+    other.to_q.weight.copy_(regrouped(turned(own.q_proj.weight, own.heads), own.kv_heads))
+    other.to_k.weight.copy_(turned(own.k_proj.weight, own.kv_heads))
+    other.to_v.weight.copy_(own.v_proj.weight)
+    other.to_out.weight.copy_(regrouped(own.out_proj.weight.T, own.kv_heads).T)
 
 
 def copy_feed_forward(own, other) -> None:
     first, last = other.ff[0], other.ff[-1]
-    if own.gate is None:
-        first[0].weight.copy_(own.grow.weight)
+    if own.fc_gate is None:
+        first[0].weight.copy_(own.fc1.weight)
     else:
-        first.proj.weight.copy_(torch.cat((own.gate.weight, own.grow.weight)))
+        first.proj.weight.copy_(torch.cat((own.fc_gate.weight, own.fc1.weight)))
         nn.init.zeros_(first.proj.bias)
-    last.weight.copy_(own.shrink.weight)
+    last.weight.copy_(own.fc2.weight)
 
 
 @torch.no_grad()
@@ -97,21 +97,23 @@ def copy(own, other) -> None:
     """Our stack's weights into theirs."""
     kind = type(own.position).__name__
     if kind == "RelativeBias":
-        nn.init.normal_(own.position.table.weight)
-        other.rel_pos.relative_attention_bias.weight.copy_(own.position.table.weight / HEAD**0.5)
+        nn.init.normal_(own.position.relative_attention_bias.weight)
+        other.rel_pos.relative_attention_bias.weight.copy_(own.position.relative_attention_bias.weight / HEAD**0.5)
     layers = iter(other.layers)
-    for block in own.blocks:
-        attentions = [(block.own.attention, kind == "Rotary")]
-        attentions += [] if block.cross is None else [(block.cross, False)]  # positions speak in self-attention alone
+    for block in own.layers:
+        attentions = [(block.self_attention, kind == "Rotary")]
+        attentions += (
+            [] if block.cross_attention is None else [(block.cross_attention, False)]
+        )  # positions speak in self-attention alone
         for residual, part in zip(block.residuals, [*attentions, None], strict=True):
             (before, _, after), layer, _ = next(layers)
-            copy_norm(residual.norm, before if own.norm is not None else after)
+            copy_norm(residual.norm, before if own.final_norm is not None else after)
             if part is None:
                 copy_feed_forward(block.feed_forward, layer)
             else:
                 copy_attention(part[0], layer, part[1])
-    if own.norm is not None:
-        copy_norm(own.norm, other.final_norm)
+    if own.final_norm is not None:
+        copy_norm(own.final_norm, other.final_norm)
 
 
 def stepwise(decoder: TransformerDecoder, tokens: torch.Tensor, memory: Memory) -> torch.Tensor:

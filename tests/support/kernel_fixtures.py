@@ -229,7 +229,9 @@ def model_of(**options: Any) -> Any:
         complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, VOCABULARY, VOCABULARY
     )
     for name, parameter in made.named_parameters():
-        if "table" not in name and parameter.dim() == 1:  # norms and biases too: a part that is left out must show
+        if (
+            not name.endswith("embedding.weight") and parameter.dim() == 1
+        ):  # norms and biases too: a part that is left out must show
             nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.2)
     return made.train()
 

@@ -35,7 +35,7 @@ def by_depth(model: nn.Module) -> list[set[str]]:
     assert set(found) == {name for name, _ in model.named_parameters()}
     return [
         {
-            ".".join(name.split(".")[: 3 if "blocks" in name else 4 if "stack" in name else 2])
+            ".".join(name.split(".")[: 4 if "rnn" in name else 3 if "layers" in name else 2])
             for name in found
             if found[name] == depth
         }
@@ -45,11 +45,11 @@ def by_depth(model: nn.Module) -> list[set[str]]:
 
 def test_the_layers_of_a_transformer() -> None:
     assert by_depth(built(encoder=BLOCKS, decoder=BLOCKS)) == [
-        {"decoder.output", "decoder.norm"},
-        {"decoder.blocks.1"},
-        {"decoder.blocks.0"},
-        {"encoder.blocks.1", "encoder.norm"},
-        {"encoder.blocks.0"},
+        {"decoder.output", "decoder.final_norm"},
+        {"decoder.layers.1"},
+        {"decoder.layers.0"},
+        {"encoder.layers.1", "encoder.final_norm"},
+        {"encoder.layers.0"},
         {"encoder.embedding", "decoder.embedding"},
     ]
 
@@ -58,15 +58,15 @@ def test_the_layers_of_recurrent_and_convolutional_parts_and_heads() -> None:
     decoder = {"kind": "convolutional", **SMALL}
     assert by_depth(built(encoder={"kind": "recurrent", **SMALL}, decoder=decoder)) == [
         {"decoder.output"},
-        {"decoder.blocks.1"},
-        {"decoder.blocks.0"},
-        {"encoder.stack.layers.1"},
-        {"encoder.stack.layers.0"},
+        {"decoder.layers.1"},
+        {"decoder.layers.0"},
+        {"encoder.rnn.layers.1"},
+        {"encoder.rnn.layers.0"},
         {"encoder.embedding", "decoder.embedding", "decoder.position"},
     ]
     head = by_depth(built(encoder={"kind": "recurrent", **SMALL}, head={"kind": "classifier"}))
     assert all(name.startswith("head.") for name in head[0])
-    assert head[1:] == [{"encoder.stack.layers.1"}, {"encoder.stack.layers.0"}, {"encoder.embedding"}]
+    assert head[1:] == [{"encoder.rnn.layers.1"}, {"encoder.rnn.layers.0"}, {"encoder.embedding"}]
 
 
 def test_a_shared_weight_lies_where_the_lower_place_does() -> None:
@@ -78,7 +78,7 @@ def test_a_shared_weight_lies_where_the_lower_place_does() -> None:
 
 def test_only_layers_with_something_to_train_are_counted() -> None:
     model = built(encoder=BLOCKS, decoder=BLOCKS)
-    model.get_submodule("decoder.blocks").requires_grad_(False)
+    model.get_submodule("decoder.layers").requires_grad_(False)
     assert max(layer_depths(model).values()) == 3
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.attention.normalisers import Drawn, Softmax
+from transduce.attention.normalisers import Softmax, StochasticHard
 from transduce.build import build_model, complete_recipe
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
@@ -78,11 +78,11 @@ def enumerate_paths(model, objective, monkeypatch):
     """For each path: its probability with gradient, its cross-entropy with gradient, the objective's gradient."""
     for path in itertools.product(range(PLACES), repeat=STEPS):
         with monkeypatch.context() as patch:
-            patch.setattr(Drawn, "draw", staticmethod(Forced(path).draw))
+            patch.setattr(StochasticHard, "draw", staticmethod(Forced(path).draw))
             estimate = gradient(objective(model, BATCH).total, model)
         forced = Forced(path)
         with monkeypatch.context() as patch:
-            patch.setattr(Drawn, "forward", lambda _, scores, mask, forced=forced: forced.choose(scores, mask))
+            patch.setattr(StochasticHard, "forward", lambda _, scores, mask, forced=forced: forced.choose(scores, mask))
             scores = model(BATCH).logits.log_softmax(-1)
         cost = -scores.gather(-1, BATCH.labels.values[..., None]).sum()
         yield sum(forced.logs).exp(), cost, estimate
@@ -141,16 +141,16 @@ def test_step_is_exact_where_nothing_depends_on_a_draw_later(monkeypatch):
 def test_rows_are_drawn_as_often_as_they_are_probable():
     torch.manual_seed(1)
     scores, mask = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([True, True, True, False])
-    weights = Drawn().train()(scores.expand(20000, 1, 4), mask)
+    weights = StochasticHard().train()(scores.expand(20000, 1, 4), mask)
     assert set(weights.unique().tolist()) == {0.0, 1.0}
     wanted = torch.tensor([math.exp(x) if x < 5 else 0.0 for x in scores.tolist()])
     assert_close(weights.mean((0, 1)), wanted / wanted.sum(), atol=0.015, rtol=0)
-    assert Drawn().eval()(scores[None], mask).tolist() == [[0.0, 0.0, 1.0, 0.0]]
+    assert StochasticHard().eval()(scores[None], mask).tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 
 def test_weights_carry_the_gradient_of_the_choice():
     scores = torch.randn(5, dtype=torch.double, requires_grad=True)
-    weights = Drawn().eval()(scores[None], None)
+    weights = StochasticHard().eval()(scores[None], None)
     (found,) = torch.autograd.grad(weights.sum(), scores)
     (wanted,) = torch.autograd.grad(scores.log_softmax(-1).max(), scores)
     assert_close(found, wanted)
@@ -158,18 +158,20 @@ def test_weights_carry_the_gradient_of_the_choice():
 
 def test_entropy_is_that_of_the_definition():
     mask = torch.tensor([True, True, False])
-    found = Drawn().entropy(torch.tensor([[0.0, math.log(3), 9.0]]), mask)
+    found = StochasticHard().entropy(torch.tensor([[0.0, math.log(3), 9.0]]), mask)
     assert_close(found, torch.tensor([0.25 * math.log(4) + 0.75 * math.log(4 / 3)]))
-    assert_close(Drawn().entropy(torch.full((2, 5), 3.0), None), torch.full((2,), math.log(5)))
-    assert Drawn().entropy(torch.tensor([[7.0, 1.0, 9.0]]), torch.tensor([True, False, False])).tolist() == [0.0]
+    assert_close(StochasticHard().entropy(torch.full((2, 5), 3.0), None), torch.full((2,), math.log(5)))
+    assert StochasticHard().entropy(torch.tensor([[7.0, 1.0, 9.0]]), torch.tensor([True, False, False])).tolist() == [
+        0.0
+    ]
     assert Softmax().entropy(torch.zeros(1, 3), None) is None
 
 
 def test_entropy_has_the_gradient_of_finite_differences():
     scores = torch.randn(2, 3, 4, dtype=torch.double, requires_grad=True)
     mask = torch.tensor([[[True, True, False, True]], [[True, False, True, True]]])
-    assert torch.autograd.gradcheck(lambda x: Drawn().entropy(x, mask), (scores,))
-    (found,) = torch.autograd.grad(Drawn().entropy(scores, mask).sum(), scores)
+    assert torch.autograd.gradcheck(lambda x: StochasticHard().entropy(x, mask), (scores,))
+    (found,) = torch.autograd.grad(StochasticHard().entropy(scores, mask).sum(), scores)
     assert found.isfinite().all()
     assert not found.masked_select(~mask).any()
 
@@ -187,7 +189,7 @@ def test_the_objective_raises_the_entropy_of_every_step(context, monkeypatch):
     def entropy() -> torch.Tensor:
         return model(BATCH, with_attention=True).attention.entropy
 
-    monkeypatch.setattr(Drawn, "draw", staticmethod(draw))
+    monkeypatch.setattr(StochasticHard, "draw", staticmethod(draw))
     path, totals = (2, 0, 1), []
     paths = Forced(path)
     assert_close(entropy().flatten(), torch.cat(seen))

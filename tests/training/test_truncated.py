@@ -80,14 +80,14 @@ def test_the_gradient_is_that_of_a_network_whose_state_is_cut(window: int) -> No
     model, batch = built("gru"), text()
     decoder: Any = model.decoder
     names = dict(model.named_parameters())
-    (table,) = [one for name, one in names.items() if name.endswith("embedding.table.weight")]
-    layers = [one.weight_ih_l0.size(1) for one in decoder.stack.layers]
+    (table,) = [one for name, one in names.items() if name.endswith("embedding.weight")]
+    layers = [one.weight_ih_l0.size(1) for one in decoder.rnn.layers]
     own = nn.GRU(layers[0], 6, num_layers=2, batch_first=True).double()
-    for number, layer in enumerate(decoder.stack.layers):
+    for number, layer in enumerate(decoder.rnn.layers):
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
             getattr(own, f"{name}_l{number}").data.copy_(getattr(layer, f"{name}_l0"))
     words = table.detach().clone().requires_grad_()
-    weight, bias = (names[f"decoder.output.layer.{name}"].detach().clone() for name in ("weight", "bias"))
+    weight, bias = (names[f"decoder.output.projection.{name}"].detach().clone() for name in ("weight", "bias"))
     state, total = torch.zeros(2, batch.size, 6).double(), torch.zeros(()).double()
     for begin in range(0, batch.decoder_inputs.values.size(1), window):
         now = slice(begin, begin + window)
@@ -99,8 +99,8 @@ def test_the_gradient_is_that_of_a_network_whose_state_is_cut(window: int) -> No
     value, _ = gradient(Truncated(window=window), model, batch)
     torch.testing.assert_close(value, total.detach(), rtol=1e-6, atol=1e-6, check_dtype=False)
     assert own.weight_hh_l0.grad is not None
-    torch.testing.assert_close(decoder.stack.layers[0].weight_hh_l0.grad, own.weight_hh_l0.grad, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(decoder.stack.layers[1].weight_ih_l0.grad, own.weight_ih_l1.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(decoder.rnn.layers[0].weight_hh_l0.grad, own.weight_hh_l0.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(decoder.rnn.layers[1].weight_ih_l0.grad, own.weight_ih_l1.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_the_stream_holds_both_sides() -> None:

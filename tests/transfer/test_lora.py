@@ -108,7 +108,9 @@ def test_recurrent_cells_are_adapted_too(adapted: transduce.Model) -> None:
     names = [name for name, _ in adapted.network.named_parameters() if name.endswith(".lora_a")]
     kind = adapted.recipe.model.encoder["kind"]  # type: ignore[index]
     looked_for = (
-        "encoder.stack.layers.0.adapters.weight_hh_l0" if kind == "recurrent" else "cross.query.adapters.weight"
+        "encoder.rnn.layers.0.adapters.weight_hh_l0"
+        if kind == "recurrent"
+        else "cross_attention.q_proj.adapters.weight"
     )
     assert any(looked_for in name for name in names)
     moved = [p for name, p in adapted.network.named_parameters() if name.endswith(".lora_b") and p.abs().sum() > 0]
@@ -207,7 +209,7 @@ def test_a_base_that_is_gone_or_changed_is_told(bases: dict[str, Path], other_pa
     transduce.load(tmp_path / "run")
     weights = Run(base).checkpoints.for_inference()
     assert weights is not None
-    name = "encoder.blocks.0.own.attention.query.weight"
+    name = "encoder.layers.0.self_attention.q_proj.weight"
     Run(base).checkpoints.save_final(20, {**weights.weights, name: weights.weights[name] + 1e-3}, {})
     with pytest.raises(InputError, match="other weights than when they were trained"):
         transduce.load(tmp_path / "run")
@@ -232,7 +234,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(bases: dict[str, Path]
 def test_a_tied_matrix_is_left_as_it_is() -> None:
     model = build.complete_recipe(parse({"model": {**MODELS["transformer"], "tie": "target"}})).model
     network = build.build_model(model, 9, 9)
-    assert "decoder.output.layer.weight" not in transfer.adapter_targets(network, AdaptersRecipe())
+    assert "decoder.output.projection.weight" not in transfer.adapter_targets(network, AdaptersRecipe())
     with pytest.raises(InputError, match=r"decoder\.output"):
         transfer.adapter_targets(network, AdaptersRecipe(targets=("decoder.output",)))
 

@@ -37,13 +37,16 @@ def count(part, *inside: str) -> int:
 
 @pytest.mark.parametrize(
     ("encoder", "decoder", "inside"),
-    [(ONE_WAY, STARTED, ("stack.",)), (TRANSFORMER, TRANSFORMER, (".own.", ".feed_forward.", "er.norm."))],
+    [
+        (ONE_WAY, STARTED, ("rnn.",)),
+        (TRANSFORMER, TRANSFORMER, (".self_attention.", ".feed_forward.", "er.final_norm.")),
+    ],
 )
 def test_fewer_numbers(encoder, decoder, inside):
     apart = build(encoder, decoder, "none")
     layers, all_of_it = (build(encoder, decoder, share) for share in ("layers", "all"))
-    saved = count(apart, *(f"encoder.{one}" if one == "stack." else one for one in inside))
-    saved = saved if inside == ("stack.",) else saved // 2  # both sides have been counted
+    saved = count(apart, *(f"encoder.{one}" if one == "rnn." else one for one in inside))
+    saved = saved if inside == ("rnn.",) else saved // 2  # both sides have been counted
     assert count_parameters(apart) - count_parameters(layers) == saved
     assert count_parameters(layers) - count_parameters(all_of_it) == SIZE * WIDTH
 
@@ -70,8 +73,13 @@ def test_gradients_come_from_both(encoder, decoder, share, tie):
 def test_norms_of_unlike_blocks_are_not_mixed_up():
     """The second norm of a decoder's block is that of its cross-attention; the encoder has none."""
     model = build(TRANSFORMER, TRANSFORMER, "layers")
-    one, other = model.encoder.blocks[0].residuals, model.decoder.blocks[0].residuals
-    assert not {id(p) for p in one.parameters()} & {id(p) for p in other.parameters()}
+    one, other = (
+        {id(parameter) for residual in layer.residuals for parameter in residual.norm.parameters()}
+        for layer in (model.encoder.layers[0], model.decoder.layers[0])
+    )
+    assert one
+    assert other
+    assert not one & other
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ def test_trained_saved_and_loaded(tmp_path):
     trained = train(recipe, tmp_path / "run")
     again = load(tmp_path / "run")
     assert again.parameters == trained.model.parameters
-    stacks = again.network.encoder.stack, again.network.decoder.stack
+    stacks = again.network.encoder.rnn, again.network.decoder.rnn
     assert [id(p) for p in stacks[0].parameters()] == [id(p) for p in stacks[1].parameters()]
     pair = [("a b c", "c b a")]
     assert again.score(pair)[0].score == pytest.approx(trained.model.score(pair)[0].score)

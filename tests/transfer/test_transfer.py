@@ -116,7 +116,7 @@ class TestTaking:
         assert set(load.skipped) == {name for name in given if name.startswith("decoder.")}
         assert set(report.new) == {name for name in first if name.startswith("decoder.")}
         seed_everything(wanted.training.seed)
-        sizes = [first[f"{part}.embedding.table.weight"].size(0) for part in ("encoder", "decoder")]
+        sizes = [first[f"{part}.embedding.weight"].size(0) for part in ("encoder", "decoder")]
         plain = build.build_model(wanted.model, *sizes).state_dict()  # type: ignore[arg-type]
         assert all(torch.equal(first[name], plain[name]) for name in report.new)  # as it would have been
 
@@ -131,7 +131,7 @@ class TestTaking:
         source = wanted.tokens.source.model_copy(update={"kind": "chars"})
         wanted = wanted.model_copy(update={"tokens": wanted.tokens.model_copy(update={"source": source})})
         _, report = begun(wanted)
-        assert report.new == ("encoder.embedding.table.weight",)
+        assert report.new == ("encoder.embedding.weight",)
         assert report.runs[0].skipped == report.new
         assert report.runs[0].same_vocabulary == ("target",)
 
@@ -143,14 +143,14 @@ class TestTaking:
         turned = type(source)(replace(source.vocabulary, pieces=(*pieces[:4], *reversed(pieces[4:]))))
         network = build.build_model(wanted.model, source.size, target.size)
         report = transfer.load_pretrained(network, wanted.model, (turned, target), [run])
-        assert report.new == ("encoder.embedding.table.weight",)
+        assert report.new == ("encoder.embedding.weight",)
 
     def test_a_shape_that_does_not_fit_is_new(self, both: Path, copies: Path) -> None:
         wide = {**GRU, "width": 24}
         first, report = begun(recipe(copies, {"encoder": GRU, "decoder": wide}, init={"model": str(both)}))
         shapes = {name: tensor.shape for name, tensor in weights_of(both).items()}
         assert {name for name in first if shapes.get(name) != first[name].shape} == set(report.new)
-        assert "decoder.embedding.table.weight" in report.new
+        assert "decoder.embedding.weight" in report.new
 
     def test_a_decoder_trained_alone_joins_an_encoder(self, alone: Path, both: Path, copies: Path) -> None:
         init = {"encoder": str(both), "decoder": str(alone)}
@@ -166,8 +166,8 @@ class TestTaking:
         model = {"encoder": GRU, "decoder": GRU, "tie": "target"}
         first, report = begun(recipe(copies, model, init={"model": str(both)}))
         given = weights_of(both)
-        assert torch.equal(first["decoder.output.layer.weight"], given["decoder.embedding.table.weight"])
-        assert report.runs[0].skipped == ("decoder.output.layer.weight",)
+        assert torch.equal(first["decoder.output.projection.weight"], given["decoder.embedding.weight"])
+        assert report.runs[0].skipped == ("decoder.output.projection.weight",)
         assert report.new == ()
 
     def test_a_head_learns_its_own_labels(self, both: Path, copies: Path) -> None:
@@ -230,7 +230,7 @@ class TestFreezing:
         first, last = begun(wanted)[0], train(wanted, tmp_path / "run").model.network.state_dict()
         assert equal(first, last, "encoder.")
         moved = [name for name in first if name.startswith("decoder.") and not torch.equal(first[name], last[name])]
-        assert "decoder.embedding.table.weight" in moved
+        assert "decoder.embedding.weight" in moved
         assert equal(last, weights_of(tmp_path / "run"))
 
     def test_four_updates_and_four_more_are_eight(self, both: Path, copies: Path, tmp_path: Path) -> None:
@@ -275,8 +275,8 @@ class TestFreezing:
     def test_a_tied_weight_is_frozen_under_either_name(self) -> None:
         tied = settle_model({"encoder": GRU, "decoder": GRU, "tie": "target"})
         network = build.build_model(tied.model, 9, 9)
-        with transfer.freeze(network, ["decoder.output.layer.weight"]):
-            assert not network.get_parameter("decoder.embedding.table.weight").requires_grad
+        with transfer.freeze(network, ["decoder.output.projection.weight"]):
+            assert not network.get_parameter("decoder.embedding.weight").requires_grad
 
     @given(st.data())
     def test_a_pattern_is_a_beginning_or_a_glob(self, data: st.DataObject) -> None:

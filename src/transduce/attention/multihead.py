@@ -33,8 +33,8 @@ class Heads:
     width: int | None = None  # of one head; None: the model's width, divided evenly
 
 
-class MultiHead(nn.Module):
-    """concat_h(attend(W_q x, W_k m, W_v m)) W_o (Vaswani 2017)
+class MultiHeadAttention(nn.Module):
+    """concat_h(attend(W_q x, W_k m, W_v m)) W_o (Vaswani 2017): the projections that self- and cross-attention share
 
     Fewer key heads than heads: groups of heads share keys and values (Ainslie 2023), or all of them do (Shazeer
     2019), which makes the cache that much smaller. Without projections rows are compared as they are: e = x_i . x_j.
@@ -44,36 +44,36 @@ class MultiHead(nn.Module):
         super().__init__()
         _check(width, memory_width, heads)
         self.heads, self.kv_heads = heads.number, heads.key_number
-        head = heads.width or width // heads.number
-        self.query: nn.Module = nn.Identity()
-        self.key: nn.Module = nn.Identity()
-        self.value: nn.Module = nn.Identity()
-        self.output: nn.Module = nn.Identity()
+        self.head_width = head = heads.width or width // heads.number
+        self.q_proj: nn.Module = nn.Identity()
+        self.k_proj: nn.Module = nn.Identity()
+        self.v_proj: nn.Module = nn.Identity()
+        self.out_proj: nn.Module = nn.Identity()
         if heads.projections == "all":
             # A smaller start for the three: on Multi30k a post-norm model had a development loss of 2.5 after 1,000
             # updates with it and of 3.3 without, which took 1,500 updates to come to 2.4 (one run each).
-            self.query = dense(width, heads.number * head, heads.bias, START)
-            self.key = dense(memory_width, heads.key_number * head, heads.bias, START)
-            self.value = dense(memory_width, heads.key_number * head, heads.bias, START)
-            self.output = dense(heads.number * head, width, heads.bias)
+            self.q_proj = dense(width, heads.number * head, heads.bias, START)
+            self.k_proj = dense(memory_width, heads.key_number * head, heads.bias, START)
+            self.v_proj = dense(memory_width, heads.key_number * head, heads.bias, START)
+            self.out_proj = dense(heads.number * head, width, heads.bias)
         self.attend = Attend(heads.score(head, head), heads.normaliser(), heads.dropout)
 
-    def ask(self, rows: Tensor) -> Tensor:
+    def queries(self, rows: Tensor) -> Tensor:
         """Queries of rows: R T D -> R H T K"""
-        return _heads(linear(self.query, rows), self.heads)
+        return _heads(linear(self.q_proj, rows), self.heads)
 
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory (B S D), computed once a source: B G S K, with G key heads."""
-        keys, values = joint_linear((self.key, self.value), memory)
+        keys, values = joint_linear((self.k_proj, self.v_proj), memory)
         return self.attend.keys(_heads(keys, self.kv_heads)), _heads(values, self.kv_heads)
 
-    def look(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the same rows."""
-        query, keys, values = joint_linear((self.query, self.key, self.value), rows)
+        query, keys, values = joint_linear((self.q_proj, self.k_proj, self.v_proj), rows)
         keys, values = _heads(keys, self.kv_heads), _heads(values, self.kv_heads)
         return _heads(query, self.heads), self.attend.keys(keys), values
 
-    def forward(
+    def attend_heads(
         self,
         query: Tensor,  # R H T K: ask(x), turned by its positions where it has any
         keys: Tensor,  # R G S K
@@ -88,9 +88,13 @@ class MultiHead(nn.Module):
             group = self.heads // self.kv_heads
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         context, weights = self.attend(query, keys, values, mask, bias, causal=causal, with_attention=with_attention)
-        return linear(self.output, context.transpose(1, 2).flatten(-2)), weights  # R T D, R H T S
+        return linear(self.out_proj, context.transpose(1, 2).flatten(-2)), weights  # R T D, R H T S
 
-    def read(
+
+class CrossAttention(MultiHeadAttention):
+    """Multi-head attention of target rows to an encoder's memory."""
+
+    def forward(
         self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, with_attention: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Cross-attention of rows (R T D) to a memory with one row a source (B G S K); mask: B S, or B T S.
@@ -99,9 +103,9 @@ class MultiHead(nn.Module):
         """
         shape = rows.shape
         sources = keys.size(0)
-        query = self.ask(rows.reshape(sources, -1, shape[-1]))  # B H N*T K
+        query = self.queries(rows.reshape(sources, -1, shape[-1]))  # B H N*T K
         mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]  # B 1 . S
-        context, weights = self(query, keys, values, mask, with_attention=with_attention)
+        context, weights = self.attend_heads(query, keys, values, mask, with_attention=with_attention)
         if weights is not None:
             beams = shape[0] // sources
             weights = weights.unflatten(2, (beams, shape[1])).transpose(1, 2).flatten(0, 1)  # R H T S
@@ -113,7 +117,7 @@ def _heads(rows: Tensor, number: int) -> Tensor:
     return rows.unflatten(-1, (number, -1)).transpose(1, 2)
 
 
-def layers_and_heads(attentions: Sequence[MultiHead | None]) -> tuple[int, int]:
+def layers_and_heads(attentions: Sequence[CrossAttention | None]) -> tuple[int, int]:
     """How many layers look at a memory, and with how many heads each."""
     found = [one for one in attentions if one is not None]
     return len(found), found[0].heads if found else 0

@@ -96,7 +96,7 @@ class Gumbel(Normaliser):
         return _straight_through((_hide(scores, mask) / self.temperature).softmax(-1))
 
 
-class Drawn(Normaliser):
+class StochasticHard(Normaliser):
     """one row drawn from the softmax in training, the likeliest after it; learns by the objective reinforce (Xu 2015)
 
     The weights are 1 at the row and 0 elsewhere, times exp(log p - log p without gradient): their value is exact and
@@ -125,7 +125,7 @@ class Drawn(Normaliser):
         return (logs.detach() - torch.empty_like(logs).exponential_().log()).argmax(-1, keepdim=True)
 
 
-class Monotonic(Normaliser):
+class MonotonicExpected(Normaliser):
     """stop at row j with chance sigmoid(e_j + r), never before the last stop (Raffel 2017)
 
     In training the mean over all walks, afterwards one walk that stops where the chance is above one half. The paper
@@ -179,6 +179,6 @@ NORMALISERS: dict[str, type[Normaliser]] = {
     "entmax": Entmax,
     "hard": Hard,
     "gumbel": Gumbel,
-    "sampled": Drawn,
-    "monotonic": Monotonic,
+    "sampled": StochasticHard,
+    "monotonic": MonotonicExpected,
 }

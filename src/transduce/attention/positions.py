@@ -23,21 +23,21 @@ class NoPosition(PositionEncoding):
         super().__init__()
 
 
-class Embedded(PositionEncoding):
+class AdditivePosition(PositionEncoding):
     """What the kinds with one vector a position share: x + p, or W [x; p] where the two are concatenated."""
 
     def __init__(self, width: int, join: Join) -> None:
         super().__init__()
-        self.mix = dense(2 * width, width) if join == "concatenate" else None
+        self.concat_proj = dense(2 * width, width) if join == "concatenate" else None
 
     def join(self, values: Tensor, vectors: Tensor) -> Tensor:
-        if self.mix is None:
+        if self.concat_proj is None:
             return values + vectors
-        result: Tensor = self.mix(torch.cat((values, vectors.expand_as(values)), -1))
+        result: Tensor = self.concat_proj(torch.cat((values, vectors.expand_as(values)), -1))
         return result
 
 
-class Sinusoidal(Embedded):
+class Sinusoidal(AdditivePosition):
     """sines and cosines of the position, joined to the embedding (Vaswani 2017)"""
 
     frequencies: Tensor
@@ -68,16 +68,16 @@ class Sinusoidal(Embedded):
         return self.join(values, waves.to(values.dtype))
 
 
-class Learned(Embedded):
+class Learned(AdditivePosition):
     """one trained vector a position, joined to the embedding (Gehring 2017)"""
 
     def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 2048, join: Join = "add") -> None:
         super().__init__(width, join)
         self.longest: int = longest
-        self.table = nn.Embedding(longest, width)
+        self.embedding = nn.Embedding(longest, width)
         # As large as the sine waves, beside embeddings of deviation 1: with D ** -0.5 the order of a text was lost in
         # them for the first few hundred updates (Shakespeare by characters: best development loss 1.505, now 1.468).
-        nn.init.normal_(self.table.weight, std=0.5**0.5)
+        nn.init.normal_(self.embedding.weight, std=0.5**0.5)
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         # A single step is that of a search, which knows its greatest length.
@@ -87,7 +87,7 @@ class Learned(Embedded):
                 f"learned positions end at {self.longest}",
                 remedy="set position: {kind: learned, longest: ...}, or choose rotary, relative or sinusoidal",
             )
-        found = self.table(positions.clamp(max=self.longest - 1))
+        found = self.embedding(positions.clamp(max=self.longest - 1))
         if self.training and several and not may_look(values):
             # Not cut in silence: an update that is not finite is run again by a road where one may look.
             found = found.masked_fill((positions >= self.longest)[..., None], torch.nan)
@@ -132,11 +132,13 @@ class RelativeBias(PositionEncoding):
     def __init__(self, width: int, heads: int, causal: bool, *, buckets: Count = 32, distance: Count = 128) -> None:
         super().__init__()
         self.causal, self.buckets, self.distance = causal, buckets, distance
-        self.table = nn.Embedding(buckets, heads)
-        nn.init.normal_(self.table.weight, std=0.1)
+        self.relative_attention_bias = nn.Embedding(buckets, heads)
+        nn.init.normal_(self.relative_attention_bias.weight, std=0.1)
 
     def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.table(self._bucket(keys[:, None, :] - queries[:, :, None])).permute(0, 3, 1, 2)  # . H T S
+        return self.relative_attention_bias(self._bucket(keys[:, None, :] - queries[:, :, None])).permute(
+            0, 3, 1, 2
+        )  # . H T S
 
     def _bucket(self, offsets: Tensor) -> Tensor:
         """Near distances have a bucket each, far ones share logarithmic buckets; ahead and behind are told apart."""
@@ -158,12 +160,12 @@ class Shaw(PositionEncoding):
     def __init__(self, width: int, heads: int, causal: bool, *, reach: Count = 16) -> None:
         super().__init__()
         self.reach, self.scale = reach, 1 / math.sqrt(width // heads)
-        self.table = nn.Embedding(2 * reach + 1, width // heads)
-        nn.init.normal_(self.table.weight, std=(width // heads) ** -0.5)
+        self.relative_keys = nn.Embedding(2 * reach + 1, width // heads)
+        nn.init.normal_(self.relative_keys.weight, std=(width // heads) ** -0.5)
 
     def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         offsets = (keys[:, None, :] - queries[:, :, None]).clamp(-self.reach, self.reach) + self.reach  # . T S
-        every = torch.einsum("rhtk,ok->rhto", heads, self.table.weight) * self.scale
+        every = torch.einsum("rhtk,ok->rhto", heads, self.relative_keys.weight) * self.scale
         return every.gather(-1, offsets[:, None].expand(heads.size(0), heads.size(1), -1, -1))  # R H T S
 
 

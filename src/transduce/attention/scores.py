@@ -43,10 +43,10 @@ class Bilinear(AttentionScore):
     def __init__(self, query_width: int, memory_width: int) -> None:
         super().__init__()
         self.scale = 1.0  # a dot product once W h has been computed
-        self.weight = nn.Linear(memory_width, query_width, bias=False)
+        self.k_proj = nn.Linear(memory_width, query_width, bias=False)
 
     def keys(self, values: Tensor) -> Tensor:
-        return self.weight(values)
+        return self.k_proj(values)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return query @ keys.transpose(-1, -2)  # ... T S
@@ -57,25 +57,25 @@ class MLP(AttentionScore):
 
     def __init__(self, query_width: int, memory_width: int) -> None:
         super().__init__()
-        self.query = nn.Linear(query_width, query_width, bias=False)
-        self.memory = nn.Linear(memory_width, query_width)
-        self.vector = nn.Linear(query_width, 1, bias=False)
+        self.q_proj = nn.Linear(query_width, query_width, bias=False)
+        self.k_proj = nn.Linear(memory_width, query_width)
+        self.energy_proj = nn.Linear(query_width, 1, bias=False)
 
     def keys(self, values: Tensor) -> Tensor:
-        return self.memory(values)
+        return self.k_proj(values)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return additive_scores(self.query(query), keys, self.vector)
+        return additive_scores(self.q_proj(query), keys, self.energy_proj)
 
     def contexts(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
-        return additive_context(self.query(query), keys, values, self.vector, mask)
+        return additive_context(self.q_proj(query), keys, values, self.energy_proj, mask)
 
     def _meet(self, query: Tensor, keys: Tensor) -> Tensor:
-        both: Tensor = self.query(query).unsqueeze(-2) + keys.unsqueeze(-3)  # ... T S Q
+        both: Tensor = self.q_proj(query).unsqueeze(-2) + keys.unsqueeze(-3)  # ... T S Q
         return both
 
     def _score(self, both: Tensor) -> Tensor:
-        return self.vector(torch.tanh(both)).squeeze(-1)  # ... T S
+        return self.energy_proj(torch.tanh(both)).squeeze(-1)  # ... T S
 
 
 class Coverage(MLP):
@@ -85,16 +85,16 @@ class Coverage(MLP):
 
     def __init__(self, query_width: int, memory_width: int) -> None:
         super().__init__(query_width, memory_width)
-        self.covered = nn.Linear(1, query_width, bias=False)
+        self.coverage_proj = nn.Linear(1, query_width, bias=False)
 
     def start(self, mask: Tensor) -> Tree:
-        return {"sum": self.vector.weight.new_zeros(mask.shape)}  # B S
+        return {"sum": self.energy_proj.weight.new_zeros(mask.shape)}  # B S
 
     def remember(self, past: Tree, weights: Tensor) -> Tree:
         return {"sum": past["sum"] + weights}
 
     def recall(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
-        return self._score(self._meet(query, keys) + self.covered(past["sum"].unsqueeze(-1)))
+        return self._score(self._meet(query, keys) + self.coverage_proj(past["sum"].unsqueeze(-1)))
 
 
 class Location(MLP):
@@ -104,19 +104,19 @@ class Location(MLP):
 
     def __init__(self, query_width: int, memory_width: int, *, filters: Count = 16, reach: Count = 5) -> None:
         super().__init__(query_width, memory_width)
-        self.filters = nn.Conv1d(1, filters, 2 * reach + 1, padding=reach, bias=False)
-        self.place = nn.Linear(filters, query_width, bias=False)
+        self.location_conv = nn.Conv1d(1, filters, 2 * reach + 1, padding=reach, bias=False)
+        self.location_proj = nn.Linear(filters, query_width, bias=False)
 
     def start(self, mask: Tensor) -> Tree:
-        return {"weights": self.vector.weight.new_zeros(mask.shape)}  # B S
+        return {"weights": self.energy_proj.weight.new_zeros(mask.shape)}  # B S
 
     def remember(self, past: Tree, weights: Tensor) -> Tree:
         return {"weights": weights.to(past["weights"].dtype)}
 
     def recall(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
         before: Tensor = past["weights"]  # B N S
-        around = self.filters(before.flatten(0, 1).unsqueeze(1))  # B*N C S
-        places = self.place(around.transpose(1, 2)).unflatten(0, before.shape[:2])  # B N S Q
+        around = self.location_conv(before.flatten(0, 1).unsqueeze(1))  # B*N C S
+        places = self.location_proj(around.transpose(1, 2)).unflatten(0, before.shape[:2])  # B N S Q
         return self._score(self._meet(query, keys) + places)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.multihead import Heads, MultiHead
+from transduce.attention.multihead import MultiHeadAttention
 from transduce.contracts import PositionEncoding
 from transduce.flow import Tree
 from transduce.layers.feed_forward import FeedForward, dense
@@ -19,7 +19,7 @@ TokenMixerKind = Literal["attention", "ssru", "average"]
 
 
 @dataclass(frozen=True)
-class Slots:
+class CacheSlots:
     """Where the new rows of a search go in a cache that has room: B N L G K, one slot a beam and a place."""
 
     places: Tensor  # R: where each new row stands
@@ -57,7 +57,7 @@ def shade(mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class View:
+class SequenceContext:
     """What the rows of one call may see of their sequence, and where everything stands."""
 
     position: PositionEncoding
@@ -68,11 +68,11 @@ class View:
     real: Tensor | None = None  # R T: the new rows that are not padding
     padded: bool = False  # True: the past must be told which rows are real
     with_attention: bool = False
-    slots: Slots | None = None  # the past has room: new rows are written into it
+    slots: CacheSlots | None = None  # the past has room: new rows are written into it
     source: Tensor | None = None  # B 1 1 S: the memory's mask as numbers to add, 0 or -inf
 
 
-class Own(nn.Module, ABC):
+class TokenMixer(nn.Module, ABC):
     """How a row learns of the other rows of its own sequence."""
 
     @abstractmethod
@@ -80,29 +80,25 @@ class Own(nn.Module, ABC):
         """The past before the first row."""
 
     @abstractmethod
-    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
         """rows (R T D) -> rows (R T D), the past after them, weights (R H T U) when asked for and there are any."""
 
 
-class SelfAttention(Own):
+class SelfAttention(MultiHeadAttention, TokenMixer):
     """every row looks at the others: all of them, those before it, or those in reach"""
 
-    def __init__(self, width: int, heads: Heads) -> None:
-        super().__init__()
-        self.attention, self.head_width = MultiHead(width, width, heads), heads.width or width // heads.number
-
     def start(self, rows: int, like: Tensor) -> Tree:
-        empty = like.new_zeros(rows, self.attention.kv_heads, 0, self.head_width)
+        empty = like.new_zeros(rows, self.kv_heads, 0, self.head_width)
         return empty, empty
 
-    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
-        query, keys, values = self.attention.look(rows)
+    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
+        query, keys, values = self.queries_keys_values(rows)
         query, keys = view.position.turn(query, view.queries), view.position.turn(keys, view.queries)
         if view.slots is not None:
             return self._fill(query, keys, values, past, view, view.slots), past, None
         if past[0].size(2):
             keys, values = torch.cat((past[0], keys), 2), torch.cat((past[1], values), 2)  # R G U K
-        context, weights = self.attention(
+        context, weights = self.attend_heads(
             query,
             keys,
             values,
@@ -113,7 +109,9 @@ class SelfAttention(Own):
         )
         return context, (keys, values), weights
 
-    def _fill(self, query: Tensor, keys: Tensor, values: Tensor, past: Tree, view: View, slots: Slots) -> Tensor:
+    def _fill(
+        self, query: Tensor, keys: Tensor, values: Tensor, past: Tree, view: SequenceContext, slots: CacheSlots
+    ) -> Tensor:
         """One new row each, R H 1 K, written into the room; the beams of a source are query rows over all its slots."""
         for room, new in zip(past, (keys, values), strict=True):  # B N L G K, R G 1 K
             room.flatten(0, 2).index_copy_(0, slots.rows, new.squeeze(2).to(room.dtype))
@@ -122,12 +120,12 @@ class SelfAttention(Own):
             bias = bias.expand(len(query), -1, -1, -1).unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)
             bias = bias.repeat(1, 1, 1, slots.beams)
         together = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
-        kept = [room.flatten(1, 2).transpose(1, 2) for room in past]  # B G N*L K
-        context, _ = self.attention(together, *kept, slots.mask, bias)
+        cached_keys, cached_values = (cache.flatten(1, 2).transpose(1, 2) for cache in past)  # B G N*L K
+        context, _ = self.attend_heads(together, cached_keys, cached_values, slots.mask, bias)
         return context.flatten(0, 1)[:, None]  # R 1 D
 
 
-class SSRU(Own):
+class SSRU(TokenMixer):
     """f_t = sigmoid(W_f x_t + b), c_t = f_t c_{t-1} + (1 - f_t) W x_t, relu(c_t): the past is one vector (Kim 2019)"""
 
     def __init__(self, width: int) -> None:
@@ -139,7 +137,7 @@ class SSRU(Own):
     def start(self, rows: int, like: Tensor) -> Tree:
         return like.new_zeros(rows, self.width)
 
-    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
         # In the precision of the past even where matrices are multiplied in less: products over a past need it.
         kept, content = torch.sigmoid(self.forget(rows)).to(past), self.content(rows).to(past)  # R T D
         if view.padded and view.real is not None:
@@ -162,7 +160,7 @@ def scan(decay: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return decay, inputs
 
 
-class Average(Own):
+class AverageAttention(TokenMixer):
     """g_t = FFN(mean of x_1 .. x_t), i x_t + f g_t with i, f = sigmoid(W [x_t; g_t]): the past is a sum (Zhang 2018)"""
 
     def __init__(self, width: int, feed_forward: FeedForward, bias: bool) -> None:
@@ -172,7 +170,7 @@ class Average(Own):
     def start(self, rows: int, like: Tensor) -> Tree:
         return like.new_zeros(rows, self.width), like.new_zeros(rows, 1)
 
-    def forward(self, rows: Tensor, past: Tree, view: View) -> tuple[Tensor, Tree, Tensor | None]:
+    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
         real = torch.ones_like(rows[..., :1], dtype=past[1].dtype)
         if view.padded and view.real is not None:
             real = view.real[..., None].to(past[1])

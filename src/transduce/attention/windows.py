@@ -15,7 +15,7 @@ def _distances(mask: Tensor, centres: Tensor) -> Tensor:
     return mask.cumsum(-1) - 1 - centres.unsqueeze(-1)
 
 
-class Predicted(Window):
+class PredictedWindow(Window):
     """p_t = S sigmoid(v . tanh(W s_t)), rows within the reach, a Gaussian of deviation reach / 2 (Luong 2015, local-p)
 
     The Gaussian enters before the normaliser as its logarithm, so that the weights still sum to 1: under a softmax
@@ -25,18 +25,18 @@ class Predicted(Window):
     def __init__(self, query_width: int, reach: int) -> None:
         super().__init__()
         self.reach = reach
-        self.query = dense(query_width, query_width, bias=False)
-        self.vector = dense(query_width, 1, bias=False)
+        self.q_proj = dense(query_width, query_width, bias=False)
+        self.position_proj = dense(query_width, 1, bias=False)
 
     def forward(self, query: Tensor, mask: Tensor, past: Tree) -> WindowMask:
         lengths = mask.sum(-1)  # B 1
-        centres = lengths * self.vector(torch.tanh(self.query(query))).squeeze(-1).sigmoid()  # B T
+        centres = lengths * self.position_proj(torch.tanh(self.q_proj(query))).squeeze(-1).sigmoid()  # B T
         distances = _distances(mask, centres)
         bias = -2 * (distances / self.reach).square()  # -d^2 / (2 sigma^2)
         return WindowMask(mask & (distances.abs() <= self.reach), bias)
 
 
-class Monotonic(Window):
+class MonotonicWindow(Window):
     """p_t = t, rows within the reach; the last row once t is past it (Luong 2015, local-m)"""
 
     remembers = True
@@ -56,4 +56,4 @@ class Monotonic(Window):
         return WindowMask(mask & (_distances(mask, centres).abs() <= self.reach))
 
 
-WINDOWS: dict[str, type[Window]] = {"predicted": Predicted, "monotonic": Monotonic}
+WINDOWS: dict[str, type[Window]] = {"predicted": PredictedWindow, "monotonic": MonotonicWindow}

@@ -30,7 +30,7 @@ Neighbourhood = Literal["whole", "predicted", "monotonic"]  # the whole memory, 
 Reach = Annotated[int, Ge(0)]
 
 
-class Start(ContextMechanism):
+class InitialContext(ContextMechanism):
     """the memory is seen once, as the first state: s_0 = dense(h_T) (Sutskever 2014)"""
 
     def __init__(self, width: int, memory_width: int) -> None:
@@ -41,7 +41,7 @@ class Start(ContextMechanism):
         return ContextOutput(hidden, {})
 
 
-class Every(ContextMechanism):
+class EveryStepContext(ContextMechanism):
     """the one vector again at every step: s_t = f(y_{t-1}, s_{t-1}, c) (Cho 2014)"""
 
     def __init__(self, width: int, memory_width: int) -> None:
@@ -75,7 +75,7 @@ def _window(kind: Neighbourhood, width: int, reach: int) -> Window | None:
     return None if kind == "whole" else WINDOWS[kind](width, reach)
 
 
-class AttentionReader(ContextMechanism):
+class AttentionContext(ContextMechanism):
     """What the two attention readers share: keys computed once a source, beams as further query rows.
 
     Each part that remembers keeps its past under its own name; such a reader goes one step at a time.
@@ -139,7 +139,7 @@ class AttentionReader(ContextMechanism):
         return sight
 
 
-class Bahdanau(AttentionReader):
+class Bahdanau(AttentionContext):
     """attend with the state before, feed the context in: s_t = f(y_{t-1}, s_{t-1}, c_t) (Bahdanau 2015)"""
 
     stepwise = True
@@ -165,7 +165,7 @@ class Bahdanau(AttentionReader):
         return replace(fed, output=torch.cat((hidden, fed.output), -1))
 
 
-class Luong(AttentionReader):
+class Luong(AttentionContext):
     """attend with the state after: tanh(W [c_t; s_t]), fed into the next step or not (Luong 2015)"""
 
     def __init__(
@@ -205,8 +205,8 @@ class Luong(AttentionReader):
 
 
 CONTEXT_MECHANISMS: dict[str, type[ContextMechanism]] = {
-    "initial": Start,
-    "every_step": Every,
+    "initial": InitialContext,
+    "every_step": EveryStepContext,
     "bahdanau": Bahdanau,
     "luong": Luong,
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.multihead import Heads, MultiHead, layers_and_heads
+from transduce.attention.multihead import CrossAttention, Heads, layers_and_heads
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Learned, embedded_only
 from transduce.attention.scores import Dot
@@ -22,7 +22,7 @@ from transduce.layers.embedding import Embedding, Output
 class ConvolutionalDecoder(Decoder):
     """causal gated convolutions, each followed by attention over the memory (Gehring 2017)"""
 
-    blocks: Sequence[ConvolutionalBlock]
+    layers: Sequence[ConvolutionalDecoderLayer]
 
     def __init__(
         self,
@@ -43,23 +43,27 @@ class ConvolutionalDecoder(Decoder):
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         self.position = embedded_only(position(width, 1, True), "a convolution")
         shape = Heads(heads, heads, score, normaliser)
-        self.blocks = nn.ModuleList(  # type: ignore[assignment]
-            ConvolutionalBlock(
+        self.layers = nn.ModuleList(  # type: ignore[assignment]
+            ConvolutionalDecoderLayer(
                 GatedConvolution(width, kernel, dropout),
-                MultiHead(width, memory_width, shape) if memory_width else None,
+                CrossAttention(width, memory_width, shape) if memory_width else None,
             )
             for _ in range(layers)
         )
 
     @property
     def attends(self) -> tuple[int, int]:
-        return layers_and_heads([block.cross for block in self.blocks])
+        return layers_and_heads([block.cross_attention for block in self.layers])
 
     def start(self, memory: Memory) -> State:
-        projected = tuple(block.cross.project(memory.values) for block in self.blocks if block.cross is not None)
-        rows, table = memory.mask.size(0), self.embedding.table.weight
+        projected = tuple(
+            block.cross_attention.keys_values(memory.values)
+            for block in self.layers
+            if block.cross_attention is not None
+        )
+        rows, table = memory.mask.size(0), self.embedding.weight
         # What lies before the first token is zero, k - 1 rows of it for each layer.
-        before = tuple(table.new_zeros(rows, block.convolution.kernel - 1, table.size(1)) for block in self.blocks)
+        before = tuple(table.new_zeros(rows, block.convolution.kernel - 1, table.size(1)) for block in self.layers)
         places = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
         return State({"memory": projected, "mask": memory.mask}, {"layers": before, "next": places})
 
@@ -73,15 +77,15 @@ class ConvolutionalDecoder(Decoder):
         values = embedded
         after: list[Tensor] = []
         weights: list[Tensor] = []
-        for number, block in enumerate(self.blocks):
+        for number, block in enumerate(self.layers):
             around = torch.cat((state.past["layers"][number], values), 1)  # R (T + k - 1) D
             after.append(_last(around, lengths, block.convolution.kernel - 1))
             found = block.convolution(around)
-            if block.cross is not None:
+            if block.cross_attention is not None:
                 # The target's embedding joins the question (equation 1): what was said last is part of it.
                 question = (found + embedded) * HALF
                 keys, content = state.fixed["memory"][number]
-                answer, seen = block.cross.read(
+                answer, seen = block.cross_attention(
                     question, keys, content, state.fixed["mask"], with_attention=with_attention
                 )
                 found = (found + answer) * HALF
@@ -93,12 +97,12 @@ class ConvolutionalDecoder(Decoder):
         return Step(self.output(hidden), replace(state, past=past), attention, hidden)
 
 
-class ConvolutionalBlock(nn.Module):
+class ConvolutionalDecoderLayer(nn.Module):
     """look back by a convolution, look up in the memory where there is one"""
 
-    def __init__(self, convolution: GatedConvolution, cross: MultiHead | None) -> None:
+    def __init__(self, convolution: GatedConvolution, cross: CrossAttention | None) -> None:
         super().__init__()
-        self.convolution, self.cross = convolution, cross
+        self.convolution, self.cross_attention = convolution, cross
 
 
 def _last(around: Tensor, lengths: Tensor, count: int) -> Tensor:

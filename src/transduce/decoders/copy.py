@@ -16,7 +16,7 @@ from transduce.layers.feed_forward import dense
 SMALLEST = 1e-30  # a token that stands nowhere in the source is copied with chance 0, whose logarithm must be finite
 
 
-class Copying(Decoder):
+class PointerGeneratorDecoder(Decoder):
     """p(w) = g p_vocabulary(w) + (1 - g) sum of a_s where x_s = w, g = sigmoid(v . h + b) (See 2017)
 
     a is the attention over the source of one layer: one head, or the mean of all. The paper's gate reads state,

@@ -14,7 +14,7 @@ from transduce.layers.feed_forward import dense
 MINE = ("blank", "label", "last")  # what the paths keep of each hypothesis
 
 
-class Joint(Decoder):
+class JointCTCDecoder(Decoder):
     """p(w) ~ p_decoder(w) ^ (1 - weight) p_paths(w) ^ weight, paths as CTC sums them (Watanabe 2017)
 
     p_paths is what all paths that spell the tokens so far say of the next one (layers/paths.py), so any search finds
@@ -25,7 +25,7 @@ class Joint(Decoder):
     def __init__(self, decoder: Decoder, memory_width: int, size: int, *, weight: float = 0.3) -> None:
         super().__init__()
         self.decoder, self.weight = decoder, weight
-        self.rows = dense(memory_width, size)
+        self.ctc_proj = dense(memory_width, size)
 
     @property
     def attends(self) -> tuple[int, int]:
@@ -33,7 +33,7 @@ class Joint(Decoder):
 
     def start(self, memory: Memory) -> State:
         state = self.decoder.start(memory)
-        paths = read_paths(self.rows(memory.values), memory.mask)
+        paths = read_paths(self.ctc_proj(memory.values), memory.mask)
         return State({**state.fixed, **paths}, {**state.past, **begin_paths(paths)}, state.beams)
 
     def reserve(self, state: State, more: int, beams: int) -> State:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from transduce.contracts import ContextMechanism, ContextOutput, Count, Decoder, Rate
-from transduce.decoders.context import Bahdanau, Start
+from transduce.decoders.context import Bahdanau, InitialContext
 from transduce.errors import InputError
 from transduce.flow import Attention, Memory, State, Step, Tree
 from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.feed_forward import dense
-from transduce.layers.recurrent import Cell, LayerState, RecurrentStack, Stepper
+from transduce.layers.recurrent import Cell, LayerState, RecurrentStack, StepwiseRecurrence
 
 Cells = tuple[LayerState, ...]
 Run = Callable[[Tensor | None, Cells], tuple[Tensor, Cells]]  # what is fed (R T F) and the state before -> R T W
@@ -47,11 +47,11 @@ class RecurrentDecoder(Decoder):
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         # Without a memory there is nothing to read: a language model.
-        self.context = context(width, memory_width) if memory_width else Start(width, memory_width)
-        self.stack = RecurrentStack(
+        self.context = context(width, memory_width) if memory_width else InitialContext(width, memory_width)
+        self.rnn = RecurrentStack(
             embedding.width + self.context.feed_width, width, cell, layers, residual=residual, dropout=dropout
         )
-        states = layers * width * self.stack.tensors
+        states = layers * width * self.rnn.tensors
         self.bridged = memory_width > 0
         self.bounded, dense_one = bridge == "tanh", bridge in ("dense", "tanh")
         self.bridge = dense(memory_width, states) if memory_width and dense_one else None
@@ -73,9 +73,9 @@ class RecurrentDecoder(Decoder):
 
     def _first(self, memory: Memory) -> tuple[LayerState, ...]:
         if not self.bridged:
-            return self.stack.zeros(memory.mask.size(0), self.embedding.table.weight)
+            return self.rnn.zeros(memory.mask.size(0), self.embedding.weight)
         numbers = memory.summary if self.bridge is None else self.bridge(memory.summary)
-        numbers = numbers.unflatten(-1, (len(self.stack.layers), self.stack.tensors, -1))
+        numbers = numbers.unflatten(-1, (len(self.rnn.layers), self.rnn.tensors, -1))
         if self.bridge is None:
             return tuple(layer.unbind(1) for layer in numbers.unbind(1))
         # The hidden state of every cell lies in (-1, 1); the cell state of an LSTM need not.
@@ -91,7 +91,7 @@ class RecurrentDecoder(Decoder):
         values = self.dropout(self.embedding(tokens))  # R T D
         if self.context.stepwise:
             reads = []
-            stepper = Stepper(self.stack, values) if Stepper.suits(self.stack, values) else None
+            stepper = StepwiseRecurrence(self.rnn, values) if StepwiseRecurrence.suits(self.rnn, values) else None
             for step in range(tokens.size(1)):
                 now = slice(step, step + 1)
                 run = partial(self._run, values[:, now], None) if stepper is None else partial(stepper, step)
@@ -105,7 +105,7 @@ class RecurrentDecoder(Decoder):
         return Step(self.output(hidden), state, _told(reads) if with_attention else None, hidden)
 
     def _run(self, values: Tensor, mask: Tensor | None, fed: Tensor | None, cells: Cells) -> tuple[Tensor, Cells]:
-        made: tuple[Tensor, Cells] = self.stack(values if fed is None else torch.cat((values, fed), -1), cells, mask)
+        made: tuple[Tensor, Cells] = self.rnn(values if fed is None else torch.cat((values, fed), -1), cells, mask)
         return made
 
     def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[ContextOutput, State]:

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.attention.multihead import layers_and_heads
-from transduce.attention.self_attention import Slots, View, shade
+from transduce.attention.self_attention import CacheSlots, SequenceContext, shade
 from transduce.contracts import Decoder
 from transduce.flow import PAD, Attention, Memory, PackedLayout, State, Step, Tree
 from transduce.kernels.dispatch import to_matmul_dtype
 from transduce.layers.embedding import Output
-from transduce.layers.transformer import Blocks, Source
+from transduce.layers.transformer import ProjectedMemory, TransformerStack
 
 ALIGNED = 16  # fused kernels want masks whose rows begin at round addresses
 
 
-class TransformerDecoder(Blocks, Decoder):
+class TransformerDecoder(TransformerStack, Decoder):
     """masked self-attention, cross-attention and feed-forward blocks (Vaswani 2017)"""
 
     causal = True
@@ -28,14 +28,16 @@ class TransformerDecoder(Blocks, Decoder):
 
     @property
     def attends(self) -> tuple[int, int]:
-        return layers_and_heads([block.cross for block in self.blocks])
+        return layers_and_heads([block.cross_attention for block in self.layers])
 
     def start(self, memory: Memory) -> State:
         values = to_matmul_dtype(memory.values)  # once for all blocks
-        projected = tuple(block.cross.project(values) for block in self.blocks if block.cross is not None)
+        projected = tuple(
+            block.cross_attention.keys_values(values) for block in self.layers if block.cross_attention is not None
+        )
         rows = memory.mask.size(0)
-        past: dict[str, Tree] = {"layers": self.begin(rows)}
-        if not self.caches:  # nothing whose length tells the place
+        past: dict[str, Tree] = {"layers": self.start_layers(rows)}
+        if not self.has_kv_cache:  # nothing whose length tells the place
             past["next"] = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
         fixed: dict[str, Tree] = {"memory": projected, "mask": memory.mask}
         return State(fixed if memory.segment_ids is None else {**fixed, "owners": memory.segment_ids}, past)
@@ -56,17 +58,17 @@ class TransformerDecoder(Blocks, Decoder):
         # Training gives no mask, as padding on the right can reach no real row; only a batch norm must be told of it.
         real = tokens != PAD if mask is None else mask
         view = replace(view, real=real, padded=mask is not None, with_attention=with_attention)
-        values = self.enter(self.embedding(tokens), view.queries, view.real)
-        memory = Source(state.fixed["memory"], state.fixed["mask"]) if state.fixed["memory"] else None
-        passed = self.run(values, state.fixed["room"] if roomy else state.past["layers"], view, memory)
-        attention = Attention(passed.cross, passed.own) if with_attention else None
+        values = self.embed(self.embedding(tokens), view.queries, view.real)
+        memory = ProjectedMemory(state.fixed["memory"], state.fixed["mask"]) if state.fixed["memory"] else None
+        passed = self.run_layers(values, state.fixed["room"] if roomy else state.past["layers"], view, memory)
+        attention = Attention(passed.cross_attention, passed.self_attention) if with_attention else None
         state = replace(state, past=past if roomy else {**past, "layers": passed.past})
         return Step(self.output(passed.values), state, attention, passed.values)
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         """Caches with room, one slot a beam and a place, which lie with the source. A beam that goes on with the past
         of another one reads that one's slots: `owners` says whose slot holds its token at each place."""
-        if not self.caches:
+        if not self.has_kv_cache:
             return state
         if "room" in state.fixed:
             return _enlarged(state, more)
@@ -92,20 +94,20 @@ class TransformerDecoder(Blocks, Decoder):
             fixed["shade"] = shade(state.fixed["mask"][:, None, None])
         return State(fixed, {"next": lengths, "owners": owners}, state.beams)
 
-    def _place(self, state: State) -> tuple[View, dict[str, Tensor]]:
+    def _place(self, state: State) -> tuple[SequenceContext, dict[str, Tensor]]:
         """What one new token a row sees where there is room, the slot it takes, and what the next state remembers."""
         places, owners = state.past["next"], state.past["owners"]  # R, R L
         rows, beams, room = len(places), state.beams, owners.size(1)
         if beams > 1:
             own = torch.arange(beams, dtype=owners.dtype, device=places.device)  # N
             owners = owners.scatter(1, places[:, None], own.repeat(rows // beams)[:, None])
-        where = Slots(places, owners, beams, self.window)
+        where = CacheSlots(places, owners, beams, self.window)
         every = torch.arange(room, device=places.device)[None]
-        view = View(self.position, places[:, None], every, slots=where, source=state.fixed.get("shade"))
+        view = SequenceContext(self.position, places[:, None], every, slots=where, source=state.fixed.get("shade"))
         # A recorded search looks up only now and then: the few steps it makes after its end stay in the last slot.
         return view, {"next": (places + 1).clamp(max=room - 1), "owners": owners}
 
-    def _look(self, tokens: Tensor, state: State, mask: Tensor | None) -> tuple[View, dict[str, Tensor]]:
+    def _look(self, tokens: Tensor, state: State, mask: Tensor | None) -> tuple[SequenceContext, dict[str, Tensor]]:
         """What the new tokens see, and what the next state remembers of places.
 
         Several sequences in a row see what `share` says, and nothing follows them.
@@ -114,26 +116,26 @@ class TransformerDecoder(Blocks, Decoder):
         """
         if "shared" in state.fixed:
             shared = state.fixed["shared"]
-            return View(self.position, shared["places"], shared["places"], shared["own"]), {}
+            return SequenceContext(self.position, shared["places"], shared["places"], shared["own"]), {}
         rows, steps = tokens.shape
         new = torch.arange(steps, device=tokens.device)
-        if not self.caches:
+        if not self.has_kv_cache:
             queries = state.past["next"][:, None] + new  # R T
             following = state.past["next"] + (steps if mask is None else mask.sum(1))
-            return View(self.position, queries, queries), {"next": following}
+            return SequenceContext(self.position, queries, queries), {"next": following}
         before: int = state.past["layers"][0][0].size(2)
         if mask is None and "real" not in state.past:
             places = torch.arange(before + steps, device=tokens.device)[None]  # 1 U
             whole = bool(before == 0) and self.window is None  # the plain triangle
             seen = None if whole or (steps == 1 and self.window is None) else self._visible(places[:, before:], places)
-            return View(self.position, places[:, before:], places, seen, whole), {}
+            return SequenceContext(self.position, places[:, before:], places, seen, whole), {}
         fresh = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         real = torch.cat((state.past.get("real", fresh.new_ones(rows, before)), fresh), 1)
         queries = real[:, :before].sum(1, keepdim=True) + new  # R T
         steady = torch.arange(before, device=tokens.device).expand(rows, -1)
         places = torch.cat((state.past.get("places", steady), queries), 1)  # R U
         seen = self._visible(queries, places, real)
-        return View(self.position, queries, places, seen), {"real": real, "places": places}
+        return SequenceContext(self.position, queries, places, seen), {"real": real, "places": places}
 
     def _visible(self, queries: Tensor, places: Tensor, real: Tensor | None = None) -> Tensor:
         """. 1 T U: a new token sees itself and, within its reach, the real ones before it."""

@@ -12,7 +12,7 @@ from transduce.attention.multihead import Heads
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import RelativeBias
 from transduce.attention.scores import ScaledDot
-from transduce.attention.self_attention import SelfAttention, View
+from transduce.attention.self_attention import SelfAttention, SequenceContext
 from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
@@ -46,12 +46,13 @@ class ConformerEncoder(Encoder):
         self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
         self.position = position(width, heads, False)
         shape = Heads(heads, heads, ScaledDot, Softmax, dropout=dropout)
-        # Not `blocks`: they are unlike those of a Transformer, and equal names may share weights (layers/sharing.py).
-        self.conformers = nn.ModuleList(
-            ConformerBlock(
-                SelfAttention(width, shape),
-                Convolution(width, kernel, NORMALISATIONS[norm_kind](width)),
-                [FeedForward(width, ff_width, "silu", dropout) for _ in range(2)],
+        # Not `layers`: parameter sharing matches weights by name, and these layers are not those of a Transformer.
+        self.conformer_layers = nn.ModuleList(
+            ConformerLayer(
+                SelfAttention(width, width, shape),
+                ConvolutionModule(width, kernel, NORMALISATIONS[norm_kind](width)),
+                FeedForward(width, ff_width, "silu", dropout),
+                FeedForward(width, ff_width, "silu", dropout),
                 dropout,
             )
             for _ in range(layers)
@@ -62,9 +63,11 @@ class ConformerEncoder(Encoder):
         entered = self.embedding.rows(batch.source)
         mask, shown = entered.mask, entered.mask[..., None]
         places = torch.arange(mask.size(1), device=mask.device)[None]  # 1 S
-        view = View(self.position, places, places, mask[:, None, None], real=mask, with_attention=with_attention)
+        view = SequenceContext(
+            self.position, places, places, mask[:, None, None], real=mask, with_attention=with_attention
+        )
         values, seen = self.dropout(self.position.add(entered.values, places)), []
-        for block in self.conformers:
+        for block in self.conformer_layers:
             values, weights = block(values, view)
             seen += [] if weights is None else [weights]
         values = values.to(entered.values)
@@ -72,38 +75,49 @@ class ConformerEncoder(Encoder):
         return Memory(values, mask, summary, torch.stack(seen, 1) if seen else None, batch.source.ids)
 
 
-class ConformerBlock(nn.Module):
-    """think by half, look at all, look around, think by half"""
+class ConformerLayer(nn.Module):
+    """Half a feed-forward step, self-attention, convolution, half a feed-forward step, and a final norm."""
 
     def __init__(
-        self, own: SelfAttention, convolution: Convolution, feed_forwards: list[FeedForward], dropout: float
+        self,
+        self_attention: SelfAttention,
+        convolution: ConvolutionModule,
+        feed_forward1: FeedForward,
+        feed_forward2: FeedForward,
+        dropout: float,
     ) -> None:
         super().__init__()
         width = convolution.width
-        self.own, self.convolution, self.feed_forwards = own, convolution, nn.ModuleList(feed_forwards)
-        self.norms, self.dropout = nn.ModuleList(LayerNorm(width) for _ in range(5)), Dropout(dropout)
+        self.self_attention, self.convolution = self_attention, convolution
+        self.feed_forward1, self.feed_forward2 = feed_forward1, feed_forward2
+        self.feed_forward1_norm, self.self_attention_norm = LayerNorm(width), LayerNorm(width)
+        self.convolution_norm, self.feed_forward2_norm = LayerNorm(width), LayerNorm(width)
+        self.final_norm, self.dropout = LayerNorm(width), Dropout(dropout)
 
-    def forward(self, values: Tensor, view: View) -> tuple[Tensor, Tensor | None]:
-        values = values + self.dropout(self.feed_forwards[0](self.norms[0](values))) / 2
-        found, _, weights = self.own(self.norms[1](values), self.own.start(len(values), values), view)
-        values = values + self.dropout(found)
+    def forward(self, values: Tensor, view: SequenceContext) -> tuple[Tensor, Tensor | None]:
+        values = values + self.dropout(self.feed_forward1(self.feed_forward1_norm(values))) / 2
+        past = self.self_attention.start(len(values), values)
+        context, _, weights = self.self_attention(self.self_attention_norm(values), past, view)
+        values = values + self.dropout(context)
         assert view.real is not None
-        values = values + self.dropout(self.convolution(self.norms[2](values), view.real))
-        values = values + self.dropout(self.feed_forwards[1](self.norms[3](values))) / 2
-        return self.norms[4](values), weights
+        values = values + self.dropout(self.convolution(self.convolution_norm(values), view.real))
+        values = values + self.dropout(self.feed_forward2(self.feed_forward2_norm(values))) / 2
+        return self.final_norm(values), weights
 
 
-class Convolution(nn.Module):
+class ConvolutionModule(nn.Module):
     """W2 swish(norm(depthwise(glu(W1 x)))): each feature over the rows beside a row, padding left out"""
 
     def __init__(self, width: int, kernel: int, norm: nn.Module) -> None:
         super().__init__()
         self.width, self.norm = width, norm
-        self.enter, self.leave = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.around = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width, bias=False)
+        self.pointwise_conv1 = nn.Linear(width, 2 * width, bias=False)
+        self.pointwise_conv2 = nn.Linear(width, width, bias=False)
+        self.depthwise_conv = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width, bias=False)
 
     def forward(self, values: Tensor, real: Tensor) -> Tensor:
-        gated = F.glu(self.enter(values), -1) * real[..., None]  # padding is zero, like what lies beyond the end
-        mixed = self.around(gated.transpose(1, 2)).transpose(1, 2)
-        left: Tensor = self.leave(F.silu(self.norm(mixed, real)))
+        # Padding is zero, like what lies beyond the end.
+        gated = F.glu(self.pointwise_conv1(values), -1) * real[..., None]
+        mixed = self.depthwise_conv(gated.transpose(1, 2)).transpose(1, 2)
+        left: Tensor = self.pointwise_conv2(F.silu(self.norm(mixed, real)))
         return left

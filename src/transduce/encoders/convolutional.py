@@ -37,7 +37,7 @@ class ConvolutionalEncoder(Encoder):
         self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
         self.position = embedded_only(position(width, 1, False), "a convolution")
         self.sides = (kernel - 1) // 2
-        self.blocks = nn.ModuleList(GatedConvolution(width, kernel, dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(GatedConvolution(width, kernel, dropout) for _ in range(layers))
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
@@ -47,7 +47,7 @@ class ConvolutionalEncoder(Encoder):
         places = torch.arange(mask.size(1), device=mask.device)[None]
         embedded = self.dropout(self.position.add(entered.values, places))
         values = embedded
-        for block in self.blocks:
+        for block in self.layers:
             # Padding is zero before every layer, like what lies beyond the end: it cannot leak into real rows.
             around = F.pad(values * shown, (0, 0, self.sides, self.sides))
             values = (block(around) + values) * HALF

@@ -17,8 +17,8 @@ class ElmoEncoder(Encoder):
     """gamma * sum_j softmax(w)_j [forward_j ; backward_j]: two recurrent stacks that never meet (Peters 2018)
 
     Layer 0 is the embedding, brought to half the width by one matrix and put on both sides. `bilm` makes of the
-    memory a language model; then `training.freeze: [encoder.forwards, encoder.backwards, encoder.embedding,
-    encoder.fit]` leaves only w and gamma to each task.
+    memory a language model; then `training.freeze: [encoder.forward_layers, encoder.backward_layers, encoder.embedding,
+    encoder.input_proj]` leaves only w and gamma to each task.
     """
 
     apart = True
@@ -37,20 +37,20 @@ class ElmoEncoder(Encoder):
         if width % 2:
             raise InputError(f"two directions cannot share a width of {width}", remedy="set an even width")
         self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
-        self.fit = dense(embedding.width, width // 2)
-        self.forwards, self.backwards = (
+        self.input_proj = dense(embedding.width, width // 2)
+        self.forward_layers, self.backward_layers = (
             nn.ModuleList(RecurrentStack(width // 2, width // 2, cell, 1) for _ in range(layers)) for _ in range(2)
         )
-        self.mix, self.gamma = nn.Parameter(torch.zeros(layers + 1)), nn.Parameter(torch.ones(()))
+        self.layer_weights, self.gamma = nn.Parameter(torch.zeros(layers + 1)), nn.Parameter(torch.ones(()))
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
         entered = self.embedding.rows(batch.source)
-        mask, values = entered.mask, self.fit(entered.values)  # B S D/2
-        ahead = self._layers(self.forwards, values, mask)
-        back = [reverse(layer, mask) for layer in self._layers(self.backwards, reverse(values, mask), mask)]
+        mask, values = entered.mask, self.input_proj(entered.values)  # B S D/2
+        ahead = self._layers(self.forward_layers, values, mask)
+        back = [reverse(layer, mask) for layer in self._layers(self.backward_layers, reverse(values, mask), mask)]
         layers = torch.stack([torch.cat(pair, -1) for pair in zip(ahead, back, strict=True)])  # L B S D
-        mixed = self.gamma * torch.einsum("l,lbsd->bsd", self.mix.softmax(0), layers)
+        mixed = self.gamma * torch.einsum("l,lbsd->bsd", self.layer_weights.softmax(0), layers)
         last = (mask.sum(1) - 1)[:, None, None].expand(-1, -1, self.width // 2)
         half = mixed.size(-1) // 2
         # Each direction ends where it has read everything.

@@ -23,30 +23,33 @@ class MultiSourceEncoder(Encoder):
 
     def __init__(self, parts: Mapping[str, Encoder], *, width: Count = 256) -> None:
         super().__init__()
-        self.width, self.parts = width, nn.ModuleDict(parts)
-        self.fit = nn.ModuleDict({name: dense(part.width, width) for name, part in parts.items()})
-        self.tags = nn.Parameter(torch.randn(len(parts), width) * width**-0.5)
+        self.width, self.encoders = width, nn.ModuleDict(parts)
+        self.projections = nn.ModuleDict({name: dense(part.width, width) for name, part in parts.items()})
+        self.source_embedding = nn.Parameter(torch.randn(len(parts), width) * width**-0.5)
         self.capturable = all(part.capturable for part in parts.values())
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the sources of a batch"
         read = {
             name: part(replace(batch, source=batch.extra.get(name, batch.source), extra={}))
-            for name, part in self.parts.items()
+            for name, part in self.encoders.items()
         }
-        rows = [self.fit[name](one.values) + tag for tag, (name, one) in zip(self.tags, read.items(), strict=True)]
-        summary = torch.stack([self.fit[name](one.summary) for name, one in read.items()]).mean(0)
+        rows = [
+            self.projections[name](one.values) + tag
+            for tag, (name, one) in zip(self.source_embedding, read.items(), strict=True)
+        ]
+        summary = torch.stack([self.projections[name](one.summary) for name, one in read.items()]).mean(0)
         mask = torch.cat([one.mask for one in read.values()], 1)
         order = mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices  # real rows first, as they stood
         values = torch.cat(rows, 1).gather(1, order[..., None].expand(-1, -1, self.width))
         return Memory(values, mask.gather(1, order), summary, tokens=_tokens(list(read.values()), order))
 
     def grids(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-        parts = zip(self.parts.values(), lengths, strict=True)
+        parts = zip(self.encoders.values(), lengths, strict=True)
         return [grid for part, length in parts for grid in cast(Encoder, part).grids([length])]
 
     def leading(self) -> list[int]:
-        return [count for part in self.parts.values() for count in cast(Encoder, part).leading()]
+        return [count for part in self.encoders.values() for count in cast(Encoder, part).leading()]
 
 
 def _tokens(read: Sequence[Memory], order: Tensor) -> Tensor | None:

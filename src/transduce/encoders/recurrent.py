@@ -36,7 +36,7 @@ class RecurrentEncoder(Encoder):
         self.gives_states = summary == "states"
         self.width, self.embedding, self.reverse = width, embedding, reverse
         self.dropout = Dropout(dropout)
-        self.stack = RecurrentStack(
+        self.rnn = RecurrentStack(
             embedding.width,
             width,
             cell,
@@ -52,8 +52,8 @@ class RecurrentEncoder(Encoder):
         mask, values = entered.mask, entered.values
         if self.reverse:
             values = reverse(values, mask)
-        first = self.stack.zeros(mask.size(0), values)
-        values, state = self.stack(self.dropout(values), first, mask, cells=self.gives_states)
+        first = self.rnn.zeros(mask.size(0), values)
+        values, state = self.rnn(self.dropout(values), first, mask, cells=self.gives_states)
         if self.reverse:  # row i of the memory belongs to token i, whatever the order of reading
             values = reverse(values, mask)
         summary = torch.cat([part for layer in state for part in layer], -1) if self.gives_states else state[-1][0]

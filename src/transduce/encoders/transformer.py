@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transduce.attention.self_attention import View
+from transduce.attention.self_attention import SequenceContext
 from transduce.contracts import Encoder
 from transduce.flow import Batch, Memory
-from transduce.layers.transformer import Blocks
+from transduce.layers.transformer import TransformerStack
 
 
-class TransformerEncoder(Blocks, Encoder):
+class TransformerEncoder(TransformerStack, Encoder):
     """self-attention and feed-forward blocks, all positions at once (Vaswani 2017)"""
 
     causal = False
@@ -23,13 +23,17 @@ class TransformerEncoder(Blocks, Encoder):
         mask, shared = entered.mask, batch.source.layout
         places = torch.arange(mask.size(1), device=mask.device)[None] if shared is None else shared.positions  # . S
         seen = self._visible(mask if shared is None else shared.same_segment(shared.segment_ids))
-        view = View(self.position, places, places, seen, real=mask, padded=True, with_attention=with_attention)
-        values = self.enter(entered.values, places, mask)
-        passed = self.run(values, self.begin(mask.size(0)), view)
+        view = SequenceContext(
+            self.position, places, places, seen, real=mask, padded=True, with_attention=with_attention
+        )
+        values = self.embed(entered.values, places, mask)
+        passed = self.run_layers(values, self.start_layers(mask.size(0)), view)
         read = passed.values.to(values)  # for all kinds of decoders
         shown = mask[..., None]
         summary = (read * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(read, mask, summary, passed.own, batch.source.ids, None if shared is None else shared.segment_ids)
+        return Memory(
+            read, mask, summary, passed.self_attention, batch.source.ids, None if shared is None else shared.segment_ids
+        )
 
     def _visible(self, mask: Tensor) -> Tensor:
         """What rows see of those that are real (B S), or of those of their own sequence (B 1 S S)."""

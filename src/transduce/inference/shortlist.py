@@ -192,8 +192,8 @@ class OutputRows:
                 remedy="leave it out: this model copies, listens to paths, or has no decoder",
             )
         self.network: Any = network  # of any kind that has a decoder with an output
-        self.layer: nn.Module = output.layer
-        self.weight, self.bias = _taken_apart(output.layer)
+        self.layer: nn.Module = output.projection
+        self.weight, self.bias = _taken_apart(output.projection)
         self._blank = nn.Linear(self.weight.size(1), 1, device="meta")
 
     def chosen(self, ids: Tensor) -> nn.Module:

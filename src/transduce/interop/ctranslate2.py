@@ -70,7 +70,7 @@ def specification(network: nn.Module, recipe: ModelRecipe, source: list[str], ta
     check(recipe, where)
     weights = {name: tensor.detach().cpu().float().clone() for name, tensor in network.state_dict().items()}
     # We never say these two; there nothing forbids it but their probability.
-    weights["decoder.output.layer.bias"][[PAD, BOS]] = NEVER
+    weights["decoder.output.projection.bias"][[PAD, BOS]] = NEVER
     if recipe.encoder is not None:
         spec = specs.TransformerSpec(
             _stack(specs, recipe, "encoder", weights, network), _stack(specs, recipe, "decoder", weights, network)
@@ -150,18 +150,18 @@ def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Ten
         options["with_encoder_attention"] = recipe.encoder is not None
         spec = specs.transformer_spec.TransformerDecoderSpec(part["layers"], part["heads"], **options)
         table = spec.embeddings
-        _linear(spec.projection, weights, "decoder.output.layer")
-    table.weight = weights[f"{side}.embedding.table.weight"]
+        _linear(spec.projection, weights, "decoder.output.projection")
+    table.weight = weights[f"{side}.embedding.weight"]
     spec.scale_embeddings = part["width"] ** 0.5 if recipe.scale_embedding else 1.0
     if hasattr(spec, "position_encodings"):
         spec.position_encodings.encodings = _places(getattr(network, side), part)
-    for name, place in (("norm", "layer_norm"), ("entry", "layernorm_embedding")):
+    for name, place in (("final_norm", "layer_norm"), ("embedding_norm", "layernorm_embedding")):
         if hasattr(spec, place):
             _norm(getattr(spec, place), weights, f"{side}.{name}")
     for number, layer in enumerate(spec.layer):
-        _block(specs, layer, weights, f"{side}.blocks.{number}", part)
+        _block(specs, layer, weights, f"{side}.layers.{number}", part)
         if position == "relative":
-            layer.self_attention.relative_attention_bias = weights[f"{side}.position.table.weight"]
+            layer.self_attention.relative_attention_bias = weights[f"{side}.position.relative_attention_bias.weight"]
             distance = torch.tensor(part["position"]["distance"], dtype=torch.int32)
             layer.self_attention.relative_attention_max_distance = distance.numpy()
     return spec
@@ -176,26 +176,26 @@ def _places(stack: Any, part: Mapping[str, Any]) -> Tensor:
 
 
 def _block(specs: Any, layer: Any, weights: Mapping[str, Tensor], name: str, part: Mapping[str, Any]) -> None:
-    attentions = [(layer.self_attention, f"{name}.own.attention")]
-    attentions += [(layer.attention, f"{name}.cross")] if hasattr(layer, "attention") else []
+    attentions = [(layer.self_attention, f"{name}.self_attention")]
+    attentions += [(layer.attention, f"{name}.cross_attention")] if hasattr(layer, "attention") else []
     for number, (attention, place) in enumerate(attentions):
         parts = [specs.common_spec.LinearSpec() for _ in range(3)]
-        for one, kind in zip(parts, ("query", "key", "value"), strict=True):
+        for one, kind in zip(parts, ("q_proj", "k_proj", "v_proj"), strict=True):
             _linear(one, weights, f"{place}.{kind}")
         groups = [parts] if number == 0 else [parts[:1], parts[1:]]
         for linear, group in zip(attention.linear, groups, strict=False):
             linear.weight = torch.cat([one.weight for one in group])
             if group[0].has_bias():
                 linear.bias = torch.cat([one.bias for one in group])
-        _linear(attention.linear[-1], weights, f"{place}.output")
+        _linear(attention.linear[-1], weights, f"{place}.out_proj")
         if part["score"]["kind"] == "dot":
             attention.queries_scale = 1.0
-        _norm(attention.layer_norm, weights, f"{name}.residuals.{number}.norm")
-    _linear(layer.ffn.linear_0, weights, f"{name}.feed_forward.grow")
-    _linear(layer.ffn.linear_1, weights, f"{name}.feed_forward.shrink")
+        _norm(attention.layer_norm, weights, f"{place}_norm")
+    _linear(layer.ffn.linear_0, weights, f"{name}.feed_forward.fc1")
+    _linear(layer.ffn.linear_1, weights, f"{name}.feed_forward.fc2")
     if part["gated"]:
-        _linear(layer.ffn.linear_0_noact, weights, f"{name}.feed_forward.gate")
-    _norm(layer.ffn.layer_norm, weights, f"{name}.residuals.{len(attentions)}.norm")
+        _linear(layer.ffn.linear_0_noact, weights, f"{name}.feed_forward.fc_gate")
+    _norm(layer.ffn.layer_norm, weights, f"{name}.feed_forward_norm")
 
 
 def _linear(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:

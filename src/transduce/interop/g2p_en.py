@@ -41,18 +41,18 @@ SOURCE = ImportRows((0, MISSING, 2, 1, *range(3, 3 + len(LETTERS))), 3 + len(LET
 TARGET = ImportRows((0, 2, 3, 1, *range(4, 4 + len(PHONES))), 4 + len(PHONES))
 
 TABLE = {
-    "enc_emb": "encoder.embedding.table.weight",
-    "enc_w_ih": "encoder.stack.layers.0.weight_ih_l0",
-    "enc_w_hh": "encoder.stack.layers.0.weight_hh_l0",
-    "enc_b_ih": "encoder.stack.layers.0.bias_ih_l0",
-    "enc_b_hh": "encoder.stack.layers.0.bias_hh_l0",
-    "dec_emb": "decoder.embedding.table.weight",
-    "dec_w_ih": "decoder.stack.layers.0.weight_ih_l0",
-    "dec_w_hh": "decoder.stack.layers.0.weight_hh_l0",
-    "dec_b_ih": "decoder.stack.layers.0.bias_ih_l0",
-    "dec_b_hh": "decoder.stack.layers.0.bias_hh_l0",
-    "fc_w": "decoder.output.layer.weight",
-    "fc_b": "decoder.output.layer.bias",
+    "enc_emb": "encoder.embedding.weight",
+    "enc_w_ih": "encoder.rnn.layers.0.weight_ih_l0",
+    "enc_w_hh": "encoder.rnn.layers.0.weight_hh_l0",
+    "enc_b_ih": "encoder.rnn.layers.0.bias_ih_l0",
+    "enc_b_hh": "encoder.rnn.layers.0.bias_hh_l0",
+    "dec_emb": "decoder.embedding.weight",
+    "dec_w_ih": "decoder.rnn.layers.0.weight_ih_l0",
+    "dec_w_hh": "decoder.rnn.layers.0.weight_hh_l0",
+    "dec_b_ih": "decoder.rnn.layers.0.bias_ih_l0",
+    "dec_b_hh": "decoder.rnn.layers.0.bias_hh_l0",
+    "fc_w": "decoder.output.projection.weight",
+    "fc_b": "decoder.output.projection.bias",
 }
 ROWS = {"enc_emb": SOURCE, "dec_emb": TARGET, "fc_w": TARGET, "fc_b": TARGET}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.attention.self_attention import Slots
+from transduce.attention.self_attention import CacheSlots
 from transduce.kernels.attention_decode import MOST, attend_few
 from transduce.kernels.linear import ACTIVATIONS
 
@@ -64,7 +64,9 @@ class Plain:
             made = made * F.linear(read, work.gate.weight, work.gate.bias)
         return made if residual is None else made + residual, read if work.keeps else rows
 
-    def look(self, work: Product, rows: Tensor, past: tuple[Tensor, Tensor], slots: Slots) -> tuple[Tensor, Tensor]:
+    def look(
+        self, work: Product, rows: Tensor, past: tuple[Tensor, Tensor], slots: CacheSlots
+    ) -> tuple[Tensor, Tensor]:
         """Queries R H*K of rows, whose keys and values go into the caches (B N L G K); and the residual."""
         made, read = self.product(work, rows)
         size = past[0].size(3) * past[0].size(4)
@@ -73,7 +75,7 @@ class Plain:
             room.view(-1, size).index_copy_(0, slots.rows, new)
         return query, read
 
-    def attend_slots(self, query: Tensor, past: tuple[Tensor, Tensor], slots: Slots, scale: float) -> Tensor:
+    def attend_slots(self, query: Tensor, past: tuple[Tensor, Tensor], slots: CacheSlots, scale: float) -> Tensor:
         """Queries R H*K over caches B N L G K, each beam over the slots that hold its tokens -> R H*K"""
         keys, values = (room.flatten(1, 2).transpose(1, 2) for room in past)  # B G N*L K
         asked = query.unflatten(1, (-1, keys.size(3))).unflatten(0, (-1, slots.beams)).transpose(1, 2)  # B H N K
@@ -89,7 +91,7 @@ class Plain:
         grouped = keys.size(1) < query.size(1)
         return F.scaled_dot_product_attention(query, keys, values, mask, scale=scale, enable_gqa=grouped)
 
-    def embed(self, entry: Entry, tokens: Tensor, slots: Slots) -> Entered:
+    def embed(self, entry: Entry, tokens: Tensor, slots: CacheSlots) -> Entered:
         """Ids R at their places -> rows; and what the next step must know of places and owners."""
         places, owners = slots.places, slots.owners
         rows = entry.table[tokens] * entry.scale
@@ -118,7 +120,9 @@ class Kernels(Plain):
     def product(self, work: Product, rows: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self._launch(work, rows, work.matrix.out_features, residual)
 
-    def look(self, work: Product, rows: Tensor, past: tuple[Tensor, Tensor], slots: Slots) -> tuple[Tensor, Tensor]:
+    def look(
+        self, work: Product, rows: Tensor, past: tuple[Tensor, Tensor], slots: CacheSlots
+    ) -> tuple[Tensor, Tensor]:
         width = work.matrix.out_features - 2 * past[0].size(3) * past[0].size(4)
         return self._launch(work, rows, width, None, (*past, slots.places, past[0].size(2)))
 
@@ -144,7 +148,7 @@ class Kernels(Plain):
         )  # fmt: skip
         return made, rows if kept is None else kept
 
-    def attend_slots(self, query: Tensor, past: tuple[Tensor, Tensor], slots: Slots, scale: float) -> Tensor:
+    def attend_slots(self, query: Tensor, past: tuple[Tensor, Tensor], slots: CacheSlots, scale: float) -> Tensor:
         from transduce.kernels.triton.attention_decode import slot_queries
 
         keys, values = past
@@ -159,7 +163,7 @@ class Kernels(Plain):
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
         return attend_few(query, keys, values, mask, scale)
 
-    def embed(self, entry: Entry, tokens: Tensor, slots: Slots) -> Entered:
+    def embed(self, entry: Entry, tokens: Tensor, slots: CacheSlots) -> Entered:
         from transduce.kernels.triton.decode_rows import embed
 
         places, owners = slots.places, slots.owners

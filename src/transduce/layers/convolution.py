@@ -18,13 +18,13 @@ class GatedConvolution(nn.Module):
     def __init__(self, width: int, kernel: int, dropout: float) -> None:
         super().__init__()
         self.kernel, self.dropout = kernel, Dropout(dropout)
-        self.layer = nn.Conv1d(width, 2 * width, kernel)
+        self.conv = nn.Conv1d(width, 2 * width, kernel)
         # Half of what enters a gated unit is lost at the gate, and dropout takes its share: the start makes up for it.
-        nn.init.normal_(self.layer.weight, std=math.sqrt(4 * (1 - dropout) / (kernel * width)))
-        assert self.layer.bias is not None
-        nn.init.zeros_(self.layer.bias)
+        nn.init.normal_(self.conv.weight, std=math.sqrt(4 * (1 - dropout) / (kernel * width)))
+        assert self.conv.bias is not None
+        nn.init.zeros_(self.conv.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
         """R (T + k - 1) D -> R T D"""
-        both = self.layer(self.dropout(rows).transpose(1, 2)).transpose(1, 2)
+        both = self.conv(self.dropout(rows).transpose(1, 2)).transpose(1, 2)
         return F.glu(both, -1)

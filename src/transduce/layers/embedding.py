@@ -16,20 +16,19 @@ from transduce.layers.feed_forward import dense
 EPSILON = 1e-5  # of a norm, where nothing else is said
 
 
-class Embedding(FrontEnd):
+class Embedding(nn.Embedding, FrontEnd):
     """One vector an id. Stored with deviation D ** -0.5, as the output layer needs it, and scaled up on reading."""
 
     source_eos: bool = True  # False: the </s> that closes a source is not read
 
     def __init__(self, size: int, width: int, *, scale_embedding: bool = True) -> None:
-        super().__init__()
+        super().__init__(size, width, padding_idx=PAD)
         self.size, self.width, self.scale = size, width, math.sqrt(width) if scale_embedding else 1.0
-        self.table = nn.Embedding(size, width, padding_idx=PAD)
-        nn.init.normal_(self.table.weight, std=width**-0.5)
-        nn.init.zeros_(self.table.weight[PAD].detach())
+        nn.init.normal_(self.weight, std=width**-0.5)
+        nn.init.zeros_(self.weight[PAD].detach())
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.table(ids) * self.scale  # ... D
+        return super().forward(ids) * self.scale  # ... D
 
     def rows(self, source: Padded) -> Padded:
         mask = source.mask
@@ -52,13 +51,13 @@ class Output(nn.Module):
 
     def __init__(self, width: int, size: int, tied: Embedding | None = None, deep: Sequence[nn.Module] = ()) -> None:
         super().__init__()
-        self.before = nn.Sequential(*deep) if deep else None
-        self.layer = nn.Linear(width, size)
-        nn.init.normal_(self.layer.weight, std=width**-0.5)
-        nn.init.zeros_(self.layer.bias)
+        self.transform = nn.Sequential(*deep) if deep else None
+        self.projection = nn.Linear(width, size)
+        nn.init.normal_(self.projection.weight, std=width**-0.5)
+        nn.init.zeros_(self.projection.bias)
         if tied is not None:
-            self.layer.weight = tied.table.weight
+            self.projection.weight = tied.weight
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values if self.before is None else self.before(values)
-        return output_projection(self.layer, values)  # ... V
+        values = values if self.transform is None else self.transform(values)
+        return output_projection(self.projection, values)  # ... V

@@ -35,12 +35,12 @@ class FeedForward(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.grow, self.shrink = dense(width, ff_width, bias), dense(ff_width, width, bias)
-        self.gate = dense(width, ff_width, bias) if gated else None
+        self.fc1, self.fc2 = dense(width, ff_width, bias), dense(ff_width, width, bias)
+        self.fc_gate = dense(width, ff_width, bias) if gated else None
         self.activation, self.dropout = activation, Dropout(dropout)
 
     def forward(self, values: Tensor) -> Tensor:
-        grown = linear(self.grow, values, self.activation)
-        if self.gate is not None:
-            grown = grown * linear(self.gate, values)
-        return linear(self.shrink, self.dropout(grown))
+        grown = linear(self.fc1, values, self.activation)
+        if self.fc_gate is not None:
+            grown = grown * linear(self.fc_gate, values)
+        return linear(self.fc2, self.dropout(grown))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from transduce.kernels.add_norm import NormPair, ResidualStream, add_norm, add_residual, norm_stream, row_norm
-from transduce.layers.dropout import Dropout
 
 Normalisation = Literal["layer", "rms", "batch"]
 
@@ -81,15 +80,15 @@ NORMALISATIONS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-Place = Literal["pre", "post"]
+NormPlacement = Literal["pre", "post"]
 
 
-class Residual(nn.Module):
+class Residual(NamedTuple):
     """before: x + f(norm(x)) (Xiong 2020); after: norm(x + f(x)) (Vaswani 2017)"""
 
-    def __init__(self, norm: nn.Module, place: Place, dropout: float) -> None:
-        super().__init__()
-        self.norm, self.place, self.dropout = norm, place, Dropout(dropout)
+    norm: nn.Module
+    place: NormPlacement
+    dropout: nn.Dropout
 
     def enter(self, values: ResidualStream, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """The residual, and the input of the layer."""

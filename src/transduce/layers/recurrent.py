@@ -187,7 +187,7 @@ def lstm(ahead: Tensor, back: Tensor, state: LayerState) -> LayerState:
 STEPS: dict[type, Callable[[Tensor, Tensor, LayerState], LayerState]] = {nn.RNN: plain, nn.GRU: gru, nn.LSTM: lstm}
 
 
-class Used:
+class StepGradients:
     """What a matrix was applied to in each step of one backward pass, and the gradient of what it gave."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class _Gather(torch.autograd.Function):
     """A matrix and its bias, whose gradients are made here from what the steps left behind."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, used: Used) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, used: StepGradients) -> tuple[Tensor, Tensor | None]:
         ctx.used, ctx.biased = used, bias is not None
         ctx.set_materialize_grads(False)
         return weight.view_as(weight), None if bias is None else bias.view_as(bias)
@@ -225,7 +225,7 @@ class _Apply(torch.autograd.Function):
     """W x + b in one step; the gradient of W and b waits for the other steps, unless b belongs to this step (R G)."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, weight: Tensor, added: Tensor, used: Used) -> Tensor:
+    def forward(ctx: Any, values: Tensor, weight: Tensor, added: Tensor, used: StepGradients) -> Tensor:
         ctx.save_for_backward(values, weight)
         ctx.used, ctx.rows = used, added.dim() > 1
         return torch.addmm(added, values, weight.t())
@@ -238,11 +238,11 @@ class _Apply(torch.autograd.Function):
         return grads[0] @ weight, None, grads[0] if ctx.rows else None, None
 
 
-class Repeated:
+class StepLinear:
     """A matrix that is applied once a step."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kind: torch.dtype) -> None:
-        self.used = Used()
+        self.used = StepGradients()
         self.weight, self.bias = _Gather.apply(weight.to(kind), None if bias is None else bias.to(kind), self.used)
 
     def __call__(self, values: Tensor, added: Tensor | None = None) -> Tensor:
@@ -252,7 +252,7 @@ class Repeated:
         return made
 
 
-class Stepper:
+class StepwiseRecurrence:
     """The steps of a stack over `values` (R T D), beside which something is fed in at each."""
 
     def __init__(self, stack: RecurrentStack, values: Tensor) -> None:
@@ -261,9 +261,9 @@ class Stepper:
         layers: list[Any] = list(stack.layers)
         weight, bias, width = layers[0].weight_ih_l0, layers[0].bias_ih_l0, values.size(-1)
         self.known = F.linear(values, weight[:, :width], bias).unbind(1)  # T times R G
-        self.ahead = [Repeated(weight[:, width:], None, kind)]
-        self.ahead += [Repeated(layer.weight_ih_l0, layer.bias_ih_l0, kind) for layer in layers[1:]]
-        self.back = [Repeated(layer.weight_hh_l0, layer.bias_hh_l0, kind) for layer in layers]
+        self.ahead = [StepLinear(weight[:, width:], None, kind)]
+        self.ahead += [StepLinear(layer.weight_ih_l0, layer.bias_ih_l0, kind) for layer in layers[1:]]
+        self.back = [StepLinear(layer.weight_hh_l0, layer.bias_hh_l0, kind) for layer in layers]
 
     @staticmethod
     def suits(stack: RecurrentStack, values: Tensor) -> bool:

@@ -12,11 +12,18 @@ from annotated_types import Gt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.attention.multihead import Heads, MultiHead, Projections
+from transduce.attention.multihead import CrossAttention, Heads, Projections
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
 from transduce.attention.scores import ScaledDot
-from transduce.attention.self_attention import SSRU, Average, Own, SelfAttention, TokenMixerKind, View
+from transduce.attention.self_attention import (
+    SSRU,
+    AverageAttention,
+    SelfAttention,
+    SequenceContext,
+    TokenMixer,
+    TokenMixerKind,
+)
 from transduce.contracts import AttentionScore, Count, FrontEnd, Normaliser, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Tree
@@ -24,13 +31,13 @@ from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream
 from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.feed_forward import Activation, FeedForward
-from transduce.layers.norm import NORMALISATIONS, Normalisation, Place, Residual
+from transduce.layers.norm import NORMALISATIONS, Normalisation, NormPlacement, Residual
 
 KeysValues = tuple[Tensor, Tensor]  # each B G S K
 
 
 @dataclass(frozen=True)
-class Source:
+class ProjectedMemory:
     """A memory as every block reads it: keys and values for each, and which rows are real."""
 
     projected: tuple[KeysValues, ...]
@@ -38,21 +45,23 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Passed:
+class StackOutput:
     """What comes out of a stack of blocks."""
 
     values: Tensor  # R T D
     past: tuple[Tree, ...]  # one a block
-    own: Tensor | None  # R L H T U, when asked for
-    cross: Tensor | None  # R L H T S
+    self_attention: Tensor | None  # R L H T U, when asked for
+    cross_attention: Tensor | None  # R L H T S
 
 
-class Blocks(nn.Module):
+class TransformerStack(nn.Module):
     """The options of a Transformer, stated once, and its stack. Encoder and decoder inherit both."""
 
     causal: bool
-    blocks: Sequence[Block]
-    recomputes: bool = False  # True: training keeps what enters a block, and computes what is in it again for gradients
+    layers: Sequence[TransformerLayer]
+    gradient_checkpointing: bool = (
+        False  # True: training keeps what enters a block, and computes what is in it again for gradients
+    )
 
     def __init__(
         self,
@@ -68,7 +77,7 @@ class Blocks(nn.Module):
         ff_width: Count = 1024,
         activation: Activation = "relu",
         gated: bool = False,
-        norm: Place = "pre",
+        norm: NormPlacement = "pre",
         norm_kind: Normalisation = "layer",
         norm_eps: Annotated[float, Gt(0)] | None = None,
         embedding_norm: bool = False,
@@ -85,7 +94,7 @@ class Blocks(nn.Module):
     ) -> None:
         super().__init__()
         self.width, self.window = width, window
-        self.caches = token_mixer == "attention"  # else the past of a block does not grow
+        self.has_kv_cache = token_mixer == "attention"  # else the past of a block does not grow
         self.embedding, self.dropout = embedding, Dropout(dropout)
         if output is not None:
             self.output = output
@@ -107,49 +116,65 @@ class Blocks(nn.Module):
         def think() -> FeedForward:
             return FeedForward(width, ff_width, activation, activation_dropout, gated=gated, bias=bias)
 
-        def look() -> Own:
+        def look() -> TokenMixer:
             if token_mixer == "ssru":
                 return SSRU(width)
-            return SelfAttention(width, shape) if token_mixer == "attention" else Average(width, think(), bias)
+            return (
+                SelfAttention(width, width, shape)
+                if token_mixer == "attention"
+                else AverageAttention(width, think(), bias)
+            )
 
-        self.blocks = nn.ModuleList(  # type: ignore[assignment]
-            Block(
+        self.layers = nn.ModuleList(  # type: ignore[assignment]
+            TransformerLayer(
                 look(),
-                MultiHead(width, memory_width, shape) if memory_width else None,
+                CrossAttention(width, memory_width, shape) if memory_width else None,
                 think(),
-                [Residual(levelled(), norm, dropout) for _ in range(3 if memory_width else 2)],
+                [levelled() for _ in range(3 if memory_width else 2)],
+                norm,
+                dropout,
             )
             for _ in range(layers)
         )
-        self.norm = levelled() if norm == "pre" else None
-        self.entry = levelled() if embedding_norm else None  # over embedding and position together (Devlin 2019)
+        self.final_norm = levelled() if norm == "pre" else None
+        self.embedding_norm = (
+            levelled() if embedding_norm else None
+        )  # over embedding and position together (Devlin 2019)
 
     @property
     def supports_packing(self) -> bool:
         """Whether several sequences may share a row: each sees its own tokens alone."""
-        return self.caches and isinstance(self.embedding, Embedding) and self.embedding.source_eos
+        return self.has_kv_cache and isinstance(self.embedding, Embedding) and self.embedding.source_eos
 
-    def enter(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
+    def embed(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
         """What the first block reads of vectors (R T D) at these places."""
         values = self.position.add(embedded, places)
-        result: Tensor = self.dropout(values if self.entry is None else self.entry(values, real).to(values))
+        result: Tensor = self.dropout(
+            values if self.embedding_norm is None else self.embedding_norm(values, real).to(values)
+        )
         return result
 
-    def begin(self, rows: int) -> tuple[Tree, ...]:
+    def start_layers(self, rows: int) -> tuple[Tree, ...]:
         """The past of every block before the first row."""
-        return tuple(block.own.start(rows, self._like) for block in self.blocks)
+        return tuple(block.self_attention.start(rows, self._like) for block in self.layers)
 
     @property
     def _like(self) -> Tensor:
         """Any of its numbers: what is made anew has their kind and lies where they do."""
         return next(self.parameters())
 
-    def run(self, values: ResidualStream, past: tuple[Tree, ...], view: View, memory: Source | None = None) -> Passed:
+    def run_layers(
+        self,
+        values: ResidualStream,
+        past: tuple[Tree, ...],
+        view: SequenceContext,
+        memory: ProjectedMemory | None = None,
+    ) -> StackOutput:
         after: list[Tree] = []
         own: list[Tensor] = []
         cross: list[Tensor] = []
-        again = self.recomputes and self.training and torch.is_grad_enabled()
-        for number, block in enumerate(self.blocks):
+        again = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        for number, block in enumerate(self.layers):
             source = None if memory is None else (memory.projected[number], memory.mask)
             # Under the same random numbers the second time: what dropout left out is left out again.
             run = partial(checkpoint, block.run, use_reentrant=False) if again else block.run
@@ -157,57 +182,80 @@ class Blocks(nn.Module):
             after.append(now)
             own += [seen] if seen is not None else []
             cross += [found] if found is not None else []
-        if self.norm is not None:
-            values = norm_stream(self.norm, values, view.real)[1]
+        if self.final_norm is not None:
+            values = norm_stream(self.final_norm, values, view.real)[1]
         values = values.x if isinstance(values, NormPair) else values
         assert isinstance(values, Tensor)
-        return Passed(
+        return StackOutput(
             values, tuple(after), torch.stack(own, 1) if own else None, torch.stack(cross, 1) if cross else None
         )
 
 
-class Block(nn.Module):
+class TransformerLayer(nn.Module):
     """look back at the own sequence, look up in the memory where there is one, think"""
 
-    def __init__(self, own: Own, cross: MultiHead | None, feed_forward: FeedForward, residuals: list[Residual]) -> None:
+    def __init__(
+        self,
+        own: TokenMixer,
+        cross: CrossAttention | None,
+        feed_forward: FeedForward,
+        norms: Sequence[nn.Module],  # one for each of the above
+        norm_place: NormPlacement,
+        dropout: float,
+    ) -> None:
         super().__init__()
-        self.own, self.cross, self.feed_forward = own, cross, feed_forward
-        self.residuals: Sequence[Residual] = nn.ModuleList(residuals)  # type: ignore[assignment]
+        self.self_attention, self.cross_attention, self.feed_forward = own, cross, feed_forward
+        self.self_attention_norm = norms[0]
+        self.cross_attention_norm = None if cross is None else norms[1]
+        self.feed_forward_norm = norms[-1]
+        self.norm_place, self.dropout = norm_place, Dropout(dropout)
+
+    @property
+    def residuals(self) -> list[Residual]:
+        """The residual connection around each sub-layer, in the order in which they run."""
+        norms = (self.self_attention_norm, self.cross_attention_norm, self.feed_forward_norm)
+        return [self._residual(norm) for norm in norms if norm is not None]
+
+    def _residual(self, norm: nn.Module) -> Residual:
+        return Residual(norm, self.norm_place, self.dropout)
 
     def run(
-        self, values: ResidualStream, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+        self, values: ResidualStream, past: Tree, view: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         """Rows in; rows, the past after them, and what was looked at in it and in the memory, out."""
         found = None
-        values, past, seen = self.look_back(values, past, view)
+        values, past, seen = self.apply_self_attention(values, past, view)
         if source is not None:
-            values, found = self.look_up(values, *source, view)
-        return self.think(values, view), past, seen, found
+            values, found = self.apply_cross_attention(values, *source, view)
+        return self.apply_feed_forward(values, view), past, seen, found
 
-    def look_back(self, values: ResidualStream, past: Tree, view: View) -> tuple[ResidualStream, Tree, Tensor | None]:
-        residual = self.residuals[0]
+    def apply_self_attention(
+        self, values: ResidualStream, past: Tree, view: SequenceContext
+    ) -> tuple[ResidualStream, Tree, Tensor | None]:
+        residual = self._residual(self.self_attention_norm)
         values, rows = residual.enter(values, view.real)
-        found, past, weights = self.own(rows, past, view)
+        found, past, weights = self.self_attention(rows, past, view)
         return residual.leave(values, found, view.real), past, weights
 
-    def look_up(
-        self, values: ResidualStream, memory: KeysValues, mask: Tensor, view: View
+    def apply_cross_attention(
+        self, values: ResidualStream, memory: KeysValues, mask: Tensor, view: SequenceContext
     ) -> tuple[ResidualStream, Tensor | None]:
-        assert self.cross is not None
-        residual = self.residuals[1]
+        assert self.cross_attention is not None
+        assert self.cross_attention_norm is not None
+        residual = self._residual(self.cross_attention_norm)
         values, rows = residual.enter(values, view.real)
-        found, weights = self.cross.read(rows, *memory, mask, with_attention=view.with_attention)
+        found, weights = self.cross_attention(rows, *memory, mask, with_attention=view.with_attention)
         return residual.leave(values, found, view.real), weights
 
-    def think(self, values: ResidualStream, view: View) -> ResidualStream:
-        residual = self.residuals[-1]
+    def apply_feed_forward(self, values: ResidualStream, view: SequenceContext) -> ResidualStream:
+        residual = self._residual(self.feed_forward_norm)
         values, rows = residual.enter(values, view.real)
         return residual.leave(values, self.feed_forward(rows), view.real)
 
 
 def recompute(model: nn.Module) -> bool:
     """Every stack of blocks in it does so from now on (Chen 2016); False: there is none."""
-    stacks = [part for part in model.modules() if isinstance(part, Blocks)]
+    stacks = [part for part in model.modules() if isinstance(part, TransformerStack)]
     for stack in stacks:
-        stack.recomputes = True
+        stack.gradient_checkpointing = True
     return bool(stacks)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.contracts import Rate
-from transduce.decoders.joint_ctc import Joint
+from transduce.decoders.joint_ctc import JointCTCDecoder
 from transduce.decoding.ctc_prefix import BLANK
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
@@ -83,5 +83,5 @@ class JointCtc(Objective):
 
     def check(self, model: nn.Module) -> None:
         super().check(model)
-        if not isinstance(getattr(model, "decoder", None), Joint):
+        if not isinstance(getattr(model, "decoder", None), JointCTCDecoder):
             raise InputError("joint_ctc needs rows that spell beside the decoder", remedy="set model.ctc: {}")

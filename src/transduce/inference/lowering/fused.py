@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transduce.attention.multihead import MultiHeadAttention
 from transduce.attention.positions import Learned, NoPosition, Sinusoidal
-from transduce.attention.self_attention import SelfAttention, Slots
+from transduce.attention.self_attention import CacheSlots
 from transduce.contracts import AttentionScore, TopKRequest
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.flow import State, Step, TopK
@@ -24,7 +25,7 @@ from transduce.kernels.decode_rows import Entry, Kernels, Plain, Product
 from transduce.kernels.dispatch import has_hooks, has_triton
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.norm import LayerNorm
-from transduce.layers.transformer import Block
+from transduce.layers.transformer import TransformerLayer
 
 ROWS = 64  # up to which a step is mostly kernels that wait; above it the plain products are quicker
 PLACES = 4096  # whose sine waves are kept: a search with room for more goes the plain way
@@ -58,13 +59,13 @@ class FusedDecoder(TransformerDecoder):
         self.eval()
         self.pieces = pieces
         self.register_buffer("waves", _waves(plain), persistent=False)
-        pending: Any = plain.entry if plain.norm is None else None
+        pending: Any = plain.embedding_norm if plain.final_norm is None else None
         self.fused: list[FusedBlock] = []
-        for block in plain.blocks:
+        for block in plain.layers:
             self.fused.append(_fused(block, pending))
-            pending = block.residuals[-1].norm if plain.norm is None else None
-        last: Any = plain.norm or pending
-        self.speaks = Product(plain.output.layer, last, keeps=True)
+            pending = block.residuals[-1].norm if plain.final_norm is None else None
+        last: Any = plain.final_norm or pending
+        self.speaks = Product(plain.output.projection, last, keeps=True)
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
@@ -83,11 +84,11 @@ class FusedDecoder(TransformerDecoder):
         return TopK(logs, found, read.state)
 
     def _step(self, tokens: Tensor, state: State) -> Step:
-        slots = Slots(state.past["next"], state.past["owners"], state.beams, self.window)
+        slots = CacheSlots(state.past["next"], state.past["owners"], state.beams, self.window)
         entered = self.pieces.embed(self._entry, tokens[:, 0], slots)
         slots, rows = replace(slots, owners=entered.owners), entered.rows
-        if self.entry is not None and self.norm is not None:
-            rows = self.entry(rows)
+        if self.embedding_norm is not None and self.final_norm is not None:
+            rows = self.embedding_norm(rows)
         for number, block in enumerate(self.fused):
             memory = state.fixed["memory"][number] if block.asks is not None else None
             rows = self._run(block, rows, state.fixed["room"][number], memory, state.fixed["mask"], slots)
@@ -95,7 +96,7 @@ class FusedDecoder(TransformerDecoder):
         state = replace(state, past={"next": entered.following, "owners": entered.owners})
         return Step(logits[:, None], state, None, hidden[:, None])
 
-    def _run(self, block: FusedBlock, rows: Tensor, past: Any, memory: Any, mask: Tensor, slots: Slots) -> Tensor:
+    def _run(self, block: FusedBlock, rows: Tensor, past: Any, memory: Any, mask: Tensor, slots: CacheSlots) -> Tensor:
         """R D -> R D: look back, look up, think."""
         pieces = self.pieces
         query, rows = pieces.look(block.looks, rows, past, slots)
@@ -115,8 +116,8 @@ class FusedDecoder(TransformerDecoder):
     @property
     def _entry(self) -> Entry:
         assert isinstance(self.embedding, Embedding)
-        waves = self.position.table.weight if isinstance(self.position, Learned) else self.waves
-        return Entry(self.embedding.table.weight, self.embedding.scale, waves)
+        waves = self.position.embedding.weight if isinstance(self.position, Learned) else self.waves
+        return Entry(self.embedding.weight, self.embedding.scale, waves)
 
 
 def fuse(network: nn.Module) -> int:
@@ -125,16 +126,16 @@ def fuse(network: nn.Module) -> int:
     for parent in list(network.modules()):
         for name, part in list(parent._modules.items()):
             if type(part) is TransformerDecoder and _fits(part):
-                on_gpu = part.output.layer.weight.is_cuda and has_triton()
+                on_gpu = part.output.projection.weight.is_cuda and has_triton()
                 parent._modules[name] = FusedDecoder(part, Kernels() if on_gpu else Plain())
-                found += len(part.blocks)
+                found += len(part.layers)
     return found
 
 
-def _fused(block: Block, pending: nn.Module | None) -> FusedBlock:
+def _fused(block: TransformerLayer, pending: nn.Module | None) -> FusedBlock:
     """`pending`: the norm of what enters, where the block before left it to this one."""
-    own: Any = block.own.attention
-    cross: Any = block.cross
+    own: Any = block.self_attention
+    cross: Any = block.cross_attention
     think = block.feed_forward
     norms: list[Any] = [one.norm for one in block.residuals]
     after = block.residuals[0].place == "post"
@@ -143,11 +144,11 @@ def _fused(block: Block, pending: nn.Module | None) -> FusedBlock:
     keeps = [after and norm is not None for norm in reads]
     return FusedBlock(
         looks=Product(own.all, reads[0], keeps[0]),
-        answers=Product(own.output),
-        asks=None if cross is None else Product(cross.query, reads[1], keeps[1]),
-        tells=None if cross is None else Product(cross.output),
-        grows=Product(think.grow, reads[-1], keeps[-1], think.activation, think.gate),
-        shrinks=Product(think.shrink),
+        answers=Product(own.out_proj),
+        asks=None if cross is None else Product(cross.q_proj, reads[1], keeps[1]),
+        tells=None if cross is None else Product(cross.out_proj),
+        grows=Product(think.fc1, reads[-1], keeps[-1], think.activation, think.fc_gate),
+        shrinks=Product(think.fc2),
         scale=own.attend.score.scale,
         memory_scale=1.0 if cross is None else cross.attend.score.scale or 1.0,
     )
@@ -157,7 +158,7 @@ def _waves(decoder: TransformerDecoder) -> Tensor | None:
     """P D: the vectors of all places, where they are computed."""
     if not isinstance(decoder.position, Sinusoidal):
         return None
-    like = decoder.output.layer.weight
+    like = decoder.output.projection.weight
     with torch.no_grad():
         return decoder.position.add(like.new_zeros(1, PLACES, decoder.width), torch.arange(PLACES, device=like.device))[
             0
@@ -169,20 +170,20 @@ def _fits(decoder: TransformerDecoder) -> bool:
     output, position = decoder.output, decoder.position
     if type(position) not in (Learned, NoPosition, Sinusoidal) or getattr(position, "mix", None) is not None:
         return False
-    if type(decoder.embedding) is not Embedding or type(output) is not Output or output.before is not None:
+    if type(decoder.embedding) is not Embedding or type(output) is not Output or output.transform is not None:
         return False
-    return decoder.caches and _plain(output.layer) and all(_block_fits(block) for block in decoder.blocks)
+    return decoder.has_kv_cache and _plain(output.projection) and all(_block_fits(block) for block in decoder.layers)
 
 
-def _block_fits(block: Block) -> bool:
-    own, cross, think = block.own, block.cross, block.feed_forward
-    if type(block) is not Block or not isinstance(own, SelfAttention) or not isinstance(own.attention, JointSelf):
+def _block_fits(block: TransformerLayer) -> bool:
+    own, cross, think = block.self_attention, block.cross_attention, block.feed_forward
+    if type(block) is not TransformerLayer or not isinstance(own, JointSelf):
         return False
     if not isinstance(cross, JointMemory | None) or not all(type(one.norm) is LayerNorm for one in block.residuals):
         return False
-    looks = [own.attention, *([] if cross is None else [cross])]
-    matrices = [own.attention.all, think.grow, think.shrink, *(one.output for one in looks)]
-    matrices += [one for one in (think.gate, None if cross is None else cross.query) if one is not None]
+    looks: list[MultiHeadAttention] = [own, *([] if cross is None else [cross])]
+    matrices = [own.all, think.fc1, think.fc2, *(one.out_proj for one in looks)]
+    matrices += [one for one in (think.fc_gate, None if cross is None else cross.q_proj) if one is not None]
     return (
         all(_plain(one) for one in matrices)
         and own.head_width in (32, 64, 128)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.multihead import MultiHead
+from transduce.attention.multihead import CrossAttention, MultiHeadAttention
+from transduce.attention.self_attention import SelfAttention
 
 
 def joined(layers: list[nn.Linear]) -> nn.Linear:
@@ -19,41 +20,41 @@ def joined(layers: list[nn.Linear]) -> nn.Linear:
     return made
 
 
-def projects(attention: MultiHead) -> bool:
-    return all(isinstance(part, nn.Linear) for part in (attention.query, attention.key, attention.value))
+def projects(attention: MultiHeadAttention) -> bool:
+    return all(isinstance(part, nn.Linear) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
 
 
-class JointSelf(MultiHead):
+class JointSelf(SelfAttention):
     """Queries, keys and values of the same rows by one matrix."""
 
-    def __init__(self, plain: MultiHead) -> None:
+    def __init__(self, plain: SelfAttention) -> None:
         nn.Module.__init__(self)
-        self.heads, self.kv_heads = plain.heads, plain.kv_heads
-        self.output, self.attend = plain.output, plain.attend
-        self.all = joined([plain.query, plain.key, plain.value])  # type: ignore[list-item]
+        self.heads, self.kv_heads, self.head_width = plain.heads, plain.kv_heads, plain.head_width
+        self.out_proj, self.attend = plain.out_proj, plain.attend
+        self.all = joined([plain.q_proj, plain.k_proj, plain.v_proj])  # type: ignore[list-item]
 
-    def look(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         every = self.all(rows).unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
         query, keys, values = every.split((self.heads, self.kv_heads, self.kv_heads), 1)  # R . T K
         return query, self.attend.keys(keys), values
 
-    def ask(self, rows: Tensor) -> Tensor:
-        return self.look(rows)[0]
+    def queries(self, rows: Tensor) -> Tensor:
+        return self.queries_keys_values(rows)[0]
 
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        return self.look(memory)[1:]
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return self.queries_keys_values(memory)[1:]
 
 
-class JointMemory(MultiHead):
+class JointMemory(CrossAttention):
     """Keys and values of a memory by one matrix."""
 
-    def __init__(self, plain: MultiHead) -> None:
+    def __init__(self, plain: CrossAttention) -> None:
         nn.Module.__init__(self)
-        self.heads, self.kv_heads = plain.heads, plain.kv_heads
-        self.query, self.output, self.attend = plain.query, plain.output, plain.attend
-        self.both = joined([plain.key, plain.value])  # type: ignore[list-item]
+        self.heads, self.kv_heads, self.head_width = plain.heads, plain.kv_heads, plain.head_width
+        self.q_proj, self.out_proj, self.attend = plain.q_proj, plain.out_proj, plain.attend
+        self.both = joined([plain.k_proj, plain.v_proj])  # type: ignore[list-item]
 
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         both = self.both(memory).unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)  # B 2G S K
         # One source's keys lie together: they are read at every step, and made once.
         keys, values = (part.contiguous() for part in both.chunk(2, 1))

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.attention.self_attention import SelfAttention, View, shade
+from transduce.attention.multihead import MultiHeadAttention
+from transduce.attention.self_attention import SelfAttention, SequenceContext, shade
 from transduce.contracts import AttentionScore, PositionEncoding
 from transduce.flow import Tree
 from transduce.inference.lowering.joint_projections import JointMemory, JointSelf
@@ -26,35 +27,41 @@ from transduce.kernels.native.library import library
 from transduce.kernels.packed_linear import LinearFunction, PackedLinear
 from transduce.layers.feed_forward import FeedForward
 from transduce.layers.norm import LayerNorm, Residual
-from transduce.layers.transformer import Block, Blocks, KeysValues
+from transduce.layers.transformer import KeysValues, TransformerLayer, TransformerStack
 
 Join = Callable[[Tensor, Tensor], Tensor]
 
 
-class LeanBlock(Block):
+class LeanBlock(TransformerLayer):
     """look back, look up and think, each row of a search at the least cost"""
 
-    def __init__(self, plain: Block) -> None:
+    def __init__(self, plain: TransformerLayer) -> None:
         nn.Module.__init__(self)
-        self.own, self.cross, self.feed_forward = plain.own, plain.cross, plain.feed_forward
-        self.residuals = plain.residuals
+        self.self_attention, self.cross_attention, self.feed_forward = (
+            plain.self_attention,
+            plain.cross_attention,
+            plain.feed_forward,
+        )
+        self.self_attention_norm, self.cross_attention_norm = plain.self_attention_norm, plain.cross_attention_norm
+        self.feed_forward_norm = plain.feed_forward_norm
+        self.norm_place, self.dropout = plain.norm_place, plain.dropout
         around = [_around(residual) for residual in plain.residuals]
         # Plain functions and numbers: a module would look each of them up among its parts at every step.
         self.enters, self.leaves = [enter for enter, _ in around], [leave for _, leave in around]
         self.thinks = _thinking(plain.feed_forward)
-        assert isinstance(plain.own, SelfAttention)
-        attention, width = plain.own.attention, plain.own.head_width
+        attention = plain.self_attention
         assert isinstance(attention, JointSelf)
-        self.every, self.result = _direct(attention.all), _direct(attention.output)
+        width = attention.head_width
+        self.every, self.result = _direct(attention.all), _direct(attention.out_proj)
         self.scale = attention.attend.score.scale
         self.parts = [number * width for number in (attention.heads, attention.kv_heads, attention.kv_heads)]
         self.shape = (attention.heads, width)
-        if isinstance(plain.cross, JointMemory):
-            self.asks, self.answers = _direct(plain.cross.query), _direct(plain.cross.output)
+        if isinstance(plain.cross_attention, JointMemory):
+            self.asks, self.answers = _direct(plain.cross_attention.q_proj), _direct(plain.cross_attention.out_proj)
         self.whole = _whole(plain, attention)
 
     def run(
-        self, values: ResidualStream, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+        self, values: ResidualStream, past: Tree, view: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         slots = view.slots
         plain = view.with_attention or not isinstance(values, Tensor)
@@ -69,9 +76,11 @@ class LeanBlock(Block):
         made = self.whole(values, past, slots.places, slots.owners, slots.beams, slots.reach, memory)
         return made, past, None, None
 
-    def look_back(self, values: ResidualStream, past: Tree, view: View) -> tuple[ResidualStream, Tree, Tensor | None]:
+    def apply_self_attention(
+        self, values: ResidualStream, past: Tree, view: SequenceContext
+    ) -> tuple[ResidualStream, Tree, Tensor | None]:
         if view.slots is None or view.with_attention or not isinstance(values, Tensor):
-            return super().look_back(values, past, view)
+            return super().apply_self_attention(values, past, view)
         rows, beams = len(values), view.slots.beams
         query, keys, added = self.every(self.enters[0](values)).view(rows, -1).split(self.parts, 1)  # R H*K, R G*K
         before, kept = past  # B N L G K
@@ -87,11 +96,11 @@ class LeanBlock(Block):
         )
         return self.leaves[0](values, self.result(context.transpose(1, 2).reshape(rows, 1, -1))), past, None
 
-    def look_up(
-        self, values: ResidualStream, memory: KeysValues, mask: Tensor, view: View
+    def apply_cross_attention(
+        self, values: ResidualStream, memory: KeysValues, mask: Tensor, view: SequenceContext
     ) -> tuple[ResidualStream, Tensor | None]:
         if view.slots is None or view.source is None or view.with_attention or not isinstance(values, Tensor):
-            return super().look_up(values, memory, mask, view)
+            return super().apply_cross_attention(values, memory, mask, view)
         keys, kept = memory  # B H S K
         query = self.asks(self.enters[1](values)).view(len(keys), -1, *self.shape).transpose(1, 2)  # B H N K
         assert self.scale is not None
@@ -101,9 +110,9 @@ class LeanBlock(Block):
             context = F.scaled_dot_product_attention(query, keys, kept, attn_mask=view.source, scale=self.scale)
         return self.leaves[1](values, self.answers(context.transpose(1, 2).reshape(len(values), 1, -1))), None
 
-    def think(self, values: ResidualStream, view: View) -> ResidualStream:
+    def apply_feed_forward(self, values: ResidualStream, view: SequenceContext) -> ResidualStream:
         if not isinstance(values, Tensor):
-            return super().think(values, view)
+            return super().apply_feed_forward(values, view)
         return self.leaves[-1](values, self.thinks(self.enters[-1](values)))
 
 
@@ -111,7 +120,7 @@ class LeanReading(LeanBlock):
     """look at all of the own source and think, all rows of a block by one call of our kernels"""
 
     def run(
-        self, values: ResidualStream, past: Tree, view: View, source: tuple[KeysValues, Tensor] | None
+        self, values: ResidualStream, past: Tree, view: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         mask = view.mask  # B 1 1 S
         plain = self.whole is None or mask is None or view.with_attention
@@ -134,12 +143,12 @@ def _attend_sources(query: Tensor, keys: Tensor, values: Tensor, shade: Tensor, 
     return torch.bmm(weights.flatten(0, 1), flat_values).view(query.shape)
 
 
-def _whole(plain: Block, own: JointSelf) -> NativeBlock | None:
+def _whole(plain: TransformerLayer, own: JointSelf) -> NativeBlock | None:
     """All of a block as one call, where our own kernels read its matrices and know its activation."""
-    think, cross = plain.feed_forward, plain.cross
+    think, cross = plain.feed_forward, plain.cross_attention
     activation = think.activation
-    matrices = [own.all, own.output, think.grow, think.shrink, *([] if think.gate is None else [think.gate])]
-    matrices += [cross.query, cross.output] if cross is not None else []
+    matrices = [own.all, own.out_proj, think.fc1, think.fc2, *([] if think.fc_gate is None else [think.fc_gate])]
+    matrices += [cross.q_proj, cross.out_proj] if cross is not None else []
     norms: list[Any] = [(one.norm.weight, one.norm.bias, one.norm.eps) for one in plain.residuals]
     exact = all(one is None or one.dtype == torch.float32 for weight, bias, _ in norms for one in (weight, bias))
     if activation not in NATIVE_ACTIVATIONS or not exact or not all(_native(one) for one in matrices):
@@ -147,12 +156,12 @@ def _whole(plain: Block, own: JointSelf) -> NativeBlock | None:
     assert own.attend.score.scale is not None
     return NativeBlock(
         BlockLayers(
-            self_attention=(_native(own.all), _native(own.output)),
-            cross_attention=None if cross is None else (_native(cross.query), _native(cross.output)),
+            self_attention=(_native(own.all), _native(own.out_proj)),
+            cross_attention=None if cross is None else (_native(cross.q_proj), _native(cross.out_proj)),
             feed_forward=(
-                _native(think.grow),
-                None if think.gate is None else _native(think.gate),
-                _native(think.shrink),
+                _native(think.fc1),
+                None if think.fc_gate is None else _native(think.fc_gate),
+                _native(think.fc2),
             ),
             norms=norms,
             pre_norm=plain.residuals[0].place == "pre",
@@ -184,14 +193,14 @@ def _around(residual: Residual) -> tuple[LinearFunction, Join]:
 
 
 def _thinking(part: FeedForward) -> LinearFunction:
-    shrink = _direct(part.shrink)
-    if part.gate is None and part.activation == "relu":
-        rectified = _direct(part.grow, rectified=True)
+    shrink = _direct(part.fc2)
+    if part.fc_gate is None and part.activation == "relu":
+        rectified = _direct(part.fc1, rectified=True)
         return lambda values: shrink(rectified(values))
-    grow, activate = _direct(part.grow), ACTIVATIONS[part.activation]
-    if part.gate is None:
+    grow, activate = _direct(part.fc1), ACTIVATIONS[part.activation]
+    if part.fc_gate is None:
         return lambda values: shrink(activate(grow(values)))
-    gate = _direct(part.gate)
+    gate = _direct(part.fc_gate)
     return lambda values: shrink(activate(grow(values)).mul_(gate(values)))
 
 
@@ -203,13 +212,17 @@ def _direct(part: nn.Module, *, rectified: bool = False) -> LinearFunction:
 def lean(network: nn.Module) -> None:
     """Every block that can be is replaced by its lean one."""
     for stack in list(network.modules()):
-        if isinstance(stack, Blocks) and _speaks_first(stack.position) and (stack.causal or _reads_whole(stack)):
-            for number, block in enumerate(stack.blocks):
+        if (
+            isinstance(stack, TransformerStack)
+            and _speaks_first(stack.position)
+            and (stack.causal or _reads_whole(stack))
+        ):
+            for number, block in enumerate(stack.layers):
                 if _fits(block):
-                    stack.blocks[number] = (LeanBlock if stack.causal else LeanReading)(block)  # type: ignore[index]
+                    stack.layers[number] = (LeanBlock if stack.causal else LeanReading)(block)  # type: ignore[index]
 
 
-def _reads_whole(stack: Blocks) -> bool:
+def _reads_whole(stack: TransformerStack) -> bool:
     """Whether rows see all of their source, and our own kernels are there to read it."""
     return stack.window is None and library() is not None
 
@@ -219,13 +232,15 @@ def _speaks_first(position: PositionEncoding) -> bool:
     return type(position).turn is PositionEncoding.turn and type(position).bias is PositionEncoding.bias
 
 
-def _fits(block: Block) -> bool:
+def _fits(block: TransformerLayer) -> bool:
     """The common kind: identity softmax attention with a head of keys for every head, and each row its own norm."""
-    if type(block) is not Block or not all(isinstance(one.norm, LayerNorm) for one in block.residuals):
+    if type(block) is not TransformerLayer or not all(isinstance(one.norm, LayerNorm) for one in block.residuals):
         return False
-    looks = [block.own.attention] if isinstance(block.own, SelfAttention) else []
-    looks += [block.cross] if block.cross is not None else []
-    joint = isinstance(block.own, SelfAttention) and all(isinstance(one, JointSelf | JointMemory) for one in looks)
+    looks: list[MultiHeadAttention] = [block.self_attention] if isinstance(block.self_attention, SelfAttention) else []
+    looks += [block.cross_attention] if block.cross_attention is not None else []
+    joint = isinstance(block.self_attention, SelfAttention) and all(
+        isinstance(one, JointSelf | JointMemory) for one in looks
+    )
     return joint and all(
         one.attend.fused and type(one.attend.score).keys is AttentionScore.keys and one.heads == one.kv_heads
         for one in looks

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from transduce.attention.multihead import MultiHead
+from transduce.attention.multihead import CrossAttention
 from transduce.attention.positions import Rotary, Sinusoidal
 from transduce.attention.self_attention import SelfAttention
 from transduce.errors import InputError
@@ -145,8 +145,10 @@ def _replace(network: nn.Module, change: Callable[[nn.Module, nn.Module], nn.Mod
 def _prepared(parent: nn.Module, part: nn.Module) -> nn.Module:
     if isinstance(part, nn.Dropout):
         return nn.Identity()
-    if type(part) is MultiHead and projects(part):
-        return JointSelf(part) if isinstance(parent, SelfAttention) else JointMemory(part)
+    if type(part) is SelfAttention and projects(part):
+        return JointSelf(part)
+    if type(part) is CrossAttention and projects(part):
+        return JointMemory(part)
     return part
 
 

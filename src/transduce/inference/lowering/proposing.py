@@ -30,7 +30,7 @@ class LeanDecoder(TransformerDecoder):
     def __init__(self, plain: TransformerDecoder, blocks: list[NativeBlock]) -> None:
         nn.Module.__init__(self)
         vars(self).update({name: copy.copy(one) for name, one in vars(plain).items()})
-        norm = plain.norm
+        norm = plain.final_norm
         level = (norm.weight, norm.bias, norm.eps) if isinstance(norm, LayerNorm) else None
         self.steps = NativeDecoder(blocks, level)
 
@@ -47,7 +47,7 @@ class LeanDecoder(TransformerDecoder):
         queries = places[:1, None] if bool((places == places[0]).all()) else places[:, None]  # all the same, as a rule
         if which is not None and len(queries) > 1:
             queries = queries[which]
-        values = self.enter(self.embedding(tokens), queries, None).contiguous()  # R' 1 D
+        values = self.embed(self.embedding(tokens), queries, None).contiguous()  # R' 1 D
         memories: list[KeysValues] = list(fixed["memory"])
         shade = view.source
         where = StepStruct(
@@ -56,7 +56,7 @@ class LeanDecoder(TransformerDecoder):
             shade.size(-1) if memories and shade is not None else 0, None, None,
             shade.data_ptr() if memories and shade is not None else None, torch.get_num_threads(),
         )  # fmt: skip
-        layer: Any = self.output.layer  # asked for now: a search may have one of its own
+        layer: Any = self.output.projection  # asked for now: a search may have one of its own
         found = TopKBuffers(len(values), asked.k, asked.suppressed, shortlists_struct(layer.native, asked.shortlists))
         self.steps(values, where, fixed["room"], memories, layer.native, found)
         logs, chosen = found.log_probs, found.tokens
@@ -68,10 +68,12 @@ class LeanDecoder(TransformerDecoder):
 
 def proposing(part: nn.Module) -> nn.Module:
     """The part, or the same as a decoder that proposes, where our kernels know all that is in it."""
-    if type(part) is not TransformerDecoder or not part.caches or part.output.before is not None:
+    if type(part) is not TransformerDecoder or not part.has_kv_cache or part.output.transform is not None:
         return part
-    blocks = [block.whole for block in part.blocks if type(block) is LeanBlock and block.whole is not None]
-    level = part.norm is None or (isinstance(part.norm, LayerNorm) and part.norm.weight.dtype == torch.float32)
-    if len(blocks) < len(part.blocks) or not level or getattr(part.output.layer, "native", None) is None:
+    blocks = [block.whole for block in part.layers if type(block) is LeanBlock and block.whole is not None]
+    level = part.final_norm is None or (
+        isinstance(part.final_norm, LayerNorm) and part.final_norm.weight.dtype == torch.float32
+    )
+    if len(blocks) < len(part.layers) or not level or getattr(part.output.projection, "native", None) is None:
         return part
     return LeanDecoder(part, blocks)

@@ -22,36 +22,36 @@ from transduce.recipe import Recipe
 POSITION_OFFSET = 2  # rows of a learned position table before that of the first token
 
 LAYER = {
-    "self_attn.q_proj": "own.attention.query",
-    "self_attn.k_proj": "own.attention.key",
-    "self_attn.v_proj": "own.attention.value",
-    "self_attn.out_proj": "own.attention.output",
-    "self_attn_layer_norm": "residuals.0.norm",
-    "fc1": "feed_forward.grow",
-    "fc2": "feed_forward.shrink",
+    "self_attn.q_proj": "self_attention.q_proj",
+    "self_attn.k_proj": "self_attention.k_proj",
+    "self_attn.v_proj": "self_attention.v_proj",
+    "self_attn.out_proj": "self_attention.out_proj",
+    "self_attn_layer_norm": "self_attention_norm",
+    "fc1": "feed_forward.fc1",
+    "fc2": "feed_forward.fc2",
 }
-ENCODER = {**LAYER, "final_layer_norm": "residuals.1.norm"}
+ENCODER = {**LAYER, "final_layer_norm": "feed_forward_norm"}
 DECODER = {
     **LAYER,
-    "encoder_attn.q_proj": "cross.query",
-    "encoder_attn.k_proj": "cross.key",
-    "encoder_attn.v_proj": "cross.value",
-    "encoder_attn.out_proj": "cross.output",
-    "encoder_attn_layer_norm": "residuals.1.norm",
-    "final_layer_norm": "residuals.2.norm",
+    "encoder_attn.q_proj": "cross_attention.q_proj",
+    "encoder_attn.k_proj": "cross_attention.k_proj",
+    "encoder_attn.v_proj": "cross_attention.v_proj",
+    "encoder_attn.out_proj": "cross_attention.out_proj",
+    "encoder_attn_layer_norm": "cross_attention_norm",
+    "final_layer_norm": "feed_forward_norm",
 }
 LAYERS = {
-    **{f"model.encoder.layers.*.{hf}": f"encoder.blocks.*.{native}" for hf, native in ENCODER.items()},
-    **{f"model.decoder.layers.*.{hf}": f"decoder.blocks.*.{native}" for hf, native in DECODER.items()},
+    **{f"model.encoder.layers.*.{hf}": f"encoder.layers.*.{native}" for hf, native in ENCODER.items()},
+    **{f"model.decoder.layers.*.{hf}": f"decoder.layers.*.{native}" for hf, native in DECODER.items()},
 }
-EMBEDDING_NORM = {f"model.{side}.layernorm_embedding": f"{side}.entry" for side in ("encoder", "decoder")}
-FINAL_NORM = {f"model.{side}.layer_norm": f"{side}.norm" for side in ("encoder", "decoder")}
+EMBEDDING_NORM = {f"model.{side}.layernorm_embedding": f"{side}.embedding_norm" for side in ("encoder", "decoder")}
+FINAL_NORM = {f"model.{side}.layer_norm": f"{side}.final_norm" for side in ("encoder", "decoder")}
 
-TOKENS = TensorMap(("encoder.embedding.table.weight", "decoder.embedding.table.weight", "decoder.output.layer.weight"))
+TOKENS = TensorMap(("encoder.embedding.weight", "decoder.embedding.weight", "decoder.output.projection.weight"))
 OUTPUT = {
     "model.shared.weight": TOKENS,
     "final_logits_bias": TensorMap(
-        ("decoder.output.layer.bias",), lambda bias: [bias.flatten()], lambda native: native[0][None]
+        ("decoder.output.projection.bias",), lambda bias: [bias.flatten()], lambda native: native[0][None]
     ),
 }
 TIED = {
@@ -72,7 +72,7 @@ def _add_offset(native: list[Tensor]) -> Tensor:
 
 
 POSITIONS = {
-    f"model.{side}.embed_positions.weight": TensorMap((f"{side}.position.table.weight",), _drop_offset, _add_offset)
+    f"model.{side}.embed_positions.weight": TensorMap((f"{side}.position.embedding.weight",), _drop_offset, _add_offset)
     for side in ("encoder", "decoder")
 }
 

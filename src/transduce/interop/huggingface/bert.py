@@ -26,45 +26,48 @@ from transduce.interop.huggingface.heads import after_specials, without_specials
 from transduce.recipe import Recipe
 
 LAYER = {
-    "attention.self.query": "own.attention.query",
-    "attention.self.key": "own.attention.key",
-    "attention.self.value": "own.attention.value",
-    "attention.output.dense": "own.attention.output",
-    "attention.output.LayerNorm": "residuals.0.norm",
-    "intermediate.dense": "feed_forward.grow",
-    "output.dense": "feed_forward.shrink",
-    "output.LayerNorm": "residuals.1.norm",
+    "attention.self.query": "self_attention.q_proj",
+    "attention.self.key": "self_attention.k_proj",
+    "attention.self.value": "self_attention.v_proj",
+    "attention.output.dense": "self_attention.out_proj",
+    "attention.output.LayerNorm": "self_attention_norm",
+    "intermediate.dense": "feed_forward.fc1",
+    "output.dense": "feed_forward.fc2",
+    "output.LayerNorm": "feed_forward_norm",
 }
 DISTIL_LAYER = {
-    "attention.q_lin": "own.attention.query",
-    "attention.k_lin": "own.attention.key",
-    "attention.v_lin": "own.attention.value",
-    "attention.out_lin": "own.attention.output",
-    "sa_layer_norm": "residuals.0.norm",
-    "ffn.lin1": "feed_forward.grow",
-    "ffn.lin2": "feed_forward.shrink",
-    "output_layer_norm": "residuals.1.norm",
+    "attention.q_lin": "self_attention.q_proj",
+    "attention.k_lin": "self_attention.k_proj",
+    "attention.v_lin": "self_attention.v_proj",
+    "attention.out_lin": "self_attention.out_proj",
+    "sa_layer_norm": "self_attention_norm",
+    "ffn.lin1": "feed_forward.fc1",
+    "ffn.lin2": "feed_forward.fc2",
+    "output_layer_norm": "feed_forward_norm",
 }
-EMBEDDINGS = {"embeddings.LayerNorm": "encoder.entry", "embeddings.position_embeddings": "encoder.position.table"}
+EMBEDDINGS = {
+    "embeddings.LayerNorm": "encoder.embedding_norm",
+    "embeddings.position_embeddings": "encoder.position.embedding",
+}
 BERT_MODULES = {
-    **{f"encoder.layer.*.{hf}": f"encoder.blocks.*.{native}" for hf, native in LAYER.items()},
+    **{f"encoder.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in LAYER.items()},
     **EMBEDDINGS,
 }
 DISTIL_MODULES = {
-    **{f"transformer.layer.*.{hf}": f"encoder.blocks.*.{native}" for hf, native in DISTIL_LAYER.items()},
+    **{f"transformer.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in DISTIL_LAYER.items()},
     **EMBEDDINGS,
 }
 SEGMENTS = "segments"  # token type embeddings, until they are added to the positions
 WORD_TABLE, POSITION_TABLE = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
-TOKENS = {WORD_TABLE: TensorMap(("encoder.embedding.table.weight",))}
+TOKENS = {WORD_TABLE: TensorMap(("encoder.embedding.weight",))}
 TOKEN_TYPES = {"embeddings.token_type_embeddings.weight": TensorMap((SEGMENTS,))}
 POSITION_OFFSET = 2  # of RoBERTa, whose first token is at position pad_token_id + 1
 
 # Masked language model: its output matrix is the embedding table.
-MLM_BIAS = "head.output.layer.bias"
+MLM_BIAS = "head.output.projection.bias"
 MLM_DENSE, MLM_NORM = "head.layers.1", "head.layers.3"
 CLASSIFIER_DENSE, CLASSIFIER_OUTPUT, TAGGER_OUTPUT = "head.layers.1", "head.layers.3", "head.layers.1"
-MLM_TABLES = {WORD_TABLE: TensorMap(("encoder.embedding.table.weight", "head.output.layer.weight"))}
+MLM_TABLES = {WORD_TABLE: TensorMap(("encoder.embedding.weight", "head.output.projection.weight"))}
 # Modules, output bias, tied tensors.
 MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
     "Bert": (
@@ -207,7 +210,7 @@ TENSORS = {
         **TOKENS,
         **TOKEN_TYPES,
         POSITION_TABLE: TensorMap(
-            ("encoder.position.table.weight",),
+            ("encoder.position.embedding.weight",),
             lambda table: [table[POSITION_OFFSET:]],
             lambda native: pad(native[0], (0, 0, POSITION_OFFSET, 0)),
         ),
@@ -219,7 +222,7 @@ TENSORS = {
 def fold_segments(weights: Weights, side: str = "encoder") -> Weights:
     """Adds the embedding of the first segment to every position: a text is one segment here."""
     segments = weights.pop(SEGMENTS, None)
-    if segments is not None and (name := f"{side}.position.table.weight") in weights:
+    if segments is not None and (name := f"{side}.position.embedding.weight") in weights:
         weights[name] = weights[name] + segments[0]
     return weights
 

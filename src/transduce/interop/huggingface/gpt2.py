@@ -20,12 +20,12 @@ from transduce.interop.huggingface.family import (
 from transduce.recipe import Recipe
 
 MODULES = {
-    "wpe": "decoder.position.table",
-    "ln_f": "decoder.norm",
-    "h.*.ln_1": "decoder.blocks.*.residuals.0.norm",
-    "h.*.ln_2": "decoder.blocks.*.residuals.1.norm",
+    "wpe": "decoder.position.embedding",
+    "ln_f": "decoder.final_norm",
+    "h.*.ln_1": "decoder.layers.*.self_attention_norm",
+    "h.*.ln_2": "decoder.layers.*.feed_forward_norm",
 }
-ATTENTION, FEED_FORWARD = "decoder.blocks.*.own.attention", "decoder.blocks.*.feed_forward"
+ATTENTION, FEED_FORWARD = "decoder.layers.*.self_attention", "decoder.layers.*.feed_forward"
 
 
 def _transpose(weight: Tensor) -> list[Tensor]:
@@ -51,10 +51,10 @@ def _concat_transposed(native: list[Tensor]) -> Tensor:
 
 
 TENSORS = {
-    "wte.weight": TensorMap(("decoder.embedding.table.weight", "decoder.output.layer.weight")),
+    "wte.weight": TensorMap(("decoder.embedding.weight", "decoder.output.projection.weight")),
     **{
         f"h.*.attn.c_attn.{leaf}": TensorMap(
-            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("query", "key", "value")),
+            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("q_proj", "k_proj", "v_proj")),
             split_transposed(3),
             _concat_transposed,
         )
@@ -63,9 +63,9 @@ TENSORS = {
     **{
         f"h.*.{hf}.{leaf}": TensorMap((f"{native}.{leaf}",), _transpose, _transpose_back)
         for hf, native in (
-            ("attn.c_proj", f"{ATTENTION}.output"),
-            ("mlp.c_fc", f"{FEED_FORWARD}.grow"),
-            ("mlp.c_proj", f"{FEED_FORWARD}.shrink"),
+            ("attn.c_proj", f"{ATTENTION}.out_proj"),
+            ("mlp.c_fc", f"{FEED_FORWARD}.fc1"),
+            ("mlp.c_proj", f"{FEED_FORWARD}.fc2"),
         )
         for leaf in ("weight", "bias")
     },

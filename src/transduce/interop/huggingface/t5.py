@@ -24,13 +24,17 @@ from transduce.recipe import Recipe
 
 OUTPUT = "lm_head.weight"
 ATTENTIONS = {  # sublayers of a block by their index
-    "encoder": (("0.SelfAttention", "own.attention"),),
-    "decoder": (("0.SelfAttention", "own.attention"), ("1.EncDecAttention", "cross")),
+    "encoder": (("0.SelfAttention", "self_attention"),),
+    "decoder": (("0.SelfAttention", "self_attention"), ("1.EncDecAttention", "cross_attention")),
 }
-PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "output"}
+PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+NORMS = {  # by the index of the sublayer that they precede
+    "encoder": ("self_attention_norm", "feed_forward_norm"),
+    "decoder": ("self_attention_norm", "cross_attention_norm", "feed_forward_norm"),
+}
 FEED_FORWARD = {  # gated or not
-    True: {"wi_0": "grow", "wi_1": "gate", "wo": "shrink"},
-    False: {"wi": "grow", "wo": "shrink"},
+    True: {"wi_0": "fc1", "wi_1": "fc_gate", "wo": "fc2"},
+    False: {"wi": "fc1", "wo": "fc2"},
 }
 
 
@@ -39,17 +43,17 @@ def _modules(gated: bool) -> dict[str, str]:
     for side, attentions in ATTENTIONS.items():
         block, last = f"{side}.block.*.layer", len(attentions)
         for hf, native in attentions:
-            table |= {f"{block}.{hf}.{a}": f"{side}.blocks.*.{native}.{b}" for a, b in PROJECTIONS.items()}
+            table |= {f"{block}.{hf}.{a}": f"{side}.layers.*.{native}.{b}" for a, b in PROJECTIONS.items()}
         feed = f"{block}.{last}.DenseReluDense"
-        table |= {f"{feed}.{a}": f"{side}.blocks.*.feed_forward.{b}" for a, b in FEED_FORWARD[gated].items()}
-        table |= {f"{block}.{part}.layer_norm": f"{side}.blocks.*.residuals.{part}.norm" for part in range(last + 1)}
-        table[f"{side}.final_layer_norm"] = f"{side}.norm"
-        table[f"{block}.0.SelfAttention.relative_attention_bias"] = f"{side}.position.table"
+        table |= {f"{feed}.{a}": f"{side}.layers.*.feed_forward.{b}" for a, b in FEED_FORWARD[gated].items()}
+        table |= {f"{block}.{part}.layer_norm": f"{side}.layers.*.{norm}" for part, norm in enumerate(NORMS[side])}
+        table[f"{side}.final_layer_norm"] = f"{side}.final_norm"
+        table[f"{block}.0.SelfAttention.relative_attention_bias"] = f"{side}.position.relative_attention_bias"
     return table
 
 
-EMBEDDINGS = ("encoder.embedding.table.weight", "decoder.embedding.table.weight")
-ALL_TABLES = (*EMBEDDINGS, "decoder.output.layer.weight")
+EMBEDDINGS = ("encoder.embedding.weight", "decoder.embedding.weight")
+ALL_TABLES = (*EMBEDDINGS, "decoder.output.projection.weight")
 TIED_EMBEDDINGS = {
     "encoder.embed_tokens.weight": "shared.weight",
     "decoder.embed_tokens.weight": "shared.weight",
@@ -155,7 +159,7 @@ def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
     scaling = divide_by(config.count("d_model") ** 0.5) if _scales_output(config) else ()
     tensors = {"shared.weight": TensorMap(ALL_TABLES, *scaling)}
     if OUTPUT in names:
-        output = TensorMap(("decoder.output.layer.weight",), *scaling)
+        output = TensorMap(("decoder.output.projection.weight",), *scaling)
         tensors = {"shared.weight": TensorMap(EMBEDDINGS), OUTPUT: output}
     return WeightMap(modules, tensors, TIED_EMBEDDINGS, IGNORED)
 

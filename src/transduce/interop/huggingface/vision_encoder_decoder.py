@@ -20,11 +20,11 @@ PROJECTION_TENSORS = {f"{PROJECTION}.{leaf}": TensorMap((f"{PROJECTION}.{leaf}",
 POOLER = ("encoder.pooler.dense.weight", "encoder.pooler.dense.bias")
 
 # GPT-2 with cross-attention between self-attention and feed-forward.
-CROSS = "decoder.blocks.*.cross"
+CROSS = "decoder.layers.*.cross_attention"
 GPT2 = {
     **{f"decoder.transformer.{hf}": native for hf, native in gpt2.MODULES.items()},
-    "decoder.transformer.h.*.ln_cross_attn": "decoder.blocks.*.residuals.1.norm",
-    "decoder.transformer.h.*.ln_2": "decoder.blocks.*.residuals.2.norm",
+    "decoder.transformer.h.*.ln_cross_attn": "decoder.layers.*.cross_attention_norm",
+    "decoder.transformer.h.*.ln_2": "decoder.layers.*.feed_forward_norm",
 }
 GPT2_TENSORS = {
     **{f"decoder.transformer.{hf}": tensor for hf, tensor in gpt2.TENSORS.items()},
@@ -32,7 +32,7 @@ GPT2_TENSORS = {
         f"decoder.transformer.h.*.crossattention.{hf}.{leaf}": TensorMap(
             tuple(f"{CROSS}.{name}.{leaf}" for name in names), gpt2.split_transposed(len(names))
         )
-        for hf, names in (("q_attn", ("query",)), ("c_attn", ("key", "value")), ("c_proj", ("output",)))
+        for hf, names in (("q_attn", ("q_proj",)), ("c_attn", ("k_proj", "v_proj")), ("c_proj", ("out_proj",)))
         for leaf in ("weight", "bias")
     },
 }
@@ -41,8 +41,8 @@ GPT2_IGNORED = tuple(
 )
 TROCR_DECODER = "decoder.model.decoder"
 TROCR = {
-    **{f"{TROCR_DECODER}.layers.*.{hf}": f"decoder.blocks.*.{native}" for hf, native in bart.DECODER.items()},
-    f"{TROCR_DECODER}.layernorm_embedding": "decoder.entry",
+    **{f"{TROCR_DECODER}.layers.*.{hf}": f"decoder.layers.*.{native}" for hf, native in bart.DECODER.items()},
+    f"{TROCR_DECODER}.layernorm_embedding": "decoder.embedding_norm",
 }
 WORD_TABLE = f"{TROCR_DECODER}.embed_tokens.weight"
 OUTPUT_MATRIX = "decoder.output_projection.weight"
@@ -51,19 +51,19 @@ POSITIONS = {
 }
 # BERT as a decoder: cross-attention, and a hidden layer before the output.
 BERT_DECODER = {
-    **{f"encoder.layer.*.{hf}": f"decoder.blocks.*.{native}" for hf, native in bert.LAYER.items()},
+    **{f"encoder.layer.*.{hf}": f"decoder.layers.*.{native}" for hf, native in bert.LAYER.items()},
     **{
         f"encoder.layer.*.crossattention.{hf}": f"{CROSS}.{native}"
         for hf, native in (
-            ("self.query", "query"), ("self.key", "key"), ("self.value", "value"), ("output.dense", "output"),
+            ("self.query", "q_proj"), ("self.key", "k_proj"), ("self.value", "v_proj"), ("output.dense", "out_proj"),
         )
     },
-    "encoder.layer.*.crossattention.output.LayerNorm": "decoder.blocks.*.residuals.1.norm",
-    "encoder.layer.*.output.LayerNorm": "decoder.blocks.*.residuals.2.norm",
-    "embeddings.LayerNorm": "decoder.entry",
+    "encoder.layer.*.crossattention.output.LayerNorm": "decoder.layers.*.cross_attention_norm",
+    "encoder.layer.*.output.LayerNorm": "decoder.layers.*.feed_forward_norm",
+    "embeddings.LayerNorm": "decoder.embedding_norm",
 }  # fmt: skip
-DEEP_OUTPUT = {bert.MLM_DENSE: "decoder.output.before.0", bert.MLM_NORM: "decoder.output.before.2"}
-TOKENS = ("decoder.embedding.table.weight", "decoder.output.layer.weight")
+DEEP_OUTPUT = {bert.MLM_DENSE: "decoder.output.transform.0", bert.MLM_NORM: "decoder.output.transform.2"}
+TOKENS = ("decoder.embedding.weight", "decoder.output.projection.weight")
 BERT_KINDS = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "Roberta", "camembert": "Roberta"}
 
 
@@ -73,7 +73,9 @@ def _combine(weights: Weights) -> Weights:
     matrix, offset = (weights.pop(f"{PROJECTION}.{leaf}", None) for leaf in ("weight", "bias"))
     if matrix is None or offset is None:
         return weights
-    for name in [name for name in weights if name.endswith((".cross.key.weight", ".cross.value.weight"))]:
+    for name in [
+        name for name in weights if name.endswith((".cross_attention.k_proj.weight", ".cross_attention.v_proj.weight"))
+    ]:
         bias = name.replace(".weight", ".bias")
         weights[bias] = weights[bias] + weights[name] @ offset
         weights[name] = weights[name] @ matrix
@@ -155,7 +157,7 @@ def _bert_weights(kind: str) -> WeightMap:
         {
             f"{inside}.{bert.WORD_TABLE}": TensorMap(TOKENS),
             f"{inside}.{bert.POSITION_TABLE}": TensorMap(
-                ("decoder.position.table.weight",), lambda table: [table[offset:]]
+                ("decoder.position.embedding.weight",), lambda table: [table[offset:]]
             ),
             f"{inside}.embeddings.token_type_embeddings.weight": TensorMap((bert.SEGMENTS,)),
             f"decoder.{bias}": TensorMap((TOKENS[1].replace("weight", "bias"),)),

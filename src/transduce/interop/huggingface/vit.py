@@ -22,19 +22,19 @@ from transduce.recipe import Recipe
 
 PREPROCESSOR = "preprocessor_config.json"
 LAYER = {
-    "layernorm_before": "residuals.0.norm",
-    "attention.attention.query": "own.attention.query",
-    "attention.attention.key": "own.attention.key",
-    "attention.attention.value": "own.attention.value",
-    "attention.output.dense": "own.attention.output",
-    "layernorm_after": "residuals.1.norm",
-    "intermediate.dense": "feed_forward.grow",
-    "output.dense": "feed_forward.shrink",
+    "layernorm_before": "self_attention_norm",
+    "attention.attention.query": "self_attention.q_proj",
+    "attention.attention.key": "self_attention.k_proj",
+    "attention.attention.value": "self_attention.v_proj",
+    "attention.output.dense": "self_attention.out_proj",
+    "layernorm_after": "feed_forward_norm",
+    "intermediate.dense": "feed_forward.fc1",
+    "output.dense": "feed_forward.fc2",
 }
 MODULES = {
     "embeddings.patch_embeddings.projection": "encoder.embedding.patch",
-    **{f"encoder.layer.*.{hf}": f"encoder.blocks.*.{native}" for hf, native in LAYER.items()},
-    "layernorm": "encoder.norm",
+    **{f"encoder.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in LAYER.items()},
+    "layernorm": "encoder.final_norm",
 }
 DISTILLATION_TOKEN = "embeddings.distillation_token"
 CLS, DISTILLATION, POSITION_TABLE = "cls", "distillation", "encoder.embedding.places.table"

@@ -18,9 +18,9 @@ from transduce.interop.huggingface.folder import StoredTensor, read_tensor
 from transduce.model import NEVER
 
 MISSING = -1  # the foreign id of a token that the foreign vocabulary does not have
-OUTPUT_BIAS = "decoder.output.layer.bias"
-EMBEDDING = ".embedding.table.weight"
-TOKEN_ROWS = (EMBEDDING, ".output.layer.weight", ".output.layer.bias")  # weights with a row per token
+OUTPUT_BIAS = "decoder.output.projection.bias"
+EMBEDDING = ".embedding.weight"
+TOKEN_ROWS = (EMBEDDING, ".output.projection.weight", ".output.projection.bias")  # weights with a row per token
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -200,12 +200,11 @@ ENCODER_NAMES = ("embeddings.", "encoder.", "transformer.", "pooler.", "layernor
 TOLERANCE = 1e-6  # relative, for weights that are multiplied and divided on their way
 # Weights whose columns, or whose rows or only axis, have the width of the model.
 WIDTH_COLUMNS = (
-    "embedding.table.weight", "output.layer.weight", "query.weight", "key.weight", "value.weight", "grow.weight",
-    "gate.weight",
+    "embedding.weight", "output.projection.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight",
+    "fc1.weight", "fc_gate.weight",
 )  # fmt: skip
 WIDTH_ROWS = (
-    "attention.output.weight", "attention.output.bias", "cross.output.weight", "cross.output.bias", "shrink.weight",
-    "shrink.bias", "norm.weight", "norm.bias", "entry.weight", "entry.bias",
+    "out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias", "norm.weight", "norm.bias",
 )  # fmt: skip
 
 
@@ -272,7 +271,7 @@ def _check_round_trip(
             if name == OUTPUT_BIAS and _only_suppresses(tensor):
                 continue
             is_bias = name == OUTPUT_BIAS
-            remedy = "train it with training.freeze=[decoder.output.layer.bias]" if is_bias else "use --to onnx"
+            remedy = "train it with training.freeze=[decoder.output.projection.bias]" if is_bias else "use --to onnx"
             raise InputError(f"this architecture has no weight for {name}", where=where, remedy=remedy)
         if not torch.allclose(again[name], tensor, rtol=TOLERANCE, atol=0):
             raise InputError(

@@ -30,10 +30,10 @@ MODULES = {
     **bart.FINAL_NORM,
     "model.encoder.conv1": "encoder.embedding.layers.0",
     "model.encoder.conv2": "encoder.embedding.layers.1",
-    "model.decoder.embed_positions": "decoder.position.table",
+    "model.decoder.embed_positions": "decoder.position.embedding",
 }
 TENSORS = {
-    "model.decoder.embed_tokens.weight": TensorMap(("decoder.embedding.table.weight", "decoder.output.layer.weight")),
+    "model.decoder.embed_tokens.weight": TensorMap(("decoder.embedding.weight", "decoder.output.projection.weight")),
     "model.encoder.embed_positions.weight": TensorMap((SINUSOIDS,)),
 }
 
@@ -43,8 +43,8 @@ def _combine(weights: Weights) -> Weights:
     table = weights.pop(SINUSOIDS, None)
     if table is not None and table.device.type != "meta":
         _check_sinusoids(table)
-    for name in [name for name in weights if name.endswith(".query.bias")]:
-        weights.setdefault(name.replace(".query.", ".key."), torch.zeros_like(weights[name]))
+    for name in [name for name in weights if name.endswith(".q_proj.bias")]:
+        weights.setdefault(name.replace(".q_proj.", ".k_proj."), torch.zeros_like(weights[name]))
     return weights
 
 

@@ -27,8 +27,8 @@ MODULES = {
         foreign.removeprefix("model."): native
         for foreign, native in (bart.LAYERS | bart.EMBEDDING_NORM | bart.FINAL_NORM).items()
     },
-    **{f"{side}.embed_tokens": f"{side}.embedding.table" for side in SIDES},
-    "decoder.output_projection": "decoder.output.layer",
+    **{f"{side}.embed_tokens": f"{side}.embedding" for side in SIDES},
+    "decoder.output_projection": "decoder.output.projection",
 }
 POSITIONS = {name.removeprefix("model."): tensor for name, tensor in bart.POSITIONS.items()}
 IGNORED = tuple(f"{side}.{name}" for side in SIDES for name in ("version", "embed_positions._float_tensor"))
@@ -110,9 +110,9 @@ TRANSFORMER = WeightMap(MODULES, POSITIONS, ignored=IGNORED)
 LSTM = WeightMap(
     {
         **recurrent.MODULES,
-        **{f"{side}.embed_tokens": f"{side}.embedding.table" for side in SIDES},
+        **{f"{side}.embed_tokens": f"{side}.embedding" for side in SIDES},
         "decoder.attention.output_proj": recurrent.COMBINE,
-        "decoder.fc_out": "decoder.output.layer",
+        "decoder.fc_out": "decoder.output.projection",
     },
     {"decoder.attention.input_proj.weight": recurrent.BILINEAR},
     ignored=IGNORED,

@@ -19,30 +19,37 @@ from transduce.interop.legacy.marian import parse_yaml
 from transduce.interop.legacy.model import LegacyModel, Side, read_lines, word_vocabulary
 
 CONFIG = "config.yaml"
-ATTENTION = {"q_layer": "query", "k_layer": "key", "v_layer": "value", "output_layer": "output"}
-FEED_FORWARD = {"feed_forward.pwff_layer.0": "feed_forward.grow", "feed_forward.pwff_layer.3": "feed_forward.shrink"}
+ATTENTION = {"q_layer": "q_proj", "k_layer": "k_proj", "v_layer": "v_proj", "output_layer": "out_proj"}
+FEED_FORWARD = {"feed_forward.pwff_layer.0": "feed_forward.fc1", "feed_forward.pwff_layer.3": "feed_forward.fc2"}
 SIDES = {
-    "encoder": ({"src_src_att": "own.attention"}, ("layer_norm", "feed_forward.layer_norm")),
+    "encoder": (
+        {"src_src_att": "self_attention"},
+        {"layer_norm": "self_attention_norm", "feed_forward.layer_norm": "feed_forward_norm"},
+    ),
     "decoder": (
-        {"trg_trg_att": "own.attention", "src_trg_att": "cross"},
-        ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm"),
+        {"trg_trg_att": "self_attention", "src_trg_att": "cross_attention"},
+        {
+            "x_layer_norm": "self_attention_norm",
+            "dec_layer_norm": "cross_attention_norm",
+            "feed_forward.layer_norm": "feed_forward_norm",
+        },
     ),
 }
 
 
 def _modules() -> dict[str, str]:
-    table = {"src_embed.lut": "encoder.embedding.table", "trg_embed.lut": "decoder.embedding.table"}
+    table = {"src_embed.lut": "encoder.embedding", "trg_embed.lut": "decoder.embedding"}
     for side, (attentions, norms) in SIDES.items():
         layer = {
             f"{a}.{foreign}": f"{b}.{native}" for a, b in attentions.items() for foreign, native in ATTENTION.items()
         }
-        layer |= FEED_FORWARD | {foreign: f"residuals.{number}.norm" for number, foreign in enumerate(norms)}
-        table |= {f"{side}.layers.*.{foreign}": f"{side}.blocks.*.{native}" for foreign, native in layer.items()}
-        table[f"{side}.layer_norm"] = f"{side}.norm"
+        layer |= FEED_FORWARD | norms
+        table |= {f"{side}.layers.*.{foreign}": f"{side}.layers.*.{native}" for foreign, native in layer.items()}
+        table[f"{side}.layer_norm"] = f"{side}.final_norm"
     return table
 
 
-OUTPUT = {"decoder.output_layer.weight": TensorMap(("decoder.output.layer.weight",))}
+OUTPUT = {"decoder.output_layer.weight": TensorMap(("decoder.output.projection.weight",))}
 SINUSOIDS = ("encoder.pe.pe", "decoder.pe.pe")
 
 
@@ -129,8 +136,8 @@ def _context_first(weight: Tensor) -> list[Tensor]:
 def _combine(weights: Weights) -> Weights:
     """Repeats the bridge, which JoeyNMT shares between all layers and both parts of an LSTM state."""
     combined = recurrent.widen_embeddings(weights)
-    times = len({name for name in weights if re.fullmatch(r"decoder\.stack\.layers\.\d+\.weight_hh_l0", name)})
-    hidden = combined.get("decoder.stack.layers.0.weight_hh_l0")
+    times = len({name for name in weights if re.fullmatch(r"decoder\.rnn\.layers\.\d+\.weight_hh_l0", name)})
+    hidden = combined.get("decoder.rnn.layers.0.weight_hh_l0")
     times *= 2 if hidden is not None and hidden.size(0) == 4 * hidden.size(1) else 1
     for leaf in ("weight", "bias"):
         name = f"decoder.bridge.{leaf}"
@@ -143,12 +150,14 @@ def _recurrent_weights(attention: Any) -> WeightMap:
     """`key_layer` is the matrix of a bilinear score, or the half of an MLP score that reads the memory."""
     mlp = attention != "luong"
     scores = (
-        {"key_layer": "memory", "query_layer": "query", "energy_layer": "vector"} if mlp else {"key_layer": "weight"}
+        {"key_layer": "k_proj", "query_layer": "q_proj", "energy_layer": "energy_proj"}
+        if mlp
+        else {"key_layer": "k_proj"}
     )
     modules = {f"decoder.attention.{foreign}": f"{recurrent.SCORE}.{native}" for foreign, native in scores.items()}
     modules |= recurrent.MODULES | {
-        "src_embed.lut": "encoder.embedding.table",
-        "trg_embed.lut": "decoder.embedding.table",
+        "src_embed.lut": "encoder.embedding",
+        "trg_embed.lut": "decoder.embedding",
     }
     modules |= {"decoder.bridge_layer": "decoder.bridge", "decoder.att_vector_layer": recurrent.COMBINE}
     tensors = OUTPUT | {"decoder.att_vector_layer.weight": TensorMap((f"{recurrent.COMBINE}.weight",), _context_first)}

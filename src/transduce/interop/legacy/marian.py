@@ -31,10 +31,10 @@ MODEL = "special:model.yml"
 NORM_OPTIONS = ("preprocess", "postprocess", "postprocess-top")  # positions of the norms of a layer
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}  # its gelu is x * sigmoid(1.702 x)
 LAYER = re.compile(r"^(encoder|decoder)_l(\d+)_")
-ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
+ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 SUBLAYERS = {  # of a layer, with the number of their norm
-    "encoder": {"self": ("own.attention", 0), "ffn": ("feed_forward", 1)},
-    "decoder": {"self": ("own.attention", 0), "context": ("cross", 1), "ffn": ("feed_forward", 2)},
+    "encoder": {"self": "self_attention", "ffn": "feed_forward"},
+    "decoder": {"self": "self_attention", "context": "cross_attention", "ffn": "feed_forward"},
 }
 
 
@@ -58,22 +58,22 @@ def _norm(foreign: str, native: str) -> dict[str, TensorMap]:
 def _tensors() -> dict[str, TensorMap]:
     tensors: dict[str, TensorMap] = {}
     for side, parts in SUBLAYERS.items():
-        for part, (native, number) in parts.items():
-            names = {"1": "grow", "2": "shrink"} if part == "ffn" else ATTENTION
+        for part, native in parts.items():
+            names = {"1": "fc1", "2": "fc2"} if part == "ffn" else ATTENTION
             for foreign, name in names.items():
-                layer = f"{side}.blocks.*.{native}.{name}"
+                layer = f"{side}.layers.*.{native}.{name}"
                 tensors[f"{side}.*.{part}_W{foreign}"] = TensorMap((f"{layer}.weight",), _transpose)
                 tensors[f"{side}.*.{part}_b{foreign}"] = TensorMap((f"{layer}.bias",), _flatten)
             last = "ffn" if part == "ffn" else "Wo"
-            tensors |= _norm(f"{side}.*.{part}_{last}", f"{side}.blocks.*.residuals.{number}.norm")
-        tensors |= _norm(f"{side}_top", f"{side}.norm") | _norm(f"{side}_emb", f"{side}.entry")
+            tensors |= _norm(f"{side}.*.{part}_{last}", f"{side}.layers.*.{native}_norm")
+        tensors |= _norm(f"{side}_top", f"{side}.final_norm") | _norm(f"{side}_emb", f"{side}.embedding_norm")
     return tensors | {
         "Wemb": TensorMap((SOURCE, TARGET)),
         "encoder_Wemb": TensorMap((SOURCE,)),
         "decoder_Wemb": TensorMap((TARGET,)),
         "decoder_ff_logit_out_W": TensorMap((OUTPUT,), _transpose),
         "decoder_ff_logit_out_Wt": TensorMap((OUTPUT,)),
-        "decoder_ff_logit_out_b": TensorMap(("decoder.output.layer.bias",), _flatten),
+        "decoder_ff_logit_out_b": TensorMap(("decoder.output.projection.bias",), _flatten),
     }
 
 

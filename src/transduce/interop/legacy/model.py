@@ -36,11 +36,11 @@ from transduce.recipe import Recipe, parse
 
 MAX_LENGTH = 512  # tokens of a training text
 SOURCE, TARGET, OUTPUT = (
-    "encoder.embedding.table.weight",
-    "decoder.embedding.table.weight",
-    "decoder.output.layer.weight",
+    "encoder.embedding.weight",
+    "decoder.embedding.weight",
+    "decoder.output.projection.weight",
 )
-BIAS = "decoder.output.layer.bias"
+BIAS = "decoder.output.projection.bias"
 TIED = {"none": (), "target": (TARGET, OUTPUT), "all": (SOURCE, TARGET, OUTPUT)}
 MISMATCH = "the settings and the weights belong to different models, or to one with additions"
 

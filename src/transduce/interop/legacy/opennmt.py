@@ -12,32 +12,39 @@ from transduce.interop.legacy import recurrent
 from transduce.interop.legacy.checkpoint_process import Checkpoint
 from transduce.interop.legacy.model import LegacyModel, Side, word_vocabulary
 
-ATTENTION = {"linear_query": "query", "linear_keys": "key", "linear_values": "value", "final_linear": "output"}
-FEED_FORWARD = {"feed_forward.w_1": "feed_forward.grow", "feed_forward.w_2": "feed_forward.shrink"}
+ATTENTION = {"linear_query": "q_proj", "linear_keys": "k_proj", "linear_values": "v_proj", "final_linear": "out_proj"}
+FEED_FORWARD = {"feed_forward.w_1": "feed_forward.fc1", "feed_forward.w_2": "feed_forward.fc2"}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 
 
-def _layer(parts: Mapping[str, str], norms: Mapping[str, int]) -> dict[str, str]:
+def _layer(parts: Mapping[str, str], norms: Mapping[str, str]) -> dict[str, str]:
     table = {f"{foreign}.{a}": f"{native}.{b}" for foreign, native in parts.items() for a, b in ATTENTION.items()}
-    return table | FEED_FORWARD | {foreign: f"residuals.{number}.norm" for foreign, number in norms.items()}
+    return table | FEED_FORWARD | dict(norms)
 
 
-ENCODER = _layer({"self_attn": "own.attention"}, {"layer_norm": 0, "feed_forward.layer_norm": 1})
+ENCODER = _layer(
+    {"self_attn": "self_attention"},
+    {"layer_norm": "self_attention_norm", "feed_forward.layer_norm": "feed_forward_norm"},
+)
 DECODER = _layer(
-    {"self_attn": "own.attention", "context_attn": "cross"},
-    {"layer_norm_1": 0, "layer_norm_2": 1, "feed_forward.layer_norm": 2},
+    {"self_attn": "self_attention", "context_attn": "cross_attention"},
+    {
+        "layer_norm_1": "self_attention_norm",
+        "layer_norm_2": "cross_attention_norm",
+        "feed_forward.layer_norm": "feed_forward_norm",
+    },
 )
 MODULES = {
-    **{f"encoder.transformer.*.{foreign}": f"encoder.blocks.*.{native}" for foreign, native in ENCODER.items()},
-    **{f"decoder.transformer_layers.*.{foreign}": f"decoder.blocks.*.{native}" for foreign, native in DECODER.items()},
-    **{f"{side}.layer_norm": f"{side}.norm" for side in ("encoder", "decoder")},
-    **{f"{side}.embeddings.words": f"{side}.embedding.table" for side in ("encoder", "decoder")},
-    "generator": "decoder.output.layer",
+    **{f"encoder.transformer.*.{foreign}": f"encoder.layers.*.{native}" for foreign, native in ENCODER.items()},
+    **{f"decoder.transformer_layers.*.{foreign}": f"decoder.layers.*.{native}" for foreign, native in DECODER.items()},
+    **{f"{side}.layer_norm": f"{side}.final_norm" for side in ("encoder", "decoder")},
+    **{f"{side}.embeddings.words": f"{side}.embedding" for side in ("encoder", "decoder")},
+    "generator": "decoder.output.projection",
 }
 EMBEDDINGS = "embeddings.make_embedding."  # prefix of the embedding table and the positional encodings
 SINUSOIDS = ("encoder.embeddings.pe.pe", "decoder.embeddings.pe.pe")
 # Biases that later versions omit by default.
-ZERO_BIASES = (*(f".{name}.bias" for name in ATTENTION.values()), ".grow.bias", ".shrink.bias")
+ZERO_BIASES = (*(f".{name}.bias" for name in ATTENTION.values()), ".fc1.bias", ".fc2.bias")
 
 
 def _stack(config: Config, side: str) -> Content:

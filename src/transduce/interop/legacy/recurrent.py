@@ -14,7 +14,7 @@ from transduce.interop.huggingface.family import Content, TensorMap, Weights
 CELL = re.compile(
     r"(encoder|decoder)\.(?:rnn|lstm|layers|rnn\.layers)\.(?:(\d+)\.)?((?:weight|bias)_[ih]h)(?:_l(\d+))?(_reverse)?"
 )
-MODULES = {f"{side}.cells.*": f"{side}.stack.layers.*" for side in ("encoder", "decoder")}
+MODULES = {f"{side}.cells.*": f"{side}.rnn.layers.*" for side in ("encoder", "decoder")}
 SCORE, COMBINE = "decoder.context.attend.score", "decoder.context.combine"
 
 
@@ -48,7 +48,7 @@ def widen_embeddings(weights: Weights) -> Weights:
     """Pads embeddings narrower than the network with zero columns, and the input weights of the first cells."""
     result = dict(weights)
     for side in ("encoder", "decoder"):
-        table, first = f"{side}.embedding.table.weight", f"{side}.stack.layers.0"
+        table, first = f"{side}.embedding.weight", f"{side}.rnn.layers.0"
         inputs = [name for name in (f"{first}.weight_ih_l0", f"{first}.weight_ih_l0_reverse") if name in weights]
         if table not in weights or not inputs or f"{first}.weight_hh_l0" not in weights:
             continue  # missing weights are reported later
