@@ -16,7 +16,7 @@ import transduce
 from transduce.cli import app
 from transduce.errors import InputError
 from transduce.interop import recognises
-from transduce.interop.g2p_en import FILE, PHONES, TABLE
+from transduce.interop.g2p_en import FILE, PHONES, WEIGHTS
 
 WIDTH, START, END = 24, 2, 3
 SYMBOLS = ["<pad>", "<unk>", "</s>", *ascii_lowercase]
@@ -106,9 +106,9 @@ def test_arrays_that_do_not_fit(tmp_path):
     refused(tmp_path, {name: array for name, array in arrays.items() if name != "dec_b_hh"}, "are missing: dec_b_hh")
     refused(tmp_path, {**arrays, "more": arrays["fc_b"]}, "would be dropped: more")
     refused(tmp_path, {**arrays, "fc_w": arrays["fc_w"][:-1]}, "fc_w is (73, 24)")
-    refused(tmp_path, {**arrays, "fc_w": arrays["fc_w"].astype(np.float64)}, "does not hold what it announces")
+    refused(tmp_path, {**arrays, "fc_w": arrays["fc_w"].astype(np.float64)}, "does not match its header")
     refused(tmp_path, {**arrays, "fc_b": np.full(74, np.nan, np.float32)}, "not finite")
-    refused(tmp_path, {**arrays, "fc_b": np.array([None] * 74)}, "does not hold what it announces")  # pickled
+    refused(tmp_path, {**arrays, "fc_b": np.array([None] * 74)}, "does not match its header")  # pickled
 
 
 def test_a_header_that_lies(tmp_path):
@@ -121,7 +121,7 @@ def test_a_header_that_lies(tmp_path):
     with zipfile.ZipFile(file, "w") as content:
         for name, data in members.items():
             content.writestr(name, data)
-    with pytest.raises(InputError, match="does not hold what it announces"):
+    with pytest.raises(InputError, match="does not match its header"):
         transduce.load(file)
 
 
@@ -134,7 +134,7 @@ def test_a_link_that_leads_out(tmp_path):
 
 
 def test_the_table_is_whole():
-    assert set(TABLE) == set(draw())
+    assert set(WEIGHTS) == set(draw())
     assert len(PHONES) == 70
 
 

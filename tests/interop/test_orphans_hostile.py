@@ -69,7 +69,7 @@ def test_nothing_is_called_or_imported(name, protocol, tmp_path):
     path = write(tmp_path / "model.pt", pickle.dumps({"model": thing, "opt": {}}, protocol=protocol))
     with pytest.raises(InputError) as caught:
         transduce.load(path)
-    assert named in caught.value.problem or "its pickle does what no checkpoint needs" in caught.value.problem
+    assert named in caught.value.problem or "the pickle has an opcode that no checkpoint needs" in caught.value.problem
     assert not MARK.exists()
 
 
@@ -108,17 +108,17 @@ def test_a_sound_one_is_read(tmp_path):
 BROKEN = {
     "storage out of bounds": ({"offset": 1}, "reaches beyond"),
     "huge": ({"shape": (2**40,)}, "reaches beyond"),
-    "huge in several ways": ({"shape": (2**40, 2**40), "strides": (0, 0)}, "repeats its numbers"),
+    "huge in several ways": ({"shape": (2**40, 2**40), "strides": (0, 0)}, "repeats its elements"),
     "strides out of bounds": ({"shape": (2, 1), "strides": (5, 1)}, "reaches beyond"),
-    "overlapping": ({"shape": (2, 2), "strides": (0, 1)}, "repeats its numbers"),
-    "negative": ({"shape": (-1,)}, "is no size"),
-    "negative stride": ({"strides": (-1,)}, "is no size"),
-    "negative offset": ({"offset": -4}, "is no size"),
-    "uneven": ({"shape": (1, 2)}, "more sizes than strides"),
+    "overlapping": ({"shape": (2, 2), "strides": (0, 1)}, "repeats its elements"),
+    "negative": ({"shape": (-1,)}, "is not a valid size"),
+    "negative stride": ({"strides": (-1,)}, "is not a valid size"),
+    "negative offset": ({"offset": -4}, "is not a valid size"),
+    "uneven": ({"shape": (1, 2)}, "differ in length"),
     "another kind": ({"kind": "QInt8Storage"}, "torch.QInt8Storage"),
     "another type": ({"kind": "Tensor"}, "torch.Tensor"),
-    "missing numbers": ({"key": "7"}, "are missing"),
-    "a key that climbs": ({"key": "../0"}, "numbers of the kind"),
+    "missing numbers": ({"key": "7"}, "is missing"),
+    "a key that climbs": ({"key": "../0"}, "storage of the type"),
 }
 
 
@@ -131,7 +131,7 @@ def test_tensors_that_lie(name, tmp_path):
 def test_numbers_named_twice(tmp_path):
     """Three numbers as two times two, by steps that overlap: none is out of bounds, but more than there are."""
     pickled = tensor_pickle(shape=(2, 2), strides=(1, 1))
-    refused(write(tmp_path / "model.pt", pickled, struct.pack("<3f", 1, 2, 3)), "would be larger than the numbers")
+    refused(write(tmp_path / "model.pt", pickled, struct.pack("<3f", 1, 2, 3)), "would be larger than its storage")
 
 
 def nested(depth: int) -> bytes:
@@ -146,7 +146,7 @@ def laughing(times: int) -> bytes:
 
 @pytest.mark.parametrize("pickled", [nested(100_000), laughing(60)], ids=["deep", "doubled"])
 def test_settings_without_bounds(pickled, tmp_path):
-    refused(write(tmp_path / "model.pt", pickled), "nested deeper, or are more")
+    refused(write(tmp_path / "model.pt", pickled), "nested more deeply")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_names_that_climb(name, tmp_path):
     path = write(tmp_path / "model.pt", tensor_pickle(), struct.pack("<2f", 1, 2))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(zipfile.ZipInfo(name), b"x")
-    refused(path, "it has a member called")
+    refused(path, "it has a member named")
 
 
 def test_a_link(folder, tmp_path):
@@ -244,7 +244,7 @@ def test_settings_that_do_not_fit(folder):
     for change, problem in (
         ("num_layers: 900", "more layers than weights"),
         ("num_layers: 3", "are missing"),
-        ("num_layers: -1", "is no size"),
+        ("num_layers: -1", "is not a valid size"),
         ("num_layers: !!python/object/apply:os.getcwd []", "not readable as YAML"),
         ("num_layers: 2\n      alpha: 0.5", "alpha"),
     ):
@@ -280,11 +280,17 @@ def array(content: bytes, header: str) -> bytes:
 
 
 ARRAYS = {
-    "objects": (array(b"", "{'descr': '|O', 'fortran_order': False, 'shape': (2,), }"), "numbers of the kind |O"),
-    "huge": (array(bytes(8), "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,), }"), "not as large"),
-    "cut": (array(bytes(4), "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"), "not as large"),
+    "objects": (array(b"", "{'descr': '|O', 'fortran_order': False, 'shape': (2,), }"), "has the dtype |O"),
+    "huge": (
+        array(bytes(8), "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,), }"),
+        "size that its header states",
+    ),
+    "cut": (
+        array(bytes(4), "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"),
+        "size that its header states",
+    ),
     "code": (array(bytes(8), "__import__('os').system('true')"), "damaged"),
-    "no array": (b"nothing", "is no array"),
+    "no array": (b"nothing", "is not an array"),
 }
 
 
@@ -301,7 +307,7 @@ def test_an_array_of_objects_is_never_unpickled(tmp_path):
     np.save(file, np.array([Calls(os.system, f"touch {MARK}")], dtype=object), allow_pickle=True)
     with zipfile.ZipFile(tmp_path / "model.npz", "w") as archive:
         archive.writestr("Wemb.npy", file.getvalue())
-    refused(tmp_path / "model.npz", "numbers of the kind")
+    refused(tmp_path / "model.npz", "has the dtype")
     assert not MARK.exists()
 
 

@@ -1,6 +1,7 @@
-"""A run in, one file out to move it with, and back: a zip of safetensors, JSON and YAML, checked before it is read.
+"""Bundle: a run in one zip file of safetensors, JSON and YAML.
 
-A bundle is stored, not compressed: what lies in it is as large as it looks, and a file cannot swell when it is opened.
+Members are stored uncompressed, so that a bundle cannot expand when it is opened. Everything is checked before it is
+read.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from transduce.run import Run
 from transduce.storage import TEMPORARY, sync
 from transduce.transfer.lora import load_run_weights
 
-SMALL, LARGE = 2**20, 256 * 2**20  # bytes of a list of facts, and of a tokenizer
+SMALL, LARGE = 2**20, 256 * 2**20  # bytes of metadata, and of a tokenizer
 FINAL = "checkpoints/final"
-MEMBERS: dict[str, int | None] = {  # all that may be in one, and how large; None: as large as the bundle
+MEMBERS: dict[str, int | None] = {  # all permitted members with their largest size; None: that of the bundle
     "recipe.yaml": SMALL,
     "tokenizer.source.json": LARGE,
     "tokenizer.target.json": LARGE,
@@ -38,12 +39,12 @@ MEMBERS: dict[str, int | None] = {  # all that may be in one, and how large; Non
     f"{FINAL}/weights.safetensors": None,
 }
 OPTIONAL = ("metrics.json",)
-CHECKED = {"state.json", "weights.safetensors"}  # what a manifest may name
-BEGINS, ENDS = b"PK\x03\x04", b"PK\x05\x06"
-LAST = struct.Struct("<4s4H2LH")  # the record at the end of a zip: mark, disks, counts, size and place, comment
-EPOCH = (1980, 1, 1, 0, 0, 0)  # of every member: the same run gives the same bytes
+CHECKED = {"state.json", "weights.safetensors"}  # the files that a manifest must name
+ZIP_START, ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
+END_RECORD = struct.Struct("<4s4H2LH")  # signature, disks, counts, size and offset of the directory, comment
+EPOCH = (1980, 1, 1, 0, 0, 0)  # date of every member: the same run gives the same bytes
 ENCRYPTED = 0x1 | 0x20 | 0x40
-PIECE = 2**20
+CHUNK = 2**20
 UNREADABLE = (
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
@@ -56,18 +57,18 @@ UNREADABLE = (
 
 
 def recognises(path: Path) -> bool:
-    """Whether this looks like a bundle rather than like a folder."""
+    """Whether this is a bundle rather than a folder."""
     if not path.is_file() or path.suffix in SUFFIXES:  # checkpoints of other toolkits are zips too
         return False
     with open(path, "rb") as file:
-        return file.read(len(BEGINS)) == BEGINS or path.suffix == ".zip"
+        return file.read(len(ZIP_START)) == ZIP_START or path.suffix == ".zip"
 
 
 def pack(run: Run, out: str | Path) -> Path:
-    """Writes what a run predicts with as one file, whole or not at all; adapters are merged, code is never taken."""
+    """Writes recipe, tokenizers and weights of a run as one file. Adapters are merged; code is never included."""
     out, recipe = Path(out), run.recipe()
     if out.exists():
-        raise InputError("there is something here already", where=str(out), remedy="give another name")
+        raise InputError("the path already exists", where=str(out), remedy="give another name")
     checkpoint = run.checkpoints.for_inference()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
@@ -82,13 +83,13 @@ def pack(run: Run, out: str | Path) -> Path:
         staged.checkpoints.save_final(checkpoint.step, weights, {})
         if metrics := run.metrics():
             staged.save_metrics(metrics)
-        whole = Path(folder) / out.name
-        with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive:
+        complete = Path(folder) / out.name
+        with zipfile.ZipFile(complete, "w", zipfile.ZIP_STORED) as archive:
             for name in MEMBERS:
                 if (path := staged.folder / name).is_file():
                     _add(archive, name, path)
-        sync(whole)
-        os.replace(whole, out)
+        sync(complete)
+        os.replace(complete, out)
     sync(out.parent)
     return out
 
@@ -96,25 +97,25 @@ def pack(run: Run, out: str | Path) -> Path:
 def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
     entry = zipfile.ZipInfo(name, EPOCH)
     entry.external_attr = (stat.S_IFREG | 0o644) << 16
-    entry.file_size = path.stat().st_size  # so that it is told in 64 bits where it needs them
+    entry.file_size = path.stat().st_size  # written in 64 bits where it needs them
     with open(path, "rb") as source, archive.open(entry, "w") as target:
-        shutil.copyfileobj(source, target, PIECE)
+        shutil.copyfileobj(source, target, CHUNK)
 
 
 def unpack(path: str | Path, folder: str | Path) -> Run:
-    """The run that a bundle holds, in a folder of its own, which is there once all of it was checked."""
+    """Extracts a bundle to a new folder, which appears once everything has been checked."""
     path, folder = Path(path), Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("there is something here already", where=str(folder), remedy="give another folder")
+        raise InputError("the folder already exists and is not empty", where=str(folder), remedy="give another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder.parent) as beside:
-        staged = Run(Path(beside) / "run")
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder.parent) as temporary:
+        staged = Run(Path(temporary) / "run")
         try:
-            with zipfile.ZipFile(_whole(path)) as archive:
+            with zipfile.ZipFile(_check_end(path)) as archive:
                 for entry in _members(archive, path):
                     _extract(archive, entry, staged.folder / entry.filename)
         except UNREADABLE as error:
-            raise InputError(f"not a whole bundle: {error}", where=str(path), remedy="fetch it again") from None
+            raise InputError(f"not a complete bundle: {error}", where=str(path), remedy="fetch it again") from None
         _check_manifest(staged, path)
         _check_recipe(staged, path)
         os.replace(staged.folder, folder)
@@ -123,90 +124,90 @@ def unpack(path: str | Path, folder: str | Path) -> Run:
 
 @contextmanager
 def unpacked(path: str | Path) -> Iterator[Path]:
-    """The same for as long as it is read."""
+    """The folder of an extracted bundle, deleted at the end of the context."""
     with tempfile.TemporaryDirectory(prefix="transduce-") as folder:
         yield unpack(path, Path(folder) / "run").folder
 
 
-def _whole(path: Path) -> Path:
-    """The record at its end, read by hand: few members, and nothing after them."""
+def _check_end(path: Path) -> Path:
+    """Checks the end record before the zip is opened: few members, and no bytes after them."""
     size = path.stat().st_size
     with open(path, "rb") as file:
-        file.seek(max(size - LAST.size, 0))
+        file.seek(max(size - END_RECORD.size, 0))
         tail = file.read()
-    if len(tail) < LAST.size or not tail.startswith(ENDS):
-        raise InputError("not a whole bundle: its end is missing", where=str(path), remedy="fetch it again")
-    count = LAST.unpack(tail)[4]
+    if len(tail) < END_RECORD.size or not tail.startswith(ZIP_END):
+        raise InputError("not a complete bundle: its end is missing", where=str(path), remedy="fetch it again")
+    count = END_RECORD.unpack(tail)[4]
     if count > len(MEMBERS):
         raise InputError(
-            f"{count} members, and a bundle has at most {len(MEMBERS)}", where=str(path), remedy="this is no bundle"
+            f"{count} members, but a bundle has at most {len(MEMBERS)}", where=str(path), remedy="this is not a bundle"
         )
     return path
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
-    """What lies in it, once names, kinds and sizes were found to be those of a run."""
+    """All members, with names, types and sizes checked."""
     entries = archive.infolist()
     names = [entry.orig_filename for entry in entries]
     for name in names:
         if name not in MEMBERS:
-            raise _refused(path, f"{name!r} has no place in a bundle", f"it holds {', '.join(MEMBERS)}")
+            raise _refused(path, f"{name!r} does not belong in a bundle", f"a bundle holds {', '.join(MEMBERS)}")
         if names.count(name) > 1:
-            raise _refused(path, f"{name} is in it twice", "one of the two would be hidden")
+            raise _refused(path, f"{name} occurs twice", "one of the two would be hidden")
     if missing := [name for name in MEMBERS if name not in names and name not in OPTIONAL]:
         raise _refused(path, f"{missing[0]} is missing", "write it with transduce export RUN OUT --to bundle")
     size = path.stat().st_size
     for entry in entries:
         _check_member(entry, path, size)
     if sum(entry.file_size for entry in entries) > size:
-        raise _refused(path, "its members are larger together than the file they lie in", "fetch it again")
+        raise _refused(path, "the members together are larger than the file", "fetch it again")
     return entries
 
 
 def _check_member(entry: zipfile.ZipInfo, path: Path, size: int) -> None:
-    name, mode, most = entry.filename, entry.external_attr >> 16, MEMBERS[entry.filename]
+    name, mode, limit = entry.filename, entry.external_attr >> 16, MEMBERS[entry.filename]
     if entry.flag_bits & ENCRYPTED:
-        raise _refused(path, f"{name} is encrypted", "a bundle is open to read")
+        raise _refused(path, f"{name} is encrypted", "a bundle is not encrypted")
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG) or entry.is_dir():
-        raise _refused(path, f"{name} is no plain file", "links and devices have no place in a bundle")
+        raise _refused(path, f"{name} is not a regular file", "links and devices do not belong in a bundle")
     if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-        raise _refused(path, f"{name} is compressed", "zip it with -0: a bundle is stored as it is")
-    if entry.file_size > (size if most is None else most) or entry.header_offset + entry.file_size > size:
-        raise _refused(path, f"{name} would be {entry.file_size:,} bytes long", "this is no such file")
+        raise _refused(path, f"{name} is compressed", "zip it with -0: members of a bundle are stored uncompressed")
+    if entry.file_size > (size if limit is None else limit) or entry.header_offset + entry.file_size > size:
+        raise _refused(path, f"{name} would be {entry.file_size:,} bytes long", "the size does not fit the file")
 
 
-def _extract(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, place: Path) -> None:
-    """The library compares the sum of the bytes with the one written down, once it has come to their end."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(entry) as source, open(place, "xb") as target:
-        shutil.copyfileobj(source, target, PIECE)
-    if place.stat().st_size != entry.file_size:
-        raise zipfile.BadZipFile(f"{entry.filename} was cut")
+def _extract(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target_path: Path) -> None:
+    """Extracts one member; zipfile compares its checksum at the end."""
+    target_path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(entry) as source, open(target_path, "xb") as target:
+        shutil.copyfileobj(source, target, CHUNK)
+    if target_path.stat().st_size != entry.file_size:
+        raise zipfile.BadZipFile(f"{entry.filename} was truncated")
 
 
 def _check_manifest(run: Run, path: Path) -> None:
-    """It must speak of the files beside it alone: whoever reads it opens what it names."""
+    """The manifest must name exactly the files beside it, because its reader opens what it names."""
     try:
         named = set(json.loads((run.folder / FINAL / "manifest.json").read_bytes())["files"])
     except (ValueError, KeyError, TypeError, RecursionError):
         named = {""}
     if named != CHECKED:
-        raise _refused(path, "its manifest does not name the weights and the facts, and these alone", "fetch it again")
+        raise _refused(path, "the manifest does not name exactly the weights and the state", "fetch it again")
 
 
 def _check_recipe(run: Run, path: Path) -> None:
-    """It names no code, no other run, and nothing twice: nested references could make a short file endless."""
+    """The recipe must not name code or another run, nor use YAML aliases, which can expand without bound."""
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(run.recipe_file.read_bytes())):
-            raise _refused(path, "its recipe refers to parts of itself", "write them out")
+            raise _refused(path, "the recipe uses YAML aliases", "write the values out")
     except yaml.YAMLError as error:
-        raise _refused(path, f"its recipe is not readable as YAML: {error}", "fetch it again") from None
+        raise _refused(path, f"the recipe is not readable as YAML: {error}", "fetch it again") from None
     recipe = run.recipe()
     if own := shelves.own_parts(recipe):
-        remedy = "a bundle holds no code: move the folder of the run, and the code with it"
-        raise _refused(path, f"this model needs code of its own: {', '.join(own)}", remedy)
+        remedy = "a bundle holds no code: copy the folder of the run together with the code"
+        raise _refused(path, f"this model needs its own code: {', '.join(own)}", remedy)
     if recipe.training.adapters is not None or recipe.init != InitRecipe():
-        raise _refused(path, "its recipe begins from another run", "write it with transduce export RUN OUT --to bundle")
+        raise _refused(path, "the recipe starts from another run", "write it with transduce export RUN OUT --to bundle")
 
 
 def _refused(path: Path, problem: str, remedy: str) -> InputError:

@@ -1,4 +1,4 @@
-"""A Transformer of ours in; a folder of the CTranslate2 library out, in fp32 or in fewer bits."""
+"""Export of Transformers to CTranslate2, in fp32 or quantised."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from transduce.recipe import ModelRecipe
 from transduce.storage import TEMPORARY
 
 Precision = Literal["fp32", "int8", "int16", "bf16", "fp16"]
-QUANTISED = {"fp32": None, "int8": "int8", "int16": "int16", "bf16": "bfloat16", "fp16": "float16"}
+QUANTISATION = {"fp32": None, "int8": "int8", "int16": "int16", "bf16": "bfloat16", "fp16": "float16"}
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-FITTING: dict[str, tuple[Any, ...]] = {  # what an option may be
+SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of recipe options
     "kind": ("transformer",),
     "token_mixer": ("attention",),
     "window": (None,),
@@ -32,8 +32,8 @@ FITTING: dict[str, tuple[Any, ...]] = {  # what an option may be
     "score": ("scaled_dot", "dot"),
     "normaliser": ("softmax",),
 }
-PLACES = 2048  # for which sine waves are written
-EPSILON = {"layer": 1e-5, "rms": 1e-6}
+POSITIONS = 2048  # written for sinusoidal encodings
+NORM_EPS = {"layer": 1e-5, "rms": 1e-6}
 
 
 def write_model(
@@ -43,14 +43,14 @@ def write_model(
     out: Path,
     precision: Precision = "fp32",
 ) -> Path:
-    """`tokenizers`: of source and target. Beside the model lie our own, whose pieces the library speaks."""
-    if precision not in QUANTISED:
-        known = ", ".join(QUANTISED)
-        raise InputError(f"there is no precision {precision!r}", where=str(out), remedy=f"known: {known}")
+    """Writes the model and its tokenizers (source, target), whose pieces are the tokens of the library."""
+    if precision not in QUANTISATION:
+        known = ", ".join(QUANTISATION)
+        raise InputError(f"the precision {precision!r} does not exist", where=str(out), remedy=f"known: {known}")
     source, target = (piece_names(tokenizer) for tokenizer in tokenizers)
     spec = specification(network, recipe, source, target, str(out))
     spec.validate()
-    spec.optimize(quantization=QUANTISED[precision])
+    spec.optimize(quantization=QUANTISATION[precision])
     part = out.with_name(TEMPORARY + out.name)
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -65,11 +65,11 @@ def write_model(
 
 
 def specification(network: nn.Module, recipe: ModelRecipe, source: list[str], target: list[str], where: str) -> Any:
-    """The model as the library describes one, with our weights; `source` and `target` name every id."""
+    """The model specification of the library, filled with weights; `source` and `target` name every id."""
     specs = _library()
     check(recipe, where)
     weights = {name: tensor.detach().cpu().float().clone() for name, tensor in network.state_dict().items()}
-    # We never say these two; there nothing forbids it but their probability.
+    # Tokens that are never output: the library has no other way to exclude them.
     weights["decoder.output.projection.bias"][[PAD, BOS]] = NEVER
     if recipe.encoder is not None:
         spec = specs.TransformerSpec(
@@ -84,7 +84,7 @@ def specification(network: nn.Module, recipe: ModelRecipe, source: list[str], ta
         spec.register_vocabulary(target)
     assert recipe.decoder is not None
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (SPECIALS[one] for one in (BOS, EOS, UNK))
-    spec.config.layer_norm_epsilon = recipe.decoder["norm_eps"] or EPSILON[recipe.decoder["norm_kind"]]
+    spec.config.layer_norm_epsilon = recipe.decoder["norm_eps"] or NORM_EPS[recipe.decoder["norm_kind"]]
     return spec
 
 
@@ -97,7 +97,7 @@ def _library() -> Any:
 
 
 def piece_names(tokenizer: Tokenizer) -> list[str]:
-    """One name an id: pieces, and where two look alike, with the number behind the second."""
+    """A distinct name per id: the piece, with its id appended where the piece occurs twice."""
     found: dict[str, None] = {}
     for number, piece in enumerate(tokenizer.vocabulary.pieces):
         found[piece if piece not in found else f"{piece}#{number}"] = None
@@ -105,30 +105,30 @@ def piece_names(tokenizer: Tokenizer) -> list[str]:
 
 
 def check(recipe: ModelRecipe, where: str) -> None:
-    """What the library cannot compute is named."""
+    """Raises an error that names the first option that the library does not support."""
     if recipe.decoder is None:
-        raise InputError("it carries models that write: an encoder and a decoder, or a decoder", where=where)
+        raise InputError("CTranslate2 supports models with a decoder", where=where, remedy="use --to bundle")
     if recipe.copy is not None:
-        raise InputError("copy: words of the source cannot be copied there", where=where, remedy="use --to onnx")
+        raise InputError("copy: CTranslate2 cannot copy words of the source", where=where, remedy="use --to onnx")
     if recipe.output != "plain":
         raise InputError(f"output: {recipe.output} does not fit CTranslate2", where=where, remedy="use --to onnx")
     parts = {side: part for side in ("encoder", "decoder") if (part := getattr(recipe, side)) is not None}
     for side, part in parts.items():
-        for key, known in FITTING.items():
+        for key, known in SUPPORTED.items():
             value = part.get(key)
             value = value["kind"] if isinstance(value, Mapping) else value
             if value not in known or (key == "position" and part[key].get("join", "add") != "add"):
                 raise InputError(
                     f"{side}.{key}: {part.get(key)} does not fit CTranslate2",
                     where=where,
-                    remedy=f"it has {', '.join(map(str, known))}; --to onnx carries most models",
+                    remedy=f"supported: {', '.join(map(str, known))}; --to onnx exports most models",
                 )
-    if len({part["norm_eps"] or EPSILON[part["norm_kind"]] for part in parts.values()}) > 1:
-        raise InputError("norm_eps: one for encoder and decoder would fit", where=where, remedy="use --to onnx")
+    if len({part["norm_eps"] or NORM_EPS[part["norm_kind"]] for part in parts.values()}) > 1:
+        raise InputError("norm_eps: encoder and decoder must have the same value", where=where, remedy="use --to onnx")
 
 
 def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Tensor], network: nn.Module) -> Any:
-    """The blocks of one side, filled."""
+    """The specification of encoder or decoder."""
     part = getattr(recipe, side)
     position, rms = part["position"]["kind"], part["norm_kind"] == "rms"
     options: dict[str, Any] = {
@@ -154,10 +154,10 @@ def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Ten
     table.weight = weights[f"{side}.embedding.weight"]
     spec.scale_embeddings = part["width"] ** 0.5 if recipe.scale_embedding else 1.0
     if hasattr(spec, "position_encodings"):
-        spec.position_encodings.encodings = _places(getattr(network, side), part)
-    for name, place in (("final_norm", "layer_norm"), ("embedding_norm", "layernorm_embedding")):
-        if hasattr(spec, place):
-            _norm(getattr(spec, place), weights, f"{side}.{name}")
+        spec.position_encodings.encodings = _position_table(getattr(network, side), part)
+    for name, attribute in (("final_norm", "layer_norm"), ("embedding_norm", "layernorm_embedding")):
+        if hasattr(spec, attribute):
+            _norm(getattr(spec, attribute), weights, f"{side}.{name}")
     for number, layer in enumerate(spec.layer):
         _block(specs, layer, weights, f"{side}.layers.{number}", part)
         if position == "relative":
@@ -167,9 +167,9 @@ def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Ten
     return spec
 
 
-def _places(stack: Any, part: Mapping[str, Any]) -> Tensor:
-    """One vector a place, whatever it is made of."""
-    count = part["position"].get("longest") or PLACES
+def _position_table(stack: Any, part: Mapping[str, Any]) -> Tensor:
+    """One vector per position, learned or sinusoidal."""
+    count = part["position"].get("longest") or POSITIONS
     with torch.no_grad():
         added: Tensor = stack.position.add(torch.zeros(1, count, part["width"]), torch.arange(count)[None])
     return added[0]
@@ -178,16 +178,16 @@ def _places(stack: Any, part: Mapping[str, Any]) -> Tensor:
 def _block(specs: Any, layer: Any, weights: Mapping[str, Tensor], name: str, part: Mapping[str, Any]) -> None:
     attentions = [(layer.self_attention, f"{name}.self_attention")]
     attentions += [(layer.attention, f"{name}.cross_attention")] if hasattr(layer, "attention") else []
-    for number, (attention, place) in enumerate(attentions):
+    for number, (attention, module) in enumerate(attentions):
         parts = [specs.common_spec.LinearSpec() for _ in range(3)]
         for one, kind in zip(parts, ("q_proj", "k_proj", "v_proj"), strict=True):
-            _linear(one, weights, f"{place}.{kind}")
+            _linear(one, weights, f"{module}.{kind}")
         groups = [parts] if number == 0 else [parts[:1], parts[1:]]
         for linear, group in zip(attention.linear, groups, strict=False):
             linear.weight = torch.cat([one.weight for one in group])
             if group[0].has_bias():
                 linear.bias = torch.cat([one.bias for one in group])
-        _linear(attention.linear[-1], weights, f"{place}.out_proj")
+        _linear(attention.linear[-1], weights, f"{module}.out_proj")
         if part["score"]["kind"] == "dot":
             attention.queries_scale = 1.0
         _norm(attention.layer_norm, weights, f"{place}_norm")

@@ -1,4 +1,4 @@
-"""Models of ours -> forms that others read."""
+"""Export of models to the formats of other libraries."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from transduce.run import Run
 
 
 def write_bundle(source: Path, out: Path) -> Path:
-    """One file to move a model with."""
+    """One file that holds a run."""
     if bundle.recognises(source):
-        raise InputError("this is a bundle already", where=str(source), remedy="copy the file")
+        raise InputError("this is already a bundle", where=str(source), remedy="copy the file")
     if not recognises(source):
         return bundle.pack(Run(source), out)
     with tempfile.TemporaryDirectory(prefix="transduce-") as folder:
@@ -27,23 +27,23 @@ def write_bundle(source: Path, out: Path) -> Path:
 
 def write_huggingface(source: Path, out: Path) -> Path:
     """A folder of the transformers library."""
-    return huggingface.write_folder(_opened(source, out), out, str(source))
+    return huggingface.write_folder(_load(source, out), out, str(source))
 
 
 def write_ctranslate2(source: Path, out: Path, precision: ctranslate2.Precision = "fp32") -> Path:
     """A folder of the CTranslate2 library."""
-    model = _opened(source, out)
+    model = _load(source, out)
     return ctranslate2.write_model(model.network, model.recipe.model, (model.source, model.target), out, precision)
 
 
 def write_onnx(source: Path, out: Path) -> Path:
     """Graphs for ONNX runtimes."""
-    return onnx.write_model(_opened(source, out), out, str(source))
+    return onnx.write_model(_load(source, out), out, str(source))
 
 
-def _opened(source: Path, out: Path) -> Model:
+def _load(source: Path, out: Path) -> Model:
     if out.exists():
-        raise InputError("there is something here already", where=str(out), remedy="give another name")
+        raise InputError("the path already exists", where=str(out), remedy="give another name")
     return load(source, device="cpu")
 
 
@@ -56,7 +56,7 @@ FORMATS: dict[str, Callable[..., Path]] = {
 
 
 def export(source: str | Path, out: str | Path, to: str, **options: Any) -> Path:
-    """Writes it at `out`, where nothing may be yet; gives the place."""
+    """Writes the model to `out`, which must not exist, and returns the path."""
     if to not in FORMATS:
         raise InputError(f"there is no format {to!r}", where="--to", remedy=nearest(to, FORMATS))
     return FORMATS[to](Path(source), Path(out), **options)

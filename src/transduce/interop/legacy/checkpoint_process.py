@@ -1,4 +1,4 @@
-"""A checkpoint file in; its settings and its weights, as a folder of safetensors, out, read in a process of its own."""
+"""Reading of a checkpoint in a child process that imports almost nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import Any
 
 from transduce.errors import InputError
 from transduce.interop.huggingface.folder import MAX_JSON, StoredTensor, inside, list_weights
-from transduce.interop.legacy.unpack import SECONDS
+from transduce.interop.legacy.unpack import MAX_SECONDS
 
 HERE = Path(__file__).parent
-# The child sees these few files of ours under their names, and starts none of the rest.
+# The child gets three package names with their folders, so that it imports unpack.py and safe_pickle.py but no
+# package initialisation.
 CHILD = """
 import sys, types
 from pathlib import Path
@@ -28,49 +29,51 @@ for name, folder in zip(("transduce", "transduce.interop", "transduce.interop.le
 from transduce.interop.legacy.unpack import main
 main(Path(sys.argv[1]), Path(sys.argv[2]))
 """
-OLD = (
-    "it was written by PyTorch before 1.6, or is damaged: in a machine you can lose, with the toolkit it came from, "
-    "open it with torch.load and write it again with torch.save"
+OLD_FORMAT = (
+    "it was written by PyTorch before 1.6, or is damaged: on an isolated machine, with the toolkit that wrote it, "
+    "load it with torch.load and save it again with torch.save"
 )
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file of weights holds."""
+    """Content of a checkpoint file."""
 
     file: Path
     settings: dict[str, Any]
-    weights: dict[str, StoredTensor]  # by their names, with the part of the file they are in: model/NAME
+    weights: dict[str, StoredTensor]  # by name, with the top-level key they are under: model/NAME
 
 
 @contextmanager
 def open_checkpoint(file: Path) -> Iterator[Checkpoint]:
-    """The weights can be read as long as it is open."""
-    inside(file.parent, file.name)  # JoeyNMT's best.ckpt is a link to another file beside it
+    """The tensors can be read while the context is open."""
+    inside(file.parent, file.name)  # JoeyNMT's best.ckpt is a symbolic link to a file in the same folder
     with TemporaryDirectory(prefix="transduce-") as temporary:
         folder = Path(temporary)
         _run(file, folder)
         written = folder / "content.json"
         if written.stat().st_size > MAX_JSON:
-            raise InputError(f"its settings are larger than {MAX_JSON:,} bytes", where=str(file))
+            raise InputError(f"the settings are larger than {MAX_JSON:,} bytes", where=str(file))
         content = json.loads(written.read_bytes())
         if "refused" in content:
             problem = content["refused"]
-            raise InputError(problem, where=str(file), remedy=OLD if "zip" in problem else "fetch it again")
+            raise InputError(problem, where=str(file), remedy=OLD_FORMAT if "zip" in problem else "fetch it again")
         yield Checkpoint(file, content["settings"], list_weights(folder))
 
 
 def _run(file: Path, folder: Path) -> None:
     packages = [str(HERE.parents[1]), str(HERE.parents[0]), str(HERE)]
     command = [sys.executable, "-I", "-B", "-c", CHILD, str(file.resolve()), str(folder), *packages]
-    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads reserve memory
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads reserve memory
     problem = ""
     try:
-        done = subprocess.run(command, env=alone, cwd=folder, capture_output=True, timeout=2 * SECONDS, check=False)
+        done = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, timeout=2 * MAX_SECONDS, check=False
+        )
         if done.returncode or not (folder / "content.json").is_file():
-            problem = f"the process that read it ended with {done.returncode}"
+            problem = f"the process that read it exited with code {done.returncode}"
     except subprocess.TimeoutExpired:
-        problem = f"reading it took longer than {2 * SECONDS} seconds"
+        problem = f"reading it took longer than {2 * MAX_SECONDS} seconds"
     if problem:
-        remedy = "a sound checkpoint needs little memory and time to be read: fetch it again"
+        remedy = "an intact checkpoint needs little memory and time to be read: fetch it again"
         raise InputError(problem, where=str(file), remedy=remedy)

@@ -1,7 +1,7 @@
-"""The opcodes of a pickle in, plain values and the places of numbers out: nothing is imported, nothing is called.
+"""Safe pickle reader: interprets the opcodes of a PyTorch checkpoint without importing or calling anything.
 
-A checkpoint of PyTorch needs few opcodes and fewer names. They are read one by one, and the few things that a
-checkpoint is made of are put together here. The name of anything else ends it.
+A checkpoint needs few opcodes and fewer names. The known names are replaced by harmless stand-ins; any other opcode or
+name is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-DEPTH, NODES = 50, 5_000_000  # of the settings
+MAX_DEPTH, MAX_NODES = 50, 5_000_000  # of the settings
 STORAGES = {
     "DoubleStorage": "F64",
     "FloatStorage": "F32",
@@ -28,45 +28,47 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16"
 
 
 class RefusedError(Exception):
-    """What is wrong with the file."""
+    """The file is damaged, or holds more than weights and settings."""
 
 
 class Ordered(dict[Any, Any]):
-    """Stands for a dictionary in order."""
+    """Stand-in for collections.OrderedDict."""
 
 
 class Namespace(dict[Any, Any]):
-    """Stands for the options of a program."""
+    """Stand-in for argparse.Namespace."""
 
 
 @dataclass(frozen=True)
-class Storage:
-    kind: str
+class StorageRef:
+    """A flat array that is a member of the zip."""
+
+    dtype: str
     key: str
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """Which numbers of a storage, by their places."""
+class TensorView:
+    """A strided view of a storage."""
 
-    storage: Storage
+    storage: StorageRef
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
-def whole(value: Any) -> int:
+def checked_size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**48:
-        raise RefusedError(f"{value!r} is no size")
+        raise RefusedError(f"{value!r} is not a valid size")
     return value
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
-    if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(strides, tuple):
-        raise RefusedError("a tensor is made of something else than numbers")
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> TensorView:
+    if not isinstance(storage, StorageRef) or not isinstance(shape, tuple) or not isinstance(strides, tuple):
+        raise RefusedError("a tensor is built from something other than a storage")
     if len(shape) != len(strides) or len(shape) > 8:
-        raise RefusedError("a tensor has more sizes than strides")
-    return Tensor(storage, whole(offset), tuple(map(whole, shape)), tuple(map(whole, strides)))
+        raise RefusedError("the shape and strides of a tensor differ in length")
+    return TensorView(storage, checked_size(offset), tuple(map(checked_size, shape)), tuple(map(checked_size, strides)))
 
 
 def _ordered(pairs: Any = ()) -> Ordered:
@@ -75,11 +77,11 @@ def _ordered(pairs: Any = ()) -> Ordered:
 
 def _empty(kind: Any, *_: Any) -> Namespace:
     if kind != "argparse.Namespace":
-        raise RefusedError(f"it makes {str(kind)[:80]}, which is no part of a checkpoint")
+        raise RefusedError(f"it creates {str(kind)[:80]}, which does not belong in a checkpoint")
     return Namespace()
 
 
-# All that a checkpoint may call, and what is done in its place.
+# Everything that a checkpoint may call, with the function that is run instead.
 CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
@@ -97,15 +99,15 @@ NAMES = {
 }
 
 
-PLAIN = (
+LITERALS = (
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
     *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "STRING", "BINSTRING", "SHORT_BINSTRING"),
 )
-FIXED: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
 
-class Machine:
-    """The opcodes of a pickle, one method for those that do more than put a plain value on the stack."""
+class PickleReader:
+    """Stack machine of a pickle: one method per opcode that does more than push a literal."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -115,22 +117,22 @@ class Machine:
     def run(self, content: bytes) -> Any:
         for code, argument, _ in pickletools.genops(content):
             name = code.name
-            if name in PLAIN:
+            if name in LITERALS:
                 self.stack.append(argument)
-            elif name in FIXED:
-                self.stack.append(FIXED[name])
+            elif name in CONSTANTS:
+                self.stack.append(CONSTANTS[name])
             elif name == "STOP":
                 return self.stack.pop()
-            elif (does := getattr(self, f"_{name.lower()}", None)) is not None:
-                does(argument)
+            elif (method := getattr(self, f"_{name.lower()}", None)) is not None:
+                method(argument)
             elif name not in ("PROTO", "FRAME"):
-                raise RefusedError(f"its pickle does what no checkpoint needs: {name}")
-        raise RefusedError("its pickle has no end")
+                raise RefusedError(f"the pickle has an opcode that no checkpoint needs: {name}")
+        raise RefusedError("the pickle has no end")
 
-    def _since(self) -> list[Any]:
-        place = self.marks.pop()
-        items = self.stack[place:]
-        del self.stack[place:]
+    def _pop_to_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
         return items
 
     def _mark(self, _: Any) -> None:
@@ -159,7 +161,7 @@ class Machine:
         self.stack.append({})
 
     def _tuple(self, _: Any) -> None:
-        items = tuple(self._since())
+        items = tuple(self._pop_to_mark())
         self.stack.append(items)
 
     def _tuple1(self, _: Any) -> None:
@@ -176,7 +178,7 @@ class Machine:
         list.append(self.stack[-1], item)
 
     def _appends(self, _: Any) -> None:
-        items = self._since()
+        items = self._pop_to_mark()
         list.extend(self.stack[-1], items)
 
     def _setitem(self, _: Any) -> None:
@@ -184,12 +186,12 @@ class Machine:
         dict.__setitem__(self.stack[-1], key, value)
 
     def _setitems(self, _: Any) -> None:
-        items = self._since()
+        items = self._pop_to_mark()
         dict.update(self.stack[-1], zip(items[::2], items[1::2], strict=True))
 
     def _name(self, name: str) -> None:
         if name not in NAMES:
-            raise RefusedError(f"it asks for {name}, which is neither numbers nor settings; it was not imported")
+            raise RefusedError(f"it refers to {name}, which is neither weights nor settings; it was not imported")
         self.stack.append(name)
 
     def _global(self, both: Any) -> None:
@@ -202,7 +204,7 @@ class Machine:
     def _reduce(self, _: Any) -> None:
         arguments, name = self.stack.pop(), self.stack.pop()
         if not isinstance(name, str) or name not in CALLS or not isinstance(arguments, tuple):
-            raise RefusedError(f"it calls {str(name)[:80]}, which is no part of a checkpoint; it was not called")
+            raise RefusedError(f"it calls {str(name)[:80]}, which does not belong in a checkpoint; it was not called")
         self.stack.append(CALLS[name](*arguments))
 
     def _newobj(self, _: Any) -> None:
@@ -210,10 +212,10 @@ class Machine:
         self.stack.append(_empty(self.stack.pop()))
 
     def _build(self, _: Any) -> None:
-        """A namespace gets its values; what else an ordered dictionary knows of itself is left."""
+        """Fills a namespace; other attributes of an ordered dictionary are ignored."""
         state = self.stack.pop()
         if not isinstance(self.stack[-1], (Namespace, Ordered)) or not isinstance(state, dict):
-            raise RefusedError("it changes what it must not change")
+            raise RefusedError("it sets the state of an object other than a namespace")
         if isinstance(self.stack[-1], Namespace):
             self.stack[-1].update(state)
 
@@ -221,18 +223,18 @@ class Machine:
         what, kind, key, *_rest = self.stack.pop()
         stored = STORAGES.get(str(kind).removeprefix("torch."))
         if what != "storage" or stored is None or not str(key).isalnum():
-            raise RefusedError(f"it has numbers of the kind {str(kind)[:80]}")
-        self.stack.append(Storage(stored, str(key)))
+            raise RefusedError(f"it has a storage of the type {str(kind)[:80]}")
+        self.stack.append(StorageRef(stored, str(key)))
 
 
-def plain(value: Any, depth: int = 0, left: list[int] | None = None) -> Any:
-    """The same as JSON can write it; a tensor among settings says nothing."""
-    left = [NODES] if left is None else left
+def to_json(value: Any, depth: int = 0, left: list[int] | None = None) -> Any:
+    """The value in a form that JSON can represent; tensors become null."""
+    left = [MAX_NODES] if left is None else left
     left[0] -= 1
-    if depth > DEPTH or left[0] < 0:
-        raise RefusedError("its settings are nested deeper, or are more, than any model needs")
+    if depth > MAX_DEPTH or left[0] < 0:
+        raise RefusedError("the settings are larger, or nested more deeply, than any model needs")
     if isinstance(value, dict):
-        return {str(key)[:1000]: plain(one, depth + 1, left) for key, one in value.items()}
+        return {str(key)[:1000]: to_json(one, depth + 1, left) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one, depth + 1, left) for one in value]
-    return None if isinstance(value, (Tensor, Storage)) else value
+        return [to_json(one, depth + 1, left) for one in value]
+    return None if isinstance(value, (TensorView, StorageRef)) else value
