@@ -90,6 +90,6 @@ def test_vectors_are_refused(tmp_path):
     recipe = {"encoder": transformer(), "head": {"kind": "embedder"}}
     training = {"objective": {"kind": "contrastive"}}
     run = make_run(tmp_path / "run", recipe, training=training, evaluation={"metrics": ["recall@1"]})
-    with pytest.raises(InputError, match="models that write"):
+    with pytest.raises(InputError, match="models with a decoder"):
         export(run.folder, tmp_path / "model", "onnx")
     assert not (tmp_path / "model").exists()
