@@ -190,7 +190,7 @@ def _block(specs: Any, layer: Any, weights: Mapping[str, Tensor], name: str, par
         _linear(attention.linear[-1], weights, f"{module}.out_proj")
         if part["score"]["kind"] == "dot":
             attention.queries_scale = 1.0
-        _norm(attention.layer_norm, weights, f"{place}_norm")
+        _norm(attention.layer_norm, weights, f"{module}_norm")
     _linear(layer.ffn.linear_0, weights, f"{name}.feed_forward.fc1")
     _linear(layer.ffn.linear_1, weights, f"{name}.feed_forward.fc2")
     if part["gated"]:

@@ -58,13 +58,15 @@ class Config:
         value = self.content.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            raise InputError(f"{name}: {value!r} is not a valid size", where=self.where, remedy="fetch the folder again")
+            raise InputError(
+                f"{name}: {value!r} is not a valid size", where=self.where, remedy="fetch the folder again"
+            )
         return value
 
     def rate(self, name: str, default: float = 0.0) -> float:
         value = self.content.get(name, default)
         if not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise InputError(f"{name}: {value!r} is not a rate in [0, 1)", where=self.where, remedy="fetch the folder again")
+            raise InputError(f"{name}: {value!r} is not in [0, 1)", where=self.where, remedy="fetch the folder again")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
