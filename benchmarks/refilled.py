@@ -34,7 +34,7 @@ def run(
     for precision, kind in PRECISIONS.items():
         model = load(folder, device=str(device), precision=precision)  # type: ignore[arg-type]
         settings = model.settings(strategy="beam" if beam > 1 else "greedy", beam=beam)
-        sources = model.reading.read(texts)
+        sources = model.source_encoding.encode(texts)
         ways: dict[str, Callable[[], Lines]] = {
             OURS: partial(refilled, model, sources, settings, places),
             "ours, batches": partial(batched, model, sources, settings, places),

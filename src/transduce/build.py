@@ -165,7 +165,7 @@ def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...] | None]:
     return {name: None if spec == {"kind": TEXT} else maker(contracts.Modality, spec)().shape for name, spec in specs}  # type: ignore[arg-type]
 
 
-def build_perceived(recipe: Recipe, source: Tokenizer) -> ModalitySource | None:
+def build_modality_source(recipe: Recipe, source: Tokenizer) -> ModalitySource | None:
     """How the sources of a completed recipe are read where they are more than one text; None: they are texts."""
     specs = recipe.data.sources
     if not specs:
@@ -177,11 +177,11 @@ def build_perceived(recipe: Recipe, source: Tokenizer) -> ModalitySource | None:
     return ModalitySource.of(parts, [list(specs.items()), source.fingerprint])
 
 
-def build_reading(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer]) -> SourceEncoding:
+def build_source_encoding(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer]) -> SourceEncoding:
     """How a model of this recipe reads its sources."""
-    perceived = build_perceived(recipe, tokenizers[0])
-    if perceived is not None:
-        return ModalitySourceEncoding(perceived)
+    modality_source = build_modality_source(recipe, tokenizers[0])
+    if modality_source is not None:
+        return ModalitySourceEncoding(modality_source)
     return TextSourceEncoding(tokenizers[0], masked=recipe.data.noise is not None)
 
 

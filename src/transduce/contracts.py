@@ -25,52 +25,52 @@ Rate = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class VisualSource:
-    """What a person sees of one part of a source: pixels, and which of them each row of the memory stands for."""
+    """An image of one part of a source, divided into the cells of the memory rows."""
 
     pixels: np.ndarray  # Y X 3, uint8
-    grid: tuple[int, int]  # so many rows and columns of equal cells, in reading order
-    begin: int = 0  # the row of the memory that is its first cell
-    across: str = ""  # what is counted from left to right, such as seconds
-    extent: float = 0.0  # how much of it there is
+    grid: tuple[int, int]  # rows and columns of equal cells, in reading order
+    begin: int = 0  # the row of the memory of the first cell
+    across: str = ""  # unit of the horizontal axis, such as seconds
+    extent: float = 0.0  # length of the horizontal axis in that unit
 
 
 class Modality(ABC):
-    """How what a source names becomes numbers. Built as `Modality()`: what it is told are options.
+    """How a part of a source becomes an array. Built as `Modality()`; its keyword parameters are recipe options.
 
-    A file is read once, when data are prepared; what is kept of it goes into batches again and again.
+    A file is read once, when the data are prepared; the array is stored and collated into batches many times.
     """
 
     names_files: bool = True  # False: the source is the content itself
-    endings: tuple[str, ...] = ()  # of the files that it reads, lower case
+    extensions: tuple[str, ...] = ()  # of the files it reads, in lower case
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of one row of what it puts into a batch, B S ... ."""
+        """The shape of one row of a batch B S ... ."""
 
     @abstractmethod
-    def read(self, named: str) -> np.ndarray:
-        """What is kept of it; an UnreadableError says why that cannot be."""
+    def read(self, source: str) -> np.ndarray:
+        """The array to store; raises an UnreadableError that says why the source cannot be read."""
 
     @abstractmethod
-    def length(self, kept: np.ndarray) -> int:
-        """How many rows S it has in a batch."""
+    def length(self, array: np.ndarray) -> int:
+        """The number of rows S of an array in a batch."""
 
     @abstractmethod
-    def padded(self, kept: Sequence[np.ndarray], draws: Sequence[np.random.Generator] | None = None) -> Padded:
-        """Several as one tensor, B S ... . With a generator for each, they may be changed at random, to learn from."""
+    def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
+        """Several arrays as one tensor B S ... . With a random generator for each, they may be augmented."""
 
     @abstractmethod
-    def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
-        """A name for each row of the memory, whose rows lie in this grid."""
+    def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
+        """A label for each row of the memory; the rows form this grid."""
 
-    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> VisualSource | None:
-        """What to show a person; None: the names are enough."""
+    def visualise(self, array: np.ndarray, grid: Sequence[int]) -> VisualSource | None:
+        """An image of the source, to display attention; None: the labels suffice."""
         return None
 
 
 class FrontEnd(nn.Module, ABC):
-    """Turns what a modality gives into rows of vectors. Built as `Front(width)`; build.py gives its option `shape`."""
+    """Maps the rows of a modality to vectors. Built as `FrontEnd(width)`; build.py supplies the option `shape`."""
 
     width: int  # D
     leading: int = 0  # rows before those of the grid, which stand for no place in it, such as <cls>

@@ -47,8 +47,8 @@ def test_offsets_are_those_of_the_whole_text() -> None:
 
 def test_dropout_of_merges_keeps_the_parts_apart() -> None:
     tokenizer, text = TOKENIZERS["bpe"], "a man sleeps\the is awake"
-    assert tokenizer.encode_dropout(text, 0.0, random.Random(1), parts=True) == tokenizer.encode_source(text).ids
-    assert tokenizer.encode_dropout(text, 0.5, random.Random(1), parts=True).count(EOS) == 1
+    assert tokenizer.encode_with_dropout(text, 0.0, random.Random(1), parts=True) == tokenizer.encode_source(text).ids
+    assert tokenizer.encode_with_dropout(text, 0.5, random.Random(1), parts=True).count(EOS) == 1
 
 
 @pytest.mark.parametrize(

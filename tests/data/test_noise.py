@@ -143,7 +143,7 @@ def test_unknown_words_are_never_asked_for() -> None:
 @given(SEED)
 def test_whole_words_go_as_a_whole(seed: int) -> None:
     ids = PIECES.encode("banana cabbage ban nab bandana").ids
-    words = [sum(PIECES.starts[one] for one in ids[: place + 1]) for place in range(len(ids))]
+    words = [sum(PIECES.word_starts[one] for one in ids[: place + 1]) for place in range(len(ids))]
     assert len(set(words)) < len(ids)
     found = TokenMasking(PIECES, rate=0.3, whole_words=True)(ids, Random(seed))
     for word in set(words):

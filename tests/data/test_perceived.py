@@ -24,7 +24,7 @@ OWN = '''
 import json
 import numpy as np
 import torch
-from transduce.contracts import Count, Front, Modality, Scene
+from transduce.contracts import Count, FrontEnd, Modality, VisualSource
 from transduce.errors import UnreadableError
 from transduce.flow import Padded
 
@@ -32,7 +32,7 @@ READ = []
 
 class Numbers(Modality):
     """a file of numbers"""
-    endings = (".num",)
+    extensions = (".num",)
     def __init__(self, *, noise: float = 0.0) -> None:
         self.noise = noise
     @property
@@ -48,7 +48,7 @@ class Numbers(Modality):
             raise UnreadableError("no numbers", f"{named}: {error}") from None
     def length(self, kept):
         return len(kept)
-    def padded(self, kept, draws=None):
+    def collate(self, kept, draws=None):
         longest = max(map(len, kept))
         values = np.zeros((len(kept), longest, 1), np.float32)
         for row, one in enumerate(kept):
@@ -57,12 +57,12 @@ class Numbers(Modality):
                 values[row, : len(one)] += self.noise * draws[row].standard_normal((len(one), 1))
         lengths = torch.tensor([len(one) for one in kept])
         return Padded(torch.from_numpy(values), torch.arange(longest) < lengths[:, None])
-    def label(self, kept, grid):
+    def position_labels(self, kept, grid):
         return [f"{number:g}" for number in kept[:, 0]]
-    def scene(self, kept, grid):
-        return Scene(np.zeros((4, 4 * len(kept), 3), np.uint8), (1, len(kept)))
+    def visualise(self, kept, grid):
+        return VisualSource(np.zeros((4, 4 * len(kept), 3), np.uint8), (1, len(kept)))
 
-class Lifted(Front):
+class Lifted(FrontEnd):
     """W x"""
     def __init__(self, width, *, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_a_model_with_code_of_its_own_says_so(folder: Path) -> None:
 def perceived(folder: Path, **options: object):
     settled = build.complete_recipe(parse(recipe(folder, sources={"rows": {"kind": "own.py:Numbers", **options}})))
     target = Tokenizer.train(["up down"], "words", 10)
-    source = build.build_perceived(settled, target)
+    source = build.build_modality_source(settled, target)
     return source, build_store(settled.data.train, source, target, Filters(), settled.data.invalid, folder / "cache")
 
 
@@ -149,7 +149,7 @@ def test_every_file_is_read_once_and_kept_as_it_was(folder: Path) -> None:
     source, store = perceived(folder)
     assert len(store) == 90
     for row in (0, 1, 2, 50, 89):
-        kept = store.items.of([row])[0].parts[0]
+        kept = store.items.items([row])[0].parts[0]
         assert np.array_equal(kept, source.read(store.example(row).source).parts[0])
         assert store.lengths[row, 0] == len(kept)
     held = {int(number) for number in store.items._item["rows"]}
@@ -184,7 +184,7 @@ def test_what_cannot_be_read_is_told_or_counted(folder: Path, content: str | Non
         (folder / "data" / "bad.num").write_text(content)
     settled = build.complete_recipe(parse(recipe(folder)))
     target = Tokenizer.train(["up down"], "words", 10)
-    source = build.build_perceived(settled, target)
+    source = build.build_modality_source(settled, target)
     with pytest.raises(InputError, match=rf"pairs.tsv:91.*{reason}"):
         build_store(settled.data.train, source, target, Filters(), "error", folder / "cache")
     store = build_store(settled.data.train, source, target, Filters(), "drop", folder / "cache")

@@ -102,15 +102,15 @@ def test_offsets_cover_the_raw_text(kind: str, text: str) -> None:
 def test_tokens_map_to_words(kind: str) -> None:
     text = "  the house, älteste 川の家  "
     encoded = TRAINED[kind].encode(text)
-    words = Tokenizer.words(text)
+    words = Tokenizer.word_spans(text)
     assert [text[start:end] for start, end in words] == text.split()
-    numbers = Tokenizer.word_of(encoded, text)
+    numbers = Tokenizer.word_ids(encoded, text)
     assert set(numbers) == set(range(len(words)))
     for number, (start, end) in zip(numbers, encoded.offsets, strict=True):
         letters = {place for place in range(start, end) if not text[place].isspace()}
         assert letters <= set(range(*words[number]))
-    assert Tokenizer.word_of(TRAINED["chars"].encode(" a b "), " a b ") == [0, 0, 1, 1, 1]
-    assert Tokenizer.word_of([(0, 1)], " ") == [-1]
+    assert Tokenizer.word_ids(TRAINED["chars"].encode(" a b "), " a b ") == [0, 0, 1, 1, 1]
+    assert Tokenizer.word_ids([(0, 1)], " ") == [-1]
 
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
@@ -187,28 +187,28 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 @given(text=st.sampled_from(TEXTS) | ANY_TEXT | AWKWARD | st.text(alphabet="the hous", max_size=60))
 def test_no_dropout_equals_the_library(text: str) -> None:
-    assert TRAINED["bpe"].encode_dropout(text, 0.0, random.Random(1)) == TRAINED["bpe"].encode(text).ids
+    assert TRAINED["bpe"].encode_with_dropout(text, 0.0, random.Random(1)) == TRAINED["bpe"].encode(text).ids
 
 
 @given(text=st.sampled_from(TEXTS) | ANY_TEXT, rate=st.floats(0.01, 0.99), seed=st.integers())
 def test_dropout_loses_nothing(text: str, rate: float, seed: int) -> None:
     tokenizer = TRAINED["bpe"]
-    ids = tokenizer.encode_dropout(text, rate, random.Random(seed))
+    ids = tokenizer.encode_with_dropout(text, rate, random.Random(seed))
     assert tokenizer.decode(ids) == text
     assert len(ids) >= len(tokenizer.encode(text).ids)
-    assert ids == tokenizer.encode_dropout(text, rate, random.Random(seed))
+    assert ids == tokenizer.encode_with_dropout(text, rate, random.Random(seed))
 
 
 def test_dropout_grows_with_its_rate() -> None:
     tokenizer = TRAINED["bpe"]
     lengths = [
-        sum(len(tokenizer.encode_dropout(TEXTS[0], rate, random.Random(seed))) for seed in range(50))
+        sum(len(tokenizer.encode_with_dropout(TEXTS[0], rate, random.Random(seed))) for seed in range(50))
         for rate in (0.0, 0.1, 0.5, 0.9)
     ]
     assert lengths == sorted(set(lengths))
     assert lengths[-1] <= 50 * (len(TEXTS[0]) + 1)
     with pytest.raises(InputError, match="bpe"):
-        TRAINED["words"].encode_dropout("a", 0.1, random.Random(1))
+        TRAINED["words"].encode_with_dropout("a", 0.1, random.Random(1))
 
 
 def test_white_space_is_what_python_says() -> None:

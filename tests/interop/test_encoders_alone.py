@@ -72,7 +72,7 @@ def test_masks_are_filled(family, tmp_path):
         wanted = library(input_ids=numbers, attention_mask=source.mask.long()).logits
         memory = model.network.encoder(Batch(source))
         found = model.network.head(memory.values, memory.mask)
-    pairs = [(ours, number) for ours, number in enumerate(model.source.vocabulary.rows) if number >= 0]
+    pairs = [(ours, number) for ours, number in enumerate(model.source.vocabulary.backend_ids) if number >= 0]
     known, their = (torch.tensor(side) for side in zip(*pairs, strict=True))
     assert_close(found[source.mask][:, known], wanted[source.mask][:, their], rtol=1e-4, atol=1e-4)
     place, words = rows[0].index(UNK), known[known > UNK]

@@ -73,7 +73,7 @@ def labelled_run(folder, head):
     content = {"data": {"max_length": 20}, "tokens": tokens, "model": recipe, "evaluation": {"metrics": ["accuracy"]}}
     completed, source = build.complete_recipe(parse(content)), Tokenizer.train(TEXTS, "words", 300)
     torch.manual_seed(3)
-    network = build.build_model(completed.model, source.size, target.size, source.starts)
+    network = build.build_model(completed.model, source.size, target.size, source.word_starts)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -126,7 +126,7 @@ def test_pictures_there_and_back(kind, tmp_path):
     picture.save(tmp_path / "one.png")
     processor = library.AutoImageProcessor.from_pretrained(tmp_path / "back", local_files_only=True)
     model = transduce.load(tmp_path / "back", device="cpu")
-    ours = model.reading.batch(model.reading.read([str(tmp_path / "one.png")])).source.values
+    ours = model.source_encoding.batch(model.source_encoding.encode([str(tmp_path / "one.png")])).source.values
     assert_close(processor(picture, return_tensors="pt").pixel_values.permute(0, 2, 3, 1), ours, rtol=1e-4, atol=1e-4)
 
 

@@ -59,7 +59,7 @@ def test_tuned_and_sent_back(family, ways, tmp_path):
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     said = torch.tensor([[6, 9, 7]] * 5)
     start = torch.full((5, 1), there.config.decoder_start_token_id)
-    rows = torch.tensor(model.target.vocabulary.rows)
+    rows = torch.tensor(model.target.vocabulary.backend_ids)
     ours = Padded.from_rows([[*ids, EOS] for ids in model.source.encode_sources(lines[:5])])
     with torch.no_grad():
         step = model.network.advance(torch.cat((torch.full((5, 1), BOS), said), 1), model.network.start(Batch(ours)))

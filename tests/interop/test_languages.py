@@ -46,7 +46,7 @@ def test_logits_and_cross_attention(scaled, tmp_path):
     source = Padded.from_rows(rows)
     numbers = torch.tensor([theirs(model, row) for row in source.values.tolist()])
     assert {row[0] for row in numbers.tolist()} == {GERMAN}
-    said = torch.tensor([[BOS, *model.target.lead, 9, 7]] * len(TEXTS))
+    said = torch.tensor([[BOS, *model.target.prefix, 9, 7]] * len(TEXTS))
     read = torch.tensor([theirs(model, row) for row in said.tolist()])
     assert read[0, :2].tolist() == [2, ENGLISH]
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_logits_and_cross_attention(scaled, tmp_path):
             input_ids=numbers, attention_mask=source.mask.long(), decoder_input_ids=read, output_attentions=True
         )
         step = model.network.advance(said, model.network.start(Batch(source)), with_attention=True)
-    known = torch.tensor(model.source.vocabulary.rows)
+    known = torch.tensor(model.source.vocabulary.backend_ids)
     plain = torch.tensor([number for number, row in enumerate(known.tolist()) if row >= 0 and number != BOS])
     found, wanted = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)
     assert_close(found[..., plain], wanted[..., known[plain]], rtol=1e-4, atol=1e-4)
@@ -104,9 +104,9 @@ def test_convert_names_the_languages(tmp_path):
     result = CliRunner().invoke(app, said)
     assert result.exit_code == 0, result.output
     model = transduce.load(tmp_path / "run", device="cpu")
-    sides = [theirs(model, list(side.lead)) for side in (model.source, model.target)]
+    sides = [theirs(model, list(side.prefix)) for side in (model.source, model.target)]
     assert sides == [[ENGLISH], [GERMAN]]
-    assert model.recipe.generation.forced_bos == model.target.lead[0]
+    assert model.recipe.generation.forced_bos == model.target.prefix[0]
     scored = model.score([("w1", "w2 w3")])[0]
     assert len(scored.tokens) == 4  # the code, two words, </s>
 
@@ -161,7 +161,7 @@ def test_codes_after_the_source_give_their_logits(languages, tmp_path):
     with torch.no_grad():
         answer = library(input_ids=numbers, attention_mask=mask, decoder_input_ids=read, output_attentions=True)
         step = model.network.advance(said, model.network.start(Batch(ours)), with_attention=True)
-    known = torch.tensor(model.target.vocabulary.rows)
+    known = torch.tensor(model.target.vocabulary.backend_ids)
     found, wanted = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)[..., known]
     assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     cross = step.attention.cross
@@ -202,12 +202,12 @@ def test_what_is_said_of_a_source_knows_the_code_after_it(tmp_path):
     assert encoded.ids == row
     assert encoded.pieces == ["w1", "w2", "</s>", "w3", "</s>", "<eng>"]
     assert encoded.offsets[-2:] == [(8, 8)] * 2
-    told = model.reading.tell(text, row, None)
+    told = model.source_encoding.describe(text, row, None)
     assert list(told.tokens) == ["w1", "w2", "\t", "w3", "</s>", "<eng>", "</s>"]
     assert list(told.words) == [0, 1, 2, 2, -1, -1, -1]
-    short = model.reading.cut(row, 4)
+    short = model.source_encoding.truncate(row, 4)
     assert short == [*row[:2], *row[-2:]]  # cut before the code, not behind it
-    told = model.reading.tell(text, short, None)
+    told = model.source_encoding.describe(text, short, None)
     assert (list(told.tokens), list(told.words)) == (["w1", "w2", "</s>", "<eng>", "</s>"], [0, 1, -1, -1, -1])
     assert token_alignment("1-0 2-1", text, "w5 w6", (model.source, model.target)) == [(1, 0), (3, 1)]
     assert len(model.score([("w1", "w2 w3")])[0].tokens) == 3  # two words and </s>, no code

@@ -135,7 +135,7 @@ def test_marian_words_and_pieces(tmp_path):
     tokenizer = transduce.load(tmp_path, device="cpu").source
     text = 'no 1 ~ 1.5 null " : #x - @@ é <s>'
     ids = tokenizer.encode(text).ids
-    assert [tokenizer.vocabulary.rows[number] for number in ids] == list(range(2, 14))
+    assert [tokenizer.vocabulary.backend_ids[number] for number in ids] == list(range(2, 14))
     assert tokenizer.decode(ids) == text
     assert tokenizer.encode("</s> <unk> other").ids == [UNK] * 3  # which is text like any other
     assert tokenizer.decode([UNK, EOS]) == "<unk>"
@@ -144,7 +144,7 @@ def test_marian_words_and_pieces(tmp_path):
     write_model(tmp_path / "vocab.spm", pieces)
     model = transduce.load(tmp_path, device="cpu")
     ids = model.source.encode("ab b").ids
-    assert [model.source.vocabulary.rows[number] for number in ids] == [3, 4, 5]
+    assert [model.source.vocabulary.backend_ids[number] for number in ids] == [3, 4, 5]
     assert model.target.decode([*ids, EOS]) == "ab b"
 
 

@@ -61,7 +61,7 @@ def test_logits_and_cross_attention(name, tmp_path):
     assert [row[: int(real.sum())] for row, real in zip(numbers.tolist(), mask, strict=True)] == [
         expected_source(tmp_path, text) for text in TEXTS
     ]
-    rows = model.source.vocabulary.rows
+    rows = model.source.vocabulary.backend_ids
     said = torch.tensor([[1, 5, 9, 7], [1, 20, 11, 4], [1, 8, 3, 10], [1, 7, 7, 2]])
     read = torch.tensor([theirs(model, row) for row in said.tolist()])
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_t5_with_an_output_of_its_own(scaled, tmp_path):
     source, numbers, mask = read_sources(model)
     said = torch.tensor([[1, 5, 9, 7]] * len(TEXTS))
     read = torch.tensor([theirs(model, row) for row in said.tolist()])
-    rows = model.source.vocabulary.rows
+    rows = model.source.vocabulary.backend_ids
     known = torch.tensor([n for n, row in enumerate(rows) if row >= 0 and n != 1])
     with torch.no_grad():
         answer = library(input_ids=numbers, attention_mask=mask, decoder_input_ids=read).logits
@@ -153,7 +153,7 @@ def test_gpt2(tmp_path):
     library = make("gpt2", tmp_path)
     model = transduce.load(tmp_path, device="cpu")
     said = torch.tensor([[1, 5, 9, 7], [1, 20, 11, 4]])
-    rows = model.target.vocabulary.rows
+    rows = model.target.vocabulary.backend_ids
     read = torch.tensor([theirs(model, row) for row in said.tolist()])
     with torch.no_grad():
         wanted = library(input_ids=read).logits

@@ -101,7 +101,7 @@ def test_many_languages(told, tmp_path):
     model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("de", "en")).folder, device="cpu")
     (ids,) = model.source.encode_sources(["ab ba!"])
     assert [model.source.piece(number) for number in ids] == ["__de__", "▁ab", "▁", "ba", "<unk>"]
-    assert [model.target.piece(number) for number in model.target.lead] == ["__en__"]
+    assert [model.target.piece(number) for number in model.target.prefix] == ["__en__"]
     assert model.target.vocabulary.pieces.index("__de__") == 4 + 13 - 3  # their row 13; three of ours stand before
     assert "__" not in model.generate(["ab ba"], max_length=6)[0].text
     (tmp_path / "given" / "tokenizer_config.json").write_text('{"additional_special_tokens": [{"name": 1}]}')

@@ -15,7 +15,7 @@ from transformers import (
 
 import transduce
 from transduce import interop
-from transduce.build import build_model, build_reading
+from transduce.build import build_model, build_source_encoding
 from transduce.errors import InputError
 from transduce.flow import SPECIALS
 from transduce.recipe import InitRecipe
@@ -51,8 +51,8 @@ def made(folder, kind: str = "vit", **changes):
 
 
 def logits(recipe, tokenizers, network, names):
-    reading = build_reading(recipe, tokenizers)
-    batch = reading.batch(reading.read(names))
+    source_encoding = build_source_encoding(recipe, tokenizers)
+    batch = source_encoding.batch(source_encoding.encode(names))
     state = network.start(batch)
     return state.fixed["logits"][:, 0, len(SPECIALS) :], batch.source.values.permute(0, 3, 1, 2)
 

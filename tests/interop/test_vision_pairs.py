@@ -108,7 +108,7 @@ def test_logits_and_cross_attention_equal_theirs(tmp_path, pictures, number):
     theirs = make(tmp_path / "theirs", **KINDS[number])
     model, given = transduce.load(tmp_path / "theirs", device="cpu"), pixels(pictures)
     start, pad, end = SPECIAL[KINDS[number].get("writes", "trocr")]
-    ours = {number: place for place, number in enumerate(model.target.vocabulary.rows)}
+    ours = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
     rows = torch.randint(4, 22, (4, 6))
     tokens = torch.tensor([[BOS, *(ours[token] for token in row)] for row in rows.tolist()])
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_outputs_equal_theirs_token_for_token(tmp_path, pictures, number, writes
     with torch.no_grad():
         wanted = theirs.generate(pixels(pictures), suppress_tokens=silent or None).tolist()
     for one, row in zip(model.generate(pictures), wanted, strict=True):
-        said = [model.target.piece(model.target.vocabulary.rows.index(token)) for token in row[1:]
+        said = [model.target.piece(model.target.vocabulary.backend_ids.index(token)) for token in row[1:]
                 if token not in (pad, end)]  # fmt: skip
         assert [piece for piece in one.tokens if piece != "</s>"] == said
 

@@ -91,7 +91,7 @@ def converted(folder, run, languages="de"):
 def test_it_hears_what_their_extractor_hears(tmp_path, waves):
     make(tmp_path / "theirs")
     model = converted(tmp_path / "theirs", tmp_path / "run")
-    heard = model.reading.batch(model.reading.read(waves)).source
+    heard = model.source_encoding.batch(model.source_encoding.encode(waves)).source
     assert heard.mask.all()
     assert torch.allclose(heard.values.transpose(1, 2), features(waves), atol=1e-4)
 
@@ -101,7 +101,7 @@ def test_logits_and_cross_attention_equal_theirs(tmp_path, waves):
     model, given = converted(tmp_path / "theirs", tmp_path / "run"), features(waves)
     rows = torch.randint(0, len(WORDS), (3, 7))
     read = torch.cat((torch.full((3, 1), START), rows), 1)
-    ours = {number: place for place, number in enumerate(model.target.vocabulary.rows)}
+    ours = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
     tokens = torch.tensor([[1, *(ours[number] for number in row)] for row in rows.tolist()])
     mask = torch.ones(given.shape[0], given.shape[2], dtype=torch.bool)
     with torch.no_grad():

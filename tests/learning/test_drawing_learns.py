@@ -9,8 +9,7 @@ import pytest
 
 import transduce
 from transduce.modalities.image.files import fit, read_image
-from transduce.modalities.image.palette import PaletteTokenizer
-from transduce.modalities.image.vector_quantisation import VQTokenizer
+from transduce.modalities.image.tokenizers import PaletteTokenizer, VQTokenizer
 from transduce.synthetic import write_files
 
 pytestmark = pytest.mark.slow
@@ -28,7 +27,7 @@ def test_a_text_is_drawn(tmp_path, kind):
     """In 64 tokens, each a pixel; or in 16, each a square of 16 pixels."""
     seen = pictures(tmp_path / "seen", 600, 8 if kind == "colours" else 16)
     shown = [picture for _, picture in seen]
-    palette = PaletteTokenizer.of(shown, 24) if kind == "colours" else VQTokenizer.of(shown, 128, 4, updates=700)
+    palette = PaletteTokenizer.fit(shown, 24) if kind == "colours" else VQTokenizer.fit(shown, 128, 4, updates=700)
     (tmp_path / "train.tsv").write_text("".join(f"{text}\t{palette.encode(picture)}\n" for text, picture in seen))
     part = {"kind": "transformer", "width": 48, "heads": 4, "ff_width": 96, "dropout": 0.0}
     recipe = {

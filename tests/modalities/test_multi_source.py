@@ -80,7 +80,7 @@ def test_a_line_with_too_few_sources_is_named(command: Command, asked: Path, ben
     for verb in ("generate", "explain"):
         called = command(verb, asked, picture)
         assert called.code == 2
-        assert "one file, where this model reads picture and question" in called.err
+        assert "one file, but this model reads picture and question" in called.err
 
 
 def test_pairs_are_judged(command: Command, asked: Path, bench: Path) -> None:
@@ -127,7 +127,7 @@ def test_context_and_question_are_two_texts(kind: str, command: Command, bench: 
     model = transduce.load(bench / f"context-{kind}")
     explained = model.explain(f"{context}\t{question}")
     assert [place for place, token in enumerate(explained.source_tokens) if token == "</s>"] == [
-        model.reading.read([f"{context}\t{question}"])[0].rows[0] - 1,
+        model.source_encoding.encode([f"{context}\t{question}"])[0].rows[0] - 1,
         len(explained.source_tokens) - 1,
     ]
     scored = model.score([(f"{context}\t{question}", "kitchen"), (f"{question}\t{context}", "kitchen")])

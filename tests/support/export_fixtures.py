@@ -41,7 +41,7 @@ def make_run(folder: Path, model: dict[str, Any], *, kind: str = "words", seed: 
     recipe = build.complete_recipe(parse(content))
     tokenizer = Tokenizer.train([" ".join(WORDS), *TEXTS], kind, 300)
     torch.manual_seed(seed)
-    network = build.build_model(recipe.model, tokenizer.size, tokenizer.size, tokenizer.starts)
+    network = build.build_model(recipe.model, tokenizer.size, tokenizer.size, tokenizer.word_starts)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)

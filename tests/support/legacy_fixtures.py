@@ -23,7 +23,7 @@ SAID = torch.tensor([[1, 5, 9, 7], [1, 12, 11, 4], [1, 8, 3, 10]])  # in our num
 
 def numbers(tokenizer, ids: torch.Tensor) -> torch.Tensor:
     """Our ids in theirs."""
-    return torch.tensor(tokenizer.vocabulary.rows)[ids]
+    return torch.tensor(tokenizer.vocabulary.backend_ids)[ids]
 
 
 def read(model) -> tuple[Padded, torch.Tensor]:
@@ -39,7 +39,7 @@ def logits(model, source: Padded) -> torch.Tensor:
 
 def known(model) -> torch.Tensor:
     """Ids of ours that are one of theirs; a first token that is only a copy is none."""
-    rows = model.target.vocabulary.rows
+    rows = model.target.vocabulary.backend_ids
     return torch.tensor([n for n, row in enumerate(rows) if row >= 0 and (n != 1 or row not in rows[2:])])
 
 

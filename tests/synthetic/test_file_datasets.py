@@ -56,7 +56,7 @@ def test_recipe_of_its_task_reads_the_files(name, tmp_path):
     assert len(pairs.read_text().split("\n")[0].split("\t")) == 2 + len(others)
     modality = maker(Modality, {"kind": first} if isinstance(first, str) else dict(first))()
     array = modality.read(str(tmp_path / pairs.read_text().split("\t")[0]))
-    assert modality.padded([array]).values.shape[0] == 1
+    assert modality.collate([array]).values.shape[0] == 1
 
 
 @every_file_dataset

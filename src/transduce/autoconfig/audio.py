@@ -9,8 +9,7 @@ from transduce.autoconfig.sizes import cosine, pieces_for
 from transduce.autoconfig.statistics import Look
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError, UnreadableError
-from transduce.modalities.audio.files import soundfile
-from transduce.modalities.audio.frames import stored_frame_width
+from transduce.modalities.audio.files import soundfile, stored_frame_width
 from transduce.modalities.audio.modality import AudioFeatures
 from transduce.recipe import parse
 
@@ -35,13 +34,13 @@ def heard(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spec(named: str) -> dict[str, Any]:
-    if Path(named.partition("#")[0]).suffix.lower() in AudioFeatures.endings:
+    if Path(named.partition("#")[0]).suffix.lower() in AudioFeatures.extensions:
         return {"kind": "audio_features", "size": stored_frame_width(named), **SPREAD}
     library = soundfile()
     try:
         rate = int(library.info(named).samplerate)
     except Exception as error:  # whatever the library raises, the file is not one that it reads
-        raise UnreadableError("not a readable sound", f"{named}: {error}") from None
+        raise UnreadableError("not a readable audio file", f"{named}: {error}") from None
     rate = min(rate, HIGHEST)
     return {"kind": "audio", "rate": rate, "mels": 40 if rate < HIGHEST else 80, "speed": 0.1, **SPREAD}
 

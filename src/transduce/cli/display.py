@@ -106,7 +106,9 @@ def _suggested_commands(trained: TrainingResult) -> list[str]:
         ]
     source = _relative(trained.examples[0][0]) if trained.examples else "..."
     line = _shell_quote(source)
-    is_file = bool(trained.model.reading.found(source))  # the source itself is a file, not a line of a file
+    is_file = bool(
+        trained.model.source_encoding.sources_in(source)
+    )  # the source itself is a file, not a line of a file
     return [
         f"transduce generate {run} {line}" if is_file else f"echo {line} | transduce generate {run}",
         f"transduce explain {run} {line} --html attention.html",

@@ -50,7 +50,7 @@ def explain(
     from transduce.cli.display import attention_map, save_pictures, show_explained
 
     model = load_model(run, device, own_parts)
-    texts = model.reading.found(text) or [text]
+    texts = model.source_encoding.sources_in(text) or [text]
     if png is not None and len(texts) > 1:
         raise InputError(
             f"a PNG shows one source, and there are {len(texts)}", where=text, remedy="use --html, which shows all"

@@ -173,8 +173,8 @@ def _sources(model: Model, file: str, unconditional: int) -> Iterator[str]:
         raise InputError("this model needs a source", where="--unconditional", remedy="give a file of input lines")
     if unconditional:
         return iter([""] * unconditional)
-    files = model.reading.found(file)  # the argument itself is a source, or a folder of sources
-    if not files and not isinstance(model.reading, TextSourceEncoding) and Path(file).is_dir():
+    files = model.source_encoding.sources_in(file)  # the argument itself is a source, or a folder of sources
+    if not files and not isinstance(model.source_encoding, TextSourceEncoding) and Path(file).is_dir():
         raise InputError(
             "this folder has no file that the model can read",
             where=file,

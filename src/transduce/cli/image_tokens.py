@@ -14,8 +14,7 @@ from transduce.errors import InputError, UnreadableError
 if TYPE_CHECKING:
     import numpy as np
 
-    from transduce.modalities.image.palette import PaletteTokenizer
-    from transduce.modalities.image.vector_quantisation import VQTokenizer
+    from transduce.modalities.image.tokenizers import PaletteTokenizer, VQTokenizer
 
 Kind = Literal["palette", "vq"]
 
@@ -63,7 +62,7 @@ def encode_images(
 
         transduce decode-images tokens.txt --tokenizer drawn/palette.json --output images
     """
-    from transduce.modalities.image.vector_quantisation import VQTokenizer, load_image_tokenizer
+    from transduce.modalities.image.tokenizers import VQTokenizer, load_image_tokenizer
 
     chosen = None if tokenizer is None else load_image_tokenizer(tokenizer)
     if chosen is None and kind == "vq" and (patch_size & (patch_size - 1) or size % patch_size):
@@ -81,7 +80,7 @@ def encode_images(
     lines = (f"{text}\t{chosen.encode(image)}\n" for text, image in zip(captions, images, strict=True))
     pairs.write_text("".join(lines), encoding="utf-8")
     summary = f"{len(captions):,} images of {height} x {width} pixels, {chosen.tokens} tokens each"
-    open_console().print(f"{summary}, {chosen.count} {chosen.what}: {pairs}", highlight=False, soft_wrap=True)
+    open_console().print(f"{summary}, {chosen.count} {chosen.unit}: {pairs}", highlight=False, soft_wrap=True)
 
 
 def _read_images(file: Path, height: int, width: int) -> tuple[list[str], list[np.ndarray]]:
@@ -111,11 +110,10 @@ def _train_tokenizer(
     """A palette, or a VQ-VAE trained on the images with a progress bar."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from transduce.modalities.image.palette import PaletteTokenizer
-    from transduce.modalities.image.vector_quantisation import UPDATES, VQTokenizer
+    from transduce.modalities.image.tokenizers import UPDATES, PaletteTokenizer, VQTokenizer
 
     if kind == "palette":
-        return PaletteTokenizer.of(images, codebook_size)
+        return PaletteTokenizer.fit(images, codebook_size)
     columns = (TextColumn("VQ-VAE"), BarColumn(), TextColumn("error {task.fields[error]:.4f}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(), transient=True) as bar:
         task = bar.add_task("", total=UPDATES, error=float("nan"))
@@ -123,7 +121,7 @@ def _train_tokenizer(
         def report(step: int, error: float) -> None:
             bar.update(task, completed=step, error=error)
 
-        return VQTokenizer.of(images, codebook_size, patch_size, updates=UPDATES, tell=report)
+        return VQTokenizer.fit(images, codebook_size, patch_size, updates=UPDATES, progress=report)
 
 
 def decode_images(
@@ -144,8 +142,7 @@ def decode_images(
         transduce decode-images tokens.txt --tokenizer drawn/palette.json --output images
     """
     from transduce.data.readers.corpus import read_lines
-    from transduce.modalities.image.palette import image_grid, write_png
-    from transduce.modalities.image.vector_quantisation import load_image_tokenizer
+    from transduce.modalities.image.tokenizers import image_grid, load_image_tokenizer, write_png
 
     chosen = load_image_tokenizer(tokenizer)
     decoded = [chosen.decode(line) for line in read_lines(file)]
@@ -156,5 +153,5 @@ def decode_images(
         write_png(image_grid([image], scale, 0), output / f"{number:05}.png")
     write_png(image_grid([image for image, _ in decoded], scale), output / "all.png")
     if invalid := sum(not valid for _, valid in decoded):
-        print(f"lines with too few, too many or unknown {chosen.what}: {invalid:,}", file=sys.stderr)
+        print(f"lines with too few, too many or unknown {chosen.unit}: {invalid:,}", file=sys.stderr)
     open_console().print(f"{len(decoded):,} images: {output}", highlight=False, soft_wrap=True)

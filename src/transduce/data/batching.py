@@ -126,7 +126,7 @@ class Batches:
         for row in rows.tolist():
             generator = random.Random(f"{self._seed} {epoch} {row} {side}")
             text = self.store.text(SIDES[side], row)
-            encoded.append(self._tokenizers[side].encode_dropout(text, rate, generator, parts=side == 0))
+            encoded.append(self._tokenizers[side].encode_with_dropout(text, rate, generator, parts=side == 0))
         return _Ragged.of(encoded)
 
 
@@ -205,7 +205,7 @@ def gather(store: Store, rows: np.ndarray | Sequence[int]) -> Batch:
 def _modality_batch(
     items: ItemStore, target: _Ragged, rows: list[int], draws: Sequence[np.random.Generator] | None = None
 ) -> Batch:
-    return items.perceived.onto(_batch(None, target, rows), items.of(rows), draws)
+    return items.source.add_to(_batch(None, target, rows), items.items(rows), draws)
 
 
 def collate(pairs: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], rows: Sequence[int]) -> Batch:

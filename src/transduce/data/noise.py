@@ -86,7 +86,7 @@ class TokenMasking(Noise):
         """Places that are chosen together."""
         groups: list[list[int]] = []
         for place, token in enumerate(ids):
-            if groups and self.whole_words and not self.tokenizer.starts[token]:
+            if groups and self.whole_words and not self.tokenizer.word_starts[token]:
                 groups[-1].append(place)
             else:
                 groups.append([place])

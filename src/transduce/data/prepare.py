@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.build import build_noise, build_perceived
+from transduce.build import build_modality_source, build_noise
 from transduce.data.batching import AlignedBatches, Batches, batch_by_length, gather
 from transduce.data.epoch_plan import RowSubset, chunks
 from transduce.data.filters import Filters
@@ -122,7 +122,7 @@ def train_store(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int]
     """The training pairs of a recipe as ids on disk, found in the cache or built there."""
     data = recipe.data
     filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
-    sides = build_perceived(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
+    sides = build_modality_source(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
     kept = filters if data.block_size is None else KEEP
     return build_store(data.train, *sides, kept, data.invalid, cache_folder(data), progress=progress)
 
@@ -138,7 +138,7 @@ def prepare_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int
             "no pair is left to train on", where=", ".join(train.names), remedy="\n  ".join(train.describe())
         )
     if data.dev:
-        sides = build_perceived(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
+        sides = build_modality_source(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
         dev = build_store(data.dev, *sides, KEEP, data.invalid, cache_folder(data), progress=progress)
         return PreparedData(train, RowSubset(len(train)), dev, np.arange(len(dev)), noise)
     rows: RowSubset | np.ndarray
@@ -151,7 +151,7 @@ def prepare_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int
 
 def _check_tags(store: Store, source: Tokenizer, chunk: int = 10_000) -> None:
     """A label for each word: both sides of every pair must have as many."""
-    starts = np.array(source.starts)
+    starts = np.array(source.word_starts)
     for begin in range(0, len(store), chunk):
         rows = np.arange(begin, min(begin + chunk, len(store)))
         ids, lengths = store.side("source", rows)

@@ -86,7 +86,7 @@ class StoreWriter:
         kept = []
         for example in chunk:
             try:
-                self._items.rows(example.source)
+                self._items.read(example.source)
                 kept.append(example)
             except UnreadableError as bad:
                 if invalid == "error":
@@ -118,7 +118,7 @@ class StoreWriter:
                 self.report.drop(reason, (corpus, chunk[place].line))
         self.report.kept += len(kept)
         if self._items is not None:
-            self._items.keep([texts[place] for place in kept])
+            self._items.append([texts[place] for place in kept])
         self._add_ids("source", [sources[place] for place in kept])
         self._add_ids("target", [targets[place] for place in kept])
         self._add_text("source", [pairs[place][0] for place in kept])
@@ -157,7 +157,7 @@ class StoreWriter:
         meta = {
             **facts,
             "types": {side: str(id_type(tokenizer)) for side, tokenizer in self._tokenizers.items()},
-            "parts": {} if self._items is None else self._items.kinds,
+            "parts": {} if self._items is None else self._items.dtypes,
             "sizes": {name: (self._folder / name).stat().st_size for name in self._files},
             "report": self.report.to_json(),
         }

@@ -28,7 +28,7 @@ def parse_alignment(text: str) -> list[Link]:
 
 def check_alignment(text: str, source: str, target: str) -> None:
     """Refuses links to words that are not there."""
-    words = [len(Tokenizer.words(side)) for side in (source, target)]
+    words = [len(Tokenizer.word_spans(side)) for side in (source, target)]
     for link in parse_alignment(text):
         for place, count, side in zip(link, words, ("source", "target"), strict=True):
             if place >= count:
@@ -39,9 +39,9 @@ def token_alignment(links: str, source: str, target: str, tokenizers: tuple[Toke
     """Links of words -> links of tokens: all of one word with all of the other."""
     read = (tokenizers[0].encode_source(source), source), (tokenizers[1].encode(target), target)
     sides: list[dict[int, list[int]]] = []
-    for (encoded, text), beyond in zip(read, (len(tokenizers[0].tail), 0), strict=True):
+    for (encoded, text), beyond in zip(read, (len(tokenizers[0].suffix), 0), strict=True):
         tokens: dict[int, list[int]] = {}
-        for place, word in enumerate(Tokenizer.word_of(encoded, text)[: len(encoded.ids) - beyond]):
+        for place, word in enumerate(Tokenizer.word_ids(encoded, text)[: len(encoded.ids) - beyond]):
             if encoded.ids[place] != EOS:  # which parts two texts, and is no word of either
                 tokens.setdefault(word, []).append(place)
         sides.append(tokens)

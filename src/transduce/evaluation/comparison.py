@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from transduce.build import build_reading
+from transduce.build import build_source_encoding
 from transduce.contracts import Metric, TextMetric
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import read_corpus
@@ -151,8 +151,8 @@ def _evaluate_all(
     lengths = None
     if any(example.source for example in examples):
         # Lengths are those of the first tokenizer, so that the buckets of all systems are the same.
-        reading = build_reading(first.recipe, first.run.tokenizers())
-        lengths = reading.lengths([example.source for example in examples])
+        source_encoding = build_source_encoding(first.recipe, first.run.tokenizers())
+        lengths = source_encoding.lengths([example.source for example in examples])
     references = [example.references for example in examples]
     settings = first.recipe.evaluation
     device = next((one.recipe.training.device for one in candidates if not one.is_run), "auto")

@@ -92,7 +92,7 @@ def evaluate_output(model: Model, examples: Sequence[HeldOutExample], output: Sy
     lengths = None
     if not model.sourceless:
         # A denoising model has no source: the length is that of the text.
-        lengths = model.reading.lengths([example.source or example.references[0] for example in examples])
+        lengths = model.source_encoding.lengths([example.source or example.references[0] for example in examples])
     references = [example.references for example in examples]
     return evaluate(output, references, lengths, settings.metrics, settings.resamples)
 

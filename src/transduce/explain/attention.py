@@ -37,7 +37,7 @@ class Rereader:
     """A network and how its sources and targets are read; `facts` is what a page may say about it."""
 
     network: Transducer
-    reading: SourceEncoding
+    source_encoding: SourceEncoding
     target: Tokenizer
     facts: Mapping[str, Any]
 
@@ -55,21 +55,21 @@ class Rereader:
 
     def _said(self, path: Path) -> SourceLabels:
         """What was written."""
-        words, unknown = path.hypothesis.text_ids, self.reading.unknown(path.text)
+        words, unknown = path.hypothesis.text_ids, self.source_encoding.oov_words(path.text)
         output = self.target.decode(words, unknown)
         spans, closing = spans_of(self.target, words, output, unknown), ["</s>"] * path.hypothesis.complete
         shown = zip(spans, words, strict=True)
         tokens = [output[begin:end] or self.target.piece(number) for (begin, end), number in shown]
         return SourceLabels(
             [*tokens, *closing],
-            [*self.target.word_of(spans, output), *[NO_WORD for _ in closing]],
-            [output[begin:end] for begin, end in self.target.words(output)],
+            [*self.target.word_ids(spans, output), *[NO_WORD for _ in closing]],
+            [output[begin:end] for begin, end in self.target.word_spans(output)],
         )
 
     def _seen(self, path: Path, said: SourceLabels) -> SourceLabels:
         """What was looked at: the source; without one, what was read before: <s> and the output but its last token."""
         if path.source is not None:
-            return self.reading.tell(path.text, path.source, getattr(self.network, "encoder", None))
+            return self.source_encoding.describe(path.text, path.source, getattr(self.network, "encoder", None))
         return SourceLabels(["<s>", *said.tokens[:-1]], [NO_WORD, *said.words[:-1]], said.labels)
 
     @torch.inference_mode()
@@ -82,7 +82,7 @@ class Rereader:
         tokens = Padded.from_rows([[BOS, *path.hypothesis.ids[:-1]] for path in paths]).to(device)
         batch = Batch(target=tokens)
         if paths[0].source is not None:
-            batch = self.reading.batch([path.source for path in paths]).to(device)
+            batch = self.source_encoding.batch([path.source for path in paths]).to(device)
         step = self.network.advance(tokens.values, self.network.start(batch), with_attention=True)
         weights = _over_source(step, batch)
         return [None] * len(paths) if weights is None else list(weights.float().cpu().numpy())
@@ -91,7 +91,7 @@ class Rereader:
         hypothesis = path.hypothesis
         return Explained(
             source=path.text,
-            output=self.target.decode(hypothesis.text_ids, self.reading.unknown(path.text)),
+            output=self.target.decode(hypothesis.text_ids, self.source_encoding.oov_words(path.text)),
             source_tokens=seen.tokens,
             target_tokens=said.tokens,
             source_words=seen.words,
@@ -103,7 +103,7 @@ class Rereader:
             facts=self.facts,
             source_labels=seen.labels,
             target_labels=said.labels,
-            scenes=seen.scenes,
+            scenes=seen.visuals,
         )
 
 

@@ -54,8 +54,8 @@ Chooser = tuple[Strategy, tuple[LogitsProcessor, ...]]
 class Searcher:
     """A network that is asked, how its sources are read, and where its targets end."""
 
-    def __init__(self, network: Transducer, reading: SourceEncoding, reach: int, graphs: Graphs | None) -> None:
-        self.network, self.reading, self.reach, self.graphs = network, reading, reach, graphs
+    def __init__(self, network: Transducer, source_encoding: SourceEncoding, reach: int, graphs: Graphs | None) -> None:
+        self.network, self.source_encoding, self.reach, self.graphs = network, source_encoding, reach, graphs
         self._choosers: dict[GenerationRecipe, Chooser] = {}
         self._listed: ListedSearcher | None = None
 
@@ -66,7 +66,7 @@ class Searcher:
     @property
     def refills(self) -> bool:
         """Whether places of a search are filled again: where steps are recorded, rows that are done would go along."""
-        return self.graphs is not None and isinstance(self.reading, TextSourceEncoding)
+        return self.graphs is not None and isinstance(self.source_encoding, TextSourceEncoding)
 
     def every(
         self,
@@ -123,7 +123,7 @@ class Searcher:
         some = [sources[row] for row in rows]
         begun = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.forced_prefix)] * len(rows)
         return SearchRequest(
-            self.reading.batch(some),
+            self.source_encoding.batch(some),
             self._longest(some, settings),
             Padded.from_rows(begun) if prefixes is not None or settings.forced_prefix else None,
             _seeds(settings, [numbers[row] for row in rows]),
@@ -137,13 +137,15 @@ class Searcher:
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
         """The same for one batch; `numbers` seed the draws of each."""
-        return self.batch(settings, self.reading.batch(sources), self._longest(sources, settings), prefixes, numbers)
+        return self.batch(
+            settings, self.source_encoding.batch(sources), self._longest(sources, settings), prefixes, numbers
+        )
 
     def ahead(
         self, draft: Transducer, sources: Sequence[EncodedSource], settings: GenerationRecipe
     ) -> list[list[Hypothesis]]:
         """The same by greedy search, where a quick network proposes."""
-        batch, (_, rules) = self.reading.batch(sources).to(self.device), self._chooser(settings)
+        batch, (_, rules) = self.source_encoding.batch(sources).to(self.device), self._chooser(settings)
         found = speculative_search(
             self.network, draft, batch, max_lengths=self._longest(sources, settings), processors=rules
         )
@@ -198,7 +200,7 @@ class ListedSearcher(Searcher):
     """The same over the few tokens that a shortlist gives each line. Its steps are not recorded: layers change."""
 
     def __init__(self, whole: Searcher, shortlist: Shortlist) -> None:
-        super().__init__(whole.network, whole.reading, whole.reach, None)
+        super().__init__(whole.network, whole.source_encoding, whole.reach, None)
         self.shortlist, self._rows = shortlist, OutputRows(whole.network)
 
     def batch(
@@ -226,7 +228,7 @@ class ListedSearcher(Searcher):
         first = None if settings.forced_bos is None else network.places([settings.forced_bos])[0]
         small = settings.model_copy(update={**changes, "forced_bos": first})
         begun = None if prefixes is None else [network.places(prefix) for prefix in prefixes]
-        found = Searcher(network, self.reading, self.reach, None).batch(small, batch, longest, begun, numbers)
+        found = Searcher(network, self.source_encoding, self.reach, None).batch(small, batch, longest, begun, numbers)
         return [[network.named(one) for one in line] for line in found]
 
 

@@ -37,7 +37,7 @@ def load(
     if interop.recognises(run.folder):
         imported = interop.read(run.folder)
         source, target = imported.tokenizers
-        network = build.build_model(imported.recipe.model, source.size, target.size, source.starts)
+        network = build.build_model(imported.recipe.model, source.size, target.size, source.word_starts)
         fill_weights(network, imported.weights, str(run.folder))
         return _placed(network, (source, target), imported.recipe, device, precision)
     recipe = run.recipe()
@@ -49,7 +49,7 @@ def load(
         )
     recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()
-    network = build.build_model(recipe.model, source.size, target.size, source.starts)
+    network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     fill_weights(network, load_run_weights(run, recipe, list(network.state_dict())), str(run.folder))
     return _placed(network, (source, target), recipe, device, precision)
 

@@ -102,9 +102,9 @@ class Model:
     ) -> None:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters
-        self.reading = build.build_reading(recipe, (source, target))
+        self.source_encoding = build.build_source_encoding(recipe, (source, target))
         asked = MaskFilling(network) if isinstance(network, EncoderOnly) and self._masked else network
-        self.searcher = Searcher(asked, self.reading, self._reach[1], graphs)
+        self.searcher = Searcher(asked, self.source_encoding, self._reach[1], graphs)
 
     @property
     def device(self) -> torch.device:
@@ -165,8 +165,8 @@ class Model:
         most = min(chosen.max_source_length, self._reach[0])
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
-        encoded = self.reading.read([texts[number] for number in busy])
-        sources = [self.reading.cut(source, most) for source in encoded]
+        encoded = self.source_encoding.encode([texts[number] for number in busy])
+        sources = [self.source_encoding.truncate(source, most) for source in encoded]
         begun = None
         if prefixes is not None:
             begun = encode_targets(
@@ -202,7 +202,7 @@ class Model:
     def _prediction(
         self, text: str, source: EncodedSource | None, hypotheses: list[Hypothesis], cut: bool
     ) -> Prediction:
-        unknown = self.reading.unknown(text)
+        unknown = self.source_encoding.oov_words(text)
         rivals = tuple(
             Prediction(
                 text,
@@ -221,7 +221,7 @@ class Model:
     def reread(self, predictions: Sequence[Prediction]) -> list[Explained | None]:
         """The explanations of many predictions, read in batches, and kept in them; None for an empty line."""
         busy = [one for one in predictions if one.path is not None]
-        rereader = Rereader(self.network, self.reading, self.target, self.facts())
+        rereader = Rereader(self.network, self.source_encoding, self.target, self.facts())
         found = rereader([one.path for one in busy if one.path is not None], self.recipe.generation.batch_tokens)
         for one, explained in zip(busy, found, strict=True):
             vars(one)["explained"] = explained
@@ -244,7 +244,7 @@ class Model:
         if isinstance(self.network, EmbeddingModel):
             raise no_decoder_error()
         texts = [source for source, _ in pairs]
-        sources = self.reading.read(texts)
+        sources = self.source_encoding.encode(texts)
         targets = encode_targets(self.target, [target for _, target in pairs], texts)
         results: list[PairScore | None] = [None] * len(pairs)
         lengths = [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
@@ -253,7 +253,7 @@ class Model:
             if self.sourceless:
                 batch = collate([(None, target) for target in given], rows).to(self.device)
             else:
-                batch = self.reading.batch([sources[row] for row in rows], given).to(self.device)
+                batch = self.source_encoding.batch([sources[row] for row in rows], given).to(self.device)
             for row, scores in zip(rows, score_batch(self.network, batch), strict=True):
                 tokens = tuple(map(self.target.piece, [*targets[row], EOS]))
                 results[row] = PairScore(tokens, scores)
@@ -272,13 +272,13 @@ class Model:
         """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
         check_texts("embed", texts)
         most = min(self.recipe.generation.max_source_length, self._reach[0])
-        encoded = self.reading.read(texts)
+        encoded = self.source_encoding.encode(texts)
         if cut := sum(len(ids) > most for ids in encoded):
             warnings.warn(f"{cut:,} texts were cut to {most:,} tokens", stacklevel=2)
-        sources = [self.reading.cut(source, most) for source in encoded]
+        sources = [self.source_encoding.truncate(source, most) for source in encoded]
         found: dict[int, np.ndarray] = {}
         for rows in batch_by_length([len(ids) + 1 for ids in sources], self.recipe.generation.batch_tokens):
-            batch = self.reading.batch([sources[row] for row in rows]).to(self.device)
+            batch = self.source_encoding.batch([sources[row] for row in rows]).to(self.device)
             assert batch.source is not None
             found.update(zip(rows, self.network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))
         return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
@@ -289,13 +289,13 @@ class Model:
             raise InputError("this model has no source to look at", remedy="give one that reads a source")
         texts = [source for source, _ in pairs]
         scored = self.score(pairs)
-        sources = self.reading.read(texts)
+        sources = self.source_encoding.encode(texts)
         targets = encode_targets(self.target, [target for _, target in pairs], texts)
         paths = [
             Path(text, source, Hypothesis((*target, EOS), one.token_scores, one.score))
             for text, source, target, one in zip(texts, sources, targets, scored, strict=True)
         ]
-        rereader = Rereader(self.network, self.reading, self.target, self.facts())
+        rereader = Rereader(self.network, self.source_encoding, self.target, self.facts())
         return rereader(paths, self.recipe.generation.batch_tokens)
 
     def explain(self, text: str, **settings: Any) -> Explained:

@@ -136,7 +136,7 @@ def make_shortlist(
     for some in np.array_split(rows, -(-len(rows) // 10_000)):
         counts += np.bincount(store.side("target", some)[0], minlength=target.size)
     common = np.argsort(-counts, kind="stable")[:frequent]
-    always = np.union1d([*range(len(SPECIALS)), *target.numbers], common[counts[common] > 0])
+    always = np.union1d([*range(len(SPECIALS)), *target.oov_ids], common[counts[common] > 0])
     lists = translate(store, rows, target.size).likeliest(source.size, likeliest)
     prints = source.fingerprint, target.fingerprint
     return Shortlist(torch.from_numpy(lists), torch.from_numpy(always.astype(np.int32)), target.size, prints)

@@ -1,13 +1,11 @@
-"""A name in, how such sources are read out: the shelf of everything that is no text."""
+"""Registries of modalities and front ends: a new one is one class and one row here."""
 
 from transduce.contracts import FrontEnd, Modality
 from transduce.modalities.audio.front_ends import ConvSubsampling, FrameStacking
 from transduce.modalities.audio.modality import Audio, AudioFeatures
-from transduce.modalities.image.features import FeatureGrid, ImageFeatures
-from transduce.modalities.image.front_ends import CNNGrid, PatchEmbedding
-from transduce.modalities.image.modality import Image
-from transduce.modalities.video.front_ends import FrameEmbedding, TubeletEmbedding
-from transduce.modalities.video.modality import Video
+from transduce.modalities.image.front_ends import CNNGrid, FeatureGrid, PatchEmbedding
+from transduce.modalities.image.modality import Image, ImageFeatures
+from transduce.modalities.video.modality import FrameEmbedding, TubeletEmbedding, Video
 
 MODALITIES: dict[str, type[Modality]] = {
     "image": Image,

@@ -1,62 +1,66 @@
-"""What is kept of the parts of sources in, files of a store out, and back: each different file is kept once.
+"""Storage of multimodal sources: the arrays read from files, each different file once.
 
-part.NAME.data    what is kept of all files, end to end      part.NAME.shape   the shape of each
-part.NAME.data.ends   where each ends                        part.NAME.item    which of them each pair has
-source.rows       rows of each pair in a batch
+part.NAME.data        the arrays of all files, end to end      part.NAME.shape   the shape of each array
+part.NAME.data.ends   the end offset of each array             part.NAME.item    the array of each pair
+source.rows           the number of rows of each pair in a batch
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
+from transduce.contracts import Modality
 from transduce.modalities.sources import ModalitySource, SourceItem
 
 
 def file_names(parts: Sequence[str]) -> Iterator[str]:
     for name in parts:
-        yield from (f"part.{name}.{what}" for what in ("data", "data.ends", "shape", "item"))
+        yield from (f"part.{name}.{content}" for content in ("data", "data.ends", "shape", "item"))
     if parts:
         yield "source.rows"
 
 
 class ItemWriter:
-    """Appends the sources of pairs; a file that was met before is neither read nor written again."""
+    """Appends the sources of pairs; a file that was read before is neither read nor written again."""
 
-    def __init__(self, perceived: ModalitySource, files: Mapping[str, BinaryIO]) -> None:
-        self._perceived, self._files = perceived, files
-        self._known: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in perceived.parts}  # -> number, rows
-        self._ends = dict.fromkeys(perceived.parts, 0)
-        self.kinds: dict[str, tuple[str, int]] = {}  # numbers of a part, and how many axes they have
+    def __init__(self, source: ModalitySource, files: Mapping[str, BinaryIO]) -> None:
+        self._source, self._files = source, files
+        self._known: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in source.parts}  # -> item, rows
+        self._ends = dict.fromkeys(source.parts, 0)
+        self.dtypes: dict[str, tuple[str, int]] = {}  # dtype and number of axes of the arrays of a part
 
-    def rows(self, text: str) -> int:
-        """Reads what is new of a source, and tells how many rows it has; an UnreadableError says why it cannot."""
-        parts = zip(self._perceived.parts.items(), self._perceived.split(text), strict=True)
-        return sum(self._meet(name, part.read, part.length, named) for (name, part), named in parts)
+    def read(self, text: str) -> int:
+        """Reads and stores the new files of a source; returns its number of rows in a batch.
 
-    def _meet(self, name: str, read: Any, length: Any, named: str) -> int:
+        Raises an UnreadableError where a file cannot be read.
+        """
+        parts = zip(self._source.parts.items(), self._source.split(text), strict=True)
+        return sum(self._read_part(name, modality, part) for (name, modality), part in parts)
+
+    def _read_part(self, name: str, modality: Modality, part: str) -> int:
         known = self._known[name]
-        if named not in known:
-            kept = np.ascontiguousarray(read(named))
-            self.kinds.setdefault(name, (kept.dtype.str, kept.ndim))
-            if (kept.dtype.str, kept.ndim) != self.kinds[name]:
-                raise ValueError(f"{name} kept {kept.dtype} of {kept.ndim} axes, and before {self.kinds[name]}")
-            self._ends[name] += kept.size
-            self._files[f"part.{name}.data"].write(kept.tobytes())
+        if part not in known:
+            array = np.ascontiguousarray(modality.read(part))
+            self.dtypes.setdefault(name, (array.dtype.str, array.ndim))
+            if (array.dtype.str, array.ndim) != self.dtypes[name]:
+                raise ValueError(f"{name}: {array.dtype} of {array.ndim} axes after {self.dtypes[name]}")
+            self._ends[name] += array.size
+            self._files[f"part.{name}.data"].write(array.tobytes())
             self._files[f"part.{name}.data.ends"].write(np.int64(self._ends[name]).tobytes())
-            self._files[f"part.{name}.shape"].write(np.array(kept.shape, np.int64).tobytes())
-            known[named] = len(known), length(kept)
-        return known[named][1]
+            self._files[f"part.{name}.shape"].write(np.array(array.shape, np.int64).tobytes())
+            known[part] = len(known), modality.length(array)
+        return known[part][1]
 
-    def keep(self, texts: Sequence[str]) -> None:
-        """These sources, all of them met, are those of the next pairs."""
+    def append(self, texts: Sequence[str]) -> None:
+        """Makes these sources, all of them read before, the sources of the next pairs."""
         rows = np.zeros(len(texts), np.int64)
-        for place, (name, known) in enumerate(self._known.items()):
-            found = [known[self._perceived.split(text)[place]] for text in texts]
-            self._files[f"part.{name}.item"].write(np.array([number for number, _ in found], np.int64).tobytes())
+        for column, (name, known) in enumerate(self._known.items()):
+            found = [known[self._source.split(text)[column]] for text in texts]
+            self._files[f"part.{name}.item"].write(np.array([item for item, _ in found], np.int64).tobytes())
             rows += np.array([count for _, count in found], np.int64)
         self._files["source.rows"].write(rows.tobytes())
 
@@ -64,28 +68,29 @@ class ItemWriter:
 class ItemStore:
     """The sources of a finished store."""
 
-    def __init__(self, folder: Path, perceived: ModalitySource, kinds: Mapping[str, tuple[str, int]]) -> None:
-        self.perceived = perceived
+    def __init__(self, folder: Path, source: ModalitySource, dtypes: Mapping[str, tuple[str, int]]) -> None:
+        self.source = source
         self._data, self._ends, self._shape, self._item = {}, {}, {}, {}
-        for name in perceived.parts:
-            kind, axes = kinds[name]
-            self._data[name] = _mapped(folder / f"part.{name}.data", kind)
-            self._ends[name] = _mapped(folder / f"part.{name}.data.ends", "<i8")
-            self._shape[name] = _mapped(folder / f"part.{name}.shape", "<i8").reshape(-1, axes)
-            self._item[name] = _mapped(folder / f"part.{name}.item", "<i8")
-        self.rows = _mapped(folder / "source.rows", "<i8")
+        for name in source.parts:
+            dtype, axes = dtypes[name]
+            self._data[name] = map_array(folder / f"part.{name}.data", dtype)
+            self._ends[name] = map_array(folder / f"part.{name}.data.ends", "<i8")
+            self._shape[name] = map_array(folder / f"part.{name}.shape", "<i8").reshape(-1, axes)
+            self._item[name] = map_array(folder / f"part.{name}.item", "<i8")
+        self.rows = map_array(folder / "source.rows", "<i8")
 
-    def of(self, rows: Sequence[int]) -> list[SourceItem]:
-        return [self.perceived.item([self._kept(name, row) for name in self.perceived.parts]) for row in rows]
+    def items(self, rows: Sequence[int]) -> list[SourceItem]:
+        """The sources of these pairs."""
+        return [self.source.item([self._array(name, row) for name in self.source.parts]) for row in rows]
 
-    def _kept(self, name: str, row: int) -> np.ndarray:
-        number = int(self._item[name][row])
+    def _array(self, name: str, row: int) -> np.ndarray:
+        item = int(self._item[name][row])
         ends = self._ends[name]
-        begin, end = int(ends[number - 1]) if number else 0, int(ends[number])
-        kept: np.ndarray = self._data[name][begin:end].reshape(self._shape[name][number])
-        return kept
+        begin, end = int(ends[item - 1]) if item else 0, int(ends[item])
+        array: np.ndarray = self._data[name][begin:end].reshape(self._shape[name][item])
+        return array
 
 
-def _mapped(path: Path, kind: str) -> np.ndarray:
-    # An empty file cannot be mapped. Plain arrays over the mapping: np.memmap's own slices are slow.
-    return np.asarray(np.memmap(path, np.dtype(kind), "r")) if path.stat().st_size else np.zeros(0, kind)
+def map_array(path: Path, dtype: str | np.dtype) -> np.ndarray:
+    """A memory-mapped array. An empty file cannot be mapped; slices of np.memmap itself are slow."""
+    return np.asarray(np.memmap(path, np.dtype(dtype), "r")) if path.stat().st_size else np.zeros(0, dtype)

@@ -1,7 +1,7 @@
-"""Sources that are more than one text in, the sources of a batch out: each part is read by its own modality.
+"""Multimodal sources: each part of a source is read by its own modality.
 
-The parts of a source stand in one text, with a tab between them, as they do in a file. What is kept of each part is
-an array; a batch has the first part as its source, and the others beside it by name.
+The parts of a source are one text with tabs between them, as in a file. Each part is read into an array. In a batch the
+first part is the source, and the other parts are extra sources by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transduce.flow import EOS, Batch, Padded
 
 @dataclass(frozen=True)
 class SourceItem:
-    """What is kept of each part of one source, and how many rows all of them have in a batch."""
+    """The arrays of the parts of one source, and the number of rows of each in a batch."""
 
     parts: tuple[np.ndarray, ...]
     rows: tuple[int, ...]
@@ -32,7 +32,7 @@ class SourceItem:
 
 
 class TextModality(Modality):
-    """a text, in the tokens of the source"""
+    """a text, in tokens of the source vocabulary"""
 
     names_files = False
 
@@ -43,44 +43,45 @@ class TextModality(Modality):
     def shape(self) -> tuple[int, ...]:
         return ()
 
-    def read(self, named: str) -> np.ndarray:
-        return np.array(encode_sources(self._tokenizer, [named])[0], np.uint32)
+    def read(self, source: str) -> np.ndarray:
+        return np.array(encode_sources(self._tokenizer, [source])[0], np.uint32)
 
-    def length(self, kept: np.ndarray) -> int:
-        return len(kept) + 1  # </s>
+    def length(self, array: np.ndarray) -> int:
+        return len(array) + 1  # </s>
 
-    def padded(self, kept: Sequence[np.ndarray], draws: Sequence[np.random.Generator] | None = None) -> Padded:
-        return Padded.from_rows([[*row.tolist(), EOS] for row in kept])
+    def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
+        return Padded.from_rows([[*array.tolist(), EOS] for array in arrays])
 
-    def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
-        return [*(self._tokenizer.piece(number) for number in kept.tolist()), "</s>"]
+    def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
+        return [*(self._tokenizer.piece(number) for number in array.tolist()), "</s>"]
 
 
 @dataclass(frozen=True)
 class ModalitySource:
-    """The named parts of a source, in the order of their columns."""
+    """The modality of each part of a source by its name, in the order of the columns."""
 
     parts: Mapping[str, Modality]
-    fingerprint: str  # of all that decides what is kept
+    fingerprint: str  # hash of everything that determines the stored arrays
 
     @classmethod
     def of(cls, parts: Mapping[str, Modality], facts: object) -> ModalitySource:
         return cls(parts, hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest())
 
     def split(self, text: str) -> list[str]:
-        """The parts of a source; the last may hold tabs of its own where it is a text."""
-        named = text.split("\t", len(self.parts) - 1)
-        if len(named) < len(self.parts):
-            wanted = ", ".join(self.parts)
-            raise UnreadableError("missing column", f"{len(named)} of {len(self.parts)} sources ({wanted})")
-        return named
+        """The parts of a source; the last part may contain tabs where it is a text."""
+        parts = text.split("\t", len(self.parts) - 1)
+        if len(parts) < len(self.parts):
+            names = ", ".join(self.parts)
+            raise UnreadableError("missing column", f"{len(parts)} of {len(self.parts)} sources ({names})")
+        return parts
 
     def read(self, text: str) -> SourceItem:
-        return self.item([part.read(one) for part, one in zip(self.parts.values(), self.split(text), strict=True)])
+        parts = zip(self.parts.values(), self.split(text), strict=True)
+        return self.item([modality.read(part) for modality, part in parts])
 
-    def item(self, kept: Sequence[np.ndarray]) -> SourceItem:
-        rows = tuple(part.length(one) for part, one in zip(self.parts.values(), kept, strict=True))
-        return SourceItem(tuple(kept), rows)
+    def item(self, arrays: Sequence[np.ndarray]) -> SourceItem:
+        rows = tuple(modality.length(array) for modality, array in zip(self.parts.values(), arrays, strict=True))
+        return SourceItem(tuple(arrays), rows)
 
     def read_all(self, texts: Sequence[str]) -> list[SourceItem]:
         items = []
@@ -91,28 +92,33 @@ class ModalitySource:
                 raise InputError(bad.problem, where=text, remedy=bad.remedy) from None
         return items
 
-    def onto(
-        self, batch: Batch, items: Sequence[SourceItem], draws: Sequence[np.random.Generator] | None = None
+    def add_to(
+        self, batch: Batch, items: Sequence[SourceItem], rngs: Sequence[np.random.Generator] | None = None
     ) -> Batch:
-        """A batch with these as its sources."""
-        sides = {
-            name: part.padded([item.parts[place] for item in items], draws)
-            for place, (name, part) in enumerate(self.parts.items())
+        """The batch with these items as its sources, augmented where there are random generators."""
+        collated = {
+            name: modality.collate([item.parts[column] for item in items], rngs)
+            for column, (name, modality) in enumerate(self.parts.items())
         }
-        first, *others = sides
-        return replace(batch, source=sides[first], extra={**batch.extra, **{name: sides[name] for name in others}})
+        first, *others = collated
+        extra = {**batch.extra, **{name: collated[name] for name in others}}
+        return replace(batch, source=collated[first], extra=extra)
 
-    def labels(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[str]:
-        """A name for each row of the memory."""
+    def position_labels(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[str]:
+        """A label for each row of the memory."""
         parts = zip(self.parts.values(), item.parts, grids, leading, strict=True)
-        return [label for part, kept, grid, more in parts for label in (*["<cls>"] * more, *part.label(kept, grid))]
+        return [
+            label
+            for modality, array, grid, count in parts
+            for label in (*["<cls>"] * count, *modality.position_labels(array, grid))
+        ]
 
-    def scenes(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[VisualSource]:
-        """What a person sees of it."""
-        found, begin = [], 0
-        for part, kept, grid, more in zip(self.parts.values(), item.parts, grids, leading, strict=True):
-            begin += more
-            scene = part.scene(kept, grid)
-            found += [] if scene is None else [replace(scene, begin=begin)]
+    def visualise(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[VisualSource]:
+        """The images of the parts that can be displayed."""
+        visuals, begin = [], 0
+        for modality, array, grid, count in zip(self.parts.values(), item.parts, grids, leading, strict=True):
+            begin += count
+            visual = modality.visualise(array, grid)
+            visuals += [] if visual is None else [replace(visual, begin=begin)]
             begin += int(np.prod(grid))
-        return found
+        return visuals

@@ -90,7 +90,7 @@ def trial_updates(
     """Two updates of a throw-away network: in the second, the optimiser has allocated its state."""
     settings, (source, target) = recipe.training, tokenizers
     try:
-        network = build.build_model(recipe.model, source.size, target.size, source.starts).to(device)
+        network = build.build_model(recipe.model, source.size, target.size, source.word_starts).to(device)
         if settings.gradient_checkpointing:
             recompute(network)
         auxiliary = None if recipe.model.decoder is None else objective.beside(recipe.model.decoder["width"])

@@ -144,7 +144,7 @@ def _build(
     """The network with its initial weights, their origin, and the names of the frozen parameters."""
     seed_everything(recipe.training.seed)
     source, target = tokenizers
-    network = build.build_model(recipe.model, source.size, target.size, source.starts)
+    network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     taken = transfer.load_pretrained(network, recipe.model, tokenizers, origins)
     frozen = recipe.training.freeze
     if recipe.training.adapters is not None:

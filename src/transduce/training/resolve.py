@@ -133,7 +133,7 @@ def with_packing(
         return recipe
     source, target = tokenizers
     with outlined():
-        network = build.build_model(recipe.model, source.size, target.size, source.starts)
+        network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     reason = why_not(recipe, network, data, objective)
     if asked is True and reason:
         raise InputError(f"training.packing: {reason}", remedy="leave it out, or set it to false")

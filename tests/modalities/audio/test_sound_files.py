@@ -12,8 +12,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from transduce.errors import UnreadableError
-from transduce.modalities.audio.files import FULL, read_waveform, resample, to_int16
-from transduce.modalities.audio.frames import read_frames, write_frames
+from transduce.modalities.audio.files import FULL_SCALE, read_frames, read_waveform, resample, to_int16, write_frames
 from transduce.modalities.audio.modality import Audio, AudioFeatures
 
 
@@ -56,28 +55,28 @@ def test_formats_and_channels(tmp_path: Path, ending: str, loss: int) -> None:
 
 
 def test_what_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -> None:
-    assert reason(str(tmp_path / "none.wav")) == "no such sound"
+    assert reason(str(tmp_path / "none.wav")) == "no such audio file"
     (tmp_path / "text.wav").write_text("no sound at all")
-    assert reason(str(tmp_path / "text.wav")) == "not a readable sound"
-    assert reason(save(tmp_path / "empty.wav", np.zeros(0))) == "empty sound"
-    assert reason(save(tmp_path / "long.wav", sine(8000, 2.0)), seconds=1.5) == "sound too long"
+    assert reason(str(tmp_path / "text.wav")) == "not a readable audio file"
+    assert reason(save(tmp_path / "empty.wav", np.zeros(0))) == "empty audio file"
+    assert reason(save(tmp_path / "long.wav", sine(8000, 2.0)), seconds=1.5) == "audio too long"
     holed = sine(8000)
     holed[17] = np.nan
-    assert reason(save(tmp_path / "nan.wav", holed, subtype="FLOAT")) == "sound with numbers that are none"
+    assert reason(save(tmp_path / "nan.wav", holed, subtype="FLOAT")) == "audio with non-finite samples"
     loud = read_waveform(save(tmp_path / "loud.wav", 3 * sine(8000), subtype="FLOAT"), 8000, 30.0)
-    assert loud.max() == FULL - 1
+    assert loud.max() == FULL_SCALE - 1
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac"])
 def test_a_file_cut_off_is_refused(tmp_path: Path, ending: str) -> None:
     path = Path(save(tmp_path / f"whole.{ending}", np.random.default_rng(1).normal(size=8000) / 9))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert reason(str(path)) in ("sound shorter than its header says", "not a readable sound")
+    assert reason(str(path)) in ("audio shorter than its header says", "not a readable audio file")
 
 
 def test_sounds_shorter_than_a_window_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "short.wav", sine(8000, 0.02))
-    with pytest.raises(UnreadableError, match="sound too short"):
+    with pytest.raises(UnreadableError, match="audio too short"):
         Audio(rate=8000).read(path)
 
 
@@ -113,4 +112,4 @@ def test_frames_that_cannot_be_trusted(tmp_path: Path) -> None:
     assert reason("all.npz#0", width=4) == "frames of another width"
     assert reason("all.npz#0", most=1) == "too many frames"
     assert reason("empty.npy") == "no frames"
-    assert reason("nan.npy") == "frames with numbers that are none"
+    assert reason("nan.npy") == "frames with non-finite values"

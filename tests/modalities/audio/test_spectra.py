@@ -46,7 +46,7 @@ def test_frames_are_whispers() -> None:
     extractor = transformers.WhisperFeatureExtractor()
     wanted = extractor(samples / 32768, sampling_rate=16000, return_tensors="np").input_features[0].T
     part = Audio(scale="whisper", fill=True, normalise=False)
-    found = part.padded([samples]).values[0].numpy()
+    found = part.collate([samples]).values[0].numpy()
     assert found.shape == wanted.shape == (3000, 80)
     np.testing.assert_allclose(found, wanted, atol=1e-3)
 
@@ -56,18 +56,18 @@ def test_frames_are_whispers() -> None:
 def test_length_is_what_a_batch_has_and_neighbours_change_nothing(one: int, other: int, scale: str) -> None:
     part = Audio(scale=scale, mels=20)
     kept = [noise(one), noise(other, 2)]
-    both = part.padded(kept)
+    both = part.collate(kept)
     assert both.mask.sum(1).tolist() == [part.length(row) for row in kept]
-    alone = part.padded(kept[1:])
+    alone = part.collate(kept[1:])
     torch.testing.assert_close(both.values[1][both.mask[1]], alone.values[0])
 
 
 def test_chance_changes_training_alone_and_comes_from_its_draw() -> None:
     part = Audio(speed=0.1, time_masks=2, frequency_masks=2, mels=20)
     kept = [noise(16000)]
-    plain = part.padded(kept)
-    torch.testing.assert_close(part.padded(kept).values, plain.values)
-    changed = [part.padded(kept, [np.random.default_rng(seed)]).values for seed in (1, 1, 2, 3, 4, 5, 6, 7)]
+    plain = part.collate(kept)
+    torch.testing.assert_close(part.collate(kept).values, plain.values)
+    changed = [part.collate(kept, [np.random.default_rng(seed)]).values for seed in (1, 1, 2, 3, 4, 5, 6, 7)]
     torch.testing.assert_close(changed[0], changed[1])
     lengths = {one.size(1) for one in changed}
     assert len(lengths) > 2
@@ -82,7 +82,7 @@ def test_masks_hide_whole_frames_and_bands_and_no_more_than_told(length: int, ti
         size=8, normalise=False, time_masks=time, time_width=5, frequency_masks=bands, frequency_width=2
     )
     kept = np.random.default_rng(seed).normal(size=(length, 8)).astype(np.float32)
-    found = part.padded([kept], [np.random.default_rng(seed)]).values[0].numpy()
+    found = part.collate([kept], [np.random.default_rng(seed)]).values[0].numpy()
     hidden = found != kept
     whole = hidden.all(1)[:, None] | hidden.all(0)
     assert (hidden == whole).all()
@@ -92,10 +92,10 @@ def test_masks_hide_whole_frames_and_bands_and_no_more_than_told(length: int, ti
 
 def test_a_level_for_each_utterance() -> None:
     kept = (5 + 3 * np.random.default_rng(1).normal(size=(50, 4))).astype(np.float32)
-    values = AudioFeatures(size=4).padded([kept]).values[0]
+    values = AudioFeatures(size=4).collate([kept]).values[0]
     torch.testing.assert_close(values.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
     torch.testing.assert_close(values.std(0, correction=0), torch.ones(4))
-    torch.testing.assert_close(AudioFeatures(size=4).padded([2 * kept + 1]).values[0], values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(AudioFeatures(size=4).collate([2 * kept + 1]).values[0], values, atol=1e-4, rtol=0)
 
 
 def test_a_scene_is_the_spectrogram_low_pitches_at_the_bottom() -> None:
@@ -103,7 +103,7 @@ def test_a_scene_is_the_spectrogram_low_pitches_at_the_bottom() -> None:
     place = np.arange(16000) / 16000
     samples = np.where(place < 0.5, np.sin(2 * np.pi * 300 * place), np.sin(2 * np.pi * 5000 * place))
     kept = (20000 * samples).astype(np.int16)
-    scene = part.scene(kept, (25,))
+    scene = part.visualise(kept, (25,))
     assert scene.pixels.shape == (30, part.length(kept), 3)
     assert scene.grid == (1, 25)
     assert scene.across == "seconds"
@@ -111,5 +111,5 @@ def test_a_scene_is_the_spectrogram_low_pitches_at_the_bottom() -> None:
     first, second = scene.pixels[:, :40, 0].mean(1), scene.pixels[:, 60:, 0].mean(1)
     assert first.argmin() > 20  # dark is loud: the low tone lies at the bottom
     assert second.argmin() < 10
-    assert part.label(kept, (25,))[0] == "0.00s"
-    assert len(part.label(kept, (25,))) == 25
+    assert part.position_labels(kept, (25,))[0] == "0.00s"
+    assert len(part.position_labels(kept, (25,))) == 25

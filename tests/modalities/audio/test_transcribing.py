@@ -70,8 +70,8 @@ def test_a_recipe_is_chosen_for_sounds_and_for_frames(tones: Path, tmp_path: Pat
     sound, frames = Audio(rate=8000, mels=20), AudioFeatures(size=20)
     first = lines(few)[0][0]
     np.testing.assert_allclose(
-        frames.padded([frames.read(f"{made.parent}/{lines(made)[0][0]}")]).values,
-        sound.padded([sound.read(first)]).values,
+        frames.collate([frames.read(f"{made.parent}/{lines(made)[0][0]}")]).values,
+        sound.collate([sound.read(first)]).values,
         atol=1e-4,
     )
 
@@ -79,9 +79,9 @@ def test_a_recipe_is_chosen_for_sounds_and_for_frames(tones: Path, tmp_path: Pat
 def test_what_cannot_be_transcribed_is_told(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("nothing.wav\tone\n")
-    with pytest.raises(InputError, match="not a readable sound"):
+    with pytest.raises(InputError, match="not a readable audio file"):
         recipe_for(str(pairs), task="transcribe")
-    with pytest.raises(InputError, match="no such sound"):
+    with pytest.raises(InputError, match="no such audio file"):
         extract_features(pairs, tmp_path / "frames")
 
 

@@ -19,10 +19,16 @@ from typer.testing import CliRunner
 
 from transduce.cli import app
 from transduce.errors import InputError
-from transduce.modalities.image import vector_quantisation as codes_file
+from transduce.modalities.image import tokenizers as image_tokenizers
 from transduce.modalities.image.files import fit
-from transduce.modalities.image.palette import PaletteTokenizer
-from transduce.modalities.image.vector_quantisation import SIZE, VQVAE, Codebook, VQTokenizer, load_image_tokenizer
+from transduce.modalities.image.tokenizers import (
+    CODE_SIZE,
+    VQVAE,
+    Codebook,
+    PaletteTokenizer,
+    VQTokenizer,
+    load_image_tokenizer,
+)
 from transduce.synthetic.shapes import generate_icons
 
 
@@ -45,8 +51,8 @@ def untrained() -> VQTokenizer:
 def test_the_nearest_code_is_chosen(count, vectors, seed):
     draw = torch.Generator().manual_seed(seed)
     book = Codebook(count)
-    book.codes = torch.randn(count, SIZE, generator=draw)
-    values = torch.randn(vectors, SIZE, generator=draw)
+    book.codes = torch.randn(count, CODE_SIZE, generator=draw)
+    values = torch.randn(vectors, CODE_SIZE, generator=draw)
     distances = (values[:, None] - book.codes).square().sum(-1)
     assert_close(distances.gather(1, book.nearest(values)[:, None])[:, 0], distances.min(1).values)
 
@@ -55,7 +61,7 @@ def test_gradients_pass_straight_through():
     torch.manual_seed(1)
     book = Codebook(4).eval()
     torch.nn.init.normal_(book.codes)
-    vectors, wanted = torch.randn(7, SIZE, requires_grad=True), torch.randn(7, SIZE)
+    vectors, wanted = torch.randn(7, CODE_SIZE, requires_grad=True), torch.randn(7, CODE_SIZE)
     found, cost = book(vectors)
     assert_close(found, book.codes[book.nearest(vectors)])
     (gradient,) = torch.autograd.grad((found * wanted).sum(), vectors, retain_graph=True)
@@ -66,10 +72,10 @@ def test_gradients_pass_straight_through():
 
 def test_codes_are_means_of_what_they_stand_for_and_none_is_left_unused():
     torch.manual_seed(1)
-    middles = 10 * torch.randn(6, SIZE)
+    middles = 10 * torch.randn(6, CODE_SIZE)
     book = Codebook(12).train()
     for _ in range(1500):
-        book(middles.repeat_interleave(20, 0) + 0.1 * torch.randn(120, SIZE))
+        book(middles.repeat_interleave(20, 0) + 0.1 * torch.randn(120, CODE_SIZE))
     nearest = torch.cdist(middles, book.codes)
     assert nearest.min(1).values.max() < 0.5  # every cloud has a code of its own
     assert nearest.min(0).values.max() < 2  # and no code lies anywhere else
@@ -77,9 +83,9 @@ def test_codes_are_means_of_what_they_stand_for_and_none_is_left_unused():
 
 def test_a_code_that_stands_for_nothing_begins_anew():
     book = Codebook(3).train()
-    book(torch.randn(30, SIZE))
+    book(torch.randn(30, CODE_SIZE))
     book.codes[2], book.sums[2], book.counts[2] = 99.0, 99.0 * 0.05, 0.05
-    book(torch.randn(30, SIZE))
+    book(torch.randn(30, CODE_SIZE))
     assert book.codes.abs().max() < 9
 
 
@@ -105,7 +111,7 @@ def test_saved_and_loaded(untrained, tmp_path):
     assert again.encode(picture) == line
     assert len(line.split()) == again.tokens == 6
     assert np.array_equal(again.decode(line)[0], untrained.decode(line)[0])
-    with pytest.raises(ValueError, match="a picture of"):
+    with pytest.raises(ValueError, match="an image of"):
         again.encode(picture[:2])
 
 
@@ -137,13 +143,13 @@ def test_what_is_no_file_of_codes_is_refused(untrained, tmp_path):
 
 def test_squares_must_fill_a_picture():
     with pytest.raises(InputError, match="a multiple of 4"):
-        VQTokenizer.of([np.zeros((6, 8, 3), np.uint8)], 4, 4, updates=1)
+        VQTokenizer.fit([np.zeros((6, 8, 3), np.uint8)], 4, 4, updates=1)
 
 
 def test_the_same_pictures_give_the_same_codes():
     pictures = icons(1, 8, 8)
     before = torch.get_rng_state()
-    one, other = (VQTokenizer.of(pictures, 8, 4, updates=3) for _ in range(2))
+    one, other = (VQTokenizer.fit(pictures, 8, 4, updates=3) for _ in range(2))
     assert all(
         torch.equal(a, b)
         for a, b in zip(one.network.state_dict().values(), other.network.state_dict().values(), strict=True)
@@ -158,7 +164,7 @@ def call(*words: object) -> str:
 
 
 def test_the_commands_write_and_draw_codes(tmp_path, monkeypatch):
-    monkeypatch.setattr(codes_file, "UPDATES", 3)
+    monkeypatch.setattr(image_tokenizers, "UPDATES", 3)
     call("data", "icons", "--count", 6, "--output", tmp_path / "icons")
     pairs = tmp_path / "icons" / "pairs.tsv"
     told = call(
@@ -189,14 +195,14 @@ def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
 def test_pictures_come_back_better_than_from_as_many_colours():
     """16 tokens for 256 pixels, on new pictures: the pixels of a palette would have to be 4 x 4, and drawn larger."""
     seen, new = icons(1, 400, 16), icons(2, 60, 16)
-    codes = VQTokenizer.of(seen, 128, 4, updates=400)
+    codes = VQTokenizer.fit(seen, 128, 4, updates=400)
     drawn = [codes.decode(codes.encode(picture)) for picture in new]
     assert all(fits for _, fits in drawn)
 
     def resized(picture: np.ndarray, side: int, how: Picture.Resampling) -> np.ndarray:
         return np.asarray(Picture.fromarray(picture).resize((side, side), how))
 
-    palette = PaletteTokenizer.of([resized(picture, 4, Picture.Resampling.BOX) for picture in seen], 128)
+    palette = PaletteTokenizer.fit([resized(picture, 4, Picture.Resampling.BOX) for picture in seen], 128)
     small = [palette.decode(palette.encode(resized(picture, 4, Picture.Resampling.BOX)))[0] for picture in new]
     assert codes.tokens == palette.tokens == 16
     best = min(

@@ -11,7 +11,8 @@ from PIL import Image as Pillow
 from transduce.errors import InputError
 from transduce.interop import frozen_networks as networks
 from transduce.modalities.image.efficientnet import CHANNELS, EfficientNetLite0, load_efficientnet
-from transduce.modalities.image.features import FeatureGrid, ImageFeatures
+from transduce.modalities.image.front_ends import FeatureGrid
+from transduce.modalities.image.modality import ImageFeatures
 
 NAMES = (
     (r"^stem\.conv", "_conv_stem"),
@@ -113,7 +114,7 @@ def test_features_are_kept_with_a_small_picture(file, tmp_path):
     assert kept.dtype == np.float16
     assert modality.length(kept) == 2
     assert modality.shape == (2, 2, 320)
-    batch = modality.padded([kept, kept])
+    batch = modality.collate([kept, kept])
     with torch.no_grad():
         wanted = load_efficientnet(str(tmp_path / "lite0.safetensors")).cells(
             torch.from_numpy(picture).permute(2, 0, 1)[None].float(), 32
@@ -122,7 +123,7 @@ def test_features_are_kept_with_a_small_picture(file, tmp_path):
     front = FeatureGrid(24, shape=modality.shape)
     assert front.rows(batch).values.shape == (2, 4, 24)
     assert front.grid(2) == (2, 2)
-    scene = modality.scene(kept, (2, 2))
+    scene = modality.visualise(kept, (2, 2))
     assert scene.pixels.shape == (16, 16, 3)
     assert np.abs(scene.pixels[2, 12].astype(int) - (10, 200, 30)).max() < 3
     assert scene.pixels[12, 2].max() < 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image as Picture
 
 from transduce.errors import InputError
-from transduce.modalities.image.palette import PaletteTokenizer, image_grid
+from transduce.modalities.image.tokenizers import PaletteTokenizer, image_grid
 
 COLOURS = np.array([[250, 250, 250], [200, 10, 10], [10, 10, 200], [10, 180, 10]], np.uint8)
 
@@ -19,7 +19,7 @@ COLOURS = np.array([[250, 250, 250], [200, 10, 10], [10, 10, 200], [10, 180, 10]
 @given(st.lists(st.integers(0, 3), min_size=12, max_size=12), st.integers(4, 9))
 def test_pictures_of_few_colours_come_back_as_they_were(numbers, count):
     picture = COLOURS[numbers].reshape(3, 4, 3)
-    palette = PaletteTokenizer.of([picture], count)
+    palette = PaletteTokenizer.fit([picture], count)
     assert len(palette.colours) == len(set(numbers))
     drawn, fits = palette.decode(palette.encode(picture))
     assert fits
@@ -30,11 +30,11 @@ def test_means_lie_in_the_middle_of_what_they_stand_for():
     noise = np.random.default_rng(1).integers(-9, 10, (20, 8, 8, 3))
     which = np.random.default_rng(2).integers(0, 4, (20, 8, 8))
     pictures = list((COLOURS[which].astype(int) + noise).clip(0, 255).astype(np.uint8))
-    palette = PaletteTokenizer.of(pictures, 4)
+    palette = PaletteTokenizer.fit(pictures, 4)
     distance = np.abs(palette.colours[:, None].astype(int) - COLOURS[None].astype(int)).max(-1)
     assert sorted(distance.argmin(1)) == [0, 1, 2, 3]
     assert distance.min(1).max() <= 6
-    assert np.array_equal(palette.colours, PaletteTokenizer.of(pictures, 4).colours)
+    assert np.array_equal(palette.colours, PaletteTokenizer.fit(pictures, 4).colours)
 
 
 def test_a_wrong_line_is_drawn_as_far_as_it_goes():
@@ -61,7 +61,7 @@ def test_saved_and_loaded(tmp_path):
 
 def test_a_sheet_shows_every_picture_once():
     pictures = [np.full((2, 3, 3), shade, np.uint8) for shade in (10, 20, 30)]
-    sheet = image_grid(pictures, times=2, gap=1)
+    sheet = image_grid(pictures, scale=2, gap=1)
     assert sheet.shape == (2 * 5 + 1, 2 * 7 + 1, 3)
     counts = {shade: int((sheet[..., 0] == shade).sum()) for shade in (10, 20, 30)}
     assert counts == {10: 24, 20: 24, 30: 24}

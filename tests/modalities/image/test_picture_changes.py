@@ -36,11 +36,11 @@ def test_a_change_changes_and_nothing_is_changed_unasked(kind):
 
 def test_a_row_is_changed_in_the_same_way_whatever_its_batch():
     image = Image(size=12, width=10, **KINDS)
-    whole = image.padded([PICTURE] * 4, draws(5, 4)).values
-    alone = image.padded([PICTURE], draws(5, 4)[2:3]).values
+    whole = image.collate([PICTURE] * 4, draws(5, 4)).values
+    alone = image.collate([PICTURE], draws(5, 4)[2:3]).values
     assert np.array_equal(whole[2], alone[0])
     assert not np.array_equal(whole[2], whole[1])
-    assert np.array_equal(image.padded([PICTURE]).values, Image(size=12, width=10).padded([PICTURE]).values)
+    assert np.array_equal(image.collate([PICTURE]).values, Image(size=12, width=10).collate([PICTURE]).values)
 
 
 def test_the_whole_window_is_the_picture_and_half_a_turn_turns_it():

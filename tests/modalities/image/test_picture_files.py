@@ -49,7 +49,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path, side):
     assert path.stat().st_size < 500
     with pytest.raises(UnreadableError) as error:
         read_image(path)
-    assert error.value.reason == "picture too large"
+    assert error.value.reason == "image too large"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "corrupt", "empty", "text", "eps", "missing", "folder"])
@@ -72,7 +72,7 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path, damage):
         path = tmp_path / "nowhere.jpg" if damage == "missing" else tmp_path
     with pytest.raises(UnreadableError) as error:
         read_image(path)
-    wanted = "no such picture" if damage in ("missing", "folder") else "not a readable picture"
+    wanted = "no such image" if damage in ("missing", "folder") else "not a readable image"
     assert error.value.reason == wanted
     assert str(path) in error.value.problem
 
@@ -175,14 +175,14 @@ def test_unreadable_pictures_are_dropped_and_counted_with_the_first_place(tmp_pa
     assert len(store) == 3
     lines = "\n".join(store.describe())
     for reason, count, line in (
-        ("not a readable picture", 2, 2),
-        ("picture too large", 1, 4),
-        ("no such picture", 1, 6),
+        ("not a readable image", 2, 2),
+        ("image too large", 1, 4),
+        ("no such image", 1, 6),
     ):
         told = next(line for line in lines.splitlines() if reason in line)
         assert str(count) in told
         assert f"pairs.tsv:{line}" in told
-    assert store.items.of([2])[0].parts[0].shape == (8, 8, 3)
+    assert store.items.items([2])[0].parts[0].shape == (8, 8, 3)
 
 
 def test_the_first_unreadable_picture_is_an_error_with_its_line(tmp_path):
@@ -203,12 +203,12 @@ def test_a_picture_named_twice_is_kept_once(tmp_path):
 def test_pixels_are_brought_to_numbers_by_mean_and_spread(tmp_path):
     path = saved(tmp_path / "one.png", Pillow.new("RGB", (8, 8), (0, 255, 51)))
     plain, told = Image(size=8), Image(size=8, mean=(0.485, 0.456, 0.406), spread=(0.229, 0.224, 0.225))
-    found = plain.padded([plain.read(str(path))])
+    found = plain.collate([plain.read(str(path))])
     assert found.values[0, 0, 0].tolist() == pytest.approx([-1, 1, -0.6])
     assert found.mask.shape == (1, 8)
     assert found.mask.all()
     wanted = [(0 - 0.485) / 0.229, (1 - 0.456) / 0.224, (0.2 - 0.406) / 0.225]
-    assert told.padded([told.read(str(path))]).values[0, 3, 3].tolist() == pytest.approx(wanted, abs=1e-5)
+    assert told.collate([told.read(str(path))]).values[0, 3, 3].tolist() == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(InputError):
         Image(size=8, mean=(0.1, 0.2))
 
@@ -228,5 +228,5 @@ def test_no_byte_of_noise_raises_anything_else(tmp_path):
             shape = pixels(path).shape
         except UnreadableError as error:
             reason, shape = error.reason, (0, 0, 3)
-        assert reason in ("none", "not a readable picture", "picture too large")
+        assert reason in ("none", "not a readable image", "image too large")
         assert shape[2] == 3

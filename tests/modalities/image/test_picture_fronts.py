@@ -56,7 +56,7 @@ def test_a_cell_far_away_knows_nothing_of_a_change():
 
 
 def test_waves_tell_every_place_apart_and_rows_from_columns():
-    table = PositionEmbedding2D((5, 7), 16, "waves").table
+    table = PositionEmbedding2D((5, 7), 16, "waves").weight
     distance = torch.cdist(table, table) + torch.eye(35) * 9
     assert distance.min() > 0.1
     assert not torch.allclose(table[1], table[7])
@@ -75,15 +75,15 @@ def test_what_does_not_tile_is_refused():
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(1, 3))
 def test_a_table_of_places_is_brought_to_another_size_and_stays_at_its_own(down, across, times):
     places = PositionEmbedding2D((down, across), 4, "learned")
-    same = places.refit("table", places.table.data)
-    assert torch.allclose(same, places.table, atol=1e-6)
+    same = places.refit("weight", places.weight.data)
+    assert torch.allclose(same, places.weight, atol=1e-6)
     given = torch.arange(down * times, dtype=torch.float)[:, None, None].expand(-1, across * times, 4).reshape(-1, 4)
-    found = places.refit("table", given.contiguous()).view(down, across, 4)
+    found = places.refit("weight", given.contiguous()).view(down, across, 4)
     assert torch.allclose(found, found[:, :1].expand_as(found), atol=1e-4)  # what differs by rows alone still does
     assert (found[1:, 0, 0] > found[:-1, 0, 0]).all()
 
 
 def test_a_table_that_is_no_grid_is_left():
-    assert PositionEmbedding2D((4, 4), 4, "learned").refit("table", torch.zeros(7, 4)) is None
-    assert PositionEmbedding2D((4, 4), 4, "learned").refit("table", torch.zeros(16, 5)) is None
-    assert PositionEmbedding2D((4, 4), 4, "waves").refit("table", torch.zeros(25, 4)) is None
+    assert PositionEmbedding2D((4, 4), 4, "learned").refit("weight", torch.zeros(7, 4)) is None
+    assert PositionEmbedding2D((4, 4), 4, "learned").refit("weight", torch.zeros(16, 5)) is None
+    assert PositionEmbedding2D((4, 4), 4, "waves").refit("weight", torch.zeros(25, 4)) is None

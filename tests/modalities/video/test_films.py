@@ -15,8 +15,7 @@ from torch.testing import assert_close
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.modalities.video.files import frame_indices, read_video, write_animation
-from transduce.modalities.video.front_ends import FrameEmbedding, TubeletEmbedding
-from transduce.modalities.video.modality import Video
+from transduce.modalities.video.modality import FrameEmbedding, TubeletEmbedding, Video
 
 SHADES = [0, 60, 120, 180, 240]
 
@@ -86,9 +85,9 @@ def test_videos(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("none.gif", None, "no such film"),
-        ("text.gif", b"no film at all", "not a readable film"),
-        ("text.mp4", b"no film at all", "not a readable film"),
+        ("none.gif", None, "no such video"),
+        ("text.gif", b"no film at all", "not a readable video"),
+        ("text.mp4", b"no film at all", "not a readable video"),
         ("folder", "folder", "no frames"),
     ],
 )
@@ -123,7 +122,7 @@ def test_a_film_in_a_batch(film):
     video, path = film
     kept = video.read(str(path))
     assert (kept.shape, kept.dtype, video.shape, video.length(kept)) == ((4, 8, 16, 3), np.uint8, (4, 8, 16, 3), 4)
-    padded = video.padded([kept, kept])
+    padded = video.collate([kept, kept])
     assert padded.values.shape == (2, 4, 8, 16, 3)
     assert padded.mask.all()
     assert_close(padded.values[1], torch.from_numpy(kept).float() / 127.5 - 1)
@@ -138,10 +137,10 @@ def test_rows_stand_where_the_strip_shows_them(front, grid, film):
     options = {"patch": 4, "through": 2} if front is TubeletEmbedding else {"stages": 2}
     rows = front(12, shape=video.shape, **options).eval()
     assert rows.grid(4) == grid
-    assert len(video.label(kept, grid)) == len(set(video.label(kept, grid))) == int(np.prod(grid))
-    before = rows.rows(video.padded([kept])).values[0]
+    assert len(video.position_labels(kept, grid)) == len(set(video.position_labels(kept, grid))) == int(np.prod(grid))
+    before = rows.rows(video.collate([kept])).values[0]
     assert len(before) == int(np.prod(grid))
-    scene = video.scene(kept, grid)
+    scene = video.visualise(kept, grid)
     down, across = scene.grid
     assert down * across == len(before)
     cells = [cell for band in np.split(scene.pixels, down, 0) for cell in np.split(band, across, 1)]
@@ -153,7 +152,7 @@ def test_rows_stand_where_the_strip_shows_them(front, grid, film):
                     spot = changed[time, top : top + cell.shape[0], left : left + cell.shape[1]]
                     if np.array_equal(spot, cell):
                         spot += 90
-        moved = (rows.rows(video.padded([changed])).values[0] - before).abs().amax(1) > 1e-5
+        moved = (rows.rows(video.collate([changed])).values[0] - before).abs().amax(1) > 1e-5
         assert moved.nonzero().flatten().tolist() == [place]
 
 
@@ -162,9 +161,9 @@ def test_other_films_of_a_batch_change_nothing(front, film):
     video, path = film
     kept = video.read(str(path))
     rows = front(12, shape=video.shape, **({"stages": 2} if front is FrameEmbedding else {"patch": 4})).eval()
-    both = rows.rows(video.padded([kept, kept[::-1].copy()]))
+    both = rows.rows(video.collate([kept, kept[::-1].copy()]))
     assert isinstance(both, Padded)
-    assert_close(both.values[:1], rows.rows(video.padded([kept])).values, rtol=1e-4, atol=1e-5)
+    assert_close(both.values[:1], rows.rows(video.collate([kept])).values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Tokenizers."""
+"""Tokenizers: vocabularies, encoding and decoding, OOV placeholders, running text."""

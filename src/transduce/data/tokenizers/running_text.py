@@ -1,4 +1,4 @@
-"""Blocks of a running text enter; the ids of the whole text, and how much text each id is, leave."""
+"""Tokenisation of running text that is stored in chunks, with word and character counts per token."""
 
 from __future__ import annotations
 
@@ -11,50 +11,53 @@ import numpy as np
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, EOS
 
-_BEFORE = "x"  # any letter: what stands before a line feed never becomes one piece with it
+_CONTEXT = "x"  # any letter: a line feed never merges with the letter before it
 
 
-def encode_running_text(tokenizer: Tokenizer, blocks: Sequence[str]) -> list[list[int]]:
-    """The ids of blocks that follow one another (see `sources.blocks`).
+def encode_running_text(tokenizer: Tokenizer, chunks: Sequence[str]) -> list[list[int]]:
+    """The ids of consecutive chunks of a text (see `readers.corpus.text_chunks`).
 
-    A block that goes on from another one begins with a line feed. It is read after a letter, which is taken off again:
-    a tokenizer that puts a space in front of every text must not put one inside this one.
+    A chunk that continues another one begins with a line feed. It is encoded after a letter, whose ids are removed
+    again: a tokenizer that prepends a space to every text must not insert one inside this text.
     """
-    skip = len(tokenizer.encode_batch([_BEFORE])[0])
-    later = [block.startswith("\n") for block in blocks]
-    texts = [_BEFORE + block if follows else block for block, follows in zip(blocks, later, strict=True)]
+    skip = len(tokenizer.encode_batch([_CONTEXT])[0])
+    continued = [chunk.startswith("\n") for chunk in chunks]
+    texts = [_CONTEXT + chunk if follows else chunk for chunk, follows in zip(chunks, continued, strict=True)]
     rows = tokenizer.encode_batch(texts)
-    return [ids[skip:] if follows else ids for ids, follows in zip(rows, later, strict=True)]
+    return [ids[skip:] if follows else ids for ids, follows in zip(rows, continued, strict=True)]
 
 
 @dataclass(frozen=True)
 class CountedText:
-    """One text as a model foretells it: <s> and n ids, the last of them </s>, and what the n foretold ones hold."""
+    """A text as a language model predicts it: <s>, then n ids ending in </s>, with word and character counts.
+
+    The counts allow perplexity per word and bits per character.
+    """
 
     ids: np.ndarray  # n + 1
-    words: np.ndarray  # n: words that begin in each foretold id
-    characters: np.ndarray  # n: characters up to the end of it, after the one before
+    words: np.ndarray  # n: words that begin in each predicted token
+    characters: np.ndarray  # n: characters of each predicted token
 
 
-def count_text(tokenizer: Tokenizer, blocks: Iterable[str]) -> CountedText:
-    """The text of these blocks in ids, with the words and characters of each; </s> is one word and one character.
+def count_text(tokenizer: Tokenizer, chunks: Iterable[str]) -> CountedText:
+    """The ids of a text with word and character counts; </s> counts as one word and one character.
 
-    White space that tokens leave unsaid belongs to the token after it. Of a character in several tokens the first has
-    all: sums over a stretch that cuts a character in two are off by one, those over the text are exact.
+    White space without a token belongs to the next token. A character that spans several tokens counts for the first of
+    them: sums over a span that splits a character are off by one, sums over the whole text are exact.
     """
     ids, words, characters = [BOS], [], []
-    for block in blocks:
-        begin = len(_BEFORE) if block.startswith("\n") else 0
-        encoded = tokenizer.encode(_BEFORE[:begin] + block)
-        skip = len(tokenizer.encode(_BEFORE[:begin]).ids)
-        ids += encoded.ids[skip:]
-        ends = [min(max(end - begin, 0), len(block)) for _, end in encoded.offsets[skip:]]
+    for chunk in chunks:
+        begin = len(_CONTEXT) if chunk.startswith("\n") else 0
+        encoding = tokenizer.encode(_CONTEXT[:begin] + chunk)
+        skip = len(tokenizer.encode(_CONTEXT[:begin]).ids)
+        ids += encoding.ids[skip:]
+        ends = [min(max(end - begin, 0), len(chunk)) for _, end in encoding.offsets[skip:]]
         if ends:
-            ends[-1] = len(block)  # white space at the end that no token says
-        counted = np.maximum.accumulate(np.array([0, *ends]))
-        begins = np.concatenate(([0], np.cumsum(word_starts(block))))  # words that begin before each character
-        characters.append(np.diff(counted))
-        words.append(np.diff(begins[counted]))
+            ends[-1] = len(chunk)  # includes white space at the end that has no token
+        offsets = np.maximum.accumulate(np.array([0, *ends]))
+        words_before = np.concatenate(([0], np.cumsum(word_starts(chunk))))  # words that begin before each character
+        characters.append(np.diff(offsets))
+        words.append(np.diff(words_before[offsets]))
     one = np.ones(1, np.int64)
     return CountedText(
         np.array([*ids, EOS], np.int64), np.concatenate([*words, one]), np.concatenate([*characters, one])
@@ -62,6 +65,6 @@ def count_text(tokenizer: Tokenizer, blocks: Iterable[str]) -> CountedText:
 
 
 def word_starts(text: str) -> list[bool]:
-    """For each character, whether a word begins with it: a block begins after white space, or is the first."""
+    """For each character, whether a word begins with it; a chunk begins after white space, or at the start."""
     space = [True, *(character.isspace() for character in text)]
     return [before and not now for before, now in pairwise(space)]

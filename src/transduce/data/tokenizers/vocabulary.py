@@ -1,18 +1,20 @@
-"""Texts enter, a `Vocabulary` leaves: the pieces one kind of tokenisation knows, and the library's encoder for them.
+"""Vocabularies of the tokenizer kinds: training, BPE dropout, storage.
 
-    chars    one piece a character                        words    one piece a word (spaces: see below)
-    bytes    one piece a byte of UTF-8                    bpe, unigram    learnt pieces over bytes, inside words
-    labels   one piece a line                             given    pieces of a tokenizer made elsewhere
+    chars    one piece per character                      words    one piece per word (spaces: see below)
+    bytes    one piece per byte of UTF-8                  bpe, unigram    learnt pieces over bytes, inside words
+    labels   one piece per line                           given    pieces of an imported tokenizer
 
-`bpe` and `unigram` work on bytes, so there is no text they cannot spell. They read every text with one space put in
-front, so that a word is the same piece at the start of a line and within it; `Tokenizer.decode` takes it off again.
+`bpe` and `unigram` work on bytes, so they can represent any text. They read every text with one space prepended, so
+that a word is the same piece at the start of a line and within it; `Tokenizer.decode` removes that space again.
 
-`words`: exactly one plain space between two words is left unsaid; every other white space is a piece of its own.
+`words`: exactly one plain space between two words is implicit; all other white space is a piece of its own.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -23,54 +25,58 @@ from tokenizers import Tokenizer as Backend
 
 from transduce.flow import SPECIALS, UNK
 
-FORMAT = 1  # of the file
-KINDS = ("chars", "words", "bytes", "bpe", "unigram", "labels")  # that can be trained
+FORMAT = 2  # of the tokenizer file
+KINDS = ("chars", "words", "bytes", "bpe", "unigram", "labels")  # kinds that can be trained
 GIVEN = "given"
 
-# What str.isspace() and str.split() call white space. The library's own \s is a smaller set.
+# White space according to str.isspace() and str.split(). \s of the tokenizers library is a smaller set.
 SPACE = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 _LETTER = SPACE.replace("[", "[^")
-_SAID = re.compile(rf"(?!(?<={_LETTER}) (?={_LETTER})){SPACE}")  # white space that is a piece of its own in `words`
-_UNSAID = rf"(?<={_LETTER}) (?={_LETTER})"
+_EXPLICIT_SPACE = re.compile(
+    rf"(?!(?<={_LETTER}) (?={_LETTER})){SPACE}"
+)  # white space that is a piece of its own in `words`
+_IMPLICIT_SPACE = rf"(?<={_LETTER}) (?={_LETTER})"
 
-# Words with their marks (an Indic vowel sign is a mark, not a letter), numbers, the rest; each with one space before.
+# Words with their marks (an Indic vowel sign is a mark, not a letter), numbers, the rest; each with a space before it.
 _PARTS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
-_FLOOR_STEP = 0.0001  # the library ranks unseen characters by this, in an order that differs from run to run
+_FLOOR_STEP = 0.0001  # score difference of unseen characters, whose order differs from run to run
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What training leaves behind, and all that is saved. The first four pieces are the special ones; after them
-    come, in `words`, the requested number of out-of-vocabulary placeholders."""
+    """The pieces of a tokenizer, and everything else that is saved of it.
+
+    The first four pieces are the special tokens; in `words` the out-of-vocabulary placeholders follow them.
+    """
 
     kind: str
     pieces: tuple[str, ...]
-    merges: tuple[tuple[str, str], ...] = ()  # bpe, the first learnt first
+    merges: tuple[tuple[str, str], ...] = ()  # bpe, in the order in which they were learnt
     scores: tuple[float, ...] = ()  # unigram: log-probability of every piece
-    oov_placeholders: int = 0  # pieces <unk1> .. <unkN>: see unknowns.py
-    library: str = ""  # given: the tokenizer as the library writes it, with numbers of its own
-    rows: tuple[int, ...] = ()  # given: the library's number of every piece, -1 where it has none
-    lead: tuple[int, ...] = ()  # given: pieces that every text begins with
-    tail: tuple[int, ...] = ()  # given: pieces that every source ends with
+    oov_placeholders: int = 0  # pieces <unk1> .. <unkN>: see oov.py
+    backend_json: str = ""  # given: the tokenizer in the format of the tokenizers library, with its own ids
+    backend_ids: tuple[int, ...] = ()  # given: the library's id of every piece, -1 where it has none
+    prefix: tuple[int, ...] = ()  # given: ids at the beginning of every text
+    suffix: tuple[int, ...] = ()  # given: ids at the end of every source
 
     @property
-    def unspoken(self) -> int:
-        """How many pieces no text can spell: the special ones and the placeholders."""
+    def reserved(self) -> int:
+        """The number of pieces that no text contains: the special tokens and the placeholders."""
         return len(SPECIALS) + self.oov_placeholders
 
 
 def byte_letters() -> list[str]:
-    """The printable letter that stands for each byte in the library's byte-level pieces, by byte."""
+    """The printable character for each byte in the byte-level pieces of the tokenizers library."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1, oov_placeholders: int = 0) -> Vocabulary:
-    """A vocabulary of at most `size` pieces, or of the fewest that the kind needs where that is more.
+    """A vocabulary of at most `size` pieces, or of the minimum of the kind where that is more.
 
-    Numbered unknowns, which `words` may have, come on top.
+    The out-of-vocabulary placeholders, which `words` may have, are not included in `size`.
     """
     if kind == "chars":
         counts: Counter[str] = Counter()
@@ -86,17 +92,17 @@ def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1, oov_pl
     return _train_bpe(texts, size, min_count) if kind == "bpe" else _train_unigram(texts, size)
 
 
-def _most_common(counts: Counter[str], most: int, min_count: int) -> list[str]:
+def _most_common(counts: Counter[str], size: int, min_count: int) -> list[str]:
     frequent = [piece for piece, count in counts.items() if count >= min_count]
-    return sorted(frequent, key=lambda piece: (-counts[piece], piece))[: max(most, 0)]
+    return sorted(frequent, key=lambda piece: (-counts[piece], piece))[: max(size, 0)]
 
 
 def _train_words(texts: Iterable[str], size: int, min_count: int, oov_placeholders: int) -> Vocabulary:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())
-        counts.update(_SAID.findall(text))
-    always = [" ", "\t"]  # a doubled space must survive even where training saw none
+        counts.update(_EXPLICIT_SPACE.findall(text))
+    always = [" ", "\t"]  # a double space must be representable even if it never occurs in training
     for piece in always:
         counts.pop(piece, None)
     numbers = [f"<unk{number}>" for number in range(1, oov_placeholders + 1)]
@@ -108,9 +114,9 @@ def _train_bpe(texts: Iterable[str], size: int, min_count: int) -> Vocabulary:
     backend = _with_parts(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=max(size - len(SPECIALS), 256),
-        min_frequency=max(min_count, 2),  # a pair seen once teaches nothing
+        min_frequency=max(min_count, 2),  # a pair that occurs once is not worth a merge
         initial_alphabet=byte_letters(),
-        special_tokens=[],  # they would be found in running text, and merges could lead to them
+        special_tokens=[],  # they would be matched in text, and merges could produce them
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
@@ -128,9 +134,9 @@ def _train_unigram(texts: Iterable[str], size: int) -> Vocabulary:
         special_tokens=[],
         show_progress=False,
     )
-    backend.train_from_iterator(_or_a_space(texts), trainer)
+    backend.train_from_iterator(_non_empty(texts), trainer)
     learnt = dict(json.loads(backend.to_str())["model"]["vocab"])
-    # The last bits of the scores and the order of the unseen bytes differ from run to run: both are settled here.
+    # The last bits of the scores and the order of unseen bytes differ from run to run: both are made deterministic.
     floor = min(learnt.values())
     scores = {
         piece: round(floor if len(piece) == 1 and score < floor + 257 * _FLOOR_STEP else score, 6)
@@ -140,20 +146,20 @@ def _train_unigram(texts: Iterable[str], size: int) -> Vocabulary:
     return Vocabulary("unigram", (*SPECIALS, *ranked), scores=(0.0,) * 4 + tuple(scores[piece] for piece in ranked))
 
 
-def _or_a_space(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, with one more that is never empty: the library's trainer cannot start from nothing."""
+def _non_empty(texts: Iterable[str]) -> Iterator[str]:
+    """The texts and one more that is not empty: the library's trainer fails without any text."""
     yield from texts
     yield " "
 
 
 def backend(vocabulary: Vocabulary) -> Backend:
-    """The library's encoder. Special pieces get names that no text can spell: a space inside a longer piece, and for
-    labels, which may have any spaces, a NUL, which no file of pairs may hold."""
-    kind, unspoken = vocabulary.kind, vocabulary.unspoken
+    """The encoder of the tokenizers library. Special tokens get names that no text contains: a space inside a longer
+    piece, and for labels, which may have any spaces, a NUL, which data files must not contain."""
+    kind, reserved = vocabulary.kind, vocabulary.reserved
     if kind == GIVEN:
-        return Backend.from_str(vocabulary.library)
-    names = [f"{name}\0" if kind == "labels" else f"{name} " for name in vocabulary.pieces[:unspoken]]
-    names += vocabulary.pieces[unspoken:]
+        return Backend.from_str(vocabulary.backend_json)
+    names = [f"{name}\0" if kind == "labels" else f"{name} " for name in vocabulary.pieces[:reserved]]
+    names += vocabulary.pieces[reserved:]
     ids = {name: number for number, name in enumerate(names)}
     if kind in ("bpe", "bytes"):
         model = models.BPE(vocab=ids, merges=list(vocabulary.merges))
@@ -164,7 +170,7 @@ def backend(vocabulary: Vocabulary) -> Backend:
     if kind == "labels":
         return result
     character = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    words = [pre_tokenizers.Split(Regex(_UNSAID), "removed"), pre_tokenizers.Split(Regex(SPACE), "isolated")]
+    words = [pre_tokenizers.Split(Regex(_IMPLICIT_SPACE), "removed"), pre_tokenizers.Split(Regex(SPACE), "isolated")]
     result.pre_tokenizer = character if kind == "chars" else pre_tokenizers.Sequence(words)
     return result
 
@@ -185,41 +191,101 @@ def _with_bytes(model: models.Model) -> Backend:
 
 
 def to_json(vocabulary: Vocabulary) -> str:
-    """The file of a vocabulary, of which its fingerprint is made too: the same vocabulary, the same letters."""
+    """The content of the tokenizer file. It is deterministic: the fingerprint is computed from it."""
     content = asdict(vocabulary)
-    for name in ("oov_placeholders", "library", "rows", "lead", "tail"):
-        if not content[name]:  # a vocabulary without them is the file it was before they were thought of
+    for name in ("oov_placeholders", "backend_json", "backend_ids", "prefix", "suffix"):
+        if not content[name]:
             del content[name]
     return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
 
 
 def from_json(text: str) -> Vocabulary:
-    """A vocabulary from what a file says, or a ValueError that says why not."""
+    """A vocabulary from the content of its file; a ValueError says what is wrong with it."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"expected a JSON object with format {FORMAT}")
-    kind, pieces, oov_placeholders = content["kind"], tuple(content["pieces"]), content.get("oov_placeholders", 0)
-    merges = tuple((left, right) for left, right in content["merges"])
-    scores = tuple(float(score) for score in content["scores"])
+    vocabulary = Vocabulary(
+        content["kind"],
+        tuple(content["pieces"]),
+        tuple((left, right) for left, right in content["merges"]),
+        tuple(float(score) for score in content["scores"]),
+        content.get("oov_placeholders", 0),
+        str(content.get("backend_json", "")),
+        tuple(content.get("backend_ids", ())),
+        tuple(content.get("prefix", ())),
+        tuple(content.get("suffix", ())),
+    )
+    _check(vocabulary)
+    return vocabulary
+
+
+def _check(vocabulary: Vocabulary) -> None:
+    kind, pieces, placeholders = vocabulary.kind, vocabulary.pieces, vocabulary.oov_placeholders
     if kind not in (*KINDS, GIVEN):
         raise ValueError(f"unknown kind {kind!r}")
     if pieces[: len(SPECIALS)] != SPECIALS or not all(isinstance(piece, str) and piece for piece in pieces):
         raise ValueError(f"the pieces must begin with {' '.join(SPECIALS)}")
-    if not isinstance(oov_placeholders, int) or not 0 <= oov_placeholders <= len(pieces) - len(SPECIALS):
+    if not isinstance(placeholders, int) or not 0 <= placeholders <= len(pieces) - len(SPECIALS):
         raise ValueError("more out-of-vocabulary placeholders than pieces")
-    unspoken = len(SPECIALS) + oov_placeholders
-    if len(set(pieces[unspoken:])) != len(pieces) - unspoken:
-        raise ValueError("a piece stands there twice")
+    reserved = vocabulary.reserved
+    if len(set(pieces[reserved:])) != len(pieces) - reserved:
+        raise ValueError("a duplicate piece")
     if kind in ("bytes", "bpe", "unigram") and not set(byte_letters()) <= set(pieces):
         raise ValueError("not every byte has a piece")
-    if len(scores) != (len(pieces) if kind == "unigram" else 0):
-        raise ValueError("the scores do not fit the pieces")
+    if len(vocabulary.scores) != (len(pieces) if kind == "unigram" else 0):
+        raise ValueError("the number of scores does not match the pieces")
     if kind == GIVEN:
-        rows = tuple(content["rows"])
-        lead, tail = tuple(content.get("lead", ())), tuple(content.get("tail", ()))
-        if len(rows) != len(pieces) or not all(isinstance(row, int) for row in rows):
-            raise ValueError("the numbers of the library do not fit the pieces")
-        if not all(isinstance(number, int) and 0 <= number < len(pieces) for number in (*lead, *tail)):
-            raise ValueError("a text cannot begin or end with a piece that is not there")
-        return Vocabulary(kind, pieces, merges, scores, oov_placeholders, str(content["library"]), rows, lead, tail)
-    return Vocabulary(kind, pieces, merges, scores, oov_placeholders)
+        ids = vocabulary.backend_ids
+        if not vocabulary.backend_json:
+            raise ValueError("the tokenizer of the library is missing")
+        if len(ids) != len(pieces) or not all(isinstance(number, int) for number in ids):
+            raise ValueError("the ids of the library do not match the pieces")
+        around = (*vocabulary.prefix, *vocabulary.suffix)
+        if not all(isinstance(number, int) and 0 <= number < len(pieces) for number in around):
+            raise ValueError("prefix or suffix with an unknown piece")
+
+
+class BPEDropout:
+    """Segmentation by the merges of a BPE vocabulary, each skipped with some probability (Provilkov et al. 2020)."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        pieces = enumerate(vocabulary.pieces)
+        self._id_of = {piece: number for number, piece in pieces if number >= len(SPECIALS)}
+        ids, merges = self._id_of, enumerate(vocabulary.merges)
+        # Pair of ids -> (rank of the merge, id of the result).
+        self._ranks = {(ids[left], ids[right]): (rank, ids[left + right]) for rank, (left, right) in merges}
+
+    def __call__(self, word: str, rate: float, rng: random.Random) -> list[int]:
+        tokens: list[int | None] = [self._id_of[letter] for letter in word]
+        following = [*range(1, len(tokens)), -1]
+        preceding = list(range(-1, len(tokens) - 1))
+        queue: list[tuple[int, int, int, int]] = []  # rank, position, the pair: the best and leftmost merge first
+
+        def push(position: int) -> None:
+            if position >= 0 and following[position] >= 0:
+                pair = (tokens[position], tokens[following[position]])
+                if pair in self._ranks:
+                    heapq.heappush(queue, (self._ranks[pair][0], position, *pair))
+
+        for position in range(len(tokens)):
+            push(position)
+        skipped: list[tuple[int, int, int, int]] = []
+        while queue:
+            entry = heapq.heappop(queue)
+            _, position, left, right = entry
+            after = following[position]
+            if tokens[position] != left or after < 0 or tokens[after] != right:
+                continue  # a neighbour was merged meanwhile
+            if rate and rng.random() < rate:
+                skipped.append(entry)
+                continue
+            tokens[position], tokens[after] = self._ranks[left, right][1], None
+            following[position] = following[after]
+            if following[position] >= 0:
+                preceding[following[position]] = position
+            for merge in skipped:  # a skipped merge may still be applied after another one
+                heapq.heappush(queue, merge)
+            skipped.clear()
+            push(position)
+            push(preceding[position])
+        return [token for token in tokens if token is not None]

@@ -110,12 +110,12 @@ def _text_model(
     (source, target), rows = read_tokenizers(folder, specials, config.count("vocab_size"), text_format)
     if family.label_kind:
         target = read_labels(config, family.label_kind)
-    model |= {"source_eos": False} if source.tail else {}  # the source ends with a </s> of its own
+    model |= {"source_eos": False} if source.suffix else {}  # the source ends with a </s> of its own
     generation: Content = {}
     if "decoder" in model:
         decoder_only = not family.source_eos
         generation = read_generation(search, rows.native_id, decoder_only, str(folder / GENERATION_CONFIG))
-        generation |= {"forced_bos": target.lead[0]} if languages is not None and target.lead else {}
+        generation |= {"forced_bos": target.prefix[0]} if languages is not None and target.prefix else {}
         generation |= {} if prompt is None else _prompted_generation(search, target, config)
     if sentence is not None:
         model["head"] = sentence.head
@@ -199,12 +199,12 @@ def _special_ids(family: Family, search: Mapping[str, Any], config: Config) -> S
 
 def _prompted_generation(search: Mapping[str, Any], target: Tokenizer, config: Config) -> Content:
     """Generation with a prompt: max_length does not count it, but the positions of the decoder do."""
-    prompt, positions = len(target.lead), config.count("max_target_positions", 448)
+    prompt, positions = len(target.prefix), config.count("max_target_positions", 448)
     new, total = search.get("max_new_tokens"), search.get("max_length")
     limit = positions if total is None else min(total + prompt + 1, positions)
     max_length = limit - 1 if new is None else min(new + prompt, positions - 1)
     batch_tokens = RECORDINGS * 2 * config.count("max_source_positions", 1500)  # two frames per encoder position
-    return {"forced_prefix": target.lead, "max_length": max_length, "batch_tokens": batch_tokens}
+    return {"forced_prefix": target.prefix, "max_length": max_length, "batch_tokens": batch_tokens}
 
 
 def _recipe(

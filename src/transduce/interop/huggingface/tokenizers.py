@@ -150,7 +150,9 @@ def _native(
     pieces = [tokenizer.pieces.get(number, f"<unused {number}>") for number in rows.rows[len(SPECIALS) :]]
     ids = tuple(tokenizer.ids.get(number, MISSING) for number in rows.rows)
     text = _lowercased(tokenizer.backend) if lowercase else tokenizer.backend.to_str()
-    return Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *pieces), library=text, rows=ids, lead=lead, tail=tail))
+    return Tokenizer(
+        Vocabulary(GIVEN, (*SPECIALS, *pieces), backend_json=text, backend_ids=ids, prefix=lead, suffix=tail)
+    )
 
 
 def _lowercased(backend: Any) -> str:
@@ -254,10 +256,10 @@ def _imported_backend(vocabulary: Vocabulary, rows: ExportRows) -> Any:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders
 
-    backend = Backend.from_str(vocabulary.library)
+    backend = Backend.from_str(vocabulary.backend_json)
     if rows.new_start:
         backend.add_special_tokens([START])
-    if UNREACHABLE in vocabulary.library or json.dumps(UNREACHABLE)[1:-1] in vocabulary.library:
+    if UNREACHABLE in vocabulary.backend_json or json.dumps(UNREACHABLE)[1:-1] in vocabulary.backend_json:
         backend.decoder = decoders.Sequence([decoders.Replace(UNREACHABLE, ""), backend.decoder])
     return backend
 

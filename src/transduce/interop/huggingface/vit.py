@@ -32,12 +32,12 @@ LAYER = {
     "output.dense": "feed_forward.fc2",
 }
 MODULES = {
-    "embeddings.patch_embeddings.projection": "encoder.embedding.patch",
+    "embeddings.patch_embeddings.projection": "encoder.embedding.projection",
     **{f"encoder.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in LAYER.items()},
     "layernorm": "encoder.final_norm",
 }
 DISTILLATION_TOKEN = "embeddings.distillation_token"
-CLS, DISTILLATION, POSITION_TABLE = "cls", "distillation", "encoder.embedding.places.table"
+CLS, DISTILLATION, POSITION_TABLE = "cls", "distillation", "encoder.embedding.position_embedding.weight"
 TENSORS = {
     "embeddings.cls_token": TensorMap((CLS,)),
     DISTILLATION_TOKEN: TensorMap((DISTILLATION,)),
@@ -57,13 +57,13 @@ def combine_tokens(weights: Weights) -> Weights:
     if leading and POSITION_TABLE in weights:
         table = weights[POSITION_TABLE][0]
         weights[POSITION_TABLE] = table[len(leading) :]
-        weights["encoder.embedding.first"] = torch.cat(leading) + table[: len(leading)]
+        weights["encoder.embedding.leading_tokens"] = torch.cat(leading) + table[: len(leading)]
     return weights
 
 
 def _separate_tokens(weights: Weights) -> Weights:
     """The learned tokens keep their positions, so the table has zeros for them."""
-    leading = weights.pop("encoder.embedding.first", None)
+    leading = weights.pop("encoder.embedding.leading_tokens", None)
     if leading is not None:
         weights |= {name: row[None, None] for name, row in zip((CLS, DISTILLATION), leading, strict=False)}
         weights[POSITION_TABLE] = torch.cat((torch.zeros_like(leading), weights[POSITION_TABLE]))[None]

@@ -98,7 +98,7 @@ def export_rows(tokenizer: Tokenizer, weights: Mapping[str, Tensor]) -> ExportRo
     vocabulary = tokenizer.vocabulary
     if vocabulary.kind != GIVEN:
         return ExportRows(tuple(range(tokenizer.size)), tokenizer.size)
-    ids = list(vocabulary.rows)
+    ids = list(vocabulary.backend_ids)
     has_decoder = any(name.startswith("decoder.") for name in weights)
     new_start = has_decoder and (ids[BOS] == MISSING or (ids[BOS] == ids[EOS] and _start_differs(weights)))
     if new_start:

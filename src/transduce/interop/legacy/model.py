@@ -225,4 +225,6 @@ def _import_rows(size: int, special: SpecialIds, where: str) -> ImportRows:
 def _side(backend: Any, pieces: Mapping[int, str], rows: ImportRows, ids: Mapping[int, int]) -> Side:
     named = [pieces.get(number, f"<unused {number}>") for number in rows.rows[len(SPECIALS) :]]
     known = tuple(ids.get(number, MISSING) for number in rows.rows)
-    return Side(Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *named), library=backend.to_str(), rows=known)), rows)
+    return Side(
+        Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *named), backend_json=backend.to_str(), backend_ids=known)), rows
+    )

@@ -1,1 +1,1 @@
-"""Sound: waveforms and frames in, rows of vectors and spectrograms out."""
+"""Audio: waveform and feature files, log-mel spectrograms, augmentation, front ends."""

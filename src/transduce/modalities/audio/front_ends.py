@@ -1,4 +1,4 @@
-"""Frames in, rows of vectors out: fewer of them, by convolutions that stride, or each frame by itself."""
+"""Audio front ends: convolutional subsampling and frame stacking."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KERNEL = 3
 
 
 class ConvSubsampling(FrontEnd):
-    """f(conv f(conv x)): convolutions over three frames each, which leave out every other one
+    """f(conv f(conv x)): strided convolutions over three frames each
 
-    A row stands where the middle of its window stood, so it is real where that was. Padding is zero before every layer,
-    like what lies beyond the end: it cannot leak into real rows.
+    A row is valid where the centre of its window is. Padding is set to zero before every layer, like the values beyond
+    the end, so it cannot leak into valid rows.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class ConvSubsampling(FrontEnd):
 
 
 class FrameStacking(FrontEnd):
-    """W x + b of each frame, or of several side by side as one row"""
+    """W x + b of each frame, or of several concatenated frames"""
 
     def __init__(self, width: int, *, shape: tuple[int, ...] = (), stack: Count = 1) -> None:
         super().__init__()
         self.width, self.stack = width, stack
-        self.layer = dense(frame_width(shape) * stack, width)
+        self.projection = dense(frame_width(shape) * stack, width)
 
     def forward(self, source: Padded) -> Padded:
-        shown: Tensor = source.values * source.mask[..., None]
-        shown = F.pad(shown, (0, 0, 0, -shown.size(1) % self.stack))  # the last row may be short of frames
-        rows = shown.unflatten(1, (-1, self.stack)).flatten(2)  # B S' F*k
-        return Padded(self.layer(rows), source.mask[:, :: self.stack])
+        frames: Tensor = source.values * source.mask[..., None]
+        frames = F.pad(frames, (0, 0, 0, -frames.size(1) % self.stack))  # the last row may have fewer frames
+        rows = frames.unflatten(1, (-1, self.stack)).flatten(2)  # B S' F*k
+        return Padded(self.projection(rows), source.mask[:, :: self.stack])
 
     def grid(self, length: int) -> tuple[int, ...]:
         return (-(-length // self.stack),)
@@ -73,5 +73,5 @@ class FrameStacking(FrontEnd):
 def frame_width(shape: tuple[int, ...]) -> int:
     """The width of a frame; 1 where it is not known yet."""
     if len(shape) > 1:
-        raise InputError(f"frames have one axis, not {len(shape)}", remedy="this front reads sound or features")
+        raise InputError(f"frames have one axis, not {len(shape)}", remedy="this front end reads audio frames")
     return shape[0] if shape else 1

@@ -1,4 +1,4 @@
-"""A waveform in, the logarithm of its energy in bands of pitch out, frame by frame: as Kaldi or as Whisper counts."""
+"""Log-mel spectrograms, compatible with Kaldi or Whisper."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 Scale = Literal["kaldi", "whisper"]
-EMPHASIS = 0.97  # of each sample, what the one before takes away
-LOWEST = 20.0  # hertz: where Kaldi's bands begin
+EMPHASIS = 0.97  # coefficient of the pre-emphasis filter
+MIN_FREQUENCY = 20.0  # hertz: lower edge of Kaldi's filter bank
 
 
 @dataclass(frozen=True)
 class LogMelSpectrogram:
-    """How sound is cut into frames and bands.
+    """Framing, windowing, and mel filter bank.
 
-    kaldi: whole windows only, each without its mean, pre-emphasised, under Povey's window; triangles over 1127 ln(1 +
-    f/700); natural logarithm of the power of 16-bit numbers. whisper: windows around every hop, Hann's window, Slaney's
-    triangles of equal area, log10 within 8 of the loudest, (x + 4) / 4 (Radford 2022).
+    kaldi: complete windows only, mean removed, pre-emphasis, Povey window; triangular filters on the mel scale
+    1127 ln(1 + f/700); natural logarithm of the power of 16-bit samples. whisper: windows centred on every hop, Hann
+    window, Slaney's filters of equal area, log10 clipped at 8 below the maximum, (x + 4) / 4 (Radford et al. 2022).
     """
 
     rate: int
@@ -32,7 +32,7 @@ class LogMelSpectrogram:
 
     @property
     def width(self) -> int:
-        """Samples of a window."""
+        """Samples per window."""
         return int(self.rate * self.window / 1000)
 
     @property
@@ -40,11 +40,11 @@ class LogMelSpectrogram:
         return int(self.rate * self.hop / 1000)
 
     def frames(self, samples: int) -> int:
-        """How many frames so many samples give."""
+        """The number of frames of a number of samples."""
         return samples // self.step if self.scale == "whisper" else max(0, 1 + (samples - self.width) // self.step)
 
     def __call__(self, waveform: Tensor) -> Tensor:
-        """S, numbers of 16 bits -> S' F"""
+        """S, 16-bit samples -> S' F"""
         return self._whisper(waveform) if self.scale == "whisper" else self._kaldi(waveform)
 
     def _kaldi(self, waveform: Tensor) -> Tensor:
@@ -54,24 +54,26 @@ class LogMelSpectrogram:
         hann = torch.hann_window(self.width, periodic=False)
         size = 1 << (self.width - 1).bit_length()
         power = torch.fft.rfft(frames * hann**0.85, size).abs().square()  # S' size/2+1
-        return (power @ self._triangles).clamp_min(torch.finfo(torch.float).eps).log()
+        return (power @ self._filter_bank).clamp_min(torch.finfo(torch.float).eps).log()
 
     def _whisper(self, waveform: Tensor) -> Tensor:
         hann = torch.hann_window(self.width)
-        found = torch.stft(waveform.float() / 32768, self.width, self.step, window=hann, return_complex=True)
-        power = found[:, :-1].abs().square().T  # S' F; the last window lies half beyond the end
-        logs = (power @ self._triangles).clamp_min(1e-10).log10()
+        spectrum = torch.stft(waveform.float() / 32768, self.width, self.step, window=hann, return_complex=True)
+        power = spectrum[:, :-1].abs().square().T  # S' F; the last window extends beyond the end
+        logs = (power @ self._filter_bank).clamp_min(1e-10).log10()
         return (torch.maximum(logs, logs.max() - 8) + 4) / 4
 
     @cached_property
-    def _triangles(self) -> Tensor:
+    def _filter_bank(self) -> Tensor:
         """frequencies F"""
         if self.scale == "kaldi":
             size = 1 << (self.width - 1).bit_length()
             hertz = torch.arange(size // 2 + 1).double() * self.rate / size
-            edges = torch.linspace(_kaldi_mel(LOWEST), _kaldi_mel(self.rate / 2), self.bands + 2, dtype=torch.double)
+            edges = torch.linspace(
+                _kaldi_mel(MIN_FREQUENCY), _kaldi_mel(self.rate / 2), self.bands + 2, dtype=torch.double
+            )
             weights = _triangles(1127 * (1 + hertz / 700).log(), edges)
-            weights[-1] = 0.0  # the highest frequency belongs to no band
+            weights[-1] = 0.0  # the highest frequency belongs to no filter
             return weights.float()
         hertz = torch.linspace(0, self.rate / 2, self.width // 2 + 1, dtype=torch.double)
         steps = torch.linspace(0, _slaney_mel(self.rate / 2), self.bands + 2, dtype=torch.double)
@@ -79,11 +81,11 @@ class LogMelSpectrogram:
         return (_triangles(hertz, edges) * 2 / (edges[2:] - edges[:-2])).float()
 
 
-def _triangles(places: Tensor, edges: Tensor) -> Tensor:
-    """Each band rises from one edge to the next and falls to the one after: P places, F + 2 edges -> P F."""
-    left, middle, right = edges[:-2], edges[1:-1], edges[2:]
-    rising = (places[:, None] - left) / (middle - left)
-    falling = (right - places[:, None]) / (right - middle)
+def _triangles(frequencies: Tensor, edges: Tensor) -> Tensor:
+    """Triangular filters between consecutive edges: P frequencies, F + 2 edges -> P F."""
+    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
+    rising = (frequencies[:, None] - left) / (centre - left)
+    falling = (right - frequencies[:, None]) / (right - centre)
     return torch.minimum(rising, falling).clamp_min(0)
 
 
@@ -92,7 +94,7 @@ def _kaldi_mel(hertz: float) -> float:
 
 
 def _slaney_mel(hertz: float) -> float:
-    """Even up to 1,000 hertz, then 27 steps for each factor of 6.4."""
+    """Linear up to 1,000 hertz, then 27 steps for each factor of 6.4."""
     return hertz * 3 / 200 if hertz < 1000 else 15 + 27 * math.log(hertz / 1000) / math.log(6.4)
 
 

@@ -1,1 +1,1 @@
-"""Pictures: files in, pixels, rows of vectors and panels out."""
+"""Images: files, augmentation, front ends, frozen features, image tokenizers."""

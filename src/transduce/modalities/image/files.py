@@ -1,9 +1,9 @@
-"""A picture file in, its pixels out: upright, in the colours asked for; what cannot be trusted is refused by name.
+"""Image files: decoding and resizing.
 
-The rules: a picture is turned as its EXIF data say; transparency is laid on white; CMYK and grey become what is asked
-for; 16 bits become 8 by their upper half, real numbers by their range; of an animation the first frame is taken; a
-picture of more than `LARGEST` pixels is refused before it is decoded, and one that ends too early is refused as well.
-Only the formats of `FORMATS` are tried: some others would start programs.
+Rules: an image is rotated as its EXIF data state; transparency is blended onto white; CMYK and greyscale are converted
+to the requested channels; 16-bit values become 8-bit by their upper byte, floating point values by their range; only
+the first frame of an animation is read; an image of more than `MAX_PIXELS` pixels is refused before it is decoded, and
+so is a truncated file. Only the formats in `FORMATS` are tried: some decoders for others would start programs.
 """
 
 from __future__ import annotations
@@ -16,68 +16,69 @@ import numpy as np
 
 from transduce.errors import InputError, UnreadableError
 
-LARGEST = 64_000_000  # pixels: beyond, a small file can fill the memory
+MAX_PIXELS = 64_000_000  # beyond this a small file could fill the memory
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 Resampling = Literal["bicubic", "bilinear"]
 
 
 def pillow() -> Any:
-    """The library, and a word of help where it is missing."""
+    """The Pillow library, or an error that says how to install it."""
     try:
         import PIL.Image
         import PIL.ImageOps
     except ImportError:
-        raise InputError("pictures need Pillow", remedy="pip install 'transduce[image]'") from None
+        raise InputError("images need Pillow", remedy="pip install 'transduce[image]'") from None
     return PIL
 
 
 def read_image(path: str | Path, channels: int = 3) -> Any:
-    """A decoded picture of the library, in colour (3) or grey (1)."""
+    """A decoded Pillow image, in RGB (3) or greyscale (1)."""
     library = pillow()
     if not Path(path).is_file():
-        raise UnreadableError("no such picture", str(path))
+        raise UnreadableError("no such image", str(path))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the library, about what is checked here
+            warnings.simplefilter("ignore")  # Pillow warns about conditions that are checked here
             with library.Image.open(path, formats=FORMATS) as opened:
-                if opened.width * opened.height > LARGEST:
-                    raise UnreadableError("picture too large", f"{path}: {opened.width} x {opened.height} pixels")
+                if opened.width * opened.height > MAX_PIXELS:
+                    raise UnreadableError("image too large", f"{path}: {opened.width} x {opened.height} pixels")
                 upright = library.ImageOps.exif_transpose(opened)
                 return to_channels(upright, channels)
     except UnreadableError:
         raise
-    except library.Image.DecompressionBombError as error:  # the library's own limit, which comes before ours
-        raise UnreadableError("picture too large", f"{path}: {error}") from None
-    except Exception as error:  # the library raises whatever a format's decoder raises
-        raise UnreadableError("not a readable picture", f"{path}: {error}") from None
+    except library.Image.DecompressionBombError as error:  # Pillow's own limit, which applies first
+        raise UnreadableError("image too large", f"{path}: {error}") from None
+    except Exception as error:  # decoders raise exceptions of any type
+        raise UnreadableError("not a readable image", f"{path}: {error}") from None
 
 
-def to_channels(picture: Any, channels: int) -> Any:
-    if picture.mode in ("RGBA", "LA", "PA") or (picture.mode == "P" and "transparency" in picture.info):
-        picture = picture.convert("RGBA")
-        ground = pillow().Image.new("RGBA", picture.size, "white")
-        picture = pillow().Image.alpha_composite(ground, picture)
-    if picture.mode.startswith("I"):
-        values = np.asarray(picture).astype(np.int64)
-        picture = pillow().Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8))
-    elif picture.mode == "F":
-        real = np.nan_to_num(np.asarray(picture, np.float32))
+def to_channels(image: Any, channels: int) -> Any:
+    """The image in 8-bit RGB (3) or greyscale (1)."""
+    if image.mode in ("RGBA", "LA", "PA") or (image.mode == "P" and "transparency" in image.info):
+        image = image.convert("RGBA")
+        background = pillow().Image.new("RGBA", image.size, "white")
+        image = pillow().Image.alpha_composite(background, image)
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        image = pillow().Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        real = np.nan_to_num(np.asarray(image, np.float32))
         low, high = float(real.min()), float(real.max())
-        picture = pillow().Image.fromarray(((real - low) / max(high - low, 1e-9) * 255).astype(np.uint8))
-    return picture.convert("RGB" if channels == 3 else "L")
+        image = pillow().Image.fromarray(((real - low) / max(high - low, 1e-9) * 255).astype(np.uint8))
+    return image.convert("RGB" if channels == 3 else "L")
 
 
-def fit(picture: Any, height: int, width: int, how: str, smoothing: Resampling = "bicubic") -> np.ndarray:
-    """Y X C bytes of this size: `crop` keeps the middle, `pad` puts grey around, `stretch` changes the proportions."""
+def fit(image: Any, height: int, width: int, how: str, resampling: Resampling = "bicubic") -> np.ndarray:
+    """Y X C bytes of this size: `crop` keeps the centre, `pad` adds a grey border, `stretch` distorts."""
     library = pillow()
-    size, smooth = (width, height), library.Image.Resampling[smoothing.upper()]
-    if picture.size != size:
+    size, method = (width, height), library.Image.Resampling[resampling.upper()]
+    if image.size != size:
         if how == "crop":
-            picture = library.ImageOps.fit(picture, size, smooth)
+            image = library.ImageOps.fit(image, size, method)
         elif how == "pad":
-            picture = library.ImageOps.pad(picture, size, smooth, color="gray")
+            image = library.ImageOps.pad(image, size, method, color="gray")
         else:
-            picture = picture.resize(size, smooth)
-    pixels = np.asarray(picture, np.uint8)
+            image = image.resize(size, method)
+    pixels = np.asarray(image, np.uint8)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]

@@ -1,4 +1,8 @@
-"""The names of pictures in, pixels in batches out."""
+"""Image modalities: pixels, and features of a frozen network.
+
+`ImageFeatures` stores the features of an image, so the data store serves as their cache: the network processes every
+image once. A thumbnail of each cell is stored beside its features, to display attention over the image.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,25 @@ from transduce.data.readers.folders import idx_array
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.modalities.image.augmentation import ImageAugmentation
-from transduce.modalities.image.files import ENDINGS, Resampling, fit, pillow, read_image
+from transduce.modalities.image.efficientnet import CHANNELS, grid_features, load_efficientnet
+from transduce.modalities.image.files import EXTENSIONS, Resampling, fit, pillow, read_image
+
+THUMBNAIL = 8  # pixels per side of the stored thumbnail of a cell
+
+
+def cell_labels(grid: Sequence[int]) -> list[str]:
+    """`row,column` of every cell, counted from 1."""
+    return [f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1])]
 
 
 class Image(Modality):
-    """a picture, brought to one size: rows of pixels, (value - mean) / spread
+    """an image resized to a fixed size: rows of pixels, (value - mean) / spread
 
-    In training batches it is mirrored, moved, cut out, turned and coloured at random, as far as it is told: see
-    changes.py. `FILE#17` is one of many in a file of arrays.
+    In training batches it is augmented at random: flip, shift, crop, rotate, colour (image/augmentation.py).
+    `FILE#17` names one image of an IDX file.
     """
 
-    endings = ENDINGS
+    extensions = EXTENSIONS
 
     def __init__(
         self,
@@ -44,43 +56,95 @@ class Image(Modality):
         colour: Rate = 0.0,
     ) -> None:
         self._height, self._width = size, width or size
-        self._channels, self._fitted, self._smooth = channels, fitted, smooth
+        self._channels, self._fitted, self._resampling = channels, fitted, smooth
         for name, given in (("mean", mean), ("spread", spread)):
             if len(given) not in (1, channels) or (name == "spread" and min(given) <= 0):
-                raise InputError(f"{name}: {list(given)}", remedy=f"one number, or {channels}; a spread is above 0")
+                remedy = f"give one number or {channels}; a spread is positive"
+                raise InputError(f"{name}: {list(given)}", remedy=remedy)
         self._mean, self._spread = torch.tensor(mean) * 255, torch.tensor(spread) * 255
-        self._changes = ImageAugmentation(flip, shift, crop, rotate, colour)
+        self._augment = ImageAugmentation(flip, shift, crop, rotate, colour)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Height too: the rows of a picture are its rows of pixels, and every picture has as many."""
+        """Height included: a row of the batch is a row of pixels, and every image has the same number."""
         return (self._height, self._width, self._channels)
 
-    def read(self, named: str) -> np.ndarray:
-        picture = _one_of_many(named) if "#" in named and not Path(named).is_file() else None
-        if picture is None:
-            picture = read_image(named, self._channels)
-        elif picture.mode != ("RGB" if self._channels == 3 else "L"):
-            picture = picture.convert("RGB" if self._channels == 3 else "L")
-        return fit(picture, self._height, self._width, self._fitted, self._smooth)
+    def read(self, source: str) -> np.ndarray:
+        image = _from_idx(source) if "#" in source and not Path(source).is_file() else None
+        if image is None:
+            image = read_image(source, self._channels)
+        elif image.mode != ("RGB" if self._channels == 3 else "L"):
+            image = image.convert("RGB" if self._channels == 3 else "L")
+        return fit(image, self._height, self._width, self._fitted, self._resampling)
 
-    def length(self, kept: np.ndarray) -> int:
+    def length(self, array: np.ndarray) -> int:
         return self._height
 
-    def padded(self, kept: Sequence[np.ndarray], draws: Sequence[np.random.Generator] | None = None) -> Padded:
-        pictures = kept if draws is None else [self._changes(*one) for one in zip(kept, draws, strict=True)]
-        values = (torch.from_numpy(np.stack(pictures)).float() - self._mean) / self._spread  # B Y X C
+    def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
+        images = arrays if rngs is None else [self._augment(*pair) for pair in zip(arrays, rngs, strict=True)]
+        values = (torch.from_numpy(np.stack(images)).float() - self._mean) / self._spread  # B Y X C
         return Padded(values, torch.ones(values.shape[:2], dtype=torch.bool))
 
-    def label(self, kept: np.ndarray, grid: Sequence[int]) -> list[str]:
-        return [f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1])]
+    def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
+        return cell_labels(grid)
 
-    def scene(self, kept: np.ndarray, grid: Sequence[int]) -> VisualSource:
-        return VisualSource(np.repeat(kept, 3, 2) if self._channels == 1 else kept, (grid[0], grid[1]))
+    def visualise(self, array: np.ndarray, grid: Sequence[int]) -> VisualSource:
+        return VisualSource(np.repeat(array, 3, 2) if self._channels == 1 else array, (grid[0], grid[1]))
 
 
-def _one_of_many(named: str) -> Any:
-    values = idx_array(named)
+def _from_idx(source: str) -> Any:
+    values = idx_array(source)
     if values.dtype != np.uint8 or values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3):
-        raise UnreadableError("not a picture", f"{named} holds {values.dtype} of shape {list(values.shape)}")
+        raise UnreadableError("not an image", f"{source} holds {values.dtype} of shape {list(values.shape)}")
     return pillow().Image.fromarray(np.ascontiguousarray(values))
+
+
+class ImageFeatures(Modality):
+    """features of a frozen network (EfficientNet-Lite0) on a grid of cells, computed once and stored
+
+    `network`: a file of weights written by `transduce convert`. `cell`: pixels per side of a cell.
+    """
+
+    extensions = EXTENSIONS
+
+    def __init__(
+        self,
+        *,
+        network: str = "",
+        size: Count = 224,
+        cell: Literal[16, 32] = 32,
+        fitted: Literal["crop", "pad", "stretch"] = "crop",
+    ) -> None:
+        if size % cell:
+            raise InputError(f"cells of {cell} do not tile {size} pixels", remedy=f"choose a multiple of {cell}")
+        self._network, self._size, self._cell, self._fitted = network, size, cell, fitted
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._size // self._cell, self._size // self._cell, CHANNELS[self._cell])
+
+    def read(self, source: str) -> np.ndarray:
+        """Y X C+192, float16: the features of each cell, and its thumbnail."""
+        pixels = fit(read_image(source), self._size, self._size, self._fitted)
+        features = grid_features(load_efficientnet(self._network), torch.from_numpy(pixels.copy()), self._cell).numpy()
+        side = self.shape[0]
+        small = pillow().Image.fromarray(pixels).resize((side * THUMBNAIL, side * THUMBNAIL))
+        cells = np.asarray(small).reshape(side, THUMBNAIL, side, THUMBNAIL, 3)
+        thumbnails = cells.swapaxes(1, 2).reshape(side, side, -1)
+        return np.concatenate((features, thumbnails), -1).astype(np.float16)
+
+    def length(self, array: np.ndarray) -> int:
+        return len(array)
+
+    def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
+        values = torch.from_numpy(np.stack([array[..., : self.shape[2]] for array in arrays])).float()  # B Y X C
+        return Padded(values, torch.ones(values.shape[:2], dtype=torch.bool))
+
+    def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
+        return cell_labels(grid)
+
+    def visualise(self, array: np.ndarray, grid: Sequence[int]) -> VisualSource:
+        rows, columns = array.shape[:2]
+        cells = array[..., self.shape[2] :].astype(np.uint8).reshape(rows, columns, THUMBNAIL, THUMBNAIL, 3)
+        image = cells.swapaxes(1, 2).reshape(rows * THUMBNAIL, columns * THUMBNAIL, 3)
+        return VisualSource(image, (grid[0], grid[1]))

@@ -1,1 +1,1 @@
-"""Moving pictures: files in, frames, rows of vectors and strips out."""
+"""Video: frame sampling from files, front ends."""
