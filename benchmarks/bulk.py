@@ -25,7 +25,7 @@ from transduce.inference.generation import spread
 from transduce.inference.lowering import for_generation
 
 LONGEST = 64
-RULES = (MinLength(2),)  # the peer says one token before </s> at least
+RULES = (MinLength(length=2),)  # the peer says one token before </s> at least
 
 
 def run(

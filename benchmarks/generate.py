@@ -64,7 +64,7 @@ def contestants(
     rows, device = len(source), source.values.device
     strategy = Greedy() if beam == 1 else Beam(width=beam, length_penalty=1.0)
     longest = torch.full((rows,), length)
-    rules = (MinLength(length),)
+    rules = (MinLength(length=length),)
     graphs = Graphs() if device.type == "cuda" else None
     said: dict[str, list[list[int]]] = {}
 

@@ -120,7 +120,7 @@ def works(kind: str, shape: Shape) -> dict[str, Callable[[], object]]:
 
     def generate() -> None:
         model.eval()
-        search(model, Batch(source), Greedy(), max_lengths=longest, processors=(MinLength(shape.target),))
+        search(model, Batch(source), Greedy(), max_lengths=longest, processors=(MinLength(length=shape.target),))
 
     return {"training": train, "generation": generate}
 

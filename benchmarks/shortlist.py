@@ -49,7 +49,7 @@ def random_weights(size: str, lists: list[int], beams: list[int], length: int, r
 
             def run(listed: bool, allowed: torch.Tensor = allowed, strategy: Any = strategy) -> int:
                 asked = narrow(layers, allowed) if listed else network
-                search(asked, batch, strategy, max_lengths=longest, processors=(MinLength(length),), nbest=1)
+                search(asked, batch, strategy, max_lengths=longest, processors=(MinLength(length=length),), nbest=1)
                 return length
 
             both = [Contestant(OURS, partial(run, True)), Contestant(WHOLE, partial(run, False))]

@@ -68,7 +68,7 @@ def generation_speed(model: torch.nn.Module, batch: Batch, beam: int, steps: int
     model.eval()
     for repeat in range(repeats + 1):
         begin = now(batch.device)
-        search(model, Batch(batch.source), strategy, max_lengths=longest, processors=[MinLength(steps)])
+        search(model, Batch(batch.source), strategy, max_lengths=longest, processors=[MinLength(length=steps)])
         if repeat:
             times.append(now(batch.device) - begin)
     return batch.size * steps / median(times)

@@ -1,4 +1,4 @@
-"""Names become classes: the shelves, a user's own parts, and what is refused."""
+"""Registries, classes of the user, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from run_fixtures import RECURRENT, Command, settings
 import transduce
 from transduce import build, contracts
 from transduce.errors import InputError
-from transduce.recipe import parse
-from transduce.recipe import registry as shelves
+from transduce.recipe import parse, registry
 
 OWN = '''
 import torch
@@ -71,7 +70,7 @@ def completed(encoder: object, decoder: object = None) -> transduce.Recipe:
     return build.complete_recipe(parse({"model": {"encoder": encoder, "decoder": decoder or RECURRENT}}))
 
 
-class TestOwnParts:
+class TestUserClasses:
     def test_trained_from_a_local_file(self, own: Path, pairs: Path, command: Command) -> None:
         reader = {"kind": "luong", "score": "mine:Flat"}
         model = {"encoder": {"kind": "mine:Bag", "shout": True}, "decoder": {**RECURRENT, "context": reader}}
@@ -82,11 +81,11 @@ class TestOwnParts:
         assert weights == pytest.approx(1 / 3)
         with pytest.raises(InputError, match=r"mine:Bag.*mine:Flat"):
             transduce.load("run")
-        loaded = transduce.load("run", own_parts=True)
+        loaded = transduce.load("run", trust_user_code=True)
         assert loaded.generate(["red green"])[0].text == trained.model.generate(["red green"])[0].text
         refused = command("generate", "run", stdin=b"red\n")
-        assert (refused.code, "--own-parts" in refused.err) == (2, True)
-        assert command("generate", "run", "--own-parts", stdin=b"red\n").code == 0
+        assert (refused.code, "--trust-user-code" in refused.err) == (2, True)
+        assert command("generate", "run", "--trust-user-code", stdin=b"red\n").code == 0
 
     def test_loading_runs_no_code(self, own: Path, pairs: Path) -> None:
         """Wherever in the recipe the name stands, and however it is written."""
@@ -133,14 +132,15 @@ class TestOwnParts:
             completed({"kind": "mine.py:Bag", "width": -1})
 
 
-class TestShelves:
-    @pytest.mark.parametrize("contract", list(shelves.SHELVES), ids=lambda contract: contract.__name__)
-    def test_every_row_keeps_its_contract_and_says_what_it_is(self, contract: type) -> None:
-        for part in shelves.SHELVES[contract].values():
+class TestRegistries:
+    @pytest.mark.parametrize("contract", list(registry.REGISTRIES), ids=lambda contract: contract.__name__)
+    def test_every_part_has_its_contract_a_description_and_defaults(self, contract: type) -> None:
+        for part in registry.REGISTRIES[contract].values():
             assert issubclass(part, contract)
-            assert shelves.describe(part)
-            for name, (_, default) in shelves.options(part).items():
-                assert default is not ..., f"{part.__name__}.{name} has no default"
+            assert registry.describe(part)
+            for name, (_, default) in registry.options(part).items():
+                required = contract is contracts.LogitsProcessor  # a forced token has no default
+                assert required or default is not ..., f"{part.__name__}.{name} has no default"
 
     def test_a_name_alone_stands_for_its_kind(self) -> None:
         short = completed(RECURRENT, {**RECURRENT, "context": "luong"})
@@ -149,7 +149,7 @@ class TestShelves:
     @pytest.mark.parametrize("spec", [None, 3, [1], {}, {"kind": None}, {"kind": ["gru"]}, {"kind": {"a": 1}}])
     def test_odd_parts(self, spec: object) -> None:
         with pytest.raises(InputError, match="kind: initial"):
-            shelves.complete(contracts.ContextMechanism, spec, "model.decoder.context")  # type: ignore[arg-type]
+            registry.complete(contracts.ContextMechanism, spec, "model.decoder.context")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("value", [[1], {"a": 1}, {1: 2}, "x", None, float("nan"), 10**400])
     def test_odd_options(self, value: object) -> None:
@@ -175,13 +175,14 @@ class TestShelves:
 
 
 class TestMeasures:
-    def test_what_is_better_lower_is_known_for_every_metric(self) -> None:
+    def test_lower_is_better_for_error_rates_and_the_loss(self) -> None:
         from transduce.evaluation.evaluate import METRICS
-        from transduce.training.experiment import LOWER_IS_BETTER
+        from transduce.training.experiment import lower_is_better
 
-        assert {"loss", "per", "wer", "cer", "ter"} <= LOWER_IS_BETTER
-        assert not {"exact", "bleu", "chrf"} & LOWER_IS_BETTER
-        assert {*METRICS, "loss"} >= LOWER_IS_BETTER
+        lower = lower_is_better(parse({"evaluation": {"metrics": list(METRICS)}}))
+        assert {"loss", "per", "wer", "cer", "ter"} <= lower
+        assert not {"exact", "bleu", "chrf"} & lower
+        assert {*METRICS, "loss"} >= lower
 
 
 def test_a_recipe_is_checked_without_torchs_compiler() -> None:

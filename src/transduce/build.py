@@ -24,7 +24,6 @@ from transduce.decoding.logits_processors import (
     RepetitionPenalty,
     SuppressTokens,
 )
-from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.errors import InputError
 from transduce.flow import EOS
 from transduce.layers.embedding import Embedding, Output, deepened
@@ -43,7 +42,7 @@ from transduce.recipe.compatibility import (
     check_widths,
     gives_vectors,
 )
-from transduce.recipe.registry import Spec, complete, find, maker
+from transduce.recipe.registry import Spec, complete, factory, find, options
 
 APART = "embedding."  # its rows stand for tokens: whoever builds the parts decides whether they are the same
 
@@ -118,7 +117,7 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     check_objective(objective, filled, f"{where}: training.objective")
     if "teacher" not in objective:  # which is opened later
         try:
-            maker(Objective, objective)().check(built)
+            factory(Objective, objective)().check(built)
         except InputError as error:
             raise InputError(error.problem, where=f"{where}: training.objective", remedy=error.remedy) from None
     training = recipe.training.model_copy(update={"objective": objective})
@@ -126,6 +125,8 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     if data.noise is not None:
         check_noise(recipe, where)
         data = data.model_copy(update={"noise": complete(Noise, data.noise, f"{where}: data.noise")})
+    complete_strategy(recipe.generation, f"{where}: generation.strategy")
+    complete_logits_processors(recipe.generation, f"{where}: generation.logits_processors")
     evaluation = recipe.evaluation
     if data.format == "text" and filled.encoder is None and "metrics" not in evaluation.model_fields_set:
         evaluation = evaluation.model_copy(update={"metrics": LANGUAGE_METRICS})
@@ -162,7 +163,7 @@ def complete_sources(recipe: Recipe, where: str) -> DataRecipe:
 def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...] | None]:
     """Of a row of each source, as its modality gives it; None for a text."""
     specs = recipe.data.sources.items()
-    return {name: None if spec == {"kind": TEXT} else maker(contracts.Modality, spec)().shape for name, spec in specs}  # type: ignore[arg-type]
+    return {name: None if spec == {"kind": TEXT} else factory(contracts.Modality, spec)().shape for name, spec in specs}  # type: ignore[arg-type]
 
 
 def build_modality_source(recipe: Recipe, source: Tokenizer) -> ModalitySource | None:
@@ -171,7 +172,7 @@ def build_modality_source(recipe: Recipe, source: Tokenizer) -> ModalitySource |
     if not specs:
         return None
     parts = {
-        name: TextModality(source) if spec == {"kind": TEXT} else maker(contracts.Modality, spec)()  # type: ignore[arg-type]
+        name: TextModality(source) if spec == {"kind": TEXT} else factory(contracts.Modality, spec)()  # type: ignore[arg-type]
         for name, spec in specs.items()
     }
     return ModalitySource.of(parts, [list(specs.items()), source.fingerprint])
@@ -208,8 +209,8 @@ def build_model(
     if recipe.head is not None:
         assert encoder is not None
         if gives_vectors(recipe):
-            return EmbeddingModel(encoder, maker(contracts.Head, recipe.head)(encoder.width, target_size))
-        head = maker(contracts.Head, recipe.head)(encoder.width, target_size)
+            return EmbeddingModel(encoder, factory(contracts.Head, recipe.head)(encoder.width, target_size))
+        head = factory(contracts.Head, recipe.head)(encoder.width, target_size)
         if head.per == "path":
             return CTCModel(encoder, head)
         if recipe.tie != "none":
@@ -230,7 +231,7 @@ def build_model(
     deep = deepened(width, recipe.decoder.get("norm_eps")) if recipe.output == "deep" else []
     output = Output(width, target_size, target if recipe.tie != "none" else None, deep)
     memory_width = encoder.width if encoder is not None else 0
-    decoder = maker(contracts.Decoder, recipe.decoder)(target, output, memory_width)
+    decoder = factory(contracts.Decoder, recipe.decoder)(target, output, memory_width)
     if recipe.share != "none" and encoder is not None:
         share_weights(encoder, decoder)
     if recipe.copy is not None:
@@ -250,17 +251,17 @@ def build_encoder(spec: Spec, size: int, scale_embedding: bool) -> tuple[contrac
             parts[name], text = build_encoder(part, size, scale_embedding)
             if text is not None:  # texts of equal width share their embedding
                 parts[name].embedding = texts.setdefault(text.width, text)
-        return maker(contracts.Encoder, own)(parts), texts.get(spec["width"])
+        return factory(contracts.Encoder, own)(parts), texts.get(spec["width"])
     if "front" in spec:
-        return maker(contracts.Encoder, own)(maker(contracts.FrontEnd, spec["front"])(spec["width"])), None
+        return factory(contracts.Encoder, own)(factory(contracts.FrontEnd, spec["front"])(spec["width"])), None
     embedding = Embedding(size, spec["width"], scale_embedding=scale_embedding)
-    return maker(contracts.Encoder, own)(embedding), embedding
+    return factory(contracts.Encoder, own)(embedding), embedding
 
 
 def build_objective(spec: Spec, open_teacher: Callable[[str], nn.Module]) -> Objective:
     """A completed spec -> the objective; one with the option `teacher` is given the opened run as its first part."""
     parts = [open_teacher(spec["teacher"])] if "teacher" in spec else []
-    objective: Objective = maker(Objective, spec)(*parts)
+    objective: Objective = factory(Objective, spec)(*parts)
     return objective
 
 
@@ -268,40 +269,48 @@ def build_noise(spec: Mapping[str, Any] | None, tokenizer: Tokenizer) -> Noise |
     """A completed spec -> how lines of these tokens are damaged; None: not at all."""
     if spec is None:
         return None
-    noise: Noise = maker(Noise, dict(spec))(tokenizer)
+    noise: Noise = factory(Noise, dict(spec))(tokenizer)
     return noise
 
 
+def complete_strategy(settings: GenerationRecipe, where: str = "generation.strategy") -> Spec:
+    """The search strategy with all options; those left out are the settings of the same name, `beam` is the width."""
+    given = {"kind": settings.strategy} if isinstance(settings.strategy, str) else dict(settings.strategy)
+    known = options(find(contracts.Strategy, settings.strategy_kind, where))
+    named = {**dict(settings), "width": max(settings.beam, settings.nbest)}
+    return complete(contracts.Strategy, {**{name: named[name] for name in known if name in named}, **given}, where)
+
+
 def build_strategy(settings: GenerationRecipe) -> contracts.Strategy:
-    if settings.strategy == "sample":
-        width = max(settings.beam, settings.nbest)
-        return Sample(width=width, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
-    if settings.strategy == "greedy":
-        return Greedy()
-    width = max(settings.beam, settings.nbest)
-    if settings.strategy == "huggingface_beam":
-        return HuggingFaceBeam(width=width, length_penalty=settings.length_penalty, stop=settings.stop)
-    return Beam(width=width, length_penalty=settings.length_penalty)
+    strategy: contracts.Strategy = factory(contracts.Strategy, complete_strategy(settings))()
+    return strategy
 
 
-def build_rules(settings: GenerationRecipe) -> list[contracts.LogitsProcessor]:
-    rules: list[contracts.LogitsProcessor] = []
+def complete_logits_processors(settings: GenerationRecipe, where: str = "generation.logits_processors") -> list[Spec]:
+    """The logits processors that are listed, with all options."""
+    return [complete(contracts.LogitsProcessor, spec, where) for spec in settings.logits_processors]
+
+
+def build_logits_processors(settings: GenerationRecipe) -> list[contracts.LogitsProcessor]:
+    """Those that the settings imply, then those that are listed."""
+    processors: list[contracts.LogitsProcessor] = []
     if settings.min_length:
-        rules.append(MinLength(settings.min_length))
+        processors.append(MinLength(length=settings.min_length))
     if settings.no_repeat_ngram:
-        rules.append(NoRepeatNgram(settings.no_repeat_ngram))
+        processors.append(NoRepeatNgram(size=settings.no_repeat_ngram))
     if settings.repetition_penalty > 1:
-        rules.append(RepetitionPenalty(settings.repetition_penalty))
+        processors.append(RepetitionPenalty(penalty=settings.repetition_penalty))
     if settings.suppress:
-        rules.append(SuppressTokens(list(settings.suppress)))
+        processors.append(SuppressTokens(tokens=list(settings.suppress)))
     if settings.suppress_first:
-        given = len(settings.forced_prefix) + (settings.forced_bos is not None)  # a forced token begins nothing
-        rules.append(SuppressTokens(list(settings.suppress_first), at=given))
+        forced = len(settings.forced_prefix) + (settings.forced_bos is not None)
+        processors.append(SuppressTokens(tokens=list(settings.suppress_first), at=forced))
     if settings.forced_bos is not None:
-        rules.append(ForcedBOS(settings.forced_bos))
+        processors.append(ForcedBOS(token=settings.forced_bos))
     if settings.forced_eos:
-        rules.append(ForcedEOS(settings.max_length))
-    return rules
+        processors.append(ForcedEOS(max_length=settings.max_length))
+    listed = (factory(contracts.LogitsProcessor, spec)() for spec in complete_logits_processors(settings))
+    return [*processors, *listed]
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -266,7 +266,7 @@ class WindowMask:
 
 
 class Window(AttentionPart):
-    """Which neighbourhood of the memory a query may see. Built as `Window(query_width, reach)`."""
+    """Which neighbourhood of the memory a query may see. Built as `Window(query_width)`."""
 
     @abstractmethod
     def forward(self, query: Tensor, mask: Tensor, past: Tree) -> WindowMask:

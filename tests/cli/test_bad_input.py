@@ -264,7 +264,7 @@ class TestRuns:
             (lambda model: model["decoder"].update(width=16), "recipe"),
             (lambda model: model["decoder"].pop("width"), "256"),
             (lambda model: model["decoder"].update(context="initial"), "recipe"),
-            (lambda model: model["decoder"].update(context="mine:Own"), "--own-parts"),
+            (lambda model: model["decoder"].update(context="mine:Own"), "--trust-user-code"),
             (lambda model: model.update(decoder=None), "decoder"),
         ],
     )

@@ -364,14 +364,13 @@ class TestExplain:
 
 
 class TestHelp:
-    def test_models_lists_every_shelf(self, command: Command) -> None:
-        from transduce.evaluation.evaluate import METRICS
-        from transduce.recipe.registry import SHELVES
+    def test_models_lists_every_registry(self, command: Command) -> None:
+        from transduce.recipe.registry import REGISTRIES
 
         called = command("models")
         listed = [line.split()[0] for line in called.out.splitlines() if line.strip()]
-        for shelf in (*SHELVES.values(), METRICS):
-            assert set(shelf) <= set(listed)
+        for registry in REGISTRIES.values():
+            assert set(registry) <= set(listed)
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_every_command_shows_an_example(self, command: Command, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures over every model that the shelves can make."""
+"""Fixtures over every model that the registries can build."""
 
 from __future__ import annotations
 

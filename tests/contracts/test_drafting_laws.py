@@ -20,8 +20,8 @@ from transduce.recipe import parse
 LENGTHS = [(5, 1), (2, 1), (7, 1), (1, 1)]
 RULES: dict[str, list[LogitsProcessor]] = {
     "none": [],
-    "long": [MinLength(9), NoRepeatNgram(2)],
-    "forced": [ForcedBOS(5), ForcedEOS(12)],
+    "long": [MinLength(length=9), NoRepeatNgram(size=2)],
+    "forced": [ForcedBOS(token=5), ForcedEOS(max_length=12)],
 }
 
 
@@ -64,7 +64,7 @@ def test_the_same_output(decoder: str, alone: bool, draft: str, rules: str) -> N
 def test_a_good_draft_saves_calls() -> None:
     """Itself is the best draft: every call but the last gives as many tokens as were proposed, and one more."""
     model, longest = make("transformer", 1), torch.tensor([40] * 4)
-    rules: list[LogitsProcessor] = [MinLength(39)]
+    rules: list[LogitsProcessor] = [MinLength(length=39)]
     calls = 0
     advance = model.advance
 

@@ -1,4 +1,4 @@
-"""Laws 1 to 4, for every model on the shelves: whole = stepwise, causality, blindness, attention."""
+"""Laws 1 to 4, for every model of the registries: whole = stepwise, causality, blindness, attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transduce.decoders.copy import PointerGeneratorDecoder
 from transduce.decoders.joint_ctc import JointCTCDecoder
 from transduce.flow import PAD, Batch, Padded
 from transduce.objectives import Objective
-from transduce.recipe.registry import maker
+from transduce.recipe.registry import factory
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -144,7 +144,7 @@ def test_rows_of_a_memory_tell_their_tokens(model, batch):
 
 def test_every_parameter_learns(case, model, batch):
     """A part that the loss does not reach is not a part."""
-    objective = maker(Objective, complete_objective(CASES[case]["training"]["objective"], case))()
+    objective = factory(Objective, complete_objective(CASES[case]["training"]["objective"], case))()
     objective(model.train(), batch).total.backward()
     dead = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert not dead

@@ -1,4 +1,4 @@
-"""Every model of the shelves, made ready for generation, says what it said before."""
+"""Every model of the registries, made ready for generation, says what it said before."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_replayed_in_groups_is_the_same_search(model, strategy, replayed):
     asked: dict[str, Any] = {
         "max_lengths": torch.tensor([7, 3, 5, 7, 6]),
         "seeds": [3, 4, 5, 6, 7],
-        "processors": (MinLength(2),),
+        "processors": (MinLength(length=2),),
     }
     plain = search(model, batch, strategy, **asked)
     found = search(model, batch, strategy, **asked, graphs=replayed)
@@ -37,7 +37,7 @@ def test_rules_and_prefixes_too(model, replayed):
     batch = example_batch([(1, 2), (3, 2), (2, 2)])
     asked: dict[str, Any] = {
         "max_lengths": torch.tensor([9, 9, 9]),
-        "processors": (MinLength(4), NoRepeatNgram(2)),
+        "processors": (MinLength(length=4), NoRepeatNgram(size=2)),
         "prefix": Padded.from_rows([[4, 5], [6], []]),
     }
     plain = search(model, batch, Beam(width=2), **asked)

@@ -71,7 +71,7 @@ FEW = ["transformer>transformer", "recurrent>recurrent", "convolutional>convolut
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("case", FEW)
 def test_with_draws_rules_prefixes_and_few_answers(case, strategy, recorded, replayed):
-    model, rules, graphs = make(case), (MinLength(4), NoRepeatNgram(2)), replayed if recorded else None
+    model, rules, graphs = make(case), (MinLength(length=4), NoRepeatNgram(size=2)), replayed if recorded else None
     asked: dict[str, Any] = {"processors": rules, "nbest": 1}
     found = continuous_search(model, groups(3, True), strategy, slots=3, graphs=graphs, **asked)
     prefix = Padded.from_rows(PREFIXES)
@@ -173,7 +173,7 @@ def test_room_grows_with_those_who_are_longest_in_it():
     model, strategy = make("transformer>transformer"), Beam(width=2)
     longest = torch.tensor([40, 80, 35, 70, 2, 40, 66, 3, 33])
     asked = [replace(one, max_lengths=longest[2 * number : 2 * number + 2]) for number, one in enumerate(groups(2))]
-    rules = (MinLength(64),)
+    rules = (MinLength(length=64),)
     found = continuous_search(model, asked, strategy, slots=4, processors=rules)
     same(found, search(model, whole(), strategy, max_lengths=longest, processors=rules))
     assert max(len(row[0].ids) for row in found) > 64
@@ -185,7 +185,10 @@ def test_room_does_not_grow_with_the_number_of_steps(monkeypatch):
 
     monkeypatch.setattr(Stepper, "grow_cache", enlarge)
     model, longest = make("transformer>transformer"), torch.full((9,), 34)
-    rules = (MinLength(20), ForcedEOS(24))  # nobody reaches the end of the first room, all together would
+    rules = (
+        MinLength(length=20),
+        ForcedEOS(max_length=24),
+    )  # nobody reaches the end of the first room, all together would
     asked = [replace(one, max_lengths=longest[:1]) for one in groups(1)]
     found = continuous_search(model, asked, Greedy(), slots=2, processors=rules)
     assert all(20 < len(row[0].ids) <= 24 for row in found)

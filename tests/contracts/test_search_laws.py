@@ -91,7 +91,7 @@ def test_a_wide_beam_is_exhaustive(case, penalty):
         batch,
         Beam(width=60, length_penalty=penalty),
         max_lengths=longest(batch, most),
-        processors=[SuppressTokens(banned)],
+        processors=[SuppressTokens(tokens=banned)],
     )
     space = [(*ids, EOS) for length in range(most) for ids in itertools.product(words, repeat=length)]
     for row in range(batch.size):
@@ -135,11 +135,15 @@ def test_a_prefix_is_kept_and_scored(some, batch):
 
 
 def test_rules(some, batch):
-    no_end = search(some, batch, Greedy(), max_lengths=longest(batch), processors=[MinLength(LONGEST)])
+    no_end = search(some, batch, Greedy(), max_lengths=longest(batch), processors=[MinLength(length=LONGEST)])
     assert all(EOS not in row[0].ids for row in no_end)
-    once = search(some, batch, Beam(width=2), max_lengths=longest(batch), processors=[NoRepeatNgram(1), MinLength(5)])
+    once = search(
+        some, batch, Beam(width=2), max_lengths=longest(batch), processors=[NoRepeatNgram(size=1), MinLength(length=5)]
+    )
     assert all(len(set(one.ids)) == len(one.ids) for row in once for one in row)
-    pairs = search(some, batch, Greedy(), max_lengths=longest(batch, 12), processors=[NoRepeatNgram(2), MinLength(12)])
+    pairs = search(
+        some, batch, Greedy(), max_lengths=longest(batch, 12), processors=[NoRepeatNgram(size=2), MinLength(length=12)]
+    )
     for row in pairs:
         seen = list(itertools.pairwise(row[0].ids))
         assert len(seen) == len(set(seen))
@@ -147,7 +151,7 @@ def test_rules(some, batch):
 
 def test_repetition_penalty_lowers_what_was_said():
     scores = torch.full((1, 8), -1.0)
-    changed = RepetitionPenalty(2.0).apply(scores, torch.tensor([[5, 5, 6]]))
+    changed = RepetitionPenalty(penalty=2.0).apply(scores, torch.tensor([[5, 5, 6]]))
     assert changed.tolist() == [[-1, -1, -1, -1, -1, -2, -2, -1]]
 
 

@@ -114,7 +114,7 @@ def test_the_best_of_each_list_come_without_a_layer(
     strategy = Greedy() if width == 1 else Beam(width=width, length_penalty=1.0)
 
     def found() -> list[list[Hypothesis]]:
-        rules = [MinLength(2), SuppressTokens([5, 6])]
+        rules = [MinLength(length=2), SuppressTokens(tokens=[5, 6])]
         return search(
             listed, example_batch(LENGTHS), strategy, max_lengths=torch.full((len(LENGTHS),), 12), processors=rules
         )

@@ -116,7 +116,7 @@ def recipe(folder: Path, **data: object) -> dict:
 
 def test_the_whole_line(folder: Path) -> None:
     trained = train(recipe(folder), folder / "run")
-    model = transduce.load(folder / "run", own_parts=True)
+    model = transduce.load(folder / "run", trust_user_code=True)
     names = [str(folder / "data" / f"{number}.num") for number in range(40)]
     right = dict(line.split("\t") for line in (folder / "data" / "pairs.tsv").read_text().splitlines())
     outputs = [one.text for one in model.generate(names)]
@@ -214,6 +214,6 @@ def test_what_does_not_fit_is_told(folder: Path, change: dict, told: str) -> Non
 
 def test_a_missing_file_is_told_by_name(folder: Path) -> None:
     train({**recipe(folder), "training": {"steps": 1}}, folder / "run")
-    model = transduce.load(folder / "run", own_parts=True)
+    model = transduce.load(folder / "run", trust_user_code=True)
     with pytest.raises(InputError, match=r"nowhere\.num"):
         model.generate(["nowhere.num"])

@@ -17,7 +17,7 @@ from transduce.evaluation.held_out import load_held_out, predict
 from transduce.flow import BOS, EOS, UNK, Batch, Padded
 from transduce.inference import load
 from transduce.recipe import parse
-from transduce.recipe.registry import own_parts
+from transduce.recipe.registry import user_classes
 from transduce.training.experiment import train
 
 ENCODER = {"kind": "elmo", "width": 8, "layers": 2, "dropout": 0.0}
@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_refused(change, problem):
 
 def test_damage_of_the_users_own_is_known_as_code():
     content = {"data": {"format": "text", "noise": {"kind": "mine:Storm"}}, "model": {"decoder": {"kind": "recurrent"}}}
-    assert own_parts(parse(content)) == ["mine:Storm"]
+    assert user_classes(parse(content)) == ["mine:Storm"]
 
 
 def elmo(head: str = "bilm"):

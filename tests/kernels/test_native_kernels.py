@@ -214,7 +214,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"norm": "post"},
     {"activation": "gelu", "gated": True},
     {"activation": "silu", "bias": False},
-    {"activation": "gelu_tanh", "reach": 2},
+    {"activation": "gelu_tanh", "window": 2},
     {"width": 18, "heads": 3, "ff_width": 7},  # nothing a multiple of anything
     {"head_width": 20},
     {"width": 64, "heads": 2},  # heads of whole vectors
@@ -225,7 +225,7 @@ def transformer(options: dict[str, Any], vocabulary: int = 23) -> EncoderDecoder
     torch.manual_seed(1)
     options = {"layers": 2, "width": 16, "heads": 2, "ff_width": 24, **options}
     table = Embedding(vocabulary, options["width"])
-    reading = {name: value for name, value in options.items() if name != "reach"}
+    reading = {name: value for name, value in options.items() if name != "window"}
     encoder = TransformerEncoder(table, **reading)
     decoder = TransformerDecoder(table, Output(options["width"], vocabulary), options["width"], **options)
     return EncoderDecoder(encoder, decoder).eval()
@@ -298,7 +298,7 @@ def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -
     top = native.top_k
     asked: list[int] = []
     monkeypatch.setattr(native, "top_k", lambda scores, count: asked.append(count) or top(scores, count))
-    rules = [RepetitionPenalty(1.1)]  # which wants the scores of all tokens
+    rules = [RepetitionPenalty(penalty=1.1)]  # which wants the scores of all tokens
     found = search(
         network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), max_lengths=torch.tensor([9]), processors=rules
     )

@@ -42,11 +42,11 @@ STRATEGIES: list[Strategy] = [
 ]
 RULES: list[list[LogitsProcessor]] = [
     [],
-    [MinLength(3), SuppressTokens([7, 8])],
-    [SuppressTokens([6], at=1), ForcedBOS(9)],
-    [ForcedEOS(LONGEST)],
-    [NoRepeatNgram(2), MinLength(2)],
-    [RepetitionPenalty(1.3)],
+    [MinLength(length=3), SuppressTokens(tokens=[7, 8])],
+    [SuppressTokens(tokens=[6], at=1), ForcedBOS(token=9)],
+    [ForcedEOS(max_length=LONGEST)],
+    [NoRepeatNgram(size=2), MinLength(length=2)],
+    [RepetitionPenalty(penalty=1.3)],
 ]
 
 native = pytest.mark.skipif(libraries.library() is None, reason="no compiler here")
@@ -122,7 +122,7 @@ def counted(model: Transducer, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
 def test_the_common_search_never_writes_all_scores_down(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = for_generation(network(), precision)
     calls = counted(made, monkeypatch)
-    found = found_by(made, Greedy(), [MinLength(2)])
+    found = found_by(made, Greedy(), [MinLength(length=2)])
     assert calls["advance"] == 0
     assert calls["propose"] == max(len(line[0].ids) for line in found)
     assert calls["rows"] == sum(len(line[0].ids) for line in found)  # a line that ended is read no more
@@ -169,11 +169,11 @@ def test_a_beam_of_one_reads_fewer_rows_for_one_answer(monkeypatch: pytest.Monke
 KINDS: list[Callable[[int], LogitsProcessor]] = [
     MinLength,
     NoRepeatNgram,
-    lambda number: RepetitionPenalty(1.0 + number),
-    lambda number: ForcedBOS(4 + number),
-    lambda number: ForcedEOS(number + 1),
-    lambda number: SuppressTokens([4, 5 + number]),
-    lambda number: SuppressTokens([4, 5 + number], at=number),
+    lambda number: RepetitionPenalty(penalty=1.0 + number),
+    lambda number: ForcedBOS(token=4 + number),
+    lambda number: ForcedEOS(max_length=number + 1),
+    lambda number: SuppressTokens(tokens=[4, 5 + number]),
+    lambda number: SuppressTokens(tokens=[4, 5 + number], at=number),
 ]
 
 
@@ -207,7 +207,7 @@ def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
 
 @native
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-@pytest.mark.parametrize("rules", [*RULES[:2], [SuppressTokens([7, 8])]], ids=["free", "by length", "always"])
+@pytest.mark.parametrize("rules", [*RULES[:2], [SuppressTokens(tokens=[7, 8])]], ids=["free", "by length", "always"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
 def test_rows_that_stand_at_different_places_are_proposed_for(
     strategy: Strategy, rules: list[LogitsProcessor], precision: Any

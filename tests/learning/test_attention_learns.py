@@ -27,8 +27,8 @@ KINDS = {
     "Gumbel": ({"kind": "luong", "normaliser": "gumbel"}, "reverse", 350, 90),
     "coverage": ({"kind": "bahdanau", "score": "coverage"}, "reverse", 200, 97),
     "location": ({"kind": "bahdanau", "score": "location"}, "reverse", 200, 97),
-    "predicted window": ({"kind": "luong", "window": "predicted", "reach": 2}, "reverse", 300, 90),
-    "monotonic window": ({"kind": "luong", "window": "monotonic", "reach": 1}, "copy", 200, 90),
+    "predicted window": ({"kind": "luong", "window": {"kind": "predicted", "radius": 2}}, "reverse", 300, 90),
+    "monotonic window": ({"kind": "luong", "window": {"kind": "monotonic", "radius": 1}}, "copy", 200, 90),
     "monotonic": ({"kind": "luong", "score": "mlp", "normaliser": "monotonic"}, "copy", 300, 90),
 }
 

@@ -86,7 +86,7 @@ def test_coverage_adds_up_and_enters_the_score():
 
 
 def test_location_filters_the_weights_before():
-    score = Location(4, 6, filters=3, reach=2)
+    score = Location(4, 6, filters=3, radius=2)
     query, memory, before = torch.randn(2, 3, 4), torch.randn(2, 5, 6), torch.rand(2, 3, 5)
     found = score.recall(query, score.keys(memory), {"weights": before})
     for b, t, s in itertools.product(range(2), range(3), range(5)):
@@ -110,7 +110,7 @@ def test_a_score_without_a_past_is_the_plain_one(kind):
 def test_predicted_window_is_a_gaussian_within_reach():
     """Under a softmax the weights are those of the equation, align(s, h) * exp(-(j - p)^2 / (2 sigma^2)), over
     their sum."""
-    window = WINDOWS["predicted"](4, 3)
+    window = WINDOWS["predicted"](4, radius=3)
     query, scores = torch.randn(2, 6, 4) * 3, torch.randn(2, 6, 12)
     lengths = torch.tensor([12, 5])
     mask = torch.arange(12) < lengths[:, None]
@@ -128,13 +128,13 @@ def test_predicted_window_is_a_gaussian_within_reach():
 
 
 def test_predicted_window_learns_its_centre():
-    window = WINDOWS["predicted"](4, 3).double()
+    window = WINDOWS["predicted"](4, radius=3).double()
     query, mask = double(2, 3, 4), torch.ones(2, 1, 7, dtype=torch.bool)
     assert torch.autograd.gradcheck(lambda q: window(q, mask, None).bias, query)
 
 
 def test_monotonic_window_walks_on():
-    window = WINDOWS["monotonic"](4, 1)
+    window = WINDOWS["monotonic"](4, radius=1)
     mask = torch.arange(6) < torch.tensor([6, 3])[:, None]
     past = window.start(mask)
     seen = []
@@ -187,9 +187,7 @@ def test_what_remembers_needs_a_recurrent_decoder():
 
 
 @pytest.mark.parametrize("kind", ["bahdanau", "luong"])
-def test_a_window_and_its_reach_go_together(kind):
-    for window in WINDOWS:
-        refused({"kind": "recurrent", "context": {"kind": kind, "window": window}}, "needs its reach")
-    refused({"kind": "recurrent", "context": {"kind": kind, "reach": 4}}, "no reach")
-    refused({"kind": "recurrent", "context": {"kind": kind, "window": "predicted", "reach": -1}}, "reach")
-    refused({"kind": "recurrent", "context": {"kind": kind, "window": "windy", "reach": 1}}, "windy")
+def test_the_options_of_a_window_are_checked(kind):
+    refused({"kind": "recurrent", "context": {"kind": kind, "radius": 4}}, "radius")
+    refused({"kind": "recurrent", "context": {"kind": kind, "window": {"kind": "predicted", "radius": -1}}}, "radius")
+    refused({"kind": "recurrent", "context": {"kind": kind, "window": {"kind": "windy", "radius": 1}}}, "windy")

@@ -1,4 +1,4 @@
-"""Gradients of every score and normaliser on the shelves, in double precision, against finite differences."""
+"""Gradients of every score and normaliser of the registries, in double precision, against finite differences."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_walking(kind):
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_window(kind):
     """The bias of a window, by query and weights, where it has one."""
-    window = WINDOWS[kind](4, 2).double()
+    window = WINDOWS[kind](4, radius=2).double()
     mask = torch.ones(2, 1, 9, dtype=torch.bool)
     past = {name: value[:, None].expand(2, 3, -1) for name, value in window.start(mask[:, 0]).items()}
     query = double(2, 3, 4)

@@ -56,7 +56,7 @@ def test_context_mechanisms(context, score, normaliser):
 @pytest.mark.parametrize(
     "part",
     [{"score": "location"}, {"score": "dot", "normaliser": "monotonic"}]
-    + [{"window": window, "reach": 1} for window in WINDOWS],
+    + [{"window": {"kind": window, "radius": 1}} for window in WINDOWS],
     ids=str,
 )
 @pytest.mark.parametrize("context", ["bahdanau", "luong"])

@@ -12,7 +12,7 @@ from transduce.autoconfig import recipe_for
 from transduce.autoconfig.tasks import TASKS
 from transduce.contracts import Modality
 from transduce.errors import InputError
-from transduce.recipe.registry import maker
+from transduce.recipe.registry import factory
 from transduce.synthetic import SYNTHETIC, generate, write_files
 
 FILES = [name for name, dataset in SYNTHETIC.items() if dataset.writes_files]
@@ -54,7 +54,7 @@ def test_recipe_of_its_task_reads_the_files(name, tmp_path):
     recipe = recipe_for(str(pairs), [], task)
     first, *others = recipe.data.sources.values()
     assert len(pairs.read_text().split("\n")[0].split("\t")) == 2 + len(others)
-    modality = maker(Modality, {"kind": first} if isinstance(first, str) else dict(first))()
+    modality = factory(Modality, {"kind": first} if isinstance(first, str) else dict(first))()
     array = modality.read(str(tmp_path / pairs.read_text().split("\t")[0]))
     assert modality.collate([array]).values.shape[0] == 1
 

@@ -160,4 +160,4 @@ def test_own_objective(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     train(recipe(pairs, {"kind": "mine:Louder"}), tmp_path / "run")
     with pytest.raises(InputError, match="code of its own"):
         transduce.load(tmp_path / "run")  # completing its recipe would run that code
-    assert transduce.load(tmp_path / "run", own_parts=True).generate(["aeh"])
+    assert transduce.load(tmp_path / "run", trust_user_code=True).generate(["aeh"])

@@ -157,14 +157,15 @@ class RelativeBias(PositionEncoding):
 class Shaw(PositionEncoding):
     """one trained vector a clipped distance, added to the keys: q . (k + a) (Shaw 2018)"""
 
-    def __init__(self, width: int, heads: int, causal: bool, *, reach: Count = 16) -> None:
+    def __init__(self, width: int, heads: int, causal: bool, *, max_distance: Count = 16) -> None:
         super().__init__()
-        self.reach, self.scale = reach, 1 / math.sqrt(width // heads)
-        self.relative_keys = nn.Embedding(2 * reach + 1, width // heads)
+        self.max_distance, self.scale = max_distance, 1 / math.sqrt(width // heads)
+        self.relative_keys = nn.Embedding(2 * max_distance + 1, width // heads)
         nn.init.normal_(self.relative_keys.weight, std=(width // heads) ** -0.5)
 
     def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        offsets = (keys[:, None, :] - queries[:, :, None]).clamp(-self.reach, self.reach) + self.reach  # . T S
+        end = self.max_distance
+        offsets = (keys[:, None, :] - queries[:, :, None]).clamp(-end, end) + end  # . T S
         every = torch.einsum("rhtk,ok->rhto", heads, self.relative_keys.weight) * self.scale
         return every.gather(-1, offsets[:, None].expand(heads.size(0), heads.size(1), -1, -1))  # R H T S
 

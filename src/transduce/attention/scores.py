@@ -102,9 +102,9 @@ class Location(MLP):
 
     remembers = True
 
-    def __init__(self, query_width: int, memory_width: int, *, filters: Count = 16, reach: Count = 5) -> None:
+    def __init__(self, query_width: int, memory_width: int, *, filters: Count = 16, radius: Count = 5) -> None:
         super().__init__(query_width, memory_width)
-        self.location_conv = nn.Conv1d(1, filters, 2 * reach + 1, padding=reach, bias=False)
+        self.location_conv = nn.Conv1d(1, filters, 2 * radius + 1, padding=radius, bias=False)
         self.location_proj = nn.Linear(filters, query_width, bias=False)
 
     def start(self, mask: Tensor) -> Tree:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from transduce.cli.options import OwnParts, RunArgument, load_model
+from transduce.cli.options import RunArgument, TrustUserCode, load_model
 from transduce.errors import InputError
 
 
@@ -92,7 +92,7 @@ def export(
 def merge(
     run: RunArgument,
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Run directory to write.")],
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Merge the LoRA adapters of a run into its base model, and write a plain run.
 
@@ -102,14 +102,14 @@ def merge(
     """
     from transduce.transfer import merge_adapters
 
-    weights = load_model(run, "cpu", own_parts).network.state_dict()
+    weights = load_model(run, "cpu", trust_user_code).network.state_dict()
     print(merge_adapters(run, new, weights).folder)
 
 
 def quantise(
     run: RunArgument,
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Run directory to write.")],
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Quantise the weight matrices of a run to int8, at a quarter of the size. The new run cannot be trained.
 
@@ -119,7 +119,7 @@ def quantise(
     """
     from transduce.inference.quantisation import quantise as quantise_run
 
-    print(quantise_run(run, new, load_model(run, "cpu", own_parts).network).folder)
+    print(quantise_run(run, new, load_model(run, "cpu", trust_user_code).network).folder)
 
 
 def shortlist(
@@ -130,7 +130,7 @@ def shortlist(
     ] = 100,
     frequent: Annotated[int, typer.Option(min=0, help="Most frequent target tokens, allowed for every source.")] = 100,
     max_pairs: Annotated[int, typer.Option(min=1, help="Number of training pairs to read.")] = 100_000,
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Write a lexical shortlist: the target tokens that each source token may need, for `generate --shortlist`.
 
@@ -145,7 +145,7 @@ def shortlist(
     from transduce.data.prepare import train_store
     from transduce.inference.shortlist import OutputRows, make_shortlist
 
-    model = load_model(run, "cpu", own_parts)
+    model = load_model(run, "cpu", trust_user_code)
     OutputRows(model.network)  # raises an error if this model cannot use a shortlist
     if not model.recipe.data.train:
         raise InputError("the recipe of this run names no training pairs", where=str(run), remedy="give another run")

@@ -14,8 +14,8 @@ from transduce.cli.options import (
     Documents,
     InputFile,
     Output,
-    OwnParts,
     RunArgument,
+    TrustUserCode,
     load_model,
     open_console,
     open_output,
@@ -33,7 +33,7 @@ def embed(
         bool, typer.Option("--tsv", help="Write tab-separated numbers instead of .npy.", rich_help_panel=OUTPUT)
     ] = False,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Compute one embedding vector per line.
 
@@ -51,7 +51,7 @@ def embed(
 
     if output is None and not tsv:
         raise InputError("a .npy file cannot be printed", where="--output", remedy="give --output FILE, or --tsv")
-    blocks = embed_lines(load_model(run, device, own_parts), read_lines(file))
+    blocks = embed_lines(load_model(run, device, trust_user_code), read_lines(file))
     if not tsv and output is not None:
         rows, width = write_npy(blocks, output)
         print(f"{rows:,} vectors of {width} numbers in {output}", file=sys.stderr)
@@ -72,7 +72,7 @@ def search(
     top: Annotated[int, typer.Option(min=1, help="Number of documents per query.")] = 5,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per query.", rich_help_panel=OUTPUT)] = False,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Find the lines of a file that are most similar in meaning to a query.
 
@@ -92,7 +92,7 @@ def search(
 
     if (query is None) == (queries is None):
         raise InputError("exactly one of QUERY and --queries is needed", remedy='give "a query", or --queries FILE')
-    model = load_model(run, device, own_parts)
+    model = load_model(run, device, trust_user_code)
     lines = list(read_lines(documents))
     vectors, console = cached_embeddings(model, lines), open_console()
     texts = [query] if query is not None else list(read_lines(queries or "-"))
@@ -115,7 +115,7 @@ def cluster(
         Path | None, typer.Option(help="Write `cluster TAB line` to this file.", rich_help_panel=OUTPUT)
     ] = None,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Cluster the lines of a file by meaning (k-means), and draw a map of them.
 
@@ -132,7 +132,7 @@ def cluster(
     from transduce.retrieval.embeddings import cached_embeddings
 
     lines = list(read_lines(documents))
-    vectors = normalise_rows(cached_embeddings(load_model(run, device, own_parts), lines))
+    vectors = normalise_rows(cached_embeddings(load_model(run, device, trust_user_code), lines))
     clustering = k_means(vectors, clusters, seed)
     show_clusters(vectors, lines, clustering, open_console())
     if output is not None:
@@ -149,7 +149,7 @@ def similarity(
     ],
     output: Output = None,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Compute the cosine similarity of sentence pairs; with gold similarities also Spearman's rank correlation.
 
@@ -161,7 +161,7 @@ def similarity(
     from transduce.evaluation.significance import bootstrap_interval
     from transduce.retrieval.search import pair_similarities
 
-    similarities = list(pair_similarities(load_model(run, device, own_parts), pairs))
+    similarities = list(pair_similarities(load_model(run, device, trust_user_code), pairs))
     with open_output(output, pairs) as stream:
         for one in similarities:
             stream.write(f"{one.cosine:.6f}\n")

@@ -12,9 +12,9 @@ from transduce.cli.options import (
     Beam,
     Device,
     Output,
-    OwnParts,
     RunArgument,
     Settings,
+    TrustUserCode,
     generation_settings,
     load_model,
     open_console,
@@ -41,7 +41,7 @@ def evaluate(
     beam: Beam = None,
     settings: Settings = None,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Evaluate a model on pairs: scores with 95 % confidence intervals, and scores by source length.
 
@@ -59,7 +59,7 @@ def evaluate(
     from transduce.evaluation.held_out import evaluate_output, load_held_out, predict
 
     console = open_console()
-    model = load_model(run, device, own_parts)
+    model = load_model(run, device, trust_user_code)
     chosen = generation_settings(settings, beam=beam)
     model.settings(**chosen)  # reports a wrong name or value before any data is read
     if against is not None and against.resolve() == run.resolve():
@@ -73,7 +73,7 @@ def evaluate(
         console.print(f"[dim]{score.signature}[/]", highlight=False)
     content = {"set": name, **scores.to_json()}
     if against is not None:
-        other = load_model(against, device, own_parts)
+        other = load_model(against, device, trust_user_code)
         other_outputs = predict(other, lines, model.recipe.evaluation.metrics, **chosen)
         both = {str(run): outputs, str(against): other_outputs}
         content["against"] = _compare_runs(model, lines, both, console)
@@ -102,7 +102,7 @@ def score(
         bool, typer.Option("--json", help="One JSON object per line, with the score of each token.")
     ] = False,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Compute the log-probability and the perplexity of given targets: `score TAB perplexity`, one line per pair.
 
@@ -116,7 +116,7 @@ def score(
     """
     from transduce.evaluation.pair_scores import perplexities, score_file
 
-    model, scored = load_model(run, device, own_parts), []
+    model, scored = load_model(run, device, trust_user_code), []
     with open_output(output, pairs) as stream:
         for one in score_file(model, pairs, as_json=json):
             stream.write(one.line + "\n")

@@ -15,8 +15,8 @@ from transduce.cli.options import (
     Head,
     Layer,
     Output,
-    OwnParts,
     RunArgument,
+    TrustUserCode,
     layer_and_head,
     load_model,
     open_console,
@@ -37,7 +37,7 @@ def explain(
     level: Annotated[str, typer.Option(help="Rows and columns of the attention map: auto, word or token.")] = "auto",
     beam: Beam = None,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Show the attention weights of the best hypothesis, in the terminal, as PNG or as HTML.
 
@@ -85,7 +85,7 @@ def align(
     head: Head = "mean",
     output: Output = None,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Write the word alignment of given pairs, `0-0 1-2`, one line per pair; with --gold also the error rate.
 
@@ -106,8 +106,8 @@ def align(
         remedy = nearest(symmetrise, get_args(Symmetrisation))
         raise InputError(f"unknown symmetrisation {symmetrise!r}", where="--symmetrise", remedy=remedy)
     gold_links = None if gold is None else read_gold(str(gold))  # errors of this file are reported first
-    model = load_model(run, device, own_parts)
-    reverse_model = None if reverse is None else load_model(reverse, device, own_parts)
+    model = load_model(run, device, trust_user_code)
+    reverse_model = None if reverse is None else load_model(reverse, device, trust_user_code)
     view = View(*layer_and_head(layer, head))
     alignments: list[Any] = []
     with open_output(output, pairs) as stream:

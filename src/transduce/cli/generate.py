@@ -19,9 +19,9 @@ from transduce.cli.options import (
     Device,
     InputFile,
     Output,
-    OwnParts,
     RunArgument,
     Settings,
+    TrustUserCode,
     generation_settings,
     load_model,
     open_output,
@@ -97,7 +97,7 @@ def generate(
         typer.Option(help="Lexical shortlist, a file of `transduce shortlist`.", rich_help_panel=PERFORMANCE),
     ] = None,
     device: Device = "auto",
-    own_parts: OwnParts = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Generate one output per input line, in order.
 
@@ -134,10 +134,10 @@ def generate(
     from transduce.inference import in_chunks
     from transduce.inference.shortlist import Shortlist
 
-    model = load_model(run, device, own_parts, precision)
+    model = load_model(run, device, trust_user_code, precision)
     chosen = generation_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
     model.settings(**chosen)  # reports a wrong name or value before any input is read
-    draft_model = None if draft is None else load_model(draft, device, own_parts, precision)
+    draft_model = None if draft is None else load_model(draft, device, trust_user_code, precision)
     allowed = None if shortlist is None else Shortlist.load(shortlist)
     if pairs and (json or align or unconditional or model.sourceless):
         raise InputError(

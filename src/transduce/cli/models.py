@@ -19,19 +19,15 @@ def models() -> None:
     """
     from rich.markup import escape
 
-    from transduce.evaluation.evaluate import METRICS
-    from transduce.recipe.registry import SHELVES, describe, options
+    from transduce.recipe.registry import REGISTRIES, describe, options, title
 
     console = open_console()
-    for contract, shelf in SHELVES.items():
-        console.print(f"[bold]{contract.__name__.lower()}[/]")
-        for kind, part in shelf.items():
+    for contract, registry in REGISTRIES.items():
+        console.print(f"[bold]{title(contract)}[/]")
+        for kind, part in registry.items():
             console.print(f"  [cyan]{kind:<12}[/] {escape(describe(part))}", highlight=False, soft_wrap=True)
             if names := ", ".join(options(part)):
                 console.print(f"  {'':<12} [dim]{names}[/]", highlight=False, soft_wrap=True)
-    console.print("[bold]metric[/]")
-    for kind, metric in METRICS.items():
-        console.print(f"  [cyan]{kind:<12}[/] {escape(describe(metric))}", highlight=False, soft_wrap=True)
 
 
 def explain_shapes(

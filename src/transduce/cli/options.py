@@ -47,20 +47,20 @@ Settings = Annotated[
 Layer = Annotated[str, typer.Option(help="Decoder layer: a number from 0, `last`, or `mean` of all layers.")]
 Head = Annotated[str, typer.Option(help="Attention head: a number from 0, or `mean` of all heads.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.", rich_help_panel=PERFORMANCE)]
-OwnParts = Annotated[
+TrustUserCode = Annotated[
     bool,
     typer.Option(
-        "--own-parts",
+        "--trust-user-code",
         help="Run the custom Python code that the recipe names (kind: file:Class). Only for runs that you trust.",
         rich_help_panel=LOADING,
     ),
 ]
 
 
-def load_model(run: Path, device: str, own_parts: bool, precision: str | None = None) -> Model:
+def load_model(run: Path, device: str, trust_user_code: bool, precision: str | None = None) -> Model:
     from transduce.inference import load
 
-    return load(run, device=device, precision=cast("Precision | None", precision), own_parts=own_parts)
+    return load(run, device=device, precision=cast("Precision | None", precision), trust_user_code=trust_user_code)
 
 
 def generation_settings(items: list[str] | None, **options: Any) -> dict[str, Any]:

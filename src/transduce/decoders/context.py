@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
 from transduce.attention.attend import Attend
 from transduce.attention.normalisers import Softmax
 from transduce.attention.scores import MLP, Bilinear
-from transduce.attention.windows import WINDOWS
 from transduce.contracts import (
     AttentionPart,
     AttentionScore,
@@ -22,12 +19,8 @@ from transduce.contracts import (
     Window,
     WindowMask,
 )
-from transduce.errors import InputError
 from transduce.flow import Memory, State, Tree, map_tensors
 from transduce.layers.feed_forward import dense
-
-Neighbourhood = Literal["whole", "predicted", "monotonic"]  # the whole memory, or a kind of window
-Reach = Annotated[int, Ge(0)]
 
 
 class InitialContext(ContextMechanism):
@@ -59,20 +52,6 @@ class EveryStepContext(ContextMechanism):
     def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
         assert fed is not None
         return ContextOutput(torch.cat((hidden, fed.output), -1), {})
-
-
-def _window(kind: Neighbourhood, width: int, reach: int) -> Window | None:
-    if kind == "whole" and reach:
-        raise InputError(
-            "attention over the whole memory has no reach",
-            remedy=f"choose a window: {' or '.join(WINDOWS)}, or leave reach out",
-        )
-    if kind != "whole" and not reach:
-        raise InputError(
-            f"local attention with a {kind} window needs its reach: how many rows it sees to either side",
-            remedy="set reach: 4, say, beside window",
-        )
-    return None if kind == "whole" else WINDOWS[kind](width, reach)
 
 
 class AttentionContext(ContextMechanism):
@@ -151,10 +130,9 @@ class Bahdanau(AttentionContext):
         *,
         score: type[AttentionScore] = MLP,
         normaliser: type[Normaliser] = Softmax,
-        window: Neighbourhood = "whole",
-        reach: Reach = 0,
+        window: type[Window] | None = None,
     ) -> None:
-        super().__init__(width, memory_width, score, normaliser, _window(window, width, reach))
+        super().__init__(width, memory_width, score, normaliser, None if window is None else window(width))
         self.feed_width, self.output_width = memory_width, width + memory_width
 
     def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput:
@@ -175,12 +153,11 @@ class Luong(AttentionContext):
         *,
         score: type[AttentionScore] = Bilinear,
         normaliser: type[Normaliser] = Softmax,
-        window: Neighbourhood = "whole",
-        reach: Reach = 0,
+        window: type[Window] | None = None,
         input_feeding: bool = True,
         bias: bool = False,
     ) -> None:
-        super().__init__(width, memory_width, score, normaliser, _window(window, width, reach))
+        super().__init__(width, memory_width, score, normaliser, None if window is None else window(width))
         self.combine = dense(memory_width + width, width, bias=bias)
         self.input_feeding = input_feeding
         self.stepwise = input_feeding or self.remembers

@@ -14,7 +14,7 @@ from transduce.decoding.search_state import BeamState, FinishedHypotheses
 from transduce.flow import BOS, EOS, PAD, TopK
 from transduce.kernels import beam_update as kernel
 
-NEVER_GENERATED = SuppressTokens([PAD, BOS])
+NEVER_GENERATED = SuppressTokens(tokens=[PAD, BOS])
 
 
 def update_from_top_k(strategy: Strategy, beams: BeamState, best: TopK, num_results: int) -> BeamState:

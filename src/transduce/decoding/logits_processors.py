@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transduce.contracts import LogitsProcessor
+from transduce.contracts import Count, LogitsProcessor
 from transduce.flow import EOS, PAD
 
 
 class MinLength(LogitsProcessor):
     """no </s> before this number of tokens"""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, *, length: int) -> None:
         self.length = length
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class MinLength(LogitsProcessor):
 class NoRepeatNgram(LogitsProcessor):
     """no n-gram twice"""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, *, size: Count) -> None:
         self.size = size
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class NoRepeatNgram(LogitsProcessor):
 class RepetitionPenalty(LogitsProcessor):
     """the log-probability of tokens that were generated before is multiplied (Keskar 2019)"""
 
-    def __init__(self, penalty: float) -> None:
+    def __init__(self, *, penalty: float) -> None:
         self.penalty = penalty
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class RepetitionPenalty(LogitsProcessor):
 class ForcedBOS(LogitsProcessor):
     """every output begins with this token, at no cost"""
 
-    def __init__(self, token: int) -> None:
+    def __init__(self, *, token: int) -> None:
         self.token = token
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class ForcedBOS(LogitsProcessor):
 class ForcedEOS(LogitsProcessor):
     """the last token of an output of maximal length is </s>, at no cost"""
 
-    def __init__(self, max_length: int) -> None:
+    def __init__(self, *, max_length: Count) -> None:
         self.max_length = max_length
 
     def apply(self, scores: Tensor, history: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def _force(scores: Tensor, token: int, where: Tensor) -> Tensor:
 class SuppressTokens(LogitsProcessor):
     """these tokens are never generated"""
 
-    def __init__(self, tokens: list[int], *, at: int | None = None) -> None:
+    def __init__(self, *, tokens: list[int], at: int | None = None) -> None:
         self.tokens, self.at = tokens, at  # at: only after this number of tokens; None: always
         self._on: dict[torch.device, Tensor] = {}  # by device: a captured CUDA graph cannot copy them from the host
 
@@ -106,3 +106,13 @@ class SuppressTokens(LogitsProcessor):
 
     def suppressed(self, length: int) -> Sequence[int]:
         return self.tokens if self.at in (None, length) else ()
+
+
+LOGITS_PROCESSORS: dict[str, type[LogitsProcessor]] = {
+    "min_length": MinLength,
+    "no_repeat_ngram": NoRepeatNgram,
+    "repetition_penalty": RepetitionPenalty,
+    "forced_bos": ForcedBOS,
+    "forced_eos": ForcedEOS,
+    "suppress": SuppressTokens,
+}

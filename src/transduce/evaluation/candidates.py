@@ -16,9 +16,8 @@ from transduce import build
 from transduce.data.batching import DataPosition
 from transduce.data.prepare import Tokenizers, prepare_data, train_tokenizers
 from transduce.errors import InputError
-from transduce.recipe import ModelRecipe, Recipe
+from transduce.recipe import ModelRecipe, Recipe, registry
 from transduce.recipe import load as load_recipe
-from transduce.recipe import registry as shelves
 from transduce.run import Run
 from transduce.training.experiment import train
 from transduce.training.feed import fingerprint
@@ -125,7 +124,7 @@ def load_candidates(paths: Sequence[str | Path], folder: Path, overrides: Sequen
         name = next(name for name in names if name not in candidates)
         run = Run(path if is_run else folder / name)
         recipe = run.recipe() if is_run else settle(load_recipe(path, overrides))
-        if is_run and (own := shelves.own_parts(recipe)):  # code of a run directory is not executed
+        if is_run and (own := registry.trust_user_code(recipe)):  # code of a run directory is not executed
             raise InputError(
                 f"this run needs code of its own: {', '.join(own)}", where=str(path), remedy="give its recipe"
             )

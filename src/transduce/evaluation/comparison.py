@@ -30,7 +30,7 @@ from transduce.evaluation.candidates import (
     time_limits,
     train_candidate,
 )
-from transduce.evaluation.evaluate import METRICS, Evaluation, SystemOutput, evaluate, find_metric, line_statistics
+from transduce.evaluation.evaluate import Evaluation, SystemOutput, evaluate, find_metric, line_statistics, metric_class
 from transduce.evaluation.held_out import HeldOutExample, group_references, predict
 from transduce.evaluation.significance import SIGNIFICANCE_LEVEL, PairedTestResult, paired_bootstrap, verdict
 from transduce.inference import load
@@ -170,9 +170,9 @@ def _generate(
     candidate: Candidate, examples: Sequence[HeldOutExample], recipe: Recipe, device: str
 ) -> tuple[SystemOutput, int, GenerationSpeed]:
     """Output, parameters and speed: with the candidate's own search settings, in batches of the same size."""
-    model = load(candidate.run.folder, device=device, own_parts=not candidate.is_run)
+    model = load(candidate.run.folder, device=device, trust_user_code=not candidate.is_run)
     metrics = recipe.evaluation.metrics
-    others = [name for name in metrics if not issubclass(METRICS[name], TextMetric)]
+    others = [name for name in metrics if not issubclass(metric_class(name), TextMetric)]
     if len(others) == len(metrics) or model.recipe.data.noise is not None:  # no text is generated from the sources
         return predict(model, examples, metrics), model.parameters, GenerationSpeed(None, None)
     sources, batch_tokens = [example.source for example in examples], recipe.generation.batch_tokens

@@ -38,6 +38,7 @@ from transduce.evaluation.text_metrics import (
     Ter,
     WordErrorRate,
 )
+from transduce.recipe.user_code import load_user_class
 
 METRICS: dict[str, type[Metric]] = {
     "exact": ExactMatch,
@@ -68,11 +69,18 @@ METRICS: dict[str, type[Metric]] = {
 }
 
 
-def find_metric(name: str) -> Metric:
-    """The metric of this name, or an error that suggests the most similar name."""
+def metric_class(name: str) -> type[Metric]:
+    """The metric of this name, or the user's for `file:Class`; the error for an unknown name suggests a similar one."""
+    if ":" in name:
+        return load_user_class(Metric, name, "evaluation.metrics")
     if name not in METRICS:
         raise InputError(f"unknown metric {name!r}", remedy=nearest(name, METRICS))
-    return METRICS[name]()
+    return METRICS[name]
+
+
+def find_metric(name: str) -> Metric:
+    """An instance of the metric of this name."""
+    return metric_class(name)()
 
 
 @dataclass(frozen=True)

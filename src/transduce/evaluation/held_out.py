@@ -11,7 +11,7 @@ from transduce.contracts import Embedded, Scored, ScoreMetric, TextMetric, Vecto
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import read_corpus
 from transduce.evaluation.denoising import denoise
-from transduce.evaluation.evaluate import METRICS, Evaluation, SystemOutput, evaluate, find_metric, line_statistics
+from transduce.evaluation.evaluate import Evaluation, SystemOutput, evaluate, find_metric, line_statistics, metric_class
 from transduce.evaluation.pair_scores import scored_text, sum_scores
 from transduce.evaluation.significance import paired_bootstrap, verdict
 from transduce.flow import Example
@@ -58,7 +58,7 @@ def predict(model: Model, examples: Sequence[HeldOutExample], metrics: Sequence[
     """The output that these metrics need: generated texts, log-probabilities of the references, embeddings."""
     if model.recipe.data.noise is not None:
         return denoise(model, [example.references[0] for example in examples], **settings)
-    kinds = [METRICS[name] for name in metrics]
+    kinds = [metric_class(name) for name in metrics]
     texts = scored = None
     if any(issubclass(kind, TextMetric) for kind in kinds):
         texts = [one.text for one in model.generate([example.source for example in examples], **settings)]

@@ -20,7 +20,7 @@ from transduce.explain.shape_recorder import Recorder, Row, Scribe, Sizes, choos
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, Step
 from transduce.model import DecoderOnly, EmbeddingModel, Transducer
 from transduce.recipe import Recipe
-from transduce.recipe.registry import own_parts
+from transduce.recipe.registry import user_classes
 from transduce.run import Run
 from transduce.storage import replace_file
 
@@ -50,7 +50,7 @@ def shapes_of(source: str, overrides: Sequence[str] = ()) -> list[Row]:
         return explain_shapes(recipe_for(source, overrides))
     run = Run(Path(source))
     recipe = run.recipe()
-    if own := own_parts(recipe):  # a run may come from anywhere: its code is not run
+    if own := user_classes(recipe):  # a run may come from anywhere: its code is not run
         raise InputError(f"this run needs code of its own: {', '.join(own)}", where=source, remedy="give its recipe")
     if overrides:
         raise InputError("a run is as it is", where=source, remedy=f"give {run.recipe_file} to change {overrides[0]}")

@@ -188,7 +188,7 @@ class Searcher:
     def _chooser(self, settings: GenerationRecipe) -> Chooser:
         """One object for the same settings: a recording is found again by it."""
         if settings not in self._choosers:
-            self._choosers[settings] = build.build_strategy(settings), tuple(build.build_rules(settings))
+            self._choosers[settings] = build.build_strategy(settings), tuple(build.build_logits_processors(settings))
         return self._choosers[settings]
 
 
@@ -213,6 +213,8 @@ class ListedSearcher(Searcher):
     ) -> list[list[Hypothesis]]:
         if batch.source is None or batch.source.ids is None or batch.extra:
             raise InputError("a shortlist is for sources that are one text", remedy="leave it out")
+        if settings.logits_processors:  # which know the tokens by their ids, and not by the rows of a shortlist
+            raise InputError("logits_processors need the scores of all tokens", remedy="leave out the shortlist")
         if prefixes is None and settings.forced_prefix:
             prefixes = [list(settings.forced_prefix)] * batch.size
         allowed = self.shortlist.allowed(batch.source)
@@ -267,7 +269,7 @@ def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> G
         # One draw for each hypothesis asked for: the likeliest of several would be no fair sample.
         return chosen.model_copy(update={"beam": 1})
     several = chosen.nbest > 1 or ("beam" in changes and chosen.beam > 1)
-    if chosen.strategy == "greedy" and several and "strategy" not in changes:
+    if chosen.strategy_kind == "greedy" and several and "strategy" not in changes:
         return chosen.model_copy(update={"strategy": "beam"})
     return chosen
 
@@ -278,7 +280,7 @@ def check_draft(
     """A draft reads and writes the same tokens, and serves greedy search from the beginning on."""
     if [one.fingerprint for one in own] != [one.fingerprint for one in wanted] or recipe.data.format == "text":
         raise InputError("the draft has other tokens", remedy="train both from the same data with the same `tokens`")
-    if (chosen.strategy != "greedy" and chosen.beam != 1) or chosen.strategy == "sample" or chosen.nbest != 1:
+    if (chosen.strategy_kind != "greedy" and chosen.beam != 1) or chosen.strategy_kind == "sample" or chosen.nbest != 1:
         raise InputError("a draft serves greedy search", remedy="add --set strategy=greedy")
     if prefixes is not None:
         raise InputError("a draft begins where the output begins", remedy="leave out the draft, or the prefix")

@@ -15,15 +15,14 @@ from transduce.inference.model import Model
 from transduce.interop import bundle
 from transduce.kernels.cuda_graph import Graphs
 from transduce.model import Transducer
-from transduce.recipe import Recipe
-from transduce.recipe import registry as shelves
+from transduce.recipe import Recipe, registry
 from transduce.run import Run
 from transduce.training.distributed import pick_device
 from transduce.transfer.lora import load_run_weights
 
 
 def load(
-    path: str | Path, *, device: str = "auto", precision: Precision | None = None, own_parts: bool = False
+    path: str | Path, *, device: str = "auto", precision: Precision | None = None, trust_user_code: bool = False
 ) -> Model:
     """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed.
 
@@ -41,11 +40,11 @@ def load(
         fill_weights(network, imported.weights, str(run.folder))
         return _placed(network, (source, target), imported.recipe, device, precision)
     recipe = run.recipe()
-    if (own := shelves.own_parts(recipe)) and not own_parts:
+    if (own := registry.user_classes(recipe)) and not trust_user_code:
         raise InputError(
             f"this model needs code of its own: {', '.join(own)}",
             where=str(run.recipe_file),
-            remedy="load it with own_parts=True (--own-parts) if you trust that code",
+            remedy="load it with trust_user_code=True (--trust-user-code) if you trust that code",
         )
     recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()

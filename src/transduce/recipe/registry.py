@@ -1,13 +1,11 @@
-"""A name and options in, a class and checked options out: the only file where a name becomes a class."""
+"""Registry of parts: the names that recipes use, the classes behind them, and the options of each class."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -16,18 +14,23 @@ from transduce import contracts
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
+from transduce.attention.windows import WINDOWS
 from transduce.data.noise import NOISES, Noise
 from transduce.decoders import DECODERS
 from transduce.decoders.context import CONTEXT_MECHANISMS
+from transduce.decoding.logits_processors import LOGITS_PROCESSORS
 from transduce.decoding.strategies import STRATEGIES
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError, nearest
+from transduce.evaluation.evaluate import METRICS
 from transduce.heads import HEADS
 from transduce.modalities import FRONT_ENDS, MODALITIES
 from transduce.objectives import OBJECTIVES, Objective
 from transduce.recipe import Recipe, explain_error
+from transduce.recipe.user_code import load_user_class
 
-SHELVES: dict[type, Mapping[str, type]] = {
+# Every extension point of contracts.py -> {name in a recipe: class}. The contract tests walk all of them.
+REGISTRIES: dict[type, Mapping[str, type]] = {
     contracts.Modality: MODALITIES,
     contracts.FrontEnd: FRONT_ENDS,
     contracts.Encoder: ENCODERS,
@@ -36,54 +39,53 @@ SHELVES: dict[type, Mapping[str, type]] = {
     contracts.ContextMechanism: CONTEXT_MECHANISMS,
     contracts.AttentionScore: SCORES,
     contracts.Normaliser: NORMALISERS,
+    contracts.Window: WINDOWS,
     contracts.PositionEncoding: POSITIONS,
-    contracts.Strategy: STRATEGIES,
     Objective: OBJECTIVES,
     Noise: NOISES,
+    contracts.Strategy: STRATEGIES,
+    contracts.LogitsProcessor: LOGITS_PROCESSORS,
+    contracts.Metric: METRICS,
 }
-LARGEST = 2**20  # of any whole number among the options: a slip of the finger must not fill the memory
+LARGEST = 2**20  # bound on integer options: a typing error must not exhaust the memory
 Spec = dict[str, Any]  # {kind: name, option: value ...}; a plain name stands for {kind: name}
 
 
+def title(contract: type) -> str:
+    """The name of a contract in plain words: PositionEncoding becomes "position encoding"."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in contract.__name__).strip()
+
+
 def find(contract: type, kind: str, where: str) -> type:
-    """A shelf's class by its name, or a user's own by `file:Class`."""
+    """The class registered under a name, or the user's class for `file:Class`."""
     if ":" in kind:
-        return _own_class(contract, kind, where)
-    shelf = SHELVES[contract]
-    if kind not in shelf:
-        raise InputError(f"no {contract.__name__.lower()} is called {kind!r}", where=where, remedy=nearest(kind, shelf))
-    return shelf[kind]
+        return load_user_class(contract, kind, where)
+    registry = REGISTRIES[contract]
+    if kind not in registry:
+        raise InputError(f"there is no {title(contract)} named {kind!r}", where=where, remedy=nearest(kind, registry))
+    return registry[kind]
 
 
-def _own_class(contract: type, kind: str, where: str) -> type:
-    file, _, name = kind.partition(":")
-    path = Path(file if file.endswith(".py") else f"{file}.py").resolve()
-    if not path.is_file():
-        raise InputError(f"{kind!r} needs the file {path}", where=where)
-    module_name = f"transduce_own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # get_type_hints looks the module up by name
-    spec.loader.exec_module(module)
-    part = getattr(module, name, None)
-    if not (isinstance(part, type) and issubclass(part, contract)):
-        raise InputError(f"{path} has no {contract.__name__} called {name!r}", where=where)
-    return part
+def user_classes(recipe: Recipe) -> list[str]:
+    """Kinds of the form `file:Class` anywhere in a recipe: parts of the model, sources, objective, noise, search."""
 
-
-def own_parts(recipe: Recipe) -> list[str]:
-    """Kinds of the form `file:Class` anywhere in the model, and those of the objective, the noise and the sources."""
-
-    def walk(spec: Any) -> list[str]:
+    def walk(spec: Any) -> Iterator[str]:
         if isinstance(spec, Mapping):
-            return [kind for value in spec.values() for kind in walk(value)]
-        return [spec] if isinstance(spec, str) and ":" in spec else []  # a part may stand there by its name alone
+            for value in spec.values():
+                yield from walk(value)
+        elif isinstance(spec, (list, tuple)):
+            for value in spec:
+                yield from walk(value)
+        elif isinstance(spec, str) and ":" in spec:
+            yield spec
 
-    sources = [spec if isinstance(spec, str) else spec.get("kind") for spec in recipe.data.sources.values()]
-    others = [recipe.training.objective.get("kind"), recipe.data.noise, *sources]
-    return walk(recipe.model.model_dump()) + [kind for spec in others for kind in walk(spec)]
+    def kinds(spec: Any) -> Any:
+        return spec.get("kind") if isinstance(spec, Mapping) else spec
+
+    sources = [kinds(spec) for spec in recipe.data.sources.values()]
+    others = [kinds(recipe.training.objective), recipe.data.noise, *sources, *recipe.evaluation.metrics]
+    search = [recipe.generation.strategy, recipe.generation.logits_processors]
+    return [*walk(recipe.model.model_dump()), *walk(others), *walk(search)]
 
 
 def options(part: type) -> dict[str, tuple[Any, Any]]:
@@ -98,59 +100,68 @@ def options(part: type) -> dict[str, tuple[Any, Any]]:
 
 
 def describe(part: type) -> str:
-    """The one line a part says of itself."""
+    """The first line of the docstring of a part."""
     return (inspect.getdoc(part) or "").partition("\n")[0]
 
 
 def part_contract(annotation: Any) -> type | None:
-    """`type[Score]` -> Score: an option that is itself a part."""
-    inner = get_args(annotation)[0] if get_origin(annotation) is type else None
-    return inner if inner in SHELVES else None
+    """The contract of an option that is itself a part: `type[AttentionScore]`, or the same or None."""
+    inner = [part for part in get_args(annotation) if part is not NoneType] if get_origin(annotation) else []
+    if get_origin(annotation) is not type and len(inner) == 1:
+        return part_contract(inner[0])
+    return inner[0] if get_origin(annotation) is type and inner[0] in REGISTRIES else None
 
 
 def complete(contract: type, spec: str | Mapping[str, Any], where: str) -> Spec:
-    """Checks a part's options against its signature, and fills in all that were left out."""
+    """Checks the options of a part against its signature and fills in the defaults."""
     spec = {"kind": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     kind = spec.pop("kind", None)
     if not isinstance(kind, str):
-        raise InputError("which kind?", where=where, remedy=f"kind: {' | '.join(SHELVES[contract])}")
+        raise InputError("which kind?", where=where, remedy=f"kind: {' | '.join(REGISTRIES[contract])}")
     part = find(contract, kind, where)
     known = options(part)
-    nested = {name: inner for name, (kind_, _) in known.items() if (inner := part_contract(kind_))}
-    fields: dict[str, Any] = {name: pair for name, pair in known.items() if name not in nested}
+    nested = {name: inner for name, (annotation, _) in known.items() if (inner := part_contract(annotation))}
+    checked = _check(part, kind, {name: value for name, value in spec.items() if name not in nested}, where)
+    result: Spec = {"kind": kind}
+    for name, (annotation, default) in known.items():
+        if name not in nested:
+            result[name] = getattr(checked, name)
+        elif spec.get(name, default) is None and NoneType in get_args(annotation):
+            result[name] = None
+        else:
+            inner_spec = spec[name] if name in spec else _registered_name(nested[name], default)
+            result[name] = complete(nested[name], inner_spec, f"{where}.{name}")
+    return result
+
+
+def _check(part: type, kind: str, given: Mapping[str, Any], where: str) -> BaseModel:
+    known = options(part)
+    fields: dict[str, Any] = {name: pair for name, pair in known.items() if not part_contract(pair[0])}
     checker = create_model(part.__name__, __config__=ConfigDict(extra="forbid"), **fields)
-    plain = {name: value for name, value in spec.items() if name not in nested}
     try:
-        checked: BaseModel = checker.model_validate(plain)
+        checked: BaseModel = checker.model_validate(given)
     except ValidationError as error:
         raise explain_error(error, where, list(known), prefix=kind) from None
     for name, value in checked:
         if isinstance(value, int) and value > LARGEST:
             raise InputError(f"{kind}.{name}: more than {LARGEST:,} cannot be built", where=where)
-    result: Spec = {"kind": kind}
-    for name, (_, default) in known.items():
-        if name in nested:
-            inner_spec = spec.get(name, default if name not in spec else None)
-            result[name] = complete(nested[name], _name_of(nested[name], inner_spec), f"{where}.{name}")
-        else:
-            result[name] = getattr(checked, name)
-    return result
+    return checked
 
 
-def _name_of(contract: type, spec: Any) -> Any:
-    """A class that stands as a default in a signature -> its name on the shelf."""
-    if isinstance(spec, type):
-        return next((name for name, part in SHELVES[contract].items() if part is spec), None)
-    return spec
+def _registered_name(contract: type, default: Any) -> Any:
+    """The name of a class that is a default in a signature."""
+    if isinstance(default, type):
+        return next((name for name, part in REGISTRIES[contract].items() if part is default), None)
+    return default
 
 
-def maker(contract: type, spec: Spec) -> Callable[..., Any]:
-    """A completed spec -> a function of the positional parts."""
+def factory(contract: type, spec: Spec) -> Callable[..., Any]:
+    """A constructor with the options of a completed spec bound: a function of the positional parameters alone."""
     part = find(contract, spec["kind"], "model")
     known = options(part)
-    chosen: dict[str, Any] = {}
+    bound: dict[str, Any] = {}
     for name, value in spec.items():
         if name != "kind":
             inner = part_contract(known[name][0])
-            chosen[name] = maker(inner, value) if inner else value
-    return partial(part, **chosen)
+            bound[name] = factory(inner, value) if inner and value is not None else value
+    return partial(part, **bound)

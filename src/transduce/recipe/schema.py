@@ -74,7 +74,7 @@ class CtcRecipe(Section):
 
 
 class ModelRecipe(Section):
-    """Parts by name: `{kind: ..., option: ...}`. shelves.py checks the options against the part's signature."""
+    """Parts by name: `{kind: ..., option: ...}`. The registry checks the options against the signature of the part."""
 
     encoder: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
@@ -110,7 +110,10 @@ class InitRecipe(Section):
 
 
 class GenerationRecipe(Section):
-    strategy: Literal["beam", "huggingface_beam", "greedy", "sample"] = "beam"
+    strategy: str | dict[str, Any] = Field(
+        "beam",
+        description="search strategy: a name, or `{kind: ..., option: ...}`; options left out are the keys below",
+    )
     beam: Positive = Field(5, description="beam width; samples a line when sampling")
     nbest: Positive = 1
     length_penalty: float = Field(1.0, ge=0, description="finished hypotheses are ranked by score / length ** penalty")
@@ -132,8 +135,19 @@ class GenerationRecipe(Section):
     suppress_first: tuple[int, ...] = Field((), description="ids of tokens that no output begins with")
     forced_eos: bool = Field(False, description="an output that reaches max_length ends there with </s>")
     max_source_length: Positive = Field(2048, description="longer sources are truncated to this length and flagged")
+    logits_processors: tuple[str | dict[str, Any], ...] = Field(
+        (), description="further logits processors, applied in order: `[{kind: ..., option: ...}]`"
+    )
     batch_tokens: Positive = 4096
     seed: int = 1
+
+    @property
+    def strategy_kind(self) -> str:
+        """The name of the search strategy."""
+        return self.strategy if isinstance(self.strategy, str) else str(self.strategy.get("kind"))
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # options of parts are mappings, which have no hash
 
 
 class EvaluationRecipe(Section):

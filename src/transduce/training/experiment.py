@@ -19,7 +19,7 @@ from transduce import build, transfer
 from transduce.data.prepare import PreparedData, Tokenizers, prepare_data
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
-from transduce.evaluation.evaluate import METRICS, Evaluation, find_metric, line_statistics
+from transduce.evaluation.evaluate import Evaluation, find_metric, line_statistics, metric_class
 from transduce.evaluation.held_out import evaluate_output, group_references, predict, read_corpora
 from transduce.flow import Batch
 from transduce.inference import Model
@@ -27,8 +27,7 @@ from transduce.inference import load as load_model
 from transduce.inference.quantisation import check_learns
 from transduce.model import Transducer
 from transduce.objectives import Objective
-from transduce.recipe import Recipe
-from transduce.recipe import registry as shelves
+from transduce.recipe import Recipe, registry
 from transduce.recipe.compatibility import gives_vectors
 from transduce.run import Run
 from transduce.storage import replace_file
@@ -39,7 +38,12 @@ from transduce.training.report import Report, RunReport, SilentReport, draw_curv
 from transduce.training.resolve import continued, settle, with_packing
 
 EXAMPLES_SHOWN = 5
-LOWER_IS_BETTER = trainer.LOWER_IS_BETTER | {name for name, metric in METRICS.items() if not metric.higher_is_better}
+
+
+def lower_is_better(recipe: Recipe) -> frozenset[str]:
+    """What may be monitored and improves as it falls: the loss, and error rates among the metrics."""
+    metrics = [metric_class(name) for name in recipe.evaluation.metrics]
+    return trainer.LOWER_IS_BETTER | {metric.name for metric in metrics if not metric.higher_is_better}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +104,7 @@ def train(
                 device=device,
                 validate=validation(model, data),
                 objective=objective,
-                lower_is_better=LOWER_IS_BETTER,
+                lower_is_better=lower_is_better(resolved),
             )
         if outcome.reason == "interrupted" or not processes.is_main:
             return TrainingResult(run, model, outcome, {}, ())
@@ -250,7 +254,7 @@ def validation(model: Model, data: PreparedData) -> Callable[[nn.Module], dict[s
 def development_loss(network: nn.Module, batches: Iterable[Batch], objective: Mapping[str, Any] | None = None) -> float:
     """Mean loss per token: of the objective given, else the negative log-likelihood without label smoothing."""
     chosen = {**(objective or {"kind": "cross_entropy", "label_smoothing": 0.0})}
-    criterion: Objective = shelves.maker(Objective, chosen)()
+    criterion: Objective = registry.factory(Objective, chosen)()
     device = next(network.parameters()).device
     total, count = 0.0, 0
     with torch.no_grad():

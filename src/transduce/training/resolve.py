@@ -12,7 +12,7 @@ from torch import nn
 from transduce import build, transfer
 from transduce.attention.attend import Attend
 from transduce.attention.positions import places
-from transduce.contracts import PositionEncoding, TextMetric, VectorMetric
+from transduce.contracts import Metric, PositionEncoding, TextMetric, VectorMetric
 from transduce.data.packing import ROW_LENGTH
 from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.errors import InputError, nearest
@@ -24,6 +24,7 @@ from transduce.objectives import Objective
 from transduce.recipe import Corpus, Recipe, parse
 from transduce.recipe import load as load_recipe
 from transduce.recipe.compatibility import gives_vectors
+from transduce.recipe.registry import find
 from transduce.run import Run
 
 # What may change when a run goes on; everything else must be as it was.
@@ -39,7 +40,7 @@ def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     data = recipe.data
     sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
     completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
-    _check_measures(completed)
+    _check_metrics(completed)
     if completed.training.freeze:
         with torch.device("meta"):  # the names are those of any vocabulary
             transfer.frozen_names(build.build_model(completed.model, 8, 8), completed.training.freeze)
@@ -68,30 +69,29 @@ def _with_teacher(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"training": named})
 
 
-def _check_measures(recipe: Recipe) -> None:
-    """What training watches and ends with must be known before it begins, and before a folder is made for it."""
-    metrics, monitor = recipe.evaluation.metrics, recipe.training.monitor
-    for name in metrics:
-        if name not in METRICS:
-            remedy = nearest(name, METRICS)
-            raise InputError(f"there is no metric {name!r}", where="evaluation.metrics", remedy=remedy)
-    vectors = gives_vectors(recipe.model)
-    for name in metrics:
-        if issubclass(METRICS[name], VectorMetric) != vectors:
-            fitting = [one for one, kind in METRICS.items() if issubclass(kind, VectorMetric) == vectors]
+def _check_metrics(recipe: Recipe) -> None:
+    """Refuses metrics that do not exist or do not fit the model before anything is computed or written."""
+    metrics = {name: _metric(name) for name in recipe.evaluation.metrics}
+    vectors, where = gives_vectors(recipe.model), "evaluation.metrics"
+    for name, metric in metrics.items():
+        if issubclass(metric, VectorMetric) != vectors:
+            suitable = [one for one, kind in METRICS.items() if issubclass(kind, VectorMetric) == vectors]
             problem = f"{name} needs {'a model that writes' if vectors else 'the head embedder, which gives vectors'}"
-            remedy = f"set evaluation.metrics to some of: {', '.join(fitting)}"
-            raise InputError(problem, where="evaluation.metrics", remedy=remedy)
-    if recipe.data.format == "text" and recipe.model.encoder is None:
-        texts = [name for name in metrics if issubclass(METRICS[name], TextMetric)]
-        if texts:
+            remedy = f"set evaluation.metrics to some of: {', '.join(suitable)}"
+            raise InputError(problem, where=where, remedy=remedy)
+        if recipe.data.format == "text" and recipe.model.encoder is None and issubclass(metric, TextMetric):
             remedy = f"set evaluation.metrics: [{', '.join(build.LANGUAGE_METRICS)}]"
-            problem = f"{texts[0]} compares outputs, and a language model has no source to write one for"
-            raise InputError(problem, where="evaluation.metrics", remedy=remedy)
-    if monitor != "loss" and monitor not in metrics:
-        known = monitor in METRICS
-        remedy = f"add {monitor} to evaluation.metrics" if known else nearest(monitor, ["loss", *metrics])
-        raise InputError(f"there is no {monitor!r} to watch", where="training.monitor", remedy=remedy)
+            problem = f"{name} compares outputs, and a language model has no source to write one for"
+            raise InputError(problem, where=where, remedy=remedy)
+    monitor, names = recipe.training.monitor, ["loss", *(metric.name for metric in metrics.values())]
+    if monitor not in names:
+        remedy = f"add {monitor} to evaluation.metrics" if monitor in METRICS else nearest(monitor, names)
+        raise InputError(f"there is no {monitor!r} to monitor", where="training.monitor", remedy=remedy)
+
+
+def _metric(name: str) -> type[Metric]:
+    metric: type[Metric] = find(Metric, name, "evaluation.metrics")
+    return metric
 
 
 def as_found(saved: Recipe, wanted: Recipe) -> Recipe:

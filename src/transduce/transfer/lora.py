@@ -181,11 +181,11 @@ def load_run_weights(run: Run, recipe: Recipe, names: Collection[str] | None = N
 
 
 def _parameter_names(run: Run, recipe: Recipe) -> list[str]:
-    if own := registry.own_parts(recipe):
+    if own := registry.user_classes(recipe):
         raise InputError(
             f"this model needs code of its own: {', '.join(own)}",
             where=str(run.recipe_file),
-            remedy="merge it first: transduce merge RUN NEW_RUN --own-parts",
+            remedy="merge it first: transduce merge RUN NEW_RUN --trust-user-code",
         )
     with torch.device("meta"):  # the names do not depend on the vocabulary sizes
         return list(build.build_model(build.complete_recipe(recipe).model, 8, 8).state_dict())

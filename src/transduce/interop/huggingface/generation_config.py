@@ -98,11 +98,11 @@ def write_generation(settings: GenerationRecipe, rows: ExportRows, *, decoder_on
         content["max_new_tokens"] = settings.max_length
     else:
         content |= {"decoder_start_token_id": start, "max_length": settings.max_length + 1}
-    if settings.strategy == "sample":
+    if settings.strategy_kind == "sample":
         content |= {"do_sample": True, "temperature": settings.temperature, "top_k": settings.top_k}
         content["top_p"] = settings.top_p
-    elif settings.strategy != "greedy" and settings.beam > 1:
-        stop = EARLY_STOPPING[settings.stop if settings.strategy == "huggingface_beam" else "bound"]
+    elif settings.strategy_kind != "greedy" and settings.beam > 1:
+        stop = EARLY_STOPPING[settings.stop if settings.strategy_kind == "huggingface_beam" else "bound"]
         content |= {"num_beams": settings.beam, "early_stopping": stop, "length_penalty": settings.length_penalty}
     never_output = {number for number in (start, pad) if number is not None and number != end}
     content["suppress_tokens"] = sorted(never_output | {rows.foreign_id(native) for native in settings.suppress})
