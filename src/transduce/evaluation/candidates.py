@@ -124,7 +124,7 @@ def load_candidates(paths: Sequence[str | Path], folder: Path, overrides: Sequen
         name = next(name for name in names if name not in candidates)
         run = Run(path if is_run else folder / name)
         recipe = run.recipe() if is_run else settle(load_recipe(path, overrides))
-        if is_run and (own := registry.trust_user_code(recipe)):  # code of a run directory is not executed
+        if is_run and (own := registry.user_classes(recipe)):  # code of a run directory is not executed
             raise InputError(
                 f"this run needs code of its own: {', '.join(own)}", where=str(path), remedy="give its recipe"
             )
