@@ -77,7 +77,7 @@ def test_code_of_its_own_stays_at_home(run, packed, tmp_path):
     recipe = run.recipe_file.read_text().replace("kind: transformer", "kind: mine:Encoder", 1)
     rewrite(packed, tmp_path / "bad.zip", {"recipe.yaml": recipe.encode()})
     with pytest.raises(InputError, match="needs its own code"):
-        transduce.load(tmp_path / "bad.zip", own_parts=True)
+        transduce.load(tmp_path / "bad.zip", trust_user_code=True)
 
 
 def rewrite(source: Path, target: Path, changes: dict[str, bytes | None], **options: Any) -> None:

@@ -49,7 +49,7 @@ def explain(
     """
     from transduce.cli.display import attention_map, save_pictures, show_explained
 
-    model = load_model(run, device, own_parts)
+    model = load_model(run, device, trust_user_code)
     texts = model.source_encoding.sources_in(text) or [text]
     if png is not None and len(texts) > 1:
         raise InputError(

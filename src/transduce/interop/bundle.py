@@ -21,7 +21,7 @@ import yaml
 
 from transduce.errors import InputError
 from transduce.interop.legacy import SUFFIXES
-from transduce.recipe import InitRecipe, registry
+from transduce.recipe import InitRecipe
 from transduce.run import Run
 from transduce.storage import TEMPORARY, sync
 from transduce.transfer.lora import load_run_weights
@@ -202,7 +202,7 @@ def _check_recipe(run: Run, path: Path) -> None:
     except yaml.YAMLError as error:
         raise _refused(path, f"the recipe is not readable as YAML: {error}", "fetch it again") from None
     recipe = run.recipe()
-    if own := shelves.own_parts(recipe):
+    if own := registry.user_classes(recipe):
         remedy = "a bundle holds no code: copy the folder of the run together with the code"
         raise _refused(path, f"this model needs its own code: {', '.join(own)}", remedy)
     if recipe.training.adapters is not None or recipe.init != InitRecipe():
