@@ -21,7 +21,7 @@ import yaml
 
 from transduce.errors import InputError
 from transduce.interop.legacy import SUFFIXES
-from transduce.recipe import InitRecipe
+from transduce.recipe import InitRecipe, registry
 from transduce.run import Run
 from transduce.storage import TEMPORARY, sync
 from transduce.transfer.lora import load_run_weights
