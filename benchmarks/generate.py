@@ -15,7 +15,7 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import EOS, Batch, Padded
 from transduce.inference.lowering import for_generation
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 
 SOURCE = 32  # tokens of each source
 
@@ -65,7 +65,7 @@ def contestants(
     strategy = Greedy() if beam == 1 else Beam(width=beam, length_penalty=1.0)
     longest = torch.full((rows,), length)
     rules = (MinLength(length=length),)
-    graphs = Graphs() if device.type == "cuda" else None
+    graphs = SearchGraphs() if device.type == "cuda" else None
     said: dict[str, list[list[int]]] = {}
 
     def run_ours() -> int:

@@ -24,7 +24,7 @@ from transduce.data.epoch_plan import EpochPlan
 from transduce.data.packing import Packing, packed_lengths
 from transduce.data.rng import RandomPermutation, SeededRandom
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
-from transduce.kernels.training_graph import rounded
+from transduce.kernels.training_graph import pad_to_bucket
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.training.distributed import Processes
@@ -178,7 +178,9 @@ def own(model: nn.Module, race: Race, **options: Any) -> Step:
 
     def shaped(batch: Batch) -> Batch:  # as in training/feed.py
         return (
-            rounded(batch, budget, places(model)) if update.uses_cuda_graphs and batch.packed_labels is None else batch
+            pad_to_bucket(batch, budget, places(model))
+            if update.uses_cuda_graphs and batch.packed_labels is None
+            else batch
         )
 
     work = [UpdateBatch([MicroBatch(0, shaped(batch))], objective.count(batch)) for batch in batches]
@@ -196,7 +198,7 @@ def own(model: nn.Module, race: Race, **options: Any) -> Step:
 
     for _ in range(3 if update.uses_cuda_graphs else 0):  # a shape is recorded when it comes again
         step()
-    if update.recorder is not None and (update.recorder.refused or not update.recorder.recordings):
+    if update.graphs is not None and (update.graphs.failed or not update.graphs.captured):
         raise AssertionError("nothing was recorded")
     return step
 

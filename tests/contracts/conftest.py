@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract_fixtures import CASES, Written, example_batch, make
+from contract_fixtures import CASES, CPUSearchGraph, example_batch, make
 
 from transduce.flow import Batch
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 
 
 @pytest.fixture(params=list(CASES))
@@ -26,7 +26,7 @@ def batch() -> Batch:
 
 
 @pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> Graphs:
-    """What Graphs does on a GPU, without one: fixed shapes, several steps between two looks, also after the end."""
-    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
-    return Graphs()
+def replayed(monkeypatch: pytest.MonkeyPatch) -> SearchGraphs:
+    """SearchGraphs without a GPU: fixed shapes, several steps between two checks, also after the end of a search."""
+    monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", CPUSearchGraph)
+    return SearchGraphs()

@@ -80,7 +80,7 @@ def test_a_packed_search_finds_the_same(model: Transducer, batch: Batch, strateg
         assert packed[0].token_scores == pytest.approx(twin.token_scores, abs=1e-3)
 
 
-@pytest.mark.parametrize(("norm", ["pre", "post"]))
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_steps_are_lean(norm: str, precision: Precision, native: str, monkeypatch: pytest.MonkeyPatch) -> None:

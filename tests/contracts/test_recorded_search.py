@@ -12,7 +12,7 @@ from transduce.decoding.logits_processors import MinLength, NoRepeatNgram
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, Sample, top_k
 from transduce.flow import Padded
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 
 STRATEGIES = [Greedy(), Beam(width=3, length_penalty=1.0), Sample(width=2, temperature=0.8)]
 
@@ -61,10 +61,10 @@ def test_what_cannot_be_recorded_is_told_and_still_found(monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", refuse)
-    model, batch, graphs = make("transformer>transformer"), example_batch([(1, 2), (3, 2), (2, 2)]), Graphs()
+    monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", refuse)
+    model, batch, graphs = make("transformer>transformer"), example_batch([(1, 2), (3, 2), (2, 2)]), SearchGraphs()
     asked: dict[str, Any] = {"max_lengths": torch.tensor([7, 7, 7])}
-    with pytest.warns(UserWarning, match="cannot be recorded"):
+    with pytest.warns(UserWarning, match="cannot be captured"):
         found = search(model, batch, Beam(width=2), **asked, graphs=graphs)
     again = search(model, batch, Beam(width=2), **asked, graphs=graphs)  # it is not tried again
     plain = search(model, batch, Beam(width=2), **asked)

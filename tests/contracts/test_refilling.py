@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_fixtures import CASES, SIZE, SMALL, Written, example_batch, make
+from contract_fixtures import CASES, SIZE, SMALL, CPUSearchGraph, example_batch, make
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from transduce.decoding.mask_filling import MaskFilling
 from transduce.decoding.search import Stepper, search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import Batch, Padded, State, Step
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.recipe import parse
 
 LENGTHS = [7, 6, 6, 5, 3, 2, 2, 1, 1]
@@ -90,36 +90,36 @@ def test_recordings_are_used_again(strategy, replayed):
         asked = [SearchRequest(batch.select(some), LONGEST[some]) for some in rows]
         found = continuous_search(model, asked, strategy, slots=places, graphs=replayed)
         same(found, search(model, batch, strategy, max_lengths=LONGEST))
-        assert len(replayed.recordings) == (4 if seed else 2)  # the places, and the way into them
+        assert len(replayed.captured) == (4 if seed else 2)  # the places, and the way into them
 
 
 def test_a_search_that_broke_off_leaves_nothing_behind(replayed, monkeypatch):
-    model, strategy, replay = make("transformer>transformer"), Beam(width=2), Graphs.replay
+    model, strategy, replay = make("transformer>transformer"), Beam(width=2), SearchGraphs.replay
 
-    def interrupt(graphs: Graphs, *asked: Any) -> bool:
+    def interrupt(graphs: SearchGraphs, *asked: Any) -> bool:
         if graphs.replayed == 2:
             raise KeyboardInterrupt
         return replay(graphs, *asked)
 
-    monkeypatch.setattr(Graphs, "replay", interrupt)
+    monkeypatch.setattr(SearchGraphs, "replay", interrupt)
     with pytest.raises(KeyboardInterrupt):
         continuous_search(model, groups(2), strategy, slots=4, graphs=replayed)
     monkeypatch.undo()
-    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
-    fresh, before = Graphs(), replayed.replayed
+    monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", CPUSearchGraph)
+    fresh, before = SearchGraphs(), replayed.replayed
     wanted = continuous_search(model, groups(2), strategy, slots=4, graphs=fresh)
     same(continuous_search(model, groups(2), strategy, slots=4, graphs=replayed), wanted)
     assert replayed.replayed - before == fresh.replayed  # no place was held by what the first had left
 
 
-@pytest.mark.parametrize("refused", ["begin", "learn"])
+@pytest.mark.parametrize("refused", ["begin", "step"])
 def test_what_cannot_be_recorded_is_still_found(refused, replayed, monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(Written, "__init__" if refused == "begin" else "learn", refuse)
+    monkeypatch.setattr(CPUSearchGraph, "__init__" if refused == "begin" else "capture_step", refuse)
     model, strategy = make("transformer>transformer"), Beam(width=2)
-    with pytest.warns(UserWarning, match="cannot be recorded"):
+    with pytest.warns(UserWarning, match="cannot be captured"):
         found = continuous_search(model, groups(2), strategy, slots=4, graphs=replayed)
     same(found, search(model, whole(), strategy, max_lengths=LONGEST))
 

@@ -10,7 +10,7 @@ from run_fixtures import colour_pairs
 
 import transduce
 from transduce.inference.generation import Searcher
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 
 ASKED: list[dict[str, Any]] = [
     {},
@@ -54,4 +54,4 @@ def test_lines_are_answered_as_in_batches(
 def test_recorded_searches_of_texts_are_refilled(opened: transduce.Model) -> None:
     searcher = opened.searcher
     assert not searcher.refills  # on a CPU lines leave as they end, which is quicker
-    assert Searcher(searcher.network, searcher.source_encoding, searcher.reach, Graphs()).refills
+    assert Searcher(searcher.network, searcher.source_encoding, searcher.reach, SearchGraphs()).refills

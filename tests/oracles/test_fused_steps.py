@@ -22,7 +22,7 @@ from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import EOS, Batch, Padded
 from transduce.inference.lowering import fused, network
 from transduce.inference.lowering.fused import FusedDecoder, fuse
-from transduce.kernels.cuda_graph import Graphs, copy_into, copy_together, tensors_of
+from transduce.kernels.cuda_graph import SearchGraphs, copy_tensors, copy_tensors_together, tensors_of
 from transduce.kernels.decode_rows import Plain
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer
@@ -131,29 +131,29 @@ def test_a_search_finds_the_same(shape: str, strategy: Any) -> None:
 class Written:
     """A recording without a GPU: each kind of step is kept as it was first met, and writes into the same buffers."""
 
-    def __init__(self, begin: Any, given: Any, *, steady: bool) -> None:
+    def __init__(self, begin: Any, given: Any, *, capturable: bool) -> None:
         self.values = begin(given)
         self.buffers, self.steps = tensors_of(self.values), {}
 
-    def learn(self, step: Any, said: int, kind: Any) -> None:
-        run = partial(step, self.values, said)
-        self.steps[kind] = SimpleNamespace(replay=lambda: copy_together(self.buffers, tensors_of(run())))
+    def capture_step(self, step: Any, length: int, kind: Any) -> None:
+        run = partial(step, self.values, length)
+        self.steps[kind] = SimpleNamespace(replay=lambda: copy_tensors_together(self.buffers, tensors_of(run())))
 
-    def start(self, begin: Any, given: Any) -> None:
-        copy_into(self.buffers, tensors_of(begin(given)))
+    def reset(self, begin: Any, given: Any) -> None:
+        copy_tensors(self.buffers, tensors_of(begin(given)))
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
 def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     plain.decoder.output.projection.bias.data[EOS] = quick.decoder.output.projection.bias.data[EOS] = 9.0  # type: ignore[union-attr]
     asked: dict[str, Any] = {"max_lengths": torch.tensor([9, 12, 20]), "processors": (MinLength(4),)}
-    graphs, wanted = Graphs(), search(plain, batch := sources(), strategy, **asked)
+    graphs, wanted = SearchGraphs(), search(plain, batch := sources(), strategy, **asked)
     for _ in range(2):
         found = search(quick, batch, strategy, **asked, graphs=graphs)
         assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
-    (recording,) = graphs.recordings.values()
+    (recording,) = graphs.captured.values()
     assert list(recording.steps) == [(0, 1, EOS), (0, 1)]  # before the least length, and after
     assert all(len(row[0].ids) >= 5 for row in found)
     assert counting.calls["best"] > graphs.replayed > 0
@@ -162,11 +162,11 @@ def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatc
 @pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
 def test_places_that_are_filled_again(strategy: Any, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     longest = torch.tensor([9, 12, 40, 3, 20, 6, 14, 2, 5])
     asked = [SearchRequest(sources(), longest[first : first + 3]) for first in (0, 3, 6)]
-    found = continuous_search(quick, asked, strategy, slots=4, graphs=Graphs() if recorded else None)
+    found = continuous_search(quick, asked, strategy, slots=4, graphs=SearchGraphs() if recorded else None)
     wanted = [row for one in asked for row in search(plain, one.batch, strategy, max_lengths=one.max_lengths)]
     assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
     assert counting.calls["best"] > 0

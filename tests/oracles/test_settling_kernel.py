@@ -23,7 +23,7 @@ from transduce.flow import EOS, State
 from transduce.inference.lowering.fused import fuse
 from transduce.inference.lowering.network import for_gpu
 from transduce.kernels import beam_update as settling
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.decode_rows import Kernels
 
 
@@ -125,10 +125,10 @@ def test_a_whole_search_by_kernels_finds_the_same(strategy: Strategy, monkeypatc
     batch, longest = sources().to(DEVICE), torch.tensor([5, 6, 7])
     found = []
     if INTERPRETED:
-        monkeypatch.setattr("transduce.kernels.cuda_graph.Recording", Written)
+        monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", Written)
     for on in (True, False):
         monkeypatch.setattr(settling, "supports", lambda *_, on=on: on)
-        found.append(search(made, batch, strategy, max_lengths=longest, graphs=Graphs()))
+        found.append(search(made, batch, strategy, max_lengths=longest, graphs=SearchGraphs()))
     assert [[one.ids for one in row] for row in found[0]] == [[one.ids for one in row] for row in found[1]]
     for ours, theirs in zip(*found, strict=True):
         assert [one.rank for one in ours] == pytest.approx([one.rank for one in theirs], abs=1e-4)

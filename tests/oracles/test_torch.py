@@ -38,7 +38,7 @@ def copy_rest(own, other, residuals, norms) -> None:
         norm.load_state_dict(residual.norm.state_dict())
 
 
-@pytest.mark.parametrize(("norm", ["pre", "post"]))
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_transformer(norm, activation):
     first, before = norm == "pre", {"batch_first": True, "dropout": 0.0, "activation": activation}

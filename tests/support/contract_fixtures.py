@@ -17,7 +17,7 @@ from transduce.decoders import DECODERS
 from transduce.decoders.context import CONTEXT_MECHANISMS
 from transduce.encoders import ENCODERS
 from transduce.flow import BOS, EOS, Batch, Padded
-from transduce.kernels.cuda_graph import copy_into, tensors_of
+from transduce.kernels.cuda_graph import copy_tensors, tensors_of
 from transduce.layers.recurrent import CELLS
 from transduce.recipe import parse
 
@@ -207,22 +207,22 @@ def example_batch(lengths: list[tuple[int, int]], seed: int = 3) -> Batch:
     return Batch(Padded.from_rows(sources), Padded.from_rows(targets))
 
 
-class Written:
-    """A recording without a GPU: a beginning and its steps read and write the same buffers, in the same shapes."""
+class CPUSearchGraph:
+    """A SearchGraph without a GPU: initial state and steps read and write the same buffers, in the same shapes."""
 
-    def __init__(self, begin: Any, given: Any, *, steady: bool) -> None:
+    def __init__(self, begin: Any, given: Any, *, capturable: bool) -> None:
         self.given, self.begin = tensors_of(given), partial(begin, given)
         self.values = self.begin()
         self.buffers, self.steps = tensors_of(self.values), {}
 
-    def learn(self, step: Any, said: Any, kind: Any) -> None:
-        step(self.values, said)  # the first run, which is not recorded
-        self.steps[kind] = SimpleNamespace(replay=lambda: self._write(step(self.values, said)))
+    def capture_step(self, step: Any, length: Any, kind: Any) -> None:
+        step(self.values, length)  # the warm-up run, which is not captured
+        self.steps[kind] = SimpleNamespace(replay=lambda: self._write(step(self.values, length)))
 
-    def start(self, begin: Any, given: Any) -> None:
-        copy_into(self.given, tensors_of(given))
+    def reset(self, begin: Any, given: Any) -> None:
+        copy_tensors(self.given, tensors_of(given))
         self._write(self.begin())
 
     def _write(self, made: Any) -> None:
         assert [one.shape for one in tensors_of(made)] == [one.shape for one in self.buffers]
-        copy_into(self.buffers, tensors_of(made))
+        copy_tensors(self.buffers, tensors_of(made))

@@ -21,7 +21,7 @@ from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoding.search import SearchLoop, SourceGroup, Stepper, search
 from transduce.decoding.search_state import COLUMN_MULTIPLE, InputShape, SearchInput, padded_input
 from transduce.flow import Batch, Hypothesis, Padded
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.model import Transducer
 
 # A group is 1/4 of the slots: smaller groups encode sources in small batches, larger ones leave slots free for longer.
@@ -82,7 +82,7 @@ def continuous_search(
     slots: int,
     processors: Sequence[LogitsProcessor] = (),
     nbest: int | None = None,  # hypotheses of each source to return; None: N
-    graphs: Graphs | None = None,  # captured steps of this model, on devices that have them
+    graphs: SearchGraphs | None = None,  # captured steps of this model, on devices that have them
 ) -> list[list[Hypothesis]]:
     """The results of `search` for the sources of all requests in order, found in one search.
 

@@ -32,7 +32,7 @@ from transduce.decoding.search_state import (
     uniform_noise,
 )
 from transduce.flow import BOS, Batch, Hypothesis, Padded, State, map_tensors
-from transduce.kernels.cuda_graph import Graphs, Recording, tensors_of
+from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, tensors_of
 from transduce.kernels.native.top_k import MAX_K
 from transduce.model import Transducer
 
@@ -153,7 +153,7 @@ def search(
     prefix: Padded | None = None,  # B P: forced first tokens
     seeds: Sequence[int] | None = None,  # one per source, for sampling strategies
     nbest: int | None = None,  # hypotheses of each source to return; None: N
-    graphs: Graphs | None = None,  # captured steps of this model, on devices that have them
+    graphs: SearchGraphs | None = None,  # captured steps of this model, on devices that have them
 ) -> list[list[Hypothesis]]:
     """Hypotheses of each source, best first (fewer than requested where the space is smaller)."""
     options: dict[str, Any] = {"nbest": nbest, "prefixed": prefix is not None, "capturable": graphs is not None}
@@ -163,7 +163,7 @@ def search(
         given = padded_input(given, rounded_shape(given, max_positions(model)))
     loop = SearchLoop(stepper, graphs, nbest)
     beams = loop.start(given)
-    if loop.recording is None:
+    if loop.graph is None:
         beams = replace(beams, state=_unshared(beams.state, batch))
     free = torch.full((given.batch.size - batch.size,), FREE)
     loop.run(beams, torch.cat((torch.arange(batch.size), free)))
@@ -182,10 +182,10 @@ class SearchLoop:
     """A search from its first step to its last: which sources are in it, leave it and enter it."""
 
     def __init__(
-        self, stepper: Stepper, graphs: Graphs | None, nbest: int | None, *, sync_interval: int = SYNC_INTERVAL
+        self, stepper: Stepper, graphs: SearchGraphs | None, nbest: int | None, *, sync_interval: int = SYNC_INTERVAL
     ) -> None:
         self.stepper, self.graphs, self.nbest, self.sync_interval = stepper, graphs, nbest, sync_interval
-        self.recording: Recording[Any, BeamState] | None = None  # captured steps
+        self.graph: SearchGraph[Any, BeamState] | None = None  # captured steps
         self.sources = torch.tensor([])  # B: the number of the source in each slot; FREE: none
         self.waiting: deque[SourceGroup] = deque()  # enter as soon as enough slots are free
         self.rejected: list[SourceGroup] = []  # could not enter: their states have another form
@@ -202,12 +202,12 @@ class SearchLoop:
 
     def _step(self, beams: BeamState) -> BeamState:
         """The search after one step, or after all steps replayed between two checks."""
-        if self.recording is not None and self.graphs is not None:
+        if self.graph is not None and self.graphs is not None:
             for _ in range(self.sync_interval):
                 length = self.length if self.aligned else None
                 key = self.stepper.suppressed(length)
-                if not self.graphs.replay(self.recording, self.stepper.step, length, key):
-                    self.recording = None  # the buffers are as before this step, so the search continues from here
+                if not self.graphs.replay(self.graph, self.stepper.step, length, key):
+                    self.graph = None  # the buffers are as before this step, so the search continues from here
                     break
                 self.length += 1
             return beams
@@ -258,7 +258,7 @@ class SearchLoop:
             self.sources[slots] = FREE
             return beams, active
         self.sources[slots] = group.sources
-        if self.recording is not None:  # do not wait for the device to learn that a source ended with its first token
+        if self.graph is not None:  # do not wait for the device to learn that a source ended with its first token
             return beams, active.index_fill(0, slots, True)
         self.length = int((beams.steps * beams.active).max())
         return beams, beams.active.cpu()
@@ -266,34 +266,34 @@ class SearchLoop:
     def _insert(self, beams: BeamState, given: SearchInput, slots: Tensor) -> BeamState:
         """Begins these sources in these slots; captured for the buffers of the search."""
         insert = partial(self.stepper.insert, beams)
-        if self.recording is None or self.graphs is None:
+        if self.graph is None or self.graphs is None:
             return insert((given, slots))
-        key = (self.stepper.key, self.recording)
-        recording = self.graphs.recording(insert, (given, slots), key=key, steady=self.stepper.model.capturable)
-        if recording is None:
+        key = (self.stepper.key, self.graph)
+        graph = self.graphs.graph_for(insert, (given, slots), key=key, capturable=self.stepper.model.capturable)
+        if graph is None:
             return insert((given, slots))
-        recording.start(insert, (given, slots))
+        graph.reset(insert, (given, slots))
         return beams
 
     def start(self, given: SearchInput) -> BeamState:
         """A search after its first selection, in its own buffers where steps are captured."""
         stepper = self.stepper
         if self.graphs is not None:
-            self.recording = self.graphs.recording(
-                stepper.begin, given, key=stepper.key, steady=stepper.model.capturable
+            self.graph = self.graphs.graph_for(
+                stepper.begin, given, key=stepper.key, capturable=stepper.model.capturable
             )
-        if self.recording is None:
+        if self.graph is None:
             return stepper.begin(given)
-        self.recording.start(stepper.begin, given)
-        return self.recording.values
+        self.graph.reset(stepper.begin, given)
+        return self.graph.values
 
     def run_continuous(self, groups: Sequence[SourceGroup], slots: int) -> None:
         """Runs with this number of slots, which the groups enter one after the other."""
         self.waiting, self.aligned = deque(groups), False
         make, given = partial(self.stepper.empty_slots, slots), groups[0].input()
         if self.graphs is not None:
-            self.recording = self.graphs.recording(make, given, key=(self.stepper.key, slots), steady=False)
-        beams = make(given) if self.recording is None else self.recording.values
+            self.graph = self.graphs.graph_for(make, given, key=(self.stepper.key, slots), capturable=False)
+        beams = make(given) if self.graph is None else self.graph.values
         beams.totals.fill_(-torch.inf)  # the buffers may hold sources of a search that an error interrupted
         self.run(beams, torch.full((slots,), FREE))
 

@@ -20,7 +20,7 @@ from transduce.decoding.speculative import speculative_search
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis, Padded
 from transduce.inference.shortlist import OutputRows, Shortlist, narrow
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding, TextSourceEncoding
 from transduce.model import Transducer
 from transduce.recipe import GenerationRecipe, Recipe, explain_error
@@ -54,7 +54,7 @@ Chooser = tuple[Strategy, tuple[LogitsProcessor, ...]]
 class Searcher:
     """A network that is asked, how its sources are read, and where its targets end."""
 
-    def __init__(self, network: Transducer, source_encoding: SourceEncoding, reach: int, graphs: Graphs | None) -> None:
+    def __init__(self, network: Transducer, source_encoding: SourceEncoding, reach: int, graphs: SearchGraphs | None) -> None:
         self.network, self.source_encoding, self.reach, self.graphs = network, source_encoding, reach, graphs
         self._choosers: dict[GenerationRecipe, Chooser] = {}
         self._listed: ListedSearcher | None = None

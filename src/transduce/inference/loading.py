@@ -13,7 +13,7 @@ from transduce.errors import InputError
 from transduce.inference.lowering import Precision, for_generation
 from transduce.inference.model import Model
 from transduce.interop import bundle
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.model import Transducer
 from transduce.recipe import Recipe, registry
 from transduce.run import Run
@@ -65,7 +65,7 @@ def _placed(
     if precision == "auto" and recipe.model.weight_dtype == "int8" and pick_device(device).type == "cpu":
         precision = "int8"  # rounded already: reading it so changes nothing more
     network = network if precision is None else for_generation(network, precision)
-    graphs = Graphs() if next(network.parameters()).is_cuda else None
+    graphs = SearchGraphs() if next(network.parameters()).is_cuda else None
     return Model(network, *tokenizers, recipe, parameters=parameters, graphs=graphs)
 
 

@@ -29,7 +29,7 @@ from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import Searcher, change_settings, check_draft, check_shortlist, check_texts, reach
 from transduce.inference.language_model import go_on, score_running
 from transduce.inference.shortlist import Shortlist
-from transduce.kernels.cuda_graph import Graphs
+from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource
 from transduce.model import EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
 from transduce.recipe import GenerationRecipe, Recipe
@@ -98,7 +98,8 @@ class Model:
         recipe: Recipe,
         *,
         parameters: int | None = None,  # of the network as it was trained, where its weights are packed now
-        graphs: Graphs | None = None,  # recorded steps of generation: for weights that stay where they are, on a GPU
+        graphs: SearchGraphs
+        | None = None,  # recorded steps of generation: for weights that stay where they are, on a GPU
     ) -> None:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters

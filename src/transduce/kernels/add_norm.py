@@ -113,16 +113,20 @@ class NormPair(NamedTuple):
 ResidualStream = Tensor | PendingSum | NormPair  # the rows between two layers
 
 
-def add_residual(residual: Tensor, x: Tensor, dropout: nn.Dropout) -> ResidualStream:
+def _rate(dropout: nn.Module) -> float:
+    """A network for inference has nn.Identity in the place of dropout."""
+    return dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
+
+
+def add_residual(residual: Tensor, x: Tensor, dropout: nn.Module) -> ResidualStream:
     """residual + dropout(x), in a pre-norm stack"""
-    if fits(residual, x):
-        return PendingSum(residual, x, dropout.p if dropout.training else 0.0)
-    return dropout_add(residual, x, dropout.p, dropout.training)
+    rate = _rate(dropout)
+    return PendingSum(residual, x, rate) if fits(residual, x) else dropout_add(residual, x, rate)
 
 
-def add_norm(norm: nn.Module, residual: Tensor, x: Tensor, dropout: nn.Dropout, mask: Tensor | None) -> ResidualStream:
+def add_norm(norm: nn.Module, residual: Tensor, x: Tensor, dropout: nn.Module, mask: Tensor | None) -> ResidualStream:
     """norm(residual + dropout(x)), in a post-norm stack; mask: the real rows, which a batch norm needs"""
-    rate = dropout.p if dropout.training else 0.0
+    rate = _rate(dropout)
     if accepts_add_norm(norm, residual, x, rate):
         return NormPair(*fused_post_norm(norm, residual, x, rate))
     result: Tensor = norm(dropout_add(residual, x, rate), mask)

@@ -83,7 +83,7 @@ def dropout_reference(x: Tensor, rate: float) -> Tensor:
 
 
 def dropout_add_reference(residual: Tensor, x: Tensor, rate: float) -> Tensor:
-    return residual + F.dropout(x, rate)
+    return residual + (F.dropout(x, rate) if rate else x)
 
 
 def _accepts_native(x: Tensor, rate: float) -> bool:
@@ -91,6 +91,8 @@ def _accepts_native(x: Tensor, rate: float) -> bool:
 
 
 def _accepts_native_add(residual: Tensor, x: Tensor, rate: float) -> bool:
+    if not rate:
+        return False
     alike = residual.shape == x.shape and residual.dtype == torch.float32 and residual.is_contiguous()
     return alike and _accepts_native(x, rate)
 
@@ -139,9 +141,9 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     return result
 
 
-def dropout_add(residual: Tensor, x: Tensor, rate: float, training: bool = True) -> Tensor:
+def dropout_add(residual: Tensor, x: Tensor, rate: float) -> Tensor:
     """residual + dropout(x)"""
-    result: Tensor = DROPOUT_ADD(residual, x, rate if training else 0.0)
+    result: Tensor = DROPOUT_ADD(residual, x, rate)
     return result
 
 

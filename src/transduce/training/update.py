@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.kernels.native.library import library
-from transduce.kernels.training_graph import Recorder
+from transduce.kernels.training_graph import TrainingGraphs
 from transduce.kernels.weight_cast import ALIGNMENT, cast_weights
 from transduce.layers.transformer import recompute
 from transduce.objectives import Objective
@@ -134,7 +134,7 @@ class Update:
         linear = (layer for layer in model.modules() if type(layer) is nn.Linear)
         # The output projection pads other widths itself.
         self.cast_layers = [layer for layer in linear if layer.out_features % ALIGNMENT == 0]
-        self.recorder = Recorder(self._forward_backward, self.parameters) if self.uses_cuda_graphs else None
+        self.graphs = TrainingGraphs(self._forward_backward, self.parameters) if self.uses_cuda_graphs else None
         self.slot_limit = math.inf  # slots of the smallest micro-batch that ran out of memory
 
     @property
@@ -162,8 +162,8 @@ class Update:
     def launch(self, batch: UpdateBatch, step: int, learning_rate: float, flags: tuple[bool, ...] = ()) -> UpdateFuture:
         """Starts an update. If it is `asynchronous`, the host does not wait for the device before `result()`."""
         accumulated = self._accumulate(batch, step)
-        if self.recorder is not None:
-            self.recorder.settle()
+        if self.graphs is not None:
+            self.graphs.clear_stale()
         dropped_count, splits, *raised = self.processes.all_reduce(
             [accumulated.dropped_count, accumulated.splits, *flags]
         )
@@ -253,8 +253,8 @@ class Update:
         try:
             seed_everything(self.settings.seed, step, micro_batch.first_row)
             factor = torch.full((), 1 / max(count, 1), device=self.device)  # created on the device: no transfer
-            if self.recorder is not None:
-                return self.recorder(micro_batch.batch, factor)
+            if self.graphs is not None:
+                return self.graphs(micro_batch.batch, factor)
             objective = self.objective.at(step, self.settings.steps)
             return self._forward_backward(micro_batch.batch, factor, objective)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
@@ -282,9 +282,9 @@ class Update:
 
     def _clear_gradients(self) -> None:
         """Discards the gradients. CUDA graphs write theirs to fixed addresses, which must stay allocated."""
-        if self.recorder is not None:
-            self.recorder.fresh = True
-        if self.recorder is None or not self.recorder.recordings:
+        if self.graphs is not None:
+            self.graphs.stale = True
+        if self.graphs is None or not self.graphs.captured:
             self.optimiser.zero_grad()
 
     def _gather_dropped(self, own: list[int]) -> tuple[int, ...]:

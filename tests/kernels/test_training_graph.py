@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transduce.attention.positions import places
 from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
-from transduce.kernels.training_graph import COLUMNS, ROWS, Pass, Recorder, rounded
+from transduce.kernels.training_graph import COLUMN_MULTIPLE, ROW_FRACTION, Pass, TrainingGraphs, pad_to_bucket
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 
@@ -27,13 +27,13 @@ def batch_of(lengths: list[tuple[int, int]]) -> Batch:
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=30), st.integers(16, 2000))
 def test_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
     batch = batch_of(lengths)
-    made = rounded(batch, budget)
+    made = pad_to_bucket(batch, budget)
     assert made.source is not None
     assert made.target is not None
-    assert made.source.values.size(1) % COLUMNS == made.decoder_inputs.values.size(1) % COLUMNS == 0
+    assert made.source.values.size(1) % COLUMN_MULTIPLE == made.decoder_inputs.values.size(1) % COLUMN_MULTIPLE == 0
     columns = made.source.values.size(1) + made.target.values.size(1)
-    assert made.size % max(1, budget // columns // ROWS) == 0
-    assert made.size < len(lengths) + max(1, budget // columns // ROWS)
+    assert made.size % max(1, budget // columns // ROW_FRACTION) == 0
+    assert made.size < len(lengths) + max(1, budget // columns // ROW_FRACTION)
     assert CrossEntropy().count(made) == CrossEntropy().count(batch)
     assert made.rows[: batch.size] == batch.rows
 
@@ -41,12 +41,12 @@ def test_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=9), st.integers(1, 30))
 def test_nothing_is_filled_up_beyond_the_last_place(lengths: list[tuple[int, int]], most: int) -> None:
     batch = batch_of(lengths)
-    made = rounded(batch, 100, most)
+    made = pad_to_bucket(batch, 100, most)
     assert batch.source is not None
     assert made.source is not None
     for before, after in ((batch.source, made.source), (batch.decoder_inputs, made.decoder_inputs)):
         assert after.values.size(1) <= max(before.values.size(1), most)
-        assert after.values.size(1) % COLUMNS == 0 or after.values.size(1) >= most
+        assert after.values.size(1) % COLUMN_MULTIPLE == 0 or after.values.size(1) >= most
 
 
 def test_where_places_end() -> None:
@@ -66,12 +66,12 @@ def test_the_same_gradient(kind: str) -> None:
     model, objective = build_model(recipe.model, 40, 40).double(), CrossEntropy(label_smoothing=0.1)
     batch = batch_of([(3, 5), (9, 2), (1, 11)])
     found = []
-    for one in (batch, rounded(batch, 1280)):
+    for one in (batch, pad_to_bucket(batch, 1280)):
         model.zero_grad()
         loss = objective(model, one).total
         loss.backward()
         found.append((loss.item(), [parameter.grad.clone() for parameter in model.parameters()]))  # type: ignore[union-attr]
-    assert rounded(batch, 1280).size > batch.size
+    assert pad_to_bucket(batch, 1280).size > batch.size
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
     for one, other in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(one, other)
@@ -89,17 +89,17 @@ class Pretended:
         run(batch, factor)  # recording adds to the gradients: they must be put back
 
     def replay(self, batch: Batch, factor: torch.Tensor) -> torch.Tensor:
-        recorder: Recorder = getattr(self.run, "func", self.run).__self__  # type: ignore[attr-defined]
-        places = [parameter.grad for parameter in recorder.parameters]
+        graphs: TrainingGraphs = getattr(self.run, "func", self.run).__self__  # type: ignore[attr-defined]
+        places = [parameter.grad for parameter in graphs.parameters]
         sums = self.run(batch, factor)
-        for parameter, place in zip(recorder.parameters, places, strict=True):
+        for parameter, place in zip(graphs.parameters, places, strict=True):
             if place is not None and parameter.grad is not place:  # a graph writes to the same memory every time
                 assert parameter.grad is not None
                 parameter.grad = place.copy_(parameter.grad)
         return sums
 
 
-def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor], Recorder]:
+def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor], TrainingGraphs]:
     """Of a small model after all of these batches, so many times; only the last time counts."""
     torch.manual_seed(1)
     part = {"kind": "transformer", "width": 8, "dropout": 0.0, "heads": 2, "ff_width": 8}
@@ -110,23 +110,23 @@ def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor
         (loss * factor).backward()
         return loss.detach()[None]
 
-    recorder = Recorder(run, list(model.parameters()))
+    graphs = TrainingGraphs(run, list(model.parameters()))
     for _ in range(updates):
-        recorder.fresh = True
+        graphs.stale = True
         for batch in batches:
-            recorder(batch, torch.tensor(0.5))
-        recorder.settle()
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], recorder
+            graphs(batch, torch.tensor(0.5))
+        graphs.clear_stale()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], graphs
 
 
 def test_a_shape_that_comes_again_is_recorded_and_adds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     often, rare = batch_of([(3, 5), (9, 2)]), batch_of([(2, 2)])
     batches = [often, rare, often, often, often, rare]
-    monkeypatch.setattr("transduce.kernels.training_graph.Recording", Pretended)
+    monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
     monkeypatch.setattr(Pretended, "made", 0)
-    found, recorder = gradients(batches)
-    assert Pretended.made == len(recorder.recordings) == 1
-    monkeypatch.setattr("transduce.kernels.training_graph.MET", 99)
+    found, graphs = gradients(batches)
+    assert Pretended.made == len(graphs.captured) == 1
+    monkeypatch.setattr("transduce.kernels.training_graph.MIN_OCCURRENCES", 99)
     plain, _ = gradients(batches)
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
@@ -135,11 +135,11 @@ def test_a_shape_that_comes_again_is_recorded_and_adds_the_same(monkeypatch: pyt
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_every_update_begins_with_no_gradient(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The first pass writes over what is there, the others add to it; an update without any has none."""
-    monkeypatch.setattr("transduce.kernels.training_graph.Recording", Pretended)
+    monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
     batches = [batch_of([(3, 5), (9, 2)])] * count
-    found, recorder = gradients(batches, updates=5)
-    assert {key[0] for key in recorder.recordings} == {1: {True}, 3: {True, False}}.get(count, set())
-    monkeypatch.setattr("transduce.kernels.training_graph.MET", 99)
+    found, graphs = gradients(batches, updates=5)
+    assert {key[0] for key in graphs.captured} == {1: {True}, 3: {True, False}}.get(count, set())
+    monkeypatch.setattr("transduce.kernels.training_graph.MIN_OCCURRENCES", 99)
     plain, _ = gradients(batches)
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
@@ -147,14 +147,14 @@ def test_every_update_begins_with_no_gradient(monkeypatch: pytest.MonkeyPatch, c
 
 def test_the_first_recording_leaves_its_gradients_where_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """And all others write theirs to the same places, so that whoever moves the weights finds them there."""
-    monkeypatch.setattr("transduce.kernels.training_graph.Recording", Pretended)
+    monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
     copies = Counter[str]()
     for name in ("_foreach_copy_", "_foreach_add_"):
         monkeypatch.setattr(torch, name, counted(getattr(torch, name), copies, name))
     batches = [batch_of([(3, 5), (9, 2)])]
     for _ in range(2):
-        _, recorder = gradients(batches, updates=6)
-        assert len(recorder.recordings) == 1
+        _, graphs = gradients(batches, updates=6)
+        assert len(graphs.captured) == 1
     assert not copies
     gradients(batches * 2, updates=4)
     assert copies["_foreach_add_"]
@@ -175,11 +175,11 @@ def test_what_cannot_be_recorded_is_told_and_still_trained(monkeypatch: pytest.M
 
     batches = [batch_of([(3, 5), (9, 2)])] * 5
     with monkeypatch.context() as never:
-        never.setattr("transduce.kernels.training_graph.MET", 99)
+        never.setattr("transduce.kernels.training_graph.MIN_OCCURRENCES", 99)
         plain, _ = gradients(batches)
-    monkeypatch.setattr("transduce.kernels.training_graph.Recording", refuse)
-    with pytest.warns(UserWarning, match="cannot be recorded"):
-        found, recorder = gradients(batches)
-    assert recorder.refused
+    monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", refuse)
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        found, graphs = gradients(batches)
+    assert graphs.failed
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
