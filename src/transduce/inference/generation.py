@@ -54,7 +54,9 @@ Chooser = tuple[Strategy, tuple[LogitsProcessor, ...]]
 class Searcher:
     """A network that is asked, how its sources are read, and where its targets end."""
 
-    def __init__(self, network: Transducer, source_encoding: SourceEncoding, reach: int, graphs: SearchGraphs | None) -> None:
+    def __init__(
+        self, network: Transducer, source_encoding: SourceEncoding, reach: int, graphs: SearchGraphs | None
+    ) -> None:
         self.network, self.source_encoding, self.reach, self.graphs = network, source_encoding, reach, graphs
         self._choosers: dict[GenerationRecipe, Chooser] = {}
         self._listed: ListedSearcher | None = None
