@@ -1,4 +1,4 @@
-"""The one error a user may see: what is wrong, where, and what to do about it; and why a line cannot be read."""
+"""User-facing errors: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class InputError(Exception):
-    """Bad input: a file, a recipe, an argument. The command line prints it without a traceback."""
+    """Invalid input: a file, a recipe or an argument. The command line prints it without a traceback."""
 
     def __init__(self, problem: str, *, where: str = "", remedy: str = "") -> None:
         self.problem, self.where, self.remedy = problem, where, remedy
@@ -19,17 +19,17 @@ class InputError(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean ...?` for a misspelt name, else the list of what there is."""
+    """`did you mean ...?` for a misspelt name, else the list of known names."""
     names = sorted(known)
     close = get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
 class UnreadableError(Exception):
-    """Why a line, or a file that it names, cannot be read: the reason it is counted by, and what exactly is wrong."""
+    """An unreadable line, or a file it refers to: a reason for the statistics, and the exact problem."""
 
     def __init__(self, reason: str, detail: str = "", remedy: str = "") -> None:
         super().__init__(reason)
         self.reason, self.remedy = reason, remedy
         self.problem = f"{reason}: {detail}" if detail else reason
-        self.file = ""  # the file it stands in, where that is not the one of the example
+        self.file = ""  # the file with the problem, if it is not that of the example

@@ -1,4 +1,4 @@
-"""A folder in, the files of a run out: recipe, tokenizers, log, metrics, checkpoints, and nothing else."""
+"""Run directory: recipe, tokenizers, log, metrics, learning curves, checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transduce.training.checkpoint import CheckpointManager
 
 @dataclass(frozen=True)
 class Run:
-    """Where everything of one training run lies."""
+    """The files of one training run."""
 
     folder: Path
 
@@ -52,7 +52,7 @@ class Run:
         return all(self.tokenizer_file(side).is_file() for side in ("source", "target"))
 
     def recipe(self) -> Recipe:
-        """The completed recipe that the run was trained with."""
+        """The completed recipe of the run."""
         if not self.exists:
             raise InputError(
                 "not a run directory: it has no recipe.yaml",
@@ -62,17 +62,17 @@ class Run:
         return load(self.recipe_file)
 
     def save_recipe(self, recipe: Recipe) -> None:
-        """Whole or not at all: a run with half a recipe could not go on."""
+        """Writes the recipe atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.recipe_file, dump(recipe).encode())
 
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Source and target; one object where both sides share a vocabulary."""
+        """Source and target tokenizer; one object if both sides share a vocabulary."""
         if not self.prepared:
             raise InputError(
                 "the tokenizers are missing",
                 where=str(self.folder),
-                remedy="the run is damaged, or never finished preparing: train again with --resume",
+                remedy="the run is damaged or was interrupted before training: train it again with --resume",
             )
         source, target = (Tokenizer.load(self.tokenizer_file(side)) for side in ("source", "target"))
         return (source, source) if source.fingerprint == target.fingerprint else (source, target)
