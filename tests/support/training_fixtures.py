@@ -1,6 +1,6 @@
-"""A tiny model and tiny batches for the tests of the training room, and a run in a process of its own.
+"""Tiny model and batches for the tests of training, and training runs in processes of their own.
 
-python training_fixtures.py '{"folder": ..., ...}'   trains, see `main`
+python training_fixtures.py '[{"do": "train", "options": {"folder": ..., ...}}]'   see `act` and `main`
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,18 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transduce.data.batching import DataPosition
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
 from transduce.objectives import CrossEntropy, Loss, Model
 from transduce.recipe import TrainingRecipe
+from transduce.training.checkpoint import CheckpointManager
+from transduce.training.distributed import Processes, pick_device
+from transduce.training.report import LogEntry, RunReport, SilentReport, read_log
+from transduce.training.trainer import Outcome, train
 
 WORDS = 24  # V
 
 
 class TinyModel(nn.Module):
-    """Says what follows a token, given the mean of the source. Padding-blind, with dropout and tied weights."""
+    """Predicts the next token from a token and the mean of the source; with dropout and tied weights."""
 
     def __init__(self, dropout: float = 0.0, width: int = 12, seed: int = 0) -> None:
         super().__init__()
@@ -51,7 +56,7 @@ class TinyModel(nn.Module):
 
 
 class TinyBatches:
-    """The target is the source reversed; a pure function of the position, like the real ones."""
+    """The target is the reversed source; a pure function of the position, like real batches."""
 
     def __init__(self, rows: int = 6, per_epoch: int = 9, seed: int = 0) -> None:
         self.rows, self.per_epoch, self.seed = rows, per_epoch, seed
@@ -73,20 +78,20 @@ class TinyBatches:
 
 
 def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
-    """A validation: the loss on one fixed batch, and a metric for which more is better."""
+    """A validation function: the loss on one fixed batch, and a metric that is better when higher."""
 
     def validate(model: nn.Module) -> dict[str, float]:
         assert not model.training
         objective, batch = CrossEntropy(), batches.at(DataPosition(99, 0))
         value = objective(model, batch).total.item() / objective.count(batch)
-        torch.rand(3)  # a careless validation must not change what training does next
+        torch.rand(3)  # random numbers drawn in validation must not affect training
         return {"loss": value, "accuracy": -value}
 
     return validate
 
 
-class Unlucky(CrossEntropy):
-    """Example 7 never fits into memory; 20 gives a loss that is not a number."""
+class FailingObjective(CrossEntropy):
+    """Example 7 never fits into memory; example 20 has the loss NaN."""
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         if 7 in batch.rows:
@@ -108,13 +113,86 @@ def settings(**changes: Any) -> TrainingRecipe:
     return TrainingRecipe.model_validate(small | changes)
 
 
-def main(options: dict[str, Any]) -> None:
-    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `unlucky`, and when to die (`die_at`)."""
-    from transduce.training.checkpoint import CheckpointManager
-    from transduce.training.distributed import Processes, pick_device
-    from transduce.training.report import RunReport, SilentReport
-    from transduce.training.trainer import train
+# Dropout aside, everything that a checkpoint has to restore.
+FULL_SETTINGS: dict[str, Any] = {
+    "steps": 20,
+    "checkpoint_every": 3,
+    "validate_every": 4,
+    "accumulate": 2,
+    "ema": 0.9,
+    "log_every": 2,
+}
 
+
+class RecordingReport(SilentReport):
+    """Stores everything that is reported."""
+
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+        self.events: list[tuple[str, int, str]] = []
+        self.scores: dict[int, dict[str, float]] = {}
+
+    def log(self, entry: LogEntry) -> None:
+        self.entries.append(entry)
+
+    def validation(self, step: int, scores: Any) -> None:
+        self.scores[step] = dict(scores)
+
+    def event(self, kind: str, step: int, text: str) -> None:
+        self.events.append((kind, step, text))
+
+
+def run_training(
+    folder: Path, *, model: nn.Module | None = None, report: RecordingReport | None = None, **changes: Any
+) -> Outcome:
+    batches = changes.pop("batches", TinyBatches())
+    validate = changes.pop("validate", loss_on(batches))
+    return train(
+        model or TinyModel(0.1),
+        batches,
+        settings(**changes),
+        checkpoints=CheckpointManager(folder),
+        report=report or SilentReport(),
+        validate=validate,
+    )
+
+
+def latest_tensors(folder: Path, group: str = "weights") -> dict[str, Tensor]:
+    checkpoint = CheckpointManager(folder).latest()
+    assert checkpoint is not None
+    return checkpoint.tensors[group]
+
+
+def assert_same_checkpoints(first: Path, second: Path) -> None:
+    """The newest checkpoints are of the same step and equal bit for bit."""
+    one, two = CheckpointManager(first).latest(), CheckpointManager(second).latest()
+    assert one is not None
+    assert two is not None
+    assert one.step == two.step
+    assert one.tensors.keys() == two.tensors.keys()
+    for group, tensors in one.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, two.tensors[group][name]), f"{group} {name}"
+
+
+def logged_losses(folder: Path) -> dict[int, float]:
+    entries = [entry for entry in read_log(folder / "log.jsonl") if entry["kind"] == "update"]
+    assert len({entry["step"] for entry in entries}) == len(entries), "a step is logged twice"
+    return {entry["step"]: entry["loss"] for entry in entries}
+
+
+def run_processes(*requests: dict[str, Any]) -> list[Any]:
+    """Carries out the requests one after the other in one process that forks, so that torch is loaded once."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
+    command = [sys.executable, __file__, json.dumps(requests)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main(options: dict[str, Any]) -> None:
+    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `failing`, and when to die (`die_at`)."""
     folder = Path(options["folder"])
     if "die_at" in options:
         die_at(options["die_at"])
@@ -130,23 +208,23 @@ def main(options: dict[str, Any]) -> None:
             processes=processes,
             device=device,
             validate=loss_on(batches),
-            objective=Unlucky() if options.get("unlucky") else None,
+            objective=FailingObjective() if options.get("failing") else None,
         )
         sys.exit(128 + outcome.signal if outcome.signal else 0)
 
 
 def die_at(count: int) -> None:
-    """SIGKILL at the count-th file operation of a save: before a sync, or on either side of a rename."""
-    left = [count]
+    """SIGKILL at the count-th file operation of a save: before or after a sync, a rename or a removal."""
+    remaining = [count]
 
     def mortal(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
+            remaining[0] -= 1
+            if remaining[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             result = call(*arguments, **named)
-            left[0] -= 1
-            if left[0] == 0:
+            remaining[0] -= 1
+            if remaining[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
@@ -157,7 +235,7 @@ def die_at(count: int) -> None:
 
 
 def fork(options: dict[str, Any], environment: dict[str, str] | None = None) -> int:
-    """A child that trains. Forked from a process that has loaded torch and not used it: it starts at once."""
+    """A child process that trains. It starts quickly: its parent has imported torch without using it."""
     child = os.fork()
     if child:
         return child
@@ -181,7 +259,7 @@ def wait(child: int) -> int:
 
 
 def start_together(options: dict[str, Any], size: int) -> list[int]:
-    """As torchrun would start it: `size` processes that find each other through the environment."""
+    """`size` processes with the environment variables of torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -190,7 +268,7 @@ def start_together(options: dict[str, Any], size: int) -> list[int]:
 
 
 def await_line(options: dict[str, Any]) -> None:
-    """Until the log grows: the training that was just started is under way."""
+    """Waits until the log grows, i.e. until training is under way."""
     log = Path(options["folder"]) / "log.jsonl"
     before, end = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 20
     while time.monotonic() < end and (not log.exists() or log.stat().st_mtime_ns == before):
@@ -198,7 +276,7 @@ def await_line(options: dict[str, Any]) -> None:
 
 
 def kill_until_done(options: dict[str, Any], kills: int, seed: int) -> dict[str, int]:
-    """Kills a training process at random moments, every other time inside a save, and lets the last one finish."""
+    """Kills a training process at random moments, every second time during a save, and lets the last one finish."""
     draw = random.Random(seed)
     died = 0
     for number in range(kills):
@@ -228,7 +306,7 @@ def act(request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    # Loaded before the forks, not in each of them; the second is what torch loads with its first optimiser.
+    # Imported before the forks, not in each of them; torch imports this with its first optimiser.
     import torch._dynamo
 
     print(json.dumps([act(request) for request in json.loads(sys.argv[1])]))

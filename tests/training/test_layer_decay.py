@@ -1,4 +1,4 @@
-"""Layers begin one after the other, from the top, each at its own rate; a layer that waits does not move at all."""
+"""Layer-wise learning rates and gradual unfreezing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def built(**model: Any) -> nn.Module:
 
 
 def by_depth(model: nn.Module) -> list[set[str]]:
-    """The beginnings of names at each depth, down to the layer."""
+    """The name prefixes at each depth, down to the layer."""
     found = layer_depths(model)
     assert set(found) == {name for name, _ in model.named_parameters()}
     return [
@@ -43,7 +43,7 @@ def by_depth(model: nn.Module) -> list[set[str]]:
     ]
 
 
-def test_the_layers_of_a_transformer() -> None:
+def test_layer_depths_of_a_transformer() -> None:
     assert by_depth(built(encoder=BLOCKS, decoder=BLOCKS)) == [
         {"decoder.output", "decoder.final_norm"},
         {"decoder.layers.1"},
@@ -54,7 +54,7 @@ def test_the_layers_of_a_transformer() -> None:
     ]
 
 
-def test_the_layers_of_recurrent_and_convolutional_parts_and_heads() -> None:
+def test_layer_depths_of_recurrent_and_convolutional_models_and_heads() -> None:
     decoder = {"kind": "convolutional", **SMALL}
     assert by_depth(built(encoder={"kind": "recurrent", **SMALL}, decoder=decoder)) == [
         {"decoder.output"},
@@ -69,20 +69,20 @@ def test_the_layers_of_recurrent_and_convolutional_parts_and_heads() -> None:
     assert head[1:] == [{"encoder.rnn.layers.1"}, {"encoder.rnn.layers.0"}, {"encoder.embedding"}]
 
 
-def test_a_shared_weight_lies_where_the_lower_place_does() -> None:
+def test_a_tied_weight_has_the_larger_depth() -> None:
     tied = by_depth(built(encoder=BLOCKS, decoder=BLOCKS, tie="all"))
     assert tied[-1] == {"encoder.embedding"}
     assert "decoder.output" in tied[0]  # its bias is its own
     assert sum(map(len, tied)) == 8
 
 
-def test_only_layers_with_something_to_train_are_counted() -> None:
+def test_frozen_layers_do_not_count() -> None:
     model = built(encoder=BLOCKS, decoder=BLOCKS)
     model.get_submodule("decoder.layers").requires_grad_(False)
     assert max(layer_depths(model).values()) == 3
 
 
-def test_rates_by_layer() -> None:
+def test_learning_rate_decays_with_depth() -> None:
     model = built(encoder=BLOCKS, decoder=BLOCKS)
     optimiser = build_optimiser(OptimiserRecipe(weight_decay=0.1), model, layer_decay=0.5)
     set_learning_rate(optimiser, 0.8)
@@ -97,7 +97,7 @@ def test_rates_by_layer() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
-def test_after_k_updates_exactly_the_expected_layers_have_moved(kind: str) -> None:
+def test_layers_are_unfrozen_one_after_the_other(kind: str) -> None:
     model = built(encoder=BLOCKS, decoder=BLOCKS)
     optimiser = build_optimiser(OptimiserRecipe(kind=kind, weight_decay=0.1), model, unfreeze=2)
     first = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -115,11 +115,11 @@ def test_after_k_updates_exactly_the_expected_layers_have_moved(kind: str) -> No
 
 
 def run(folder: Path, steps: int, **changes: Any) -> dict[str, Tensor]:
-    """The weights after so many of 12 updates, the run going on where it was left."""
+    """The weights after `steps` of 12 updates; the run is resumed if it exists."""
     checkpoints, model = CheckpointManager(folder), TinyModel(0.1)
     chosen = settings(steps=12, checkpoint_every=1, validate_every=12, **changes)
     batches = TinyBatches()
-    # The rate follows the 12 updates of the recipe; stopping earlier must not bend it.
+    # The constant schedule does not depend on the number of steps.
     halted = chosen.model_copy(
         update={"steps": steps, "schedule": chosen.schedule.model_copy(update={"kind": "constant"})}
     )
@@ -127,20 +127,26 @@ def run(folder: Path, steps: int, **changes: Any) -> dict[str, Tensor]:
     return checkpoints.load(steps).weights
 
 
+@pytest.fixture(scope="module", params=[0.0, 0.9])
+def uninterrupted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    changes = {"unfreeze": 5, "layer_decay": 0.5, "ema": request.param}
+    return changes, run(tmp_path_factory.mktemp("whole"), 12, **changes)
+
+
 @pytest.mark.parametrize("stop", [3, 5, 6])
-@pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_stopped_before_or_after_a_layer_begins_and_resumed_is_the_same_run(
-    stop: int, ema: float, tmp_path: Path
+def test_a_run_resumed_before_or_after_unfreezing_equals_an_uninterrupted_one(
+    stop: int, uninterrupted: tuple[dict[str, Any], dict[str, Tensor]], tmp_path: Path
 ) -> None:
-    changes = {"unfreeze": 5, "layer_decay": 0.5, "ema": ema}
-    whole = run(tmp_path / "whole", 12, **changes)
-    run(tmp_path / "parts", stop, **changes)
-    parts = run(tmp_path / "parts", 12, **changes)
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    changes, expected = uninterrupted
+    run(tmp_path, stop, **changes)
+    resumed = run(tmp_path, 12, **changes)
+    assert expected.keys() == resumed.keys()
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
-def test_a_waiting_layer_stands_still_in_training(tmp_path: Path) -> None:
+def test_a_frozen_layer_does_not_change_in_training(tmp_path: Path) -> None:
     model, first = TinyModel(), TinyModel().state_dict()
     train(model, TinyBatches(), settings(steps=5, unfreeze=5), checkpoints=CheckpointManager(tmp_path))
     assert torch.equal(model.embedding.weight, first["embedding.weight"])
@@ -150,7 +156,7 @@ def test_a_waiting_layer_stands_still_in_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["unfreeze: 0", "layer_decay: 0", "layer_decay: 1.5"])
-def test_bad_settings_are_named(value: str) -> None:
+def test_invalid_settings_are_named(value: str) -> None:
     key, _, number = value.partition(": ")
     with pytest.raises(InputError, match=key):
         parse({"training": {key: float(number)}})

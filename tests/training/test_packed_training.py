@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_budget import asked
+from test_batch_size import asked
 from torch.testing import assert_close
 
 from transduce.data.prepare import prepare_data, train_tokenizers

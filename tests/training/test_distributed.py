@@ -1,0 +1,176 @@
+"""Devices, seeds and data-parallel processes."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from training_fixtures import (
+    FULL_SETTINGS,
+    latest_tensors,
+    logged_losses,
+    run_processes,
+)
+
+from transduce.errors import InputError
+from transduce.training.checkpoint import CheckpointManager
+from transduce.training.distributed import Processes, autocast, deterministic, peak_memory, pick_device, seed_everything
+from transduce.training.report import read_log
+
+CPU = torch.device("cpu")
+
+
+def test_auto_device_prefers_cuda_then_mps_then_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert pick_device("auto") == pick_device("cpu") == CPU
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device("auto").type == "mps"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    assert pick_device("auto") == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda", 2)
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(InputError, match=r"no device cuda:9: 4 CUDA devices"):
+        pick_device("cuda:9")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:7", "mps", "tpu", "meta", ""])
+def test_a_missing_device_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(InputError, match="device"):
+        pick_device(name)
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_seed_step_and_row_determine_every_generator() -> None:
+    seen: set[float] = set()
+    for seed, step, part in ((1, 1, 0), (1, 1, 1), (1, 2, 0), (2, 1, 0), (-1, 1, 0), (11, 1, 0), (1, 11, 0)):
+        seed_everything(seed, step, part)
+        first = draws()
+        seed_everything(seed, step, part)
+        assert draws() == first
+        seen.update(first)
+    assert len(seen) == 3 * 7
+
+
+def test_a_single_process_communicates_nothing() -> None:
+    with Processes.start(CPU) as alone:
+        assert alone.is_main
+        assert alone.all_reduce([1.0, 2.0]) == [1.0, 2.0]
+        assert alone.broadcast({"a": [1, "é", None]}) == {"a": [1, "é", None]}
+        alone.barrier()
+        used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+        used.sum().backward()
+        alone.all_reduce_gradients([used, unused])
+        assert used.grad is not None
+        assert unused.grad is not None
+        assert used.grad.tolist() == [1, 1]
+        assert unused.grad.tolist() == [0, 0, 0]
+
+
+def test_deterministic_mode_ends_with_its_block() -> None:
+    assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_autocast_precision_and_peak_memory() -> None:
+    layer = torch.nn.Linear(2, 2)
+    with autocast(CPU, "bf16"):
+        assert layer(torch.ones(1, 2)).dtype == torch.bfloat16
+    with autocast(CPU, "fp32"):
+        assert layer(torch.ones(1, 2)).dtype == torch.float32
+    assert peak_memory(CPU) > 10_000_000
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_computes_the_same_run(tmp_path: Path) -> None:
+    """Also when the number changes on resume, and with dropout if the micro-batches are the same."""
+    plain = {"steps": 12, "ema": 0.9, "checkpoint_every": 4, "optimiser": {"learning_rate": 0.01, "weight_decay": 0.1}}
+    half, twice = plain | {"steps": 6}, plain | {"accumulate": 2}
+
+    def task(folder: str, made: dict[str, Any], size: int, dropout: float = 0.0) -> dict[str, Any]:
+        options = {"settings": made, "folder": str(tmp_path / folder), "dropout": dropout, "rows": 5}
+        return {"do": "together" if size > 1 else "train", "options": options, "size": size}
+
+    codes = run_processes(
+        task("one", plain, 1),
+        task("two", plain, 2),
+        task("six", plain, 6),  # more processes than rows: one of them has none
+        task("mixed", half, 2),
+        task("mixed", plain, 1),
+        task("dropout one", twice, 1, 0.2),
+        task("dropout two", plain, 2, 0.2),
+    )
+    assert all(set(code) == {0} if isinstance(code, list) else code == 0 for code in codes)
+    expected = logged_losses(tmp_path / "one")
+    assert len(expected) == 12
+    for folder in ("two", "six", "mixed"):
+        assert logged_losses(tmp_path / folder) == pytest.approx(expected, abs=1e-5)
+        for kind in ("weights", "ema"):
+            for name, tensor in latest_tensors(tmp_path / "one" / "checkpoints", kind).items():
+                other = latest_tensors(tmp_path / folder / "checkpoints", kind)[name]
+                torch.testing.assert_close(other, tensor, rtol=1e-4, atol=1e-5)
+    assert logged_losses(tmp_path / "dropout two") == pytest.approx(logged_losses(tmp_path / "dropout one"), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_out_of_memory_and_nonfinite_loss_in_one_process_affect_all_alike(tmp_path: Path) -> None:
+    """Both processes act alike, and as a single process would."""
+    folders = {size: tmp_path / str(size) for size in (1, 2)}
+    codes = run_processes(
+        *(
+            {
+                "do": "together",
+                "size": size,
+                "options": {"settings": {"steps": 12, "clip": 0.5}, "folder": str(folder), "failing": True},
+            }
+            for size, folder in folders.items()
+        )
+    )
+    assert codes == [[0], [0, 0]]
+    logs = {size: read_log(folder / "log.jsonl") for size, folder in folders.items()}
+    events = {
+        size: [(line["event"], line["step"], line["text"]) for line in log if line["kind"] == "event"]
+        for size, log in logs.items()
+    }
+    told = [(kind, step) for kind, step, _ in events[2] if kind != "split"]
+    assert told == [("dropped", 2), ("skipped", 4), ("dropped", 11), ("ended", 12)]
+    assert "example 7" in next(text for kind, _, text in events[2] if kind == "dropped")
+    assert "first in the loss" in next(text for kind, _, text in events[2] if kind == "skipped")
+    assert [event for event in events[1] if event[0] != "split"] == [
+        event for event in events[2] if event[0] != "split"
+    ]
+    assert logged_losses(folders[2]) == pytest.approx(logged_losses(folders[1]), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_signal_ends_training_with_a_checkpoint(size: int, tmp_path: Path) -> None:
+    made = FULL_SETTINGS | {"steps": 10**6, "checkpoint_every": 10**6, "validate_every": 10**6}
+    options = {"settings": made, "folder": str(tmp_path), "dropout": 0.1}
+    tasks = [
+        {"do": "interrupt", "options": options, "signal": number, "size": size}
+        for number in (signal.SIGTERM, signal.SIGINT)
+    ]
+    codes = run_processes(*tasks)
+    assert [code[0] for code in codes] == [143, 130]
+    assert all(other == 0 for code in codes for other in code[1:])  # they were not sent a signal
+    steps = CheckpointManager(tmp_path / "checkpoints").steps()
+    assert steps
+    assert read_log(tmp_path / "log.jsonl")[-1]["text"].endswith("interrupted")
