@@ -15,7 +15,7 @@ from transduce.recipe import Corpus
 
 
 def corpus(path: Path | str, **more) -> Corpus:
-    return Corpus(path=str(path), reads=("a file",), **more)
+    return Corpus(path=str(path), modalities=("a file",), **more)
 
 
 def idx(path: Path, values: np.ndarray, kind: int = 8) -> Path:
@@ -94,7 +94,7 @@ def test_arrays_are_named_one_by_one(tmp_path, ending):
     values = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
     source = idx(tmp_path / f"some-idx3-ubyte{ending}", values)
     target = idx(tmp_path / f"labels-idx1-ubyte{ending}", np.array([7, 0, 7], np.uint8))
-    pairs = Corpus(source=str(source), target=str(target), reads=("a file",))
+    pairs = Corpus(source=str(source), target=str(target), modalities=("a file",))
     found = list(read_corpus(pairs))
     assert [(one.source, one.target) for one in found] == [(f"{source}#{n}", label) for n, label in enumerate("707")]
     for number, one in enumerate(found):
@@ -138,4 +138,4 @@ def test_arrays_that_are_not_there(tmp_path):
             idx_array(name)
     other = idx(tmp_path / "y-idx1-ubyte", np.arange(8, dtype=np.uint8))
     with pytest.raises(InputError, match="labels of shape"):
-        list(read_corpus(Corpus(source=str(path), target=str(other), reads=("a file",))))
+        list(read_corpus(Corpus(source=str(path), target=str(other), modalities=("a file",))))

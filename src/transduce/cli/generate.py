@@ -187,7 +187,7 @@ def _read_lines(model: Model, file: str) -> Iterator[str]:
     """The lines of a file, or of standard input. File names in a line are relative to the folder of that file."""
     from transduce.data.readers.corpus import read_lines, resolve_paths
 
-    reads = next((corpus.reads for corpus in model.recipe.data.train), ())
+    reads = next((corpus.modalities for corpus in model.recipe.data.train), ())
     folder = Path() if file == "-" else Path(file).parent
     return (resolve_paths(line, folder, reads) for line in read_lines(file))
 

@@ -92,13 +92,13 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
             for example in read_corpus(corpus, recipe.data.invalid):
                 for side in sides:  # a tab in a source parts it, so no token may reach over it
                     text = getattr(example, side) or ""
-                    yield from text_parts(text, corpus.reads) if side == "source" else [text]
+                    yield from text_parts(text, corpus.modalities) if side == "source" else [text]
 
     if not recipe.data.train:
         raise InputError("there is nothing to train on", remedy="set data.train to a file of pairs")
     tokens = recipe.tokens
     first, second = tokens.source, tokens.target
-    sourceless = recipe.data.sources and TEXT not in recipe.data.train[0].reads
+    sourceless = recipe.data.sources and TEXT not in recipe.data.train[0].modalities
     if recipe.data.format == "text" or sourceless:  # there is no other side of text
         only = Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
         return only, only

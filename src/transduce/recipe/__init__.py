@@ -1,5 +1,7 @@
-"""The typed description of a whole run: load, override, reject, save. Every default of a run lives here, except
-the options of parts (of the model, the objective), which live in the signatures of those parts (see contracts.py)."""
+"""Recipes: typed description of a run, overrides, registry of parts, compatibility checks, reference.
+
+The defaults of a run are in the schema; the defaults of parts are in the signatures of their classes.
+"""
 
 from transduce.recipe.data import Corpora, Corpus, DataRecipe
 from transduce.recipe.overrides import override

@@ -1,4 +1,4 @@
-"""The section `data`: files and what is done to their lines -> corpora that know how they are read."""
+"""Section `data` of a recipe: corpora, filters, sources and noise."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from transduce.recipe.schema import Positive, Section
 
 
 class Corpus(Section):
-    """Where pairs come from: one file that holds both sides, or two files line by line."""
+    """One file that holds both sides, or two parallel files."""
 
     path: str | None = Field(
         None,
-        description="TSV, JSONL or Parquet with both sides; .gz and .zst read as they are. Where sources are files, "
-        "also a folder with captions.jsonl, or with a folder of files for each label",
+        description="TSV, JSONL or Parquet file with both sides, .gz and .zst included. Where sources are files: also "
+        "a folder with captions.jsonl, or with one folder of files per label.",
     )
     source: str | None = Field(
-        None, description="one side of two parallel text files; where sources name files, also an IDX file of arrays"
+        None, description="Source side of two parallel text files; where sources are files: also an IDX file of arrays."
     )
-    target: str | None = Field(None, description="the other side")
-    weight: float = Field(1.0, gt=0, description="share of this corpus when several are mixed")
+    target: str | None = Field(None, description="Target side of two parallel files.")
+    weight: float = Field(1.0, gt=0, description="Relative weight of this corpus in a mixture.")
     source_columns: Positive = Field(
-        1, description="number of leading TSV columns that form the source; the next column is the target"
+        1, description="Number of leading TSV columns that form the source; the next column is the target."
     )
     columns: tuple[str, ...] = Field(
         ("source", "target"),
         min_length=2,
-        description="names in JSONL or Parquet: all but the last form the source, the last is the target",
+        description="Names in JSONL or Parquet: all but the last form the source, the last is the target.",
     )
-
     alignment: str | None = Field(
         None,
-        description="where links between words stand (0-0 1-2): a column (column3), a field, or a third parallel file",
+        description="Word alignment in Pharaoh format (0-0 1-2): a column (column3), a field, or a third file.",
     )
     format: Literal["pairs", "lines", "running"] = Field(
-        "pairs", description="follows `data.format` and `data.block_size`: lines or running text have no source"
+        "pairs", description="Follows `data.format` and `data.block_size`: lines and running text have no source."
     )
-    reads: tuple[str, ...] = Field(
-        (), description="follows `data.sources`: the kind of each source column; any kind but text names a file"
+    modalities: tuple[str, ...] = Field(
+        (), description="Follows `data.sources`: the modality of each source column; all but text name a file."
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _counted(cls, content: Any) -> Any:
+    def _count_source_columns(cls, content: Any) -> Any:
         """More than two columns imply the number of source columns."""
         names = content.get("columns") if isinstance(content, Mapping) else None
         if isinstance(names, (list, tuple)) and len(names) > 2 and "source_columns" not in content:
@@ -54,7 +53,7 @@ class Corpus(Section):
         return content
 
     @model_validator(mode="after")
-    def _as_many_fields(self) -> Self:
+    def _column_numbers_agree(self) -> Self:
         if len(self.columns) > 2 and len(self.columns) != self.source_columns + 1:
             raise ValueError(f"{self.source_columns} source columns and a target, but {len(self.columns)} columns")
         return self
@@ -66,18 +65,18 @@ class Corpus(Section):
         return self.model_copy(update={"source_columns": other.source_columns, "columns": other.columns})
 
     @model_validator(mode="after")
-    def _one_form(self) -> Self:
+    def _one_file_or_two(self) -> Self:
         if self.path is None and self.source is None and self.target is None:
             raise ValueError("a corpus needs `path`, or `source` and `target`")
         if self.path is not None and (self.source or self.target):
-            raise ValueError("a corpus has either `path` or `source` and `target`, not both")
+            raise ValueError("a corpus has either `path`, or `source` and `target`, not both")
         if self.format != "pairs" and self.path is None:
-            raise ValueError("`data.format: text` has no source: name one file of text")
+            raise ValueError("`data.format: text` has no source: give one text file as `path`")
         return self
 
 
 def _as_corpora(value: Any) -> Any:
-    """`a.tsv`, `a.en,a.de`, `[a.tsv, {path: b.tsv, weight: 2}]` all mean a list of corpora."""
+    """`a.tsv`, `a.en,a.de` and `[a.tsv, {path: b.tsv, weight: 2}]` all stand for a list of corpora."""
     if isinstance(value, (str, Path, Mapping, Corpus)):
         value = [value]
     if not isinstance(value, Iterable):
@@ -92,9 +91,9 @@ def _as_corpus(item: Any) -> Any:
     return {"source": source, "target": target} if comma else {"path": source}
 
 
-def _told(corpora: Any, facts: Mapping[str, Any]) -> Any:
+def _with_facts(corpora: Any, facts: Mapping[str, Any]) -> Any:
     if not isinstance(corpora, tuple):
-        return corpora  # nothing that could be a list of corpora: told of by the field itself
+        return corpora  # not a list of corpora: the field itself reports the error
     return tuple(
         item.model_copy(update=facts)
         if isinstance(item, Corpus)
@@ -109,40 +108,44 @@ Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_as_corpora)]
 
 
 class DataRecipe(Section):
-    train: Corpora = ()
-    dev: Corpora = Field((), description="left out: split off the training data")
-    test: Corpora = ()
+    """Data: files, how they are read, which pairs are used."""
+
+    train: Corpora = Field(
+        (), description="Training corpora: `a.tsv`, `a.en,a.de`, or a list of such names and of corpora with options."
+    )
+    dev: Corpora = Field((), description="Development corpora; by default a part of the training data is split off.")
+    test: Corpora = Field((), description="Test corpora.")
     dev_size: Positive | None = Field(
         None,
-        description="pairs split off when `dev` is left out; by default 2 %, 100 to 2,000. Of running text: tokens at "
-        "the end of each file, in proportion; by default a tenth, at most 100,000 in all",
+        description="Number of pairs split off without `dev`; default 2 %, at least 100, at most 2,000. For running "
+        "text: tokens at the end of each file; default a tenth, at most 100,000 in all.",
     )
     format: Literal["pairs", "text"] = Field(
-        "pairs", description="text: files without a source, as a language model reads them; of several columns the last"
+        "pairs", description="`text`: files without a source, for language models; of several columns the last."
     )
     block_size: Positive | None = Field(
-        None, description="text only: tokens of the passages that running text is read in; left out: line by line"
+        None, description="Tokens per block of running text, with `format: text`; null: every line is a text."
     )
     sources: dict[str, dict[str, Any] | str] = Field(
-        {},
-        description="named sources, in column order: `{name: {kind: ..., option: ...}}`; default: text",
+        {}, description="Modality of each source by name, in column order: `{name: {kind: ..., option: ...}}`."
     )
-    min_length: int = Field(1, ge=0, description="fewest tokens on either side")
-    max_length: Positive = Field(512, description="most tokens on either side; longer pairs are dropped and counted")
-    max_ratio: float | None = Field(None, gt=1, description="most tokens of one side for one of the other")
-    duplicates: Literal["keep", "drop"] = "keep"
-    invalid: Literal["error", "drop"] = Field("error", description="what a line that cannot be read does")
+    min_length: int = Field(1, ge=0, description="Minimal number of tokens on either side.")
+    max_length: Positive = Field(
+        512, description="Maximal number of tokens on either side; longer pairs are dropped and counted."
+    )
+    max_ratio: float | None = Field(None, gt=1, description="Maximal ratio of the two lengths of a pair.")
+    duplicates: Literal["keep", "drop"] = Field("keep", description="What happens to repeated pairs.")
+    invalid: Literal["error", "drop"] = Field("error", description="What happens to lines that cannot be read.")
     noise: dict[str, Any] | None = Field(
-        None, description="how a text is damaged to be its own source, anew in every epoch: `{kind: ..., option: ...}`"
+        None,
+        description="Noise that makes a text its own source, drawn anew in every epoch: `{kind: ..., option: ...}`.",
     )
-    cache: str | None = Field(
-        None, description="folder for tokenised corpora; by default under the user's cache folder"
-    )
+    cache: str | None = Field(None, description="Folder for tokenised corpora; default: in the user's cache folder.")
 
     @model_validator(mode="before")
     @classmethod
-    def _formed(cls, content: Any) -> Any:
-        """Every corpus knows what its file holds, so whoever reads one need not ask."""
+    def _inform_corpora(cls, content: Any) -> Any:
+        """Passes the format and the modalities on to every corpus, so that a corpus can be read by itself."""
         if not isinstance(content, Mapping):
             return content
         facts: dict[str, Any] = {}
@@ -150,32 +153,32 @@ class DataRecipe(Section):
             facts["format"] = "lines" if content.get("block_size") is None else "running"
         if isinstance(sources := content.get("sources"), Mapping) and sources:
             kinds = [spec if isinstance(spec, str) else dict(spec or {}).get("kind", "") for spec in sources.values()]
-            facts |= {"reads": tuple(map(str, kinds)), "source_columns": len(kinds)}
+            facts |= {"modalities": tuple(map(str, kinds)), "source_columns": len(kinds)}
         if not facts:
             return content
         sets = {name: _as_corpora(content[name]) for name in ("train", "dev", "test") if content.get(name)}
-        return {**content, **{name: _told(corpora, facts) for name, corpora in sets.items()}}
+        return {**content, **{name: _with_facts(corpora, facts) for name, corpora in sets.items()}}
 
     @model_validator(mode="after")
-    def _pairs_of_sources(self) -> Self:
+    def _sources_need_pairs(self) -> Self:
         if self.sources and (self.format != "pairs" or self.noise is not None):
-            raise ValueError("`sources` are those of pairs: leave out `format`, `block_size` and `noise`")
+            raise ValueError("`sources` need pairs: leave out `format`, `block_size` and `noise`")
         return self
 
     @model_validator(mode="after")
-    def _text_in_passages(self) -> Self:
+    def _blocks_need_text(self) -> Self:
         if self.block_size is not None and self.format != "text":
-            raise ValueError("`block_size` cuts running text: set `data.format: text`")
+            raise ValueError("`block_size` splits running text: set `data.format: text`")
         return self
 
     @field_validator("dev", "test")
     @classmethod
-    def _like_training(cls, corpora: tuple[Corpus, ...], info: ValidationInfo) -> tuple[Corpus, ...]:
-        """What is held out has the columns of the (first) training data, unless it says otherwise."""
+    def _columns_of_training(cls, corpora: tuple[Corpus, ...], info: ValidationInfo) -> tuple[Corpus, ...]:
+        """Held-out corpora have the columns of the first training corpus, unless they name their own."""
         training = info.data.get("train") or ()
         return tuple(corpus.like(training[0]) for corpus in corpora) if training else corpora
 
     def held_out(self, files: str) -> tuple[Corpus, ...]:
-        """Files named later, to be read like those of this run."""
+        """Files given after training, read like those of this run."""
         known = {"train": self.train, "format": self.format, "block_size": self.block_size, "sources": self.sources}
         return DataRecipe.model_validate({**known, "test": files}).test

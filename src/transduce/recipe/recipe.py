@@ -1,4 +1,4 @@
-"""All sections together: a mapping -> a `Recipe`, or an error that names the key; YAML -> a recipe and back."""
+"""Recipe: the typed description of a run; YAML and error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from transduce.errors import InputError, nearest
 from transduce.recipe.data import DataRecipe
@@ -24,30 +24,34 @@ from transduce.recipe.schema import (
 
 
 class Recipe(Section):
-    data: DataRecipe = DataRecipe()
-    tokens: TokensRecipe = TokensRecipe()
-    model: ModelRecipe = ModelRecipe()
-    init: InitRecipe = InitRecipe()
-    training: TrainingRecipe = TrainingRecipe()
-    generation: GenerationRecipe = GenerationRecipe()
-    evaluation: EvaluationRecipe = EvaluationRecipe()
+    """Description of a whole run."""
+
+    data: DataRecipe = Field(DataRecipe(), description="Data: files, how they are read, which pairs are used.")
+    tokens: TokensRecipe = Field(TokensRecipe(), description="Tokenizers of source and target.")
+    model: ModelRecipe = Field(ModelRecipe(), description="Network.")
+    init: InitRecipe = Field(InitRecipe(), description="Pretrained runs that the weights come from.")
+    training: TrainingRecipe = Field(TrainingRecipe(), description="Training loop.")
+    generation: GenerationRecipe = Field(GenerationRecipe(), description="Search settings.")
+    evaluation: EvaluationRecipe = Field(EvaluationRecipe(), description="Metrics on development and test data.")
 
     @model_validator(mode="after")
-    def _links_to_follow(self) -> Self:
+    def _guided_alignment_needs_alignments(self) -> Self:
         if self.training.objective.get("kind") == "guided_alignment":
             if any(corpus.alignment is None for corpus in self.data.train):
-                raise ValueError("`guided_alignment` needs links: set `alignment` of every corpus in `data.train`")
+                raise ValueError(
+                    "`guided_alignment` needs word alignments: set `alignment` of every corpus in `data.train`"
+                )
             if self.tokens.source.dropout or self.tokens.target.dropout:
-                raise ValueError("`guided_alignment` needs tokens that stay the same: set `dropout` of `tokens` to 0")
+                raise ValueError("`guided_alignment` needs a fixed segmentation: set `dropout` of `tokens` to 0")
         return self
 
     @model_validator(mode="after")
-    def _adapters_stand_on_a_run(self) -> Self:
+    def _adapters_need_a_base(self) -> Self:
         if self.training.adapters is not None:
             if self.init.model is None:
-                raise ValueError("`training.adapters` stand beside the weights of a trained run: set `init.model`")
+                raise ValueError("`training.adapters` need a pretrained base: set `init.model`")
             if self.init.encoder is not None or self.init.decoder is not None:
-                raise ValueError("`training.adapters` have one base: leave out `init.encoder` and `init.decoder`")
+                raise ValueError("`training.adapters` need a single base: leave out `init.encoder` and `init.decoder`")
         return self
 
 
@@ -68,7 +72,7 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def parse(content: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """A mapping to a recipe, or an error that names the key, the reason and the nearest known key."""
+    """A recipe from a mapping; the error names the key, the reason and the most similar key."""
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
@@ -76,7 +80,7 @@ def parse(content: Mapping[str, Any], where: str = "recipe") -> Recipe:
 
 
 def explain_error(error: ValidationError, where: str, known: Iterable[str], prefix: str = "") -> InputError:
-    """The first thing that is wrong, in words that name the key and, for an unknown one, the nearest known."""
+    """The first problem as a message that names the key and, for an unknown key, the most similar one."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in (prefix, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
@@ -95,4 +99,5 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
 
 
 def dump(recipe: Recipe) -> str:
+    """The recipe as YAML."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""What the sections of a recipe are made of: unknown keys are refused, values have types and ranges."""
+"""Sections of a recipe: tokens, model, init, training, generation, evaluation. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-# `copy` was a method of pydantic 1; nothing here calls it.
+# `copy` is also a deprecated method of pydantic's BaseModel; nothing here calls it.
 warnings.filterwarnings("ignore", 'Field name "copy" in "ModelRecipe" shadows', UserWarning)
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -15,7 +15,7 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 def _as_names(value: Any) -> Any:
-    """One name may stand for a list of it."""
+    """A single name stands for a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -23,36 +23,43 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
 
 
 class Section(BaseModel):
+    """A mapping of a recipe. Every field has a description: docs/recipe-reference.md is generated from them."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class TextRecipe(Section):
-    """How one side becomes tokens."""
+    """Tokenizer of one side."""
 
     kind: Literal["chars", "words", "bytes", "bpe", "unigram", "labels", "given"] = Field(
-        "bpe", description="given: those of the imported run that this one begins from"
+        "bpe", description="Kind of tokens; `labels`: one token a line; `given`: the tokenizer of the run in `init`."
     )
-    size: Positive = Field(8000, description="vocabulary size asked for, the four special tokens included")
-    min_count: Positive = Field(1, description="rarer characters or words become <unk>")
-    dropout: Fraction = Field(0.0, description="BPE dropout while training")
+    size: Positive = Field(8000, description="Vocabulary size, the four special tokens included.")
+    min_count: Positive = Field(1, description="Characters or words with a lower count become <unk>.")
+    dropout: Fraction = Field(0.0, description="BPE dropout in training (Provilkov 2020).")
 
     @model_validator(mode="after")
-    def _merges_to_drop(self) -> Self:
+    def _dropout_needs_bpe(self) -> Self:
         if self.dropout and self.kind != "bpe":
-            raise ValueError(f"`dropout` leaves out merges, which only bpe has, not {self.kind}")
+            raise ValueError(f"`dropout` omits BPE merges, and {self.kind} has none: set `kind: bpe`, or `dropout: 0`")
         return self
 
 
 class TokensRecipe(Section):
-    source: TextRecipe = TextRecipe()
-    target: TextRecipe = TextRecipe()
-    shared: bool = Field(False, description="one vocabulary for both sides, trained on both")
+    """Tokenizers of source and target."""
+
+    source: TextRecipe = Field(TextRecipe(), description="Tokenizer of the source.")
+    target: TextRecipe = Field(TextRecipe(), description="Tokenizer of the target.")
+    shared: bool = Field(False, description="Train one vocabulary on both sides.")
     oov_placeholders: int = Field(
-        0, ge=0, le=1000, description="unknown words of a source that are told apart, as <unk1> .. <unkN>; 0: none"
+        0,
+        ge=0,
+        le=1000,
+        description="Number of placeholders <unk1> .. <unkN> that tell the unknown words of a source apart; 0: none.",
     )
 
     @model_validator(mode="after")
-    def _shared_alike(self) -> Self:
+    def _shared_settings_agree(self) -> Self:
         if self.shared and self.source != self.target:
             raise ValueError("a shared vocabulary needs equal `tokens.source` and `tokens.target`")
         if self.oov_placeholders and not (self.shared and self.source.kind == "words"):
@@ -61,85 +68,101 @@ class TokensRecipe(Section):
 
 
 class CopyRecipe(Section):
-    """Which attention is copied along: decoders/copy.py."""
+    """Pointer-generator copying of source tokens (See 2017)."""
 
-    layer: int = Field(-1, description="of the decoder; -1: the last")
-    head: int | None = Field(None, description="one head of it; left out: the mean of all")
+    layer: int = Field(-1, description="Decoder layer whose cross-attention is the copy distribution; -1: the last.")
+    head: int | None = Field(None, description="Attention head of that layer; null: the mean of all heads.")
 
 
 class CtcRecipe(Section):
-    """How much is listened to what the rows of the memory spell: decoders/joint.py."""
+    """CTC scores of the encoder output beside the decoder (Watanabe 2017)."""
 
-    weight: float = Field(0.3, ge=0, le=1, description="their share in every step of a search; 0: none")
+    weight: float = Field(0.3, ge=0, le=1, description="Weight of the CTC prefix score in the search; 0: none.")
 
 
 class ModelRecipe(Section):
-    """Parts by name: `{kind: ..., option: ...}`. The registry checks the options against the signature of the part."""
+    """Network: an encoder and a decoder, a decoder alone, or an encoder and a head."""
 
-    encoder: dict[str, Any] | None = None
-    decoder: dict[str, Any] | None = None
-    head: dict[str, Any] | None = None
+    encoder: dict[str, Any] | None = Field(
+        None, description="Encoder, `{kind: ..., option: ...}`; null: a language model."
+    )
+    decoder: dict[str, Any] | None = Field(None, description="Decoder, `{kind: ..., option: ...}`.")
+    head: dict[str, Any] | None = Field(
+        None, description="Head of an encoder without a decoder, `{kind: ..., option: ...}`."
+    )
     tie: Literal["none", "target", "all"] = Field(
-        "none", description="output layer = target embedding; `all`: = source embedding too"
+        "none",
+        description="Weight tying: `target`: output layer and target embedding; `all`: source embedding too.",
     )
     share: Literal["none", "layers", "all"] = Field(
-        "none", description="one set of weights in encoder and decoder where they are alike; `all`: the embedding too"
+        "none",
+        description="Weights shared by encoder and decoder: `layers`: those of equal name and shape; `all`: the "
+        "embedding too.",
     )
-    scale_embedding: bool = Field(True, description="multiply embeddings by the square root of the width")
+    scale_embedding: bool = Field(True, description="Multiply embeddings by the square root of the width.")
     output: Literal["plain", "deep"] = Field(
-        "plain", description="deep: a layer and a norm of it come before the scores of the tokens (BERT)"
+        "plain", description="`deep`: a dense layer, GELU and a norm precede the output projection (BERT)."
     )
-    source_eos: bool = Field(True, description="false: the </s> that closes every source is not read (OpenNMT-py)")
+    source_eos: bool = Field(True, description="Read the </s> at the end of the source; false as in OpenNMT-py.")
     weight_dtype: Literal["fp32", "int8"] = Field(
-        "fp32", description="int8: the run holds its matrices in 8 bits, and learns no more; `transduce quantise`"
+        "fp32",
+        description="`int8`: matrices are stored in 8 bits; such a run cannot be trained (`transduce quantise`).",
     )
     copy: CopyRecipe | None = Field(  # type: ignore[assignment]
-        None, description="words of the source may be said by looking at them; {} for the usual options"
+        None, description="Pointer-generator copying of source tokens; {} for the defaults."
     )
     ctc: CtcRecipe | None = Field(
-        None, description="the rows of the memory spell the target too, beside the decoder; {} for the usual options"
+        None, description="CTC output layer over the encoder output beside the decoder; {} for the defaults."
     )
 
 
 class InitRecipe(Section):
-    """Trained runs whose weights a new one begins with, where name, shape and tokens agree."""
+    """Pretrained runs: weights are taken over where name, shape and tokens agree."""
 
-    model: str | None = Field(None, description="a run to take everything from that fits")
-    encoder: str | None = Field(None, description="a run to take the encoder from")
-    decoder: str | None = Field(None, description="a run to take the decoder from")
+    model: str | None = Field(None, description="Run from which all weights are initialised.")
+    encoder: str | None = Field(None, description="Run from which the encoder is initialised.")
+    decoder: str | None = Field(None, description="Run from which the decoder is initialised.")
 
 
 class GenerationRecipe(Section):
+    """Search settings."""
+
     strategy: str | dict[str, Any] = Field(
         "beam",
-        description="search strategy: a name, or `{kind: ..., option: ...}`; options left out are the keys below",
+        description="Search strategy: a name, or `{kind: ..., option: ...}`. Options that are left out are the keys of "
+        "this section with the same name; the option `width` is `beam`.",
     )
-    beam: Positive = Field(5, description="beam width; samples a line when sampling")
-    nbest: Positive = 1
-    length_penalty: float = Field(1.0, ge=0, description="finished hypotheses are ranked by score / length ** penalty")
-    temperature: float = Field(1.0, gt=0)
-    top_k: int = Field(0, ge=0, description="sample from the k best tokens; 0: all")
-    top_p: float = Field(1.0, gt=0, le=1, description="sample from the smallest set with this probability")
-    min_length: int = Field(0, ge=0, description="fewest tokens")
-    max_length: Positive = Field(256, description="most tokens")
-    max_ratio: float = Field(3.0, gt=0, description="most tokens also: ratio * source tokens + 50")
-    no_repeat_ngram: int = Field(0, ge=0, description="no n-gram of this size twice; 0: off")
-    repetition_penalty: float = Field(1.0, ge=1)
+    beam: Positive = Field(5, description="Beam width; number of samples per line when sampling.")
+    nbest: Positive = Field(1, description="Number of hypotheses returned per line.")
+    length_penalty: float = Field(
+        1.0, ge=0, description="Finished hypotheses are ranked by score / length ** length_penalty."
+    )
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
+    top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0: from all.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
     stop: Literal["bound", "length", "full"] = Field(
         "bound",
-        description="huggingface_beam: when nothing better can come; when nothing of this length is better; when full",
+        description="When `huggingface_beam` stops: `bound`: no live hypothesis can still win; `length`: none wins at "
+        "its present length; `full`: as many hypotheses are finished as the beam is wide.",
     )
-    forced_bos: int | None = Field(None, ge=0, description="id of the token that every output begins with")
-    forced_prefix: tuple[int, ...] = Field((), description="ids that every output is given to begin with, at no cost")
-    suppress: tuple[int, ...] = Field((), description="ids of tokens that are never said")
-    suppress_first: tuple[int, ...] = Field((), description="ids of tokens that no output begins with")
-    forced_eos: bool = Field(False, description="an output that reaches max_length ends there with </s>")
-    max_source_length: Positive = Field(2048, description="longer sources are truncated to this length and flagged")
+    min_length: int = Field(0, ge=0, description="Minimal number of output tokens.")
+    max_length: Positive = Field(256, description="Maximal number of output tokens.")
+    max_ratio: float = Field(3.0, gt=0, description="Output tokens are also limited to max_ratio * source tokens + 50.")
+    no_repeat_ngram: int = Field(0, ge=0, description="No n-gram of this size is generated twice; 0: off.")
+    repetition_penalty: float = Field(
+        1.0, ge=1, description="Factor on the log-probability of tokens that were generated before."
+    )
+    forced_bos: int | None = Field(None, ge=0, description="Id of the token that every output begins with.")
+    forced_prefix: tuple[int, ...] = Field((), description="Ids that every output begins with, not scored.")
+    suppress: tuple[int, ...] = Field((), description="Ids of tokens that are never generated.")
+    suppress_first: tuple[int, ...] = Field((), description="Ids of tokens that no output begins with.")
+    forced_eos: bool = Field(False, description="End an output that reaches max_length with </s>.")
     logits_processors: tuple[str | dict[str, Any], ...] = Field(
-        (), description="further logits processors, applied in order: `[{kind: ..., option: ...}]`"
+        (), description="Further logits processors, applied in order: `[{kind: ..., option: ...}]`."
     )
-    batch_tokens: Positive = 4096
-    seed: int = 1
+    max_source_length: Positive = Field(2048, description="Longer sources are truncated to this length and flagged.")
+    batch_tokens: Positive = Field(4096, description="Tokens per batch.")
+    seed: int = Field(1, description="Seed of sampling.")
 
     @property
     def strategy_kind(self) -> str:
@@ -151,92 +174,105 @@ class GenerationRecipe(Section):
 
 
 class EvaluationRecipe(Section):
-    metrics: tuple[str, ...] = ("bleu", "chrf")
+    """Metrics on development and test data."""
+
+    metrics: tuple[str, ...] = Field(("bleu", "chrf"), description="Metrics by name, or `file:Class`.")
     references: Literal["each", "by_source"] = Field(
-        "each", description="by_source: lines with an equal source are one line with several right answers"
+        "each", description="`by_source`: lines with an equal source are one line with several references."
     )
-    resamples: Positive = Field(1000, description="bootstrap resamples for the 95 % intervals")
+    resamples: Positive = Field(1000, description="Bootstrap resamples for the 95 % confidence intervals.")
 
 
 class AdaptersRecipe(Section):
-    """Low-rank adapters: W x + alpha / rank * B A x, with A and B trained and W as it was (Hu 2021)."""
+    """Low-rank adapters: W x + alpha / rank * B A x, where A and B are trained and W is frozen (LoRA, Hu 2021)."""
 
-    rank: Positive = Field(8, description="rows of A, columns of B")
-    alpha: float = Field(16.0, gt=0)
-    targets: Names = Field(("*",), description="which matrices: by the beginning of their name, or with *")
+    rank: Positive = Field(8, description="Rank of B A.")
+    alpha: float = Field(16.0, gt=0, description="Scale of B A, divided by the rank.")
+    targets: Names = Field(("*",), description="Matrices that get an adapter, by prefix of their name, or with *.")
 
 
 class OptimiserRecipe(Section):
-    kind: Literal["adamw", "adam", "sgd"] = "adamw"
-    learning_rate: float = Field(1e-3, gt=0)
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    momentum: Fraction = Field(0.9, description="sgd only")
+    """Optimiser."""
+
+    kind: Literal["adamw", "adam", "sgd"] = Field("adamw", description="Optimiser.")
+    learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), description="Decay of Adam's moment estimates.")
+    eps: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
+    momentum: Fraction = Field(0.9, description="Momentum of sgd.")
 
 
 class ScheduleRecipe(Section):
-    kind: Literal["constant", "inverse_sqrt", "cosine", "linear", "plateau"] = "inverse_sqrt"
-    warmup: int = Field(400, ge=0, description="updates of linear growth")
-    floor: Fraction = Field(0.0, description="lowest share of the learning rate (cosine, linear, plateau)")
-    factor: float = Field(0.5, gt=0, lt=1, description="plateau: what the rate is multiplied with")
-    patience: int = Field(2, ge=0, description="plateau: validations without progress before it is")
+    """Learning rate schedule."""
+
+    kind: Literal["constant", "inverse_sqrt", "cosine", "linear", "plateau"] = Field(
+        "inverse_sqrt", description="Shape of the schedule after the warm-up."
+    )
+    warmup: int = Field(400, ge=0, description="Updates of linear warm-up.")
+    floor: Fraction = Field(0.0, description="Lowest share of the learning rate (cosine, linear, plateau).")
+    factor: float = Field(0.5, gt=0, lt=1, description="plateau: factor on the learning rate.")
+    patience: int = Field(2, ge=0, description="plateau: validations without improvement before the rate is reduced.")
 
 
 class TrainingRecipe(Section):
-    steps: Positive = Field(10_000, description="most updates")
-    minutes: float | None = Field(None, gt=0, description="most minutes; whichever of the two ends first")
+    """Training loop."""
+
+    steps: Positive = Field(10_000, description="Maximal number of updates.")
+    minutes: float | None = Field(None, gt=0, description="Maximal training time; the first of the two limits holds.")
     batch_tokens: Positive | Literal["auto"] = Field(
-        4096, description="source + target tokens in one update, over all processes; auto: as many as fit the GPU"
+        4096,
+        description="Source and target tokens per update, over all processes; `auto`: as many as fit the GPU.",
     )
-    accumulate: Positive = Field(
-        1, description="micro-batches that one update is computed in; the gradient is the same"
-    )
-    bucket_batches: Positive = Field(100, description="batches whose examples are sorted by length together")
+    accumulate: Positive = Field(1, description="Micro-batches per update; the gradient is that of the whole batch.")
+    bucket_batches: Positive = Field(100, description="Number of batches whose examples are sorted by length together.")
     packing: bool | Literal["auto"] = Field(
         "auto",
-        description="several pairs in a row of a batch, so that little is padding; auto: where passes are recorded",
+        description="Pack several pairs into a row of a batch, with little padding; `auto`: on a GPU with CUDA graphs.",
     )
     objective: dict[str, Any] = Field(
-        {"kind": "cross_entropy"}, description="what is made small: `{kind: ..., option: ...}`"
+        {"kind": "cross_entropy"}, description="Training objective, `{kind: ..., option: ...}`."
     )
     freeze: Names = Field(
-        (), description="weights that are not trained, by the beginning of their name (encoder, decoder.embedding) or *"
+        (), description="Weights that are not trained, by prefix of their name (encoder, decoder.embedding), or with *."
     )
     unfreeze: Positive | None = Field(
         None,
-        description="updates after which the next layer from the top begins to train; left out: all from the first",
+        description="Updates between the unfreezing of one layer and the next, from the top; null: all train at once.",
     )
-    layer_decay: float = Field(1.0, gt=0, le=1, description="rate of each layer relative to the one above it")
+    layer_decay: float = Field(
+        1.0, gt=0, le=1, description="Factor on the learning rate from each layer to the one below it."
+    )
     adapters: AdaptersRecipe | None = Field(
-        None, description="train these beside the weights of `init.model`, which stay as they are"
+        None, description="Train low-rank adapters of `init.model`, whose weights stay frozen."
     )
-    optimiser: OptimiserRecipe = OptimiserRecipe()
-    schedule: ScheduleRecipe = ScheduleRecipe()
-    clip: float | None = Field(1.0, gt=0, description="largest gradient norm")
-    precision: Literal["fp32", "bf16"] = "fp32"
-    compile: bool = False
-    cuda_graphs: bool = Field(True, description="replay the passes over batches as recorded graphs, on a GPU")
+    optimiser: OptimiserRecipe = Field(OptimiserRecipe(), description="Optimiser.")
+    schedule: ScheduleRecipe = Field(ScheduleRecipe(), description="Learning rate schedule.")
+    clip: float | None = Field(1.0, gt=0, description="Maximal gradient norm; null: no clipping.")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="Precision of the forward and backward pass.")
+    compile: bool = Field(False, description="Compile the model with torch.compile.")
+    cuda_graphs: bool = Field(True, description="Capture forward and backward passes as CUDA graphs on a GPU.")
     gradient_checkpointing: bool = Field(
-        False, description="keep only what enters each Transformer block, and compute the rest again: less memory"
+        False, description="Recompute the activations of Transformer layers in the backward pass to save memory."
     )
-    ema: Fraction = Field(0.0, description="decay of the moving average of the weights; 0: off")
-    average_checkpoints: Positive = Field(1, description="mean of the weights at the last n checkpoints")
-    checkpoint_every: Positive = 500
-    keep: Positive = Field(3, description="checkpoints kept besides the best one")
-    validate_every: Positive = 500
-    validate_examples: Positive = Field(500, description="most development pairs generated for at each validation")
-    monitor: str = Field("loss", description="what is watched on the development set: loss, or a metric by name")
-    patience: Positive | None = Field(5, description="validations without progress before training stops")
-    log_every: Positive = 10
-    max_nonfinite: Positive = Field(5, description="non-finite updates in a row after which training stops")
-    seed: int = 1
-    deterministic: bool = Field(False, description="refuse operations whose result may differ between runs")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
-    tensorboard: bool = False
+    ema: Fraction = Field(0.0, description="Decay of the exponential moving average of the weights; 0: off.")
+    average_checkpoints: Positive = Field(1, description="Final weights are the mean of the last n checkpoints.")
+    checkpoint_every: Positive = Field(500, description="Updates between checkpoints.")
+    keep: Positive = Field(3, description="Number of checkpoints kept besides the best one.")
+    validate_every: Positive = Field(500, description="Updates between validations.")
+    validate_examples: Positive = Field(500, description="Maximal number of development pairs decoded per validation.")
+    monitor: str = Field("loss", description="Development score for early stopping: loss, or the name of a metric.")
+    patience: Positive | None = Field(
+        5, description="Validations without improvement before training stops; null: no early stopping."
+    )
+    log_every: Positive = Field(10, description="Updates between log entries.")
+    max_nonfinite: Positive = Field(5, description="Training stops after this number of non-finite updates in a row.")
+    seed: int = Field(1, description="Seed of initialisation, data order and dropout.")
+    deterministic: bool = Field(False, description="Refuse operations whose result may differ between runs.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1 or mps.")
+    tensorboard: bool = Field(False, description="Write TensorBoard event files.")
 
     @property
     def budget(self) -> int:
-        """`batch_tokens`, once it is a number: see experiment/budget.py."""
-        assert self.batch_tokens != "auto", "how many fit was not found out yet"
+        """`batch_tokens` once it is a number: training/batch_size.py replaces `auto`."""
+        assert self.batch_tokens != "auto", "batch_tokens: auto was not resolved yet"
         return self.batch_tokens

@@ -63,7 +63,7 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
     number = 0
     for number, row in rows:
         try:
-            yield _located(parse(row, file, number), corpus.reads, folder)
+            yield _located(parse(row, file, number), corpus.modalities, folder)
         except UnreadableError as bad:
             if invalid == "error":
                 remedy = bad.remedy or "correct the line, or set `data.invalid=drop` to drop and count such lines"
@@ -217,7 +217,7 @@ def file_fingerprint(corpus: Corpus, invalid: Invalid) -> str:
     """SHA-256 of which files the sources of a corpus name, how large they are and when they were written."""
     digest, known = hashlib.sha256(), set[str]()
     for example in read_corpus(corpus, invalid):
-        for part, kind in zip(example.source.split("\t"), corpus.reads, strict=False):
+        for part, kind in zip(example.source.split("\t"), corpus.modalities, strict=False):
             if kind != TEXT and part not in known:
                 known.add(part)
                 try:

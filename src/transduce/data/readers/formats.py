@@ -75,7 +75,7 @@ def corpus_format(corpus: Corpus) -> Format:
 
 def names_files(corpus: Corpus) -> bool:
     """Whether a source, or a part of it, is no text but the name of a file."""
-    return any(kind != "text" for kind in corpus.reads)
+    return any(kind != "text" for kind in corpus.modalities)
 
 
 def decode(raw: bytes) -> str:
