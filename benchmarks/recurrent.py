@@ -53,11 +53,11 @@ class Loop(nn.Module):
         state = [list(layer) for layer in decoder._first(memory)]
         gold = batch.labels.values.masked_fill(~batch.labels.mask, -100)
         tokens = decoder.embedding(batch.decoder_inputs.values)  # B T D
-        keys, total, outputs = score.memory(memory.values), tokens.new_zeros(()), []
+        keys, total, outputs = score.k_proj(memory.values), tokens.new_zeros(()), []
         for step in range(gold.size(1)):
             if not self.careful:
-                keys = score.memory(memory.values)  # B S D
-            energy = score.vector(torch.tanh(score.query(state[-1][0])[:, None] + keys)).squeeze(-1)  # B S
+                keys = score.k_proj(memory.values)  # B S D
+            energy = score.energy_proj(torch.tanh(score.q_proj(state[-1][0])[:, None] + keys)).squeeze(-1)  # B S
             weights = energy.masked_fill(~memory.mask, -torch.inf).softmax(-1)
             context = (weights[:, None] @ memory.values).squeeze(1)  # B D
             values = torch.cat((tokens[:, step], context), -1)

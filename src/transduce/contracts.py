@@ -90,7 +90,9 @@ class Encoder(nn.Module, ABC):
 
     width: int  # D of the memory it gives
     capturable: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
-    apart: bool = False  # True: the first half of a row knows nothing of what follows it, the second of what precedes
+    separate_directions: bool = (
+        False  # True: the first half of a row knows nothing of what follows it, the second of what precedes
+    )
     embedding: FrontEnd  # what makes vectors of the source
 
     @abstractmethod
@@ -132,11 +134,13 @@ class TopKRequest:
 class Decoder(nn.Module, ABC):
     """Turns a memory into scores for target tokens, one call for all tokens or one call a token."""
 
-    carries: bool = False  # True: its state neither grows nor counts places, so it can go on over any length of text
-    lists: bool = False  # True: where it proposes, it can be asked for the best of each source's own list
+    constant_state: bool = (
+        False  # True: its state neither grows nor counts places, so it can go on over any length of text
+    )
+    supports_shortlists: bool = False  # True: where it proposes, it can be asked for the best of each source's own list
 
     @property
-    def attends(self) -> tuple[int, int]:
+    def attention_shape(self) -> tuple[int, int]:
         """Layers and heads of the attention over the memory that a step can tell; (0, 0): there is none."""
         return 0, 0
 
@@ -187,11 +191,13 @@ class Decoder(nn.Module, ABC):
 class Head(nn.Module, ABC):
     """Turns an encoder alone into a classifier or tagger. Built as `Head(width, labels)`."""
 
-    per: Literal["line", "word", "token", "path"] = "line"  # what has a label: all of the source, each of its parts,
+    label_unit: Literal["line", "word", "token", "path"] = (
+        "line"  # what has a label: all of the source, each of its parts,
+    )
     # or as many of its rows as a text needs
-    reads: str = "mask_tokens"  # per token: the noise of the text that it reads
-    apart: bool = False  # True: it needs an encoder that keeps the two directions apart
-    vector: bool = False  # True: no labels at all but one vector for the source, B D
+    input_noise: str = "mask_tokens"  # per token: the noise of the text that it reads
+    needs_separate_directions: bool = False  # True: it needs an encoder that keeps the two directions apart
+    is_embedding: bool = False  # True: no labels at all but one vector for the source, B D
 
     @abstractmethod
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
@@ -205,13 +211,13 @@ class AttentionPart(nn.Module, ABC):
     a recurrent decoder carry it; Attend refuses such a part everywhere else.
     """
 
-    remembers: bool = False
+    stateful: bool = False
 
     def start(self, mask: Tensor) -> Tree:
         """What is remembered before the first step: mask (B S) of the memory -> tensors with B rows."""
         return {}
 
-    def remember(self, past: Tree, weights: Tensor) -> Tree:
+    def update(self, past: Tree, weights: Tensor) -> Tree:
         """What is remembered after a step whose weights (R S) are these."""
         return past
 
@@ -229,7 +235,7 @@ class AttentionScore(AttentionPart):
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """query (... T Q), keys (... S K) -> scores (... T S)."""
 
-    def recall(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
+    def stateful_forward(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
         """The same for one step of hypotheses that have a past each: query (B N Q), keys (B S K), past (B N ...)."""
         return self.forward(query, keys)
 
@@ -242,13 +248,13 @@ class Normaliser(AttentionPart):
     """Scores to weights that sum to 1 over the visible rows. Built as `Normaliser()`."""
 
     fusible: bool = False  # True for softmax, which fused kernels compute
-    detached: bool = False  # True: reading passes no gradient on; the weights told carry one of their own (see Drawn)
+    stochastic: bool = False  # True: reading passes no gradient on; the weights told carry one of their own (see Drawn)
 
     @abstractmethod
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """scores (... T S), mask broadcastable to it -> weights (... T S), 0 where the mask is False."""
 
-    def recall(self, scores: Tensor, mask: Tensor | None, past: Tree) -> Tensor:
+    def stateful_forward(self, scores: Tensor, mask: Tensor | None, past: Tree) -> Tensor:
         """The same for one step of hypotheses that have a past each: scores (B N S), past (B N ...)."""
         return self.forward(scores, mask)
 
@@ -285,7 +291,7 @@ class PositionEncoding(nn.Module):
         """Into the embeddings (R T D)."""
         return values
 
-    def turn(self, heads: Tensor, positions: Tensor) -> Tensor:
+    def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
         """Into queries and keys (R H T K)."""
         return heads
 
@@ -312,19 +318,21 @@ class ContextMechanism(nn.Module, ABC):
 
     feed_width: int = 0
     output_width: int
-    attends: bool = False  # True: `Read.weights` are there when asked for
+    has_attention: bool = False  # True: `Read.weights` are there when asked for
     stepwise: bool = False  # True: what is fed depends on the step before, so tokens go one at a time
 
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """(fixed, past): what depends on the memory alone, and the reader's own first past."""
         return {}, {}
 
-    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput | None:
+    def step_input(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput | None:
         """hidden (R D) before these steps -> what to feed (R T F), or None for nothing."""
         return None
 
     @abstractmethod
-    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
+    def step_output(
+        self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool
+    ) -> ContextOutput:
         """hidden (R T D) of these steps -> output (R T O)."""
 
 
@@ -418,7 +426,7 @@ class TextMetric(Metric):
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredText:
     """How probable a model holds a given text, and how much text that is.
 
     Words are runs of other characters than white space, each counted where it begins. The closing </s> is a token
@@ -435,22 +443,22 @@ class ScoreMetric(Metric):
     """Reads how probable the right text is to a model: an evaluation with one of these scores, teacher forced."""
 
     @abstractmethod
-    def statistics(self, scored: Sequence[Scored]) -> np.ndarray:
+    def statistics(self, scored: Sequence[ScoredText]) -> np.ndarray:
         """One row of numbers for each line, or for each passage of a running text."""
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedCorpus:
     """The vectors of queries and documents, and which documents answer which query: at least one."""
 
     queries: np.ndarray  # Q D
     documents: np.ndarray  # M D, each text once
-    right: Sequence[Sequence[int]]  # for each query, rows of documents
+    relevant: Sequence[Sequence[int]]  # for each query, rows of documents
 
 
 class VectorMetric(Metric):
     """Reads vectors, those of sources and of targets: an evaluation with one of these embeds."""
 
     @abstractmethod
-    def statistics(self, embedded: Embedded) -> np.ndarray:
+    def statistics(self, embedded: EmbeddedCorpus) -> np.ndarray:
         """One row of numbers for each query."""

@@ -67,7 +67,7 @@ class TokenHead(Head):
 class Tagger(TokenHead):
     """one label for each word, from the row where it begins"""
 
-    per = "word"
+    label_unit = "word"
 
 
 class MaskedLMHead(Head):
@@ -76,8 +76,8 @@ class MaskedLMHead(Head):
     logits_t = W LayerNorm(gelu(W_1 h_t)) + b; with `model.tie: target`, W is the source embedding.
     """
 
-    per = "token"
-    reads = "mask_tokens"
+    label_unit = "token"
+    input_noise = "mask_tokens"
 
     def __init__(
         self, width: int, labels: int, *, dropout: Rate = 0.1, norm_eps: Annotated[float, Gt(0)] = 1e-5
@@ -102,9 +102,9 @@ class BiLMHead(Head):
     directions; there each must foretell the token alone, here they share the work.
     """
 
-    per = "token"
-    reads = "nothing"
-    apart = True
+    label_unit = "token"
+    input_noise = "nothing"
+    needs_separate_directions = True
 
     def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
         super().__init__()
@@ -125,13 +125,13 @@ class BiLMHead(Head):
 class CTCHead(TokenHead):
     """what each row says, or a blank: all paths that spell a text make it probable (CTC, Graves 2006)"""
 
-    per = "path"
+    label_unit = "path"
 
 
 class EmbeddingHead(Head):
     """one vector for the whole input, from its pooled rows: close where meanings are close"""
 
-    vector = True
+    is_embedding = True
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class Transducer(nn.Module, ABC):
         return False
 
     @property
-    def carries(self) -> bool:
+    def constant_state(self) -> bool:
         """Whether its state can go on over any length of text: see `contracts.Decoder`."""
         return False
 
@@ -74,8 +74,8 @@ class DecoderModel(Transducer):
     decoder: Decoder
 
     @property
-    def carries(self) -> bool:
-        return self.decoder.carries
+    def constant_state(self) -> bool:
+        return self.decoder.constant_state
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False

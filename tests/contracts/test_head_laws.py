@@ -25,16 +25,18 @@ CASES = [
     (encoder, {"kind": head, **({"pooling": pooling} if head == "classifier" else {})})
     for encoder in ENCODERS
     for head, part in HEADS.items()
-    if not part.vector and part.per != "path" and (ENCODERS[encoder].apart or not part.apart)
+    if not part.is_embedding
+    and part.label_unit != "path"
+    and (ENCODERS[encoder].separate_directions or not part.needs_separate_directions)
     for pooling in (get_args(Pooling) if head == "classifier" else ("",))
 ]
 
 
 def recipe(encoder: str, head: dict) -> dict:
     part = HEADS[head["kind"]]
-    target = "labels" if part.per == "line" else "words"
+    target = "labels" if part.label_unit == "line" else "words"
     return {
-        "data": {"format": "text", "noise": {"kind": part.reads}} if part.per == "token" else {},
+        "data": {"format": "text", "noise": {"kind": part.input_noise}} if part.label_unit == "token" else {},
         "tokens": {"source": {"kind": "words"}, "target": {"kind": target}},
         "model": {"encoder": SMALL[encoder], "head": head},
     }

@@ -127,7 +127,7 @@ def test_a_step_tells_what_the_output_layer_read(model, batch):
     said = inner.advance(batch.decoder_inputs.values, model.start(batch)).logits
     assert_close(inner.output(step.hidden), said, **CLOSE)
     cross = model(batch, with_attention=True).attention.cross
-    assert decoder.attends == ((0, 0) if cross is None else cross.shape[1:3])
+    assert decoder.attention_shape == ((0, 0) if cross is None else cross.shape[1:3])
 
 
 def test_rows_of_a_memory_tell_their_tokens(model, batch):

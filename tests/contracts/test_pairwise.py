@@ -28,10 +28,10 @@ from transduce.recipe import Recipe, parse
 Row = tuple[str | None, ...]  # one value a place; None where the model has no such place
 Pair = tuple[tuple[int, str], tuple[int, str]]
 PLACES = ("encoder", "decoder", "context", "score", "normaliser", "position", "copy", "share")
-ATTENDING = [name for name, part in CONTEXT_MECHANISMS.items() if part.attends]
+ATTENDING = [name for name, part in CONTEXT_MECHANISMS.items() if part.has_attention]
 PLACED = ("convolutional", "transformer")  # encoders and decoders that have positions
 EMBEDDED = ("none", "sinusoidal", "learned")  # positions that need no self-attention
-REMEMBERING = [name for name, part in SCORES.items() if part.remembers]
+REMEMBERING = [name for name, part in SCORES.items() if part.stateful]
 
 
 def rows() -> Iterator[Row]:

@@ -25,7 +25,7 @@ CASES = [
     (encoder, {"kind": head, **options})
     for encoder in ENCODERS
     for head, part in HEADS.items()
-    if part.vector
+    if part.is_embedding
     for options in (OPTIONS if head == "embedder" else ({},))
 ]
 

@@ -14,7 +14,7 @@ from run_fixtures import RECURRENT, call
 
 import transduce
 from transduce.autoconfig import recipe_for
-from transduce.contracts import Scored
+from transduce.contracts import ScoredText
 from transduce.data.readers.corpus import text_chunks
 from transduce.data.tokenizers.running_text import count_text
 from transduce.errors import InputError
@@ -202,7 +202,7 @@ def test_perplexity_of_pairs_is_teacher_forced(tmp_path: Path) -> None:
 
 
 def test_measures_of_probability() -> None:
-    scored = [Scored(-6.0, 3, 2, 8), Scored(-10.0, 5, 3, 12)]
+    scored = [ScoredText(-6.0, 3, 2, 8), ScoredText(-10.0, 5, 3, 12)]
     values = {"perplexity": math.exp(2), "word_perplexity": math.exp(16 / 5), "character_perplexity": math.exp(0.8)}
     values["bits_per_character"] = 0.8 / math.log(2)
     result = evaluate(SystemOutput(scored=scored), [["x"], ["y"]], None, list(values), 10)

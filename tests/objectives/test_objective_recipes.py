@@ -55,7 +55,7 @@ def teacher(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRe
 def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
     objective = {"kind": kind} | ({"teacher": str(teacher.run.folder)} if kind == "distillation" else {})
     wanted = recipe(pairs, objective)
-    if OBJECTIVES[kind].vectors:
+    if OBJECTIVES[kind].uses_embeddings:
         wanted["tokens"]["shared"] = True
         wanted["model"] = {"encoder": PART, "head": {"kind": "embedder"}}
         wanted["evaluation"]["metrics"] = ["recall@1"]

@@ -92,7 +92,7 @@ SPELT: dict[str, dict[str, Any]] = {"ctc": {"head": {"kind": "ctc", "dropout": 0
 
 
 # Those over tokens; where rows are compared with each other, the sum depends on who is there.
-@pytest.mark.parametrize("name", sorted(name for name, one in OBJECTIVES.items() if not one.vectors))
+@pytest.mark.parametrize("name", sorted(name for name, one in OBJECTIVES.items() if not one.uses_embeddings))
 def test_every_objective_is_a_sum_over_rows(name: str) -> None:
     """The contract that lets slices, processes and retries add up."""
     parts = [built("recurrent")] if name == "distillation" else []

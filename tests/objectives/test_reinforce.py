@@ -106,7 +106,7 @@ def test_the_mean_is_the_gradient_of_the_expected_loss(context, monkeypatch):
     assert exact.norm() > 0.1
     # A baseline, whatever it says, changes nothing in the mean; one that has learned lowers the variance.
     objective = Reinforce(entropy=0.0)
-    baseline = objective.beside(6)
+    baseline = objective.auxiliary_module(6)
     torch.nn.init.normal_(baseline.weight)
     _, other, _ = means(model, objective, monkeypatch)
     assert_close(other, exact, rtol=1e-4, atol=1e-5)
@@ -268,7 +268,7 @@ def learn(weight: float, entropy: float, steps: int = 400) -> float:
     model = build_model(complete_recipe(recipe).model, SIZE, SIZE)
     model.encoder.register_forward_hook(lambda *a: replace(a[-1], summary=torch.zeros_like(a[-1].summary)))
     objective = Reinforce(weight=weight, entropy=entropy)
-    model.beside = objective.beside(32)
+    model.beside = objective.auxiliary_module(32)
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=steps, pct_start=0.1)
     for _ in range(steps):

@@ -21,7 +21,7 @@ from transduce.training.trainer import train
 
 def rates(steps: int, **options: object) -> list[float]:
     objective = ScheduledSampling(**options)  # type: ignore[arg-type]
-    return [objective.at(step, steps).rate for step in range(1, steps + 1)]
+    return [objective.at_step(step, steps).rate for step in range(1, steps + 1)]
 
 
 def test_linear_growth() -> None:
@@ -42,7 +42,7 @@ def test_the_inverse_sigmoid_is_the_papers(steps: int, over: float) -> None:
     for step in (1, steps // 3, steps // 2, steps):
         power = step / k
         expected = 1 - k / (k + math.exp(power)) if power < 600 else 1.0
-        assert objective.at(step, steps).rate == pytest.approx(expected, abs=1e-6)
+        assert objective.at_step(step, steps).rate == pytest.approx(expected, abs=1e-6)
 
 
 @given(st.sampled_from(["linear", "sigmoid"]), st.integers(1, 300), st.floats(0, 1), st.floats(0.05, 1))
@@ -58,7 +58,7 @@ class Diary(CrossEntropy):
         super().__init__()
         self.told: list[tuple[int, int]] = []
 
-    def at(self, step: int, steps: int) -> Objective:
+    def at_step(self, step: int, steps: int) -> Objective:
         self.told.append((step, steps))
         return Other()
 

@@ -42,13 +42,13 @@ def test_monotonic_attention_by_hand():
         mask = (torch.arange(7) < length).expand(2, 3, 7)
         scores, before = double(2, 3, 7), torch.rand(2, 3, 7, dtype=torch.double) * mask
         before /= before.sum(-1, keepdim=True)
-        weights = normaliser.recall(scores, mask, {"stops": before})
+        weights = normaliser.stateful_forward(scores, mask, {"stops": before})
         for row in itertools.product(range(2), range(3)):
             energies = (scores[row] - 0.5).tolist()
             expected = _monotonic_by_hand(energies, mask[row].tolist(), before[row].tolist())
             assert_close(weights[row], torch.tensor(expected, dtype=torch.double))
         told = (scores, before.requires_grad_())
-        assert torch.autograd.gradcheck(lambda s, b, m=mask: normaliser.recall(s, m, {"stops": b}), told)
+        assert torch.autograd.gradcheck(lambda s, b, m=mask: normaliser.stateful_forward(s, m, {"stops": b}), told)
 
 
 def test_monotonic_attention_is_hard_after_training():
@@ -59,12 +59,12 @@ def test_monotonic_attention_is_hard_after_training():
     places = torch.zeros(3, 4)
     for _ in range(6):
         scores = torch.where(torch.rand(3, 4, 8) < 0.3, 1000.0, -1000.0)
-        weights = normaliser.eval().recall(scores, mask, hard)
-        assert_close(normaliser.train().recall(scores, mask, soft), weights)
+        weights = normaliser.eval().stateful_forward(scores, mask, hard)
+        assert_close(normaliser.train().stateful_forward(scores, mask, soft), weights)
         assert ((weights == 0) | (weights == 1)).all()
         assert (weights.argmax(-1) >= places).all()
         places = weights.argmax(-1)
-        hard, soft = normaliser.remember(hard, weights), normaliser.remember(soft, weights)
+        hard, soft = normaliser.update(hard, weights), normaliser.update(soft, weights)
     assert places[0].sum() > 0
 
 
@@ -74,10 +74,10 @@ def test_coverage_adds_up_and_enters_the_score():
     past = score.start(mask)
     steps = torch.rand(4, 2, 5)
     for weights in steps:
-        past = score.remember(past, weights)
+        past = score.update(past, weights)
     assert_close(past["sum"], steps.sum(0))
     covered = torch.rand(2, 3, 5)
-    found = score.recall(query, score.keys(memory), {"sum": covered})
+    found = score.stateful_forward(query, score.keys(memory), {"sum": covered})
     for b, t, s in itertools.product(range(2), range(3), range(5)):
         inner = (
             score.q_proj(query[b, t]) + score.k_proj(memory[b, s]) + score.coverage_proj.weight[:, 0] * covered[b, t, s]
@@ -88,7 +88,7 @@ def test_coverage_adds_up_and_enters_the_score():
 def test_location_filters_the_weights_before():
     score = Location(4, 6, filters=3, radius=2)
     query, memory, before = torch.randn(2, 3, 4), torch.randn(2, 5, 6), torch.rand(2, 3, 5)
-    found = score.recall(query, score.keys(memory), {"weights": before})
+    found = score.stateful_forward(query, score.keys(memory), {"weights": before})
     for b, t, s in itertools.product(range(2), range(3), range(5)):
         near = [before[b, t, s + shift] if 0 <= s + shift < 5 else torch.tensor(0.0) for shift in range(-2, 3)]
         features = score.location_conv.weight[:, 0] @ torch.stack(near)
@@ -104,7 +104,9 @@ def test_a_score_without_a_past_is_the_plain_one(kind):
     (past,) = score.start(torch.ones(2, 5, dtype=torch.bool)).items()
     expected = plain(query, plain.keys(memory))
     assert_close(score(query, score.keys(memory)), expected)
-    assert_close(score.recall(query, score.keys(memory), {past[0]: past[1][:, None].expand(-1, 3, -1)}), expected)
+    assert_close(
+        score.stateful_forward(query, score.keys(memory), {past[0]: past[1][:, None].expand(-1, 3, -1)}), expected
+    )
 
 
 def test_predicted_window_is_a_gaussian_within_reach():
@@ -141,7 +143,7 @@ def test_monotonic_window_walks_on():
     for _ in range(5):
         at_once = {"steps": past["steps"][:, None]}  # B N 1
         seen.append(window(torch.zeros(2, 1, 4), mask[:, None], at_once).mask[:, 0])
-        past = window.remember(past, mask.float())
+        past = window.update(past, mask.float())
     found = [["".join("x" if row else "." for row in rows.tolist()) for rows in step] for step in seen]
     assert [one[0] for one in found] == ["xx....", "xxx...", ".xxx..", "..xxx.", "...xxx"]
     assert [one[1] for one in found] == ["xx....", "xxx...", ".xx...", ".xx...", ".xx..."]

@@ -19,8 +19,8 @@ from transduce.attention.scores import SCORES
 from transduce.errors import InputError
 
 SMOOTH = ("softmax", "sparsemax", "entmax")
-PLAIN_SCORES = [kind for kind, part in SCORES.items() if not part.remembers]
-PLAIN_NORMALISERS = [kind for kind, part in NORMALISERS.items() if not part.remembers]
+PLAIN_SCORES = [kind for kind, part in SCORES.items() if not part.stateful]
+PLAIN_NORMALISERS = [kind for kind, part in NORMALISERS.items() if not part.stateful]
 
 
 def double(*shape: int) -> torch.Tensor:
@@ -32,10 +32,10 @@ def test_score_gradients(kind):
     score = SCORES[kind](4, 4).double()
     query, memory = double(2, 3, 4), double(2, 5, 4)
     assert torch.autograd.gradcheck(lambda q, m: score(q, score.keys(m)), (query, memory))
-    if score.remembers:
+    if score.stateful:
         (name,) = score.start(torch.ones(2, 5, dtype=torch.bool))
         told = (query, memory, torch.rand(2, 3, 5, dtype=torch.double, requires_grad=True))
-        assert torch.autograd.gradcheck(lambda q, m, past: score.recall(q, score.keys(m), {name: past}), told)
+        assert torch.autograd.gradcheck(lambda q, m, past: score.stateful_forward(q, score.keys(m), {name: past}), told)
 
 
 @pytest.mark.parametrize("kind", SMOOTH)
@@ -174,7 +174,7 @@ def test_positions_can_tell_order(kind, causal):
     def scores(order: list[int]) -> torch.Tensor:
         places = torch.arange(5)[None]
         rows = position.add(values[:, order], places)
-        heads = position.turn(rows.unflatten(-1, (2, 4)).transpose(1, 2), places)
+        heads = position.rotate(rows.unflatten(-1, (2, 4)).transpose(1, 2), places)
         bias = position.bias(heads, places, places)
         raw = heads @ heads.transpose(-1, -2)
         raw = raw if bias is None else raw + bias
@@ -193,7 +193,7 @@ def test_relative_positions_depend_on_distance_alone(kind):
     def scores(shift: int) -> torch.Tensor:
         places = torch.arange(5)[None] + shift
         bias = position.bias(query, places, places)
-        raw = position.turn(query, places) @ position.turn(key, places).transpose(-1, -2)
+        raw = position.rotate(query, places) @ position.rotate(key, places).transpose(-1, -2)
         return raw if bias is None else raw + bias
 
     assert_close(scores(0), scores(100), rtol=1e-3, atol=1e-4)

@@ -49,7 +49,7 @@ def test_score(kind):
             self.score = score
 
         def forward(self, query, memory, *told):
-            return self.score.recall(query, self.score.keys(memory), dict(zip(past, told, strict=True)))
+            return self.score.stateful_forward(query, self.score.keys(memory), dict(zip(past, told, strict=True)))
 
     def run(query, memory, *rest):
         told, chosen = rest[: len(past)], rest[len(past) :]
@@ -57,7 +57,7 @@ def test_score(kind):
         return functional_call(Whole(), replaced, (query, memory, *told))
 
     assert torch.autograd.gradcheck(run, (query, memory, *past.values(), *weights))
-    assert score.remembers == bool(past)
+    assert score.stateful == bool(past)
 
 
 @pytest.mark.parametrize("mask", [None, MASK])
@@ -125,13 +125,13 @@ def test_walking(kind):
 
         def forward(self, scores, past):
             torch.manual_seed(11)
-            return self.part.recall(scores, MASK, {name: past})
+            return self.part.stateful_forward(scores, MASK, {name: past})
 
     def run(scores, past, weight):
         return functional_call(Recall(), {f"part.{own}": weight}, (scores, past))
 
     assert torch.autograd.gradcheck(run, (double(2, 3, 5), before, double()))
-    after = normaliser.eval().recall(double(2, 3, 5), MASK, {name: before.detach()})
+    after = normaliser.eval().stateful_forward(double(2, 3, 5), MASK, {name: before.detach()})
     assert not after.requires_grad or torch.autograd.grad(after.sum(), before, allow_unused=True)[0] is None
 
 

@@ -66,7 +66,7 @@ def test_what_knows_the_order_shows_it(context, part):
 
 
 @pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ("monotonic", "sampled")])
-@pytest.mark.parametrize("score", [kind for kind, part in SCORES.items() if not part.remembers])
+@pytest.mark.parametrize("score", [kind for kind, part in SCORES.items() if not part.stateful])
 @pytest.mark.parametrize("kind", [kind for kind in DECODERS if kind != "recurrent"])
 def test_cross_attention(kind, score, normaliser):
     heads = {"heads": 2, "layers": 2, "score": score, "normaliser": normaliser}

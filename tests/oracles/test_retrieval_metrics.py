@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from transduce.contracts import Embedded
+from transduce.contracts import EmbeddedCorpus
 from transduce.evaluation.retrieval_metrics import RecallAt1, RecallAt10, ReciprocalRank, Spearman, ranks
 from transduce.evaluation.significance import bootstrap_interval
 
@@ -33,7 +33,7 @@ def test_recall_and_reciprocal_rank_equal_brute_force(queries: int, documents: i
     for row, answers in enumerate(right):
         order = sorted(range(documents), key=lambda one: -cosine(asked[row], found[one]))
         places.append(1 + min(map(order.index, answers)))  # among the right ones only the first counts
-    embedded = Embedded(asked, found, right)
+    embedded = EmbeddedCorpus(asked, found, right)
     for metric, direct in (
         (RecallAt1(), [float(place <= 1) for place in places]),
         (RecallAt10(), [float(place <= 10) for place in places]),
@@ -45,7 +45,7 @@ def test_recall_and_reciprocal_rank_equal_brute_force(queries: int, documents: i
 
 
 def test_identical_vectors_score_at_chance_level() -> None:
-    same = Embedded(np.ones((40, 3)), np.ones((40, 3)), [[row] for row in range(40)])
+    same = EmbeddedCorpus(np.ones((40, 3)), np.ones((40, 3)), [[row] for row in range(40)])
     for metric, chance in (
         (RecallAt1(), 1 / 40),
         (RecallAt10(), 10 / 40),

@@ -71,7 +71,7 @@ CONVOLUTIONS = (
     {"heads": 2, "score": "mlp", "normaliser": "sparsemax"},  # the decoder's alone
 )
 SCORED_READERS = ("bahdanau", "luong")
-READERS_ONLY = [name for name, part in NORMALISERS.items() if part.remembers or part.detached]
+READERS_ONLY = [name for name, part in NORMALISERS.items() if part.stateful or part.stochastic]
 
 
 def _cases() -> dict[str, dict]:
@@ -106,12 +106,12 @@ def _cases() -> dict[str, dict]:
     for row, score in enumerate(SCORES):
         for column, normaliser in enumerate(NORMALISERS):  # every pair of score, normaliser and place
             part = {"score": score, "normaliser": normaliser}
-            place = (row + column) % (2 if SCORES[score].remembers or normaliser in READERS_ONLY else 3)
+            place = (row + column) % (2 if SCORES[score].stateful or normaliser in READERS_ONLY else 3)
             if place < 2:
                 add(base_encoder, {**base_decoder, "context": {"kind": SCORED_READERS[place], **part}})
             else:
                 add(base_encoder, {**SMALL["transformer"], **part})
-        if not SCORES[score].remembers:
+        if not SCORES[score].stateful:
             add({**SMALL["transformer"], "score": score}, base_decoder)
     for normaliser in NORMALISERS:
         if normaliser not in READERS_ONLY:

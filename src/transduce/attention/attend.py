@@ -24,14 +24,14 @@ class Attend(nn.Module):
         self, score: AttentionScore, normaliser: Normaliser, dropout: float = 0.0, *, carries_past: bool = False
     ) -> None:
         super().__init__()
-        self.remembers = score.remembers or normaliser.remembers
-        if self.remembers and not carries_past:
-            part = type(score if score.remembers else normaliser).__name__.lower()
+        self.stateful = score.stateful or normaliser.stateful
+        if self.stateful and not carries_past:
+            part = type(score if score.stateful else normaliser).__name__.lower()
             raise InputError(
                 f"{part} attention remembers where it looked before, which only a recurrent decoder carries along",
                 remedy=f"choose another score or normaliser, or use {part} in the context of a recurrent decoder",
             )
-        if normaliser.detached and not carries_past:
+        if normaliser.stochastic and not carries_past:
             raise InputError(
                 "drawn attention learns from the weights it tells, which are lost here",
                 remedy="use it in the context of a recurrent decoder, or choose another normaliser",
@@ -66,7 +66,7 @@ class Attend(nn.Module):
 
     def plain(self, weights: Tensor) -> Tensor:
         """Weights as they are used, whatever gradient they carry for others."""
-        return weights.detach() if self.normaliser.detached else weights
+        return weights.detach() if self.normaliser.stochastic else weights
 
     def entropy(
         self,
@@ -77,12 +77,12 @@ class Attend(nn.Module):
         past: dict[str, Tree] | None = None,  # where parts remember
     ) -> Tensor | None:
         """Of what rows are drawn from, computed beside the draw; None where none are drawn."""
-        if not self.normaliser.detached:
+        if not self.normaliser.stochastic:
             return None
-        scores = self.score(query, keys) if past is None else self.score.recall(query, keys, past["score"])
+        scores = self.score(query, keys) if past is None else self.score.stateful_forward(query, keys, past["score"])
         return self.normaliser.entropy(scores if bias is None else scores + bias, mask)
 
-    def recall(
+    def stateful_forward(
         self,
         query: Tensor,  # B N Q: one step of each hypothesis
         keys: Tensor,  # B S K
@@ -91,8 +91,8 @@ class Attend(nn.Module):
         bias: Tensor | None,
         past: dict[str, Tree],  # B N ...: what the score and the normaliser remember
     ) -> tuple[Tensor, Tensor]:
-        scores = self.score.recall(query, keys, past["score"])
-        weights = self.normaliser.recall(scores if bias is None else scores + bias, mask, past["normaliser"])
+        scores = self.score.stateful_forward(query, keys, past["score"])
+        weights = self.normaliser.stateful_forward(scores if bias is None else scores + bias, mask, past["normaliser"])
         return F.dropout(self.plain(weights), self.dropout, self.training) @ values, weights
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor:

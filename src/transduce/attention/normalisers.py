@@ -104,7 +104,7 @@ class StochasticHard(Normaliser):
     weights, and whoever rewards it needs nothing else.
     """
 
-    detached = True
+    stochastic = True
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         logs = _hide(scores, mask).log_softmax(-1)
@@ -132,7 +132,7 @@ class MonotonicExpected(Normaliser):
     reads nothing where a walk stops nowhere; here it ends at the last row in sight, so that weights sum to 1.
     """
 
-    remembers = True
+    stateful = True
 
     def __init__(self, *, offset: float = -1.0, noise: Annotated[float, Ge(0)] = 1.0) -> None:
         super().__init__()
@@ -141,14 +141,14 @@ class MonotonicExpected(Normaliser):
     def start(self, mask: Tensor) -> Tree:
         return {"stops": (mask & (mask.cumsum(-1) == 1)).to(self.offset.dtype)}  # B S: at the first row
 
-    def remember(self, past: Tree, weights: Tensor) -> Tree:
+    def update(self, past: Tree, weights: Tensor) -> Tree:
         return {"stops": weights.to(past["stops"].dtype)}
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         visible = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand_as(scores)
-        return self.recall(scores, visible, self.start(visible))
+        return self.stateful_forward(scores, visible, self.start(visible))
 
-    def recall(self, scores: Tensor, mask: Tensor | None, past: Tree) -> Tensor:
+    def stateful_forward(self, scores: Tensor, mask: Tensor | None, past: Tree) -> Tensor:
         visible = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand_as(scores)
         energies = scores + self.offset
         weights = self._expect(energies, visible, past) if self.training else self._stop(energies, visible, past)

@@ -119,7 +119,7 @@ class Rotary(PositionEncoding):
             raise InputError(f"rotary positions need an even head width, not {head}")
         self.register_buffer("frequencies", 10000 ** -(torch.arange(0, head, 2) / head), persistent=False)
 
-    def turn(self, heads: Tensor, positions: Tensor) -> Tensor:
+    def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
         angles = (positions[..., None] * self.frequencies)[:, None]  # . 1 T K/2
         cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
         first, second = heads.chunk(2, -1)
@@ -187,7 +187,7 @@ class ALiBi(PositionEncoding):
 def embedded_only(position: PositionEncoding, reader: str) -> PositionEncoding:
     """Refuses a kind that speaks in self-attention where there is none."""
     kind = type(position)
-    if kind.turn is not PositionEncoding.turn or kind.bias is not PositionEncoding.bias:
+    if kind.rotate is not PositionEncoding.rotate or kind.bias is not PositionEncoding.bias:
         raise InputError(
             f"{kind.__name__} positions speak in the scores of self-attention, and {reader} has none",
             remedy="choose position: sinusoidal, learned or none",

@@ -81,7 +81,7 @@ class MLP(AttentionScore):
 class Coverage(MLP):
     """v . tanh(W s + U h_j + w c_j), c_j the sum of all weights h_j has had (Tu 2016, See 2017)"""
 
-    remembers = True
+    stateful = True
 
     def __init__(self, query_width: int, memory_width: int) -> None:
         super().__init__(query_width, memory_width)
@@ -90,17 +90,17 @@ class Coverage(MLP):
     def start(self, mask: Tensor) -> Tree:
         return {"sum": self.energy_proj.weight.new_zeros(mask.shape)}  # B S
 
-    def remember(self, past: Tree, weights: Tensor) -> Tree:
+    def update(self, past: Tree, weights: Tensor) -> Tree:
         return {"sum": past["sum"] + weights}
 
-    def recall(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
+    def stateful_forward(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
         return self._score(self._meet(query, keys) + self.coverage_proj(past["sum"].unsqueeze(-1)))
 
 
 class Location(MLP):
     """v . tanh(W s + U h_j + V f_j), f = F * a_{t-1}: filters over the weights of the step before (Chorowski 2015)"""
 
-    remembers = True
+    stateful = True
 
     def __init__(self, query_width: int, memory_width: int, *, filters: Count = 16, radius: Count = 5) -> None:
         super().__init__(query_width, memory_width)
@@ -110,10 +110,10 @@ class Location(MLP):
     def start(self, mask: Tensor) -> Tree:
         return {"weights": self.energy_proj.weight.new_zeros(mask.shape)}  # B S
 
-    def remember(self, past: Tree, weights: Tensor) -> Tree:
+    def update(self, past: Tree, weights: Tensor) -> Tree:
         return {"weights": weights.to(past["weights"].dtype)}
 
-    def recall(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
+    def stateful_forward(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
         before: Tensor = past["weights"]  # B N S
         around = self.location_conv(before.flatten(0, 1).unsqueeze(1))  # B*N C S
         places = self.location_proj(around.transpose(1, 2)).unflatten(0, before.shape[:2])  # B N S Q

@@ -93,7 +93,7 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
 
     def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
         query, keys, values = self.queries_keys_values(rows)
-        query, keys = view.position.turn(query, view.queries), view.position.turn(keys, view.queries)
+        query, keys = view.position.rotate(query, view.queries), view.position.rotate(keys, view.queries)
         if view.slots is not None:
             return self._fill(query, keys, values, past, view, view.slots), past, None
         if past[0].size(2):

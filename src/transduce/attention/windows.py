@@ -39,7 +39,7 @@ class PredictedWindow(Window):
 class MonotonicWindow(Window):
     """p_t = t, rows within the radius; the last row once t is past it (Luong 2015, local-m)"""
 
-    remembers = True
+    stateful = True
 
     def __init__(self, query_width: int, *, radius: Count = 10) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class MonotonicWindow(Window):
     def start(self, mask: Tensor) -> Tree:
         return {"steps": mask.new_zeros(mask.size(0), 1, dtype=torch.long)}
 
-    def remember(self, past: Tree, weights: Tensor) -> Tree:
+    def update(self, past: Tree, weights: Tensor) -> Tree:
         return {"steps": past["steps"] + 1}
 
     def forward(self, query: Tensor, mask: Tensor, past: Tree) -> WindowMask:

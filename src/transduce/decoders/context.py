@@ -30,7 +30,9 @@ class InitialContext(ContextMechanism):
         super().__init__()
         self.output_width = width
 
-    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
+    def step_output(
+        self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool
+    ) -> ContextOutput:
         return ContextOutput(hidden, {})
 
 
@@ -44,12 +46,14 @@ class EveryStepContext(ContextMechanism):
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
         return {"summary": memory.summary}, {}
 
-    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput:
+    def step_input(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput:
         summary = state.fixed["summary"]
         every_row = summary.repeat_interleave(state.beams, 0)[:, None].expand(-1, steps, -1)  # R T D
         return ContextOutput(every_row, {})
 
-    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
+    def step_output(
+        self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool
+    ) -> ContextOutput:
         assert fed is not None
         return ContextOutput(torch.cat((hidden, fed.output), -1), {})
 
@@ -60,7 +64,7 @@ class AttentionContext(ContextMechanism):
     Each part that remembers keeps its past under its own name; such a reader goes one step at a time.
     """
 
-    attends = True
+    has_attention = True
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class AttentionContext(ContextMechanism):
         super().__init__()
         self.attend = Attend(score(width, memory_width), normaliser(), carries_past=True)
         self.window = window
-        self.remembers = self.attend.remembers or (window is not None and window.remembers)
+        self.remembers = self.attend.stateful or (window is not None and window.stateful)
 
     def _parts(self) -> dict[str, AttentionPart]:
         parts: dict[str, AttentionPart] = {"score": self.attend.score, "normaliser": self.attend.normaliser}
@@ -101,10 +105,10 @@ class AttentionContext(ContextMechanism):
         past = state.past["context"]["seen"]
         seen = map_tensors(lambda x: x.unflatten(0, (keys.size(0), -1)), past)  # B N ...
         sight = self._look(query, mask, seen)
-        context, weights = self.attend.recall(query, keys, values, sight.mask, sight.bias, seen)
+        context, weights = self.attend.stateful_forward(query, keys, values, sight.mask, sight.bias, seen)
         weights = weights.flatten(0, 1)  # R S
         used = self.attend.plain(weights)
-        past = {name: part.remember(past[name], used) for name, part in self._parts().items()}
+        past = {name: part.update(past[name], used) for name, part in self._parts().items()}
         read = ContextOutput(context.reshape(rows, 1, -1), {"seen": past})
         if not with_attention:
             return read
@@ -135,10 +139,12 @@ class Bahdanau(AttentionContext):
         super().__init__(width, memory_width, score, normaliser, None if window is None else window(width))
         self.feed_width, self.output_width = memory_width, width + memory_width
 
-    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput:
+    def step_input(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput:
         return self.read(hidden[:, None], state, with_attention)
 
-    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
+    def step_output(
+        self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool
+    ) -> ContextOutput:
         assert fed is not None
         return replace(fed, output=torch.cat((hidden, fed.output), -1))
 
@@ -169,12 +175,14 @@ class Luong(AttentionContext):
             past["combined"] = memory.summary.new_zeros(memory.mask.size(0), self.output_width)
         return fixed, past
 
-    def before(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput | None:
+    def step_input(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput | None:
         if not self.input_feeding:
             return None
         return ContextOutput(state.past["context"]["combined"][:, None], {})
 
-    def after(self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool) -> ContextOutput:
+    def step_output(
+        self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool
+    ) -> ContextOutput:
         read = self.read(hidden, state, with_attention)
         combined = torch.tanh(self.combine(torch.cat((read.output, hidden), -1)))  # R T D
         past = {**read.past, "combined": combined[:, -1]} if self.input_feeding else read.past

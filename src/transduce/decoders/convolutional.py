@@ -52,7 +52,7 @@ class ConvolutionalDecoder(Decoder):
         )
 
     @property
-    def attends(self) -> tuple[int, int]:
+    def attention_shape(self) -> tuple[int, int]:
         return layers_and_heads([block.cross_attention for block in self.layers])
 
     def start(self, memory: Memory) -> State:

@@ -26,7 +26,7 @@ class PointerGeneratorDecoder(Decoder):
 
     def __init__(self, decoder: Decoder, width: int, *, layer: int = -1, head: int | None = None) -> None:
         super().__init__()
-        layers, heads = decoder.attends
+        layers, heads = decoder.attention_shape
         if not layers:
             raise InputError(
                 "copy needs a decoder that attends to the source",
@@ -37,7 +37,7 @@ class PointerGeneratorDecoder(Decoder):
                 f"copy.layer {layer}, head {head}: the decoder attends in {layers} layers of {heads} heads",
                 remedy="leave them out: the mean of all heads of the last layer",
             )
-        if any(isinstance(part, Normaliser) and part.detached for part in decoder.modules()):
+        if any(isinstance(part, Normaliser) and part.stochastic for part in decoder.modules()):
             raise InputError(
                 "what is copied must learn from it, and drawn attention learns by reward alone",
                 remedy="choose another normaliser: softmax, or gumbel to draw",
@@ -46,8 +46,8 @@ class PointerGeneratorDecoder(Decoder):
         self.gate = dense(width, 1)
 
     @property
-    def attends(self) -> tuple[int, int]:
-        return self.decoder.attends
+    def attention_shape(self) -> tuple[int, int]:
+        return self.decoder.attention_shape
 
     def start(self, memory: Memory) -> State:
         if memory.tokens is None:

@@ -28,8 +28,8 @@ class JointCTCDecoder(Decoder):
         self.ctc_proj = dense(memory_width, size)
 
     @property
-    def attends(self) -> tuple[int, int]:
-        return self.decoder.attends
+    def attention_shape(self) -> tuple[int, int]:
+        return self.decoder.attention_shape
 
     def start(self, memory: Memory) -> State:
         state = self.decoder.start(memory)

@@ -26,7 +26,7 @@ Run = Callable[[Tensor | None, Cells], tuple[Tensor, Cells]]  # what is fed (R T
 class RecurrentDecoder(Decoder):
     """s_t = f(y_{t-1}, s_{t-1}, the context c_t); the context mechanism: initial, every_step, bahdanau, luong"""
 
-    carries = True
+    constant_state = True
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class RecurrentDecoder(Decoder):
         self.readout = nn.Identity() if plain else nn.Sequential(dense(self.context.output_width, width), nn.Tanh())
 
     @property
-    def attends(self) -> tuple[int, int]:
-        return (1, 1) if self.context.attends else (0, 0)
+    def attention_shape(self) -> tuple[int, int]:
+        return (1, 1) if self.context.has_attention else (0, 0)
 
     def start(self, memory: Memory) -> State:
         fixed, past = self.context.start(memory)
@@ -110,9 +110,9 @@ class RecurrentDecoder(Decoder):
 
     def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[ContextOutput, State]:
         cells: Cells = state.past["cells"]
-        fed = self.context.before(cells[-1][0], state, steps, with_attention)
+        fed = self.context.step_input(cells[-1][0], state, steps, with_attention)
         hidden, cells = run(None if fed is None else fed.output, cells)
-        read = self.context.after(hidden, fed, state, with_attention)
+        read = self.context.step_output(hidden, fed, state, with_attention)
         return read, replace(state, past={"cells": cells, "context": read.past})
 
 

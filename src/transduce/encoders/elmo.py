@@ -21,7 +21,7 @@ class ElmoEncoder(Encoder):
     encoder.input_proj]` leaves only w and gamma to each task.
     """
 
-    apart = True
+    separate_directions = True
     capturable = True
 
     def __init__(

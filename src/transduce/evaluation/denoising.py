@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from transduce import build
-from transduce.contracts import Scored
+from transduce.contracts import ScoredText
 from transduce.data.batching import batch_by_length, collate
 from transduce.data.noise import add_noise
 from transduce.data.tokenizers.tokenizer import MASK, Tokenizer
@@ -27,7 +27,7 @@ class RestoredText:
     source: str  # noised, for display
     output: str
     reference: str
-    scored: Scored
+    scored: ScoredText
 
 
 def denoise(model: Model, texts: Sequence[str], **settings: Any) -> SystemOutput:
@@ -65,7 +65,7 @@ def _predict_masked_tokens(model: Model, batch: Batch) -> list[RestoredText]:
         output, reference = (
             token_pieces(model.target, part[row][predicted].tolist()) for part in (best, labels.values)
         )
-        scored = Scored(sum(scores), len(scores), len(scores), sum(map(len, reference)))
+        scored = ScoredText(sum(scores), len(scores), len(scores), sum(map(len, reference)))
         source = _noised_text(model.source, batch, row)
         result.append(RestoredText(source, " ".join(output), " ".join(reference), scored))
     return result
@@ -80,7 +80,7 @@ def _generate_texts(
     result = []
     for row, (text, scores) in enumerate(zip(texts, score(model.network, batch), strict=True)):
         output = model.target.decode(hypotheses[row][0].text_ids)
-        scored = Scored(sum(scores), len(scores), len(text.split()) + 1, len(text) + 1)
+        scored = ScoredText(sum(scores), len(scores), len(text.split()) + 1, len(text) + 1)
         result.append(RestoredText(_noised_text(model.source, batch, row), output, text, scored))
     return result
 

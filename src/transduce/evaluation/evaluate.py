@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.contracts import Embedded, Metric, Scored, ScoreMetric, TextMetric, VectorMetric
+from transduce.contracts import EmbeddedCorpus, Metric, ScoredText, ScoreMetric, TextMetric, VectorMetric
 from transduce.errors import InputError, nearest
 from transduce.evaluation.by_length import LengthBucket, by_length
 from transduce.evaluation.overlap_metrics import (
@@ -96,8 +96,8 @@ class SystemOutput:
     """The output of a model for held-out data, as far as the metrics need it."""
 
     texts: Sequence[str] | None = None  # for text metrics
-    scored: Sequence[Scored] | None = None  # for metrics of probabilities
-    embedded: Embedded | None = None  # for metrics of embeddings
+    scored: Sequence[ScoredText] | None = None  # for metrics of probabilities
+    embedded: EmbeddedCorpus | None = None  # for metrics of embeddings
     noised: NoisedInput | None = None  # of a denoising model: its references replace those of the data
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
-from transduce.contracts import Embedded, Scored, ScoreMetric, TextMetric, VectorMetric
+from transduce.contracts import EmbeddedCorpus, ScoredText, ScoreMetric, TextMetric, VectorMetric
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import read_corpus
 from transduce.evaluation.denoising import denoise
@@ -68,15 +68,15 @@ def predict(model: Model, examples: Sequence[HeldOutExample], metrics: Sequence[
     return SystemOutput(texts, scored, embedded)
 
 
-def embed_pairs(model: Model, examples: Sequence[HeldOutExample]) -> Embedded:
+def embed_pairs(model: Model, examples: Sequence[HeldOutExample]) -> EmbeddedCorpus:
     """Sources as queries and the distinct references as documents."""
     documents = list(dict.fromkeys(text for example in examples for text in example.references))
     row_of = {text: row for row, text in enumerate(documents)}
     right = [[row_of[text] for text in example.references] for example in examples]
-    return Embedded(model.embed([example.source for example in examples]), model.embed(documents), right)
+    return EmbeddedCorpus(model.embed([example.source for example in examples]), model.embed(documents), right)
 
 
-def score_references(model: Model, examples: Sequence[HeldOutExample]) -> list[Scored]:
+def score_references(model: Model, examples: Sequence[HeldOutExample]) -> list[ScoredText]:
     """Log-probabilities of the references: one entry for each example, or for each block of continuous text."""
     if model.running:
         files = [[one.references[0] for one in group] for _, group in groupby(examples, lambda one: one.file)]

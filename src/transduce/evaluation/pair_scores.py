@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from transduce.contracts import Scored, ScoreMetric
+from transduce.contracts import ScoredText, ScoreMetric
 from transduce.data.readers.corpus import read_corpus
 from transduce.evaluation.perplexity import CharacterPerplexity, Perplexity, WordPerplexity
 from transduce.inference import Model, PairScore
@@ -24,7 +24,7 @@ class ScoredLine:
     """One output line of `transduce score`, and the numbers it was made from."""
 
     line: str
-    scored: Scored
+    scored: ScoredText
 
 
 def score_file(model: Model, file: str, *, as_json: bool, chunk: int = 2000) -> Iterator[ScoredLine]:
@@ -47,19 +47,19 @@ def score_file(model: Model, file: str, *, as_json: bool, chunk: int = 2000) -> 
             yield ScoredLine(line, scored_text(one, target))
 
 
-def _whole_file(scored: Scored, as_json: bool) -> ScoredLine:
+def _whole_file(scored: ScoredText, as_json: bool) -> ScoredLine:
     value = perplexities([scored])["token"]
     content = {"score": scored.log_probability, "perplexity": value, "tokens": scored.tokens}
     return ScoredLine(json_line(content) if as_json else f"{scored.log_probability:.6f}\t{value:.6g}", scored)
 
 
-def scored_text(one: PairScore, text: str) -> Scored:
+def scored_text(one: PairScore, text: str) -> ScoredText:
     """The score of a text with its numbers of tokens, words and characters; </s> counts as one of each."""
-    return Scored(one.score, len(one.token_scores), len(text.split()) + 1, len(text) + 1)
+    return ScoredText(one.score, len(one.token_scores), len(text.split()) + 1, len(text) + 1)
 
 
-def sum_scores(parts: Sequence[Scored]) -> Scored:
-    return Scored(
+def sum_scores(parts: Sequence[ScoredText]) -> ScoredText:
+    return ScoredText(
         sum(one.log_probability for one in parts),
         sum(one.tokens for one in parts),
         sum(one.words for one in parts),
@@ -67,7 +67,7 @@ def sum_scores(parts: Sequence[Scored]) -> Scored:
     )
 
 
-def perplexities(scored: Sequence[Scored]) -> dict[str, float]:
+def perplexities(scored: Sequence[ScoredText]) -> dict[str, float]:
     """Perplexity per token, word and character."""
     metrics = {unit: kind() for unit, kind in PERPLEXITIES.items()}
     return {unit: metric.value(metric.statistics(scored).sum(0)) for unit, metric in metrics.items()}

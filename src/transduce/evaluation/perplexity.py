@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transduce.contracts import Scored, ScoreMetric
+from transduce.contracts import ScoredText, ScoreMetric
 
 _MAX_EXPONENT = 700.0  # exp of a larger number overflows
 
@@ -18,10 +18,10 @@ class Perplexity(ScoreMetric):
     name = "perplexity"
     higher_is_better = False
 
-    def units(self, one: Scored) -> int:
+    def units(self, one: ScoredText) -> int:
         return one.tokens
 
-    def statistics(self, scored: Sequence[Scored]) -> np.ndarray:
+    def statistics(self, scored: Sequence[ScoredText]) -> np.ndarray:
         rows = [[one.log_probability, self.units(one)] for one in scored]
         return np.array(rows, dtype=float).reshape(-1, 2)
 
@@ -39,7 +39,7 @@ class WordPerplexity(Perplexity):
 
     name = "word_perplexity"
 
-    def units(self, one: Scored) -> int:
+    def units(self, one: ScoredText) -> int:
         return one.words
 
 
@@ -48,7 +48,7 @@ class CharacterPerplexity(Perplexity):
 
     name = "character_perplexity"
 
-    def units(self, one: Scored) -> int:
+    def units(self, one: ScoredText) -> int:
         return one.characters
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transduce.contracts import Embedded, Metric, VectorMetric
+from transduce.contracts import EmbeddedCorpus, Metric, VectorMetric
 
 TIE = 1e-6  # smaller differences of cosines are rounding errors: the vectors of a text vary with its batch
 _CHUNK = 4_000_000  # number of cosines in memory at a time: 16 MB
@@ -28,13 +28,13 @@ class Ranking:
     tied: np.ndarray  # Q: irrelevant documents that are equally close
 
 
-def rank_documents(embedded: Embedded) -> Ranking:
+def rank_documents(embedded: EmbeddedCorpus) -> Ranking:
     queries, documents = normalise_rows(embedded.queries), normalise_rows(embedded.documents)
     step = max(1, _CHUNK // max(1, len(documents)))
     closer, tied = [], []
     for start in range(0, len(queries), step):
         cosines = queries[start : start + step] @ documents.T  # C M
-        relevant = embedded.right[start : start + step]
+        relevant = embedded.relevant[start : start + step]
         best = np.array([cosines[row, list(rows)].max() for row, rows in enumerate(relevant)])[:, None]
         for row, rows in enumerate(relevant):
             cosines[row, list(rows)] = -np.inf  # other relevant documents do not compete
@@ -52,7 +52,7 @@ class Recall(VectorMetric):
 
     k: int
 
-    def statistics(self, embedded: Embedded) -> np.ndarray:
+    def statistics(self, embedded: EmbeddedCorpus) -> np.ndarray:
         ranking = rank_documents(embedded)
         hits = np.clip((self.k - ranking.closer) / (ranking.tied + 1), 0, 1)
         return np.stack([hits, np.ones_like(hits)], 1)
@@ -81,7 +81,7 @@ class ReciprocalRank(Recall):
 
     name = "mrr"
 
-    def statistics(self, embedded: Embedded) -> np.ndarray:
+    def statistics(self, embedded: EmbeddedCorpus) -> np.ndarray:
         ranking = rank_documents(embedded)
         # The mean of 1 / rank over the ranks of a random order of ties: a difference of harmonic numbers.
         harmonic = np.concatenate(([0.0], np.cumsum(1 / np.arange(1, len(embedded.documents) + 1))))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.contracts import Scored
+from transduce.contracts import ScoredText
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.running_text import CountedText
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ def go_on(
     return [results[row] for row in range(len(texts))]
 
 
-def score_running(network: Transducer, text: CountedText, block_size: int, batch_tokens: int) -> list[Scored]:
+def score_running(network: Transducer, text: CountedText, block_size: int, batch_tokens: int) -> list[ScoredText]:
     """How probable a text is, passage by passage.
 
     A network whose state can go on over any length reads the whole text in one; any other begins anew with every
@@ -59,10 +59,14 @@ def score_running(network: Transducer, text: CountedText, block_size: int, batch
     """
     count = len(text.ids) - 1
     edges = list(pairwise([*range(0, count, block_size), count]))
-    logs = _carried(network, text.ids, edges) if network.carries else _apart(network, text.ids, edges, batch_tokens)
+    logs = (
+        _carried(network, text.ids, edges) if network.constant_state else _apart(network, text.ids, edges, batch_tokens)
+    )
     words, characters = text.words, text.characters
     return [
-        Scored(float(logs[begin:end].sum()), end - begin, int(words[begin:end].sum()), int(characters[begin:end].sum()))
+        ScoredText(
+            float(logs[begin:end].sum()), end - begin, int(words[begin:end].sum()), int(characters[begin:end].sum())
+        )
         for begin, end in edges
     ]
 

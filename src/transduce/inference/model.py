@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce import build
-from transduce.contracts import Scored
+from transduce.contracts import ScoredText
 from transduce.data.batching import batch_by_length, collate
 from transduce.data.tokenizers.oov import encode_targets
 from transduce.data.tokenizers.running_text import count_text
@@ -260,7 +260,7 @@ class Model:
                 results[row] = PairScore(tokens, scores)
         return [result for result in results if result is not None]
 
-    def score_running(self, blocks: Sequence[str]) -> list[Scored]:
+    def score_running(self, blocks: Sequence[str]) -> list[ScoredText]:
         """How probable a running text is, passage by passage; `blocks` are its parts (see `sources.blocks`)."""
         block_size = self.recipe.data.block_size
         if block_size is None:

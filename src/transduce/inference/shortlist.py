@@ -334,5 +334,5 @@ def _numbered(state: State, batch: Batch) -> State:
 
 def narrow(rows: OutputRows, allowed: Tensor) -> Narrowed | Listed:
     """allowed (B V) -> a network over all that any line may use, in which each line has its own."""
-    knows = rows.network.proposes and rows.network.decoder.lists
+    knows = rows.network.proposes and rows.network.decoder.supports_shortlists
     return (Listed if knows else Narrowed)(rows, allowed)

@@ -38,7 +38,7 @@ class AttentionPenalty(Objective):
     def check(self, model: nn.Module) -> None:
         super().check(model)
         decoder = getattr(model, "decoder", None)
-        layers, heads = decoder.attends if isinstance(decoder, Decoder) else (0, 0)
+        layers, heads = decoder.attention_shape if isinstance(decoder, Decoder) else (0, 0)
         if not layers:
             raise InputError(
                 "attention_penalty needs a decoder that attends to the source",

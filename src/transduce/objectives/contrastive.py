@@ -20,7 +20,7 @@ class Contrastive(Objective):
     is a negative, save one with the same text, so unlike the sums over tokens this one changes when a batch is split.
     """
 
-    vectors = True
+    uses_embeddings = True
     parts = ("right",)
 
     def __init__(self, *, temperature: Sharpness = 0.05, symmetric: bool = True) -> None:

@@ -89,7 +89,7 @@ class ScheduledSampling(Objective):
         self.rate, self.growth, self.over = rate, growth, over
         self.choice, self.label_smoothing = choice, label_smoothing
 
-    def at(self, step: int, steps: int) -> ScheduledSampling:
+    def at_step(self, step: int, steps: int) -> ScheduledSampling:
         if self.growth == "none":
             return self
         grown = min(1.0, step / (self.over * steps)) if self.growth == "linear" else _sigmoid(step, self.over * steps)

@@ -38,24 +38,24 @@ class Objective(ABC):
     parts: tuple[str, ...] = ("nll",)  # the names in Loss.parts, known before the first batch
     capturable: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
     supports_packing: bool = False  # True: it reads packed batches, whose rows hold several pairs
-    vectors: bool = False  # True: the model gives vectors (model.Vectors), not a step of tokens
+    uses_embeddings: bool = False  # True: the model gives vectors (model.Vectors), not a step of tokens
 
     @abstractmethod
     def __call__(self, model: Model, batch: Batch) -> Loss: ...
 
     def check(self, model: nn.Module) -> None:
         """Refuses a model that it cannot train, in words. Called before anything is read."""
-        if any(isinstance(part, Normaliser) and part.detached for part in model.modules()):
+        if any(isinstance(part, Normaliser) and part.stochastic for part in model.modules()):
             raise InputError(
                 "drawn attention learns by reward alone",
                 remedy="set training.objective: {kind: reinforce}, or another normaliser",
             )
 
-    def beside(self, width: int) -> nn.Module | None:
+    def auxiliary_module(self, width: int) -> nn.Module | None:
         """What is learned beside the model, from rows of its width, and left aside when training ends."""
         return None
 
-    def at(self, step: int, steps: int) -> Objective:
+    def at_step(self, step: int, steps: int) -> Objective:
         """The objective of this update (from 1) among so many: one that changes as training goes on gives another."""
         return self
 

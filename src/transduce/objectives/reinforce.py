@@ -39,14 +39,14 @@ class Reinforce(Objective):
         self.weight, self.reward, self.entropy, self.label_smoothing = weight, reward, entropy, label_smoothing
         self.baseline: nn.Module | None = None
 
-    def beside(self, width: int) -> nn.Module:
+    def auxiliary_module(self, width: int) -> nn.Module:
         self.baseline = dense(width, 1)
         return self.baseline
 
     def check(self, model: nn.Module) -> None:
         decoder = getattr(model, "decoder", None)
-        drawn = [part for part in model.modules() if isinstance(part, Normaliser) and part.detached]
-        if not drawn or not isinstance(decoder, Decoder) or not decoder.attends[0]:
+        drawn = [part for part in model.modules() if isinstance(part, Normaliser) and part.stochastic]
+        if not drawn or not isinstance(decoder, Decoder) or not decoder.attention_shape[0]:
             raise InputError(
                 "reinforce teaches draws, and this model draws nothing",
                 remedy="set model.decoder.context: {kind: luong, normaliser: sampled}, or another objective",

@@ -20,7 +20,7 @@ def labels_per(model: ModelRecipe) -> str | None:
 def gives_vectors(model: ModelRecipe) -> bool:
     """Whether the model has a head that gives one vector in place of labels."""
     kind = (model.head or {}).get("kind")
-    return isinstance(kind, str) and bool(getattr(find(contracts.Head, kind, "model.head"), "vector", False))
+    return isinstance(kind, str) and bool(getattr(find(contracts.Head, kind, "model.head"), "is_embedding", False))
 
 
 def check_shape(recipe: Recipe, where: str) -> None:
@@ -166,7 +166,7 @@ def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> 
         return
     kind = head if isinstance(head, str) else head.get("kind", "")
     part = find(contracts.Head, kind, where) if isinstance(kind, str) and kind else contracts.Head
-    per = getattr(part, "per", "line")
+    per = getattr(part, "label_unit", "line")
     if recipe.model.tie != "none" and not hasattr(part, "tie"):
         raise InputError("only a head that says source tokens can be tied", where=where, remedy="set tie: none")
     source, target = recipe.tokens.source.kind, recipe.tokens.target.kind
@@ -189,7 +189,7 @@ def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> 
 
 def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> None:
     """A head that names tokens reads a text, damaged so that it cannot just copy."""
-    noise, wanted = (recipe.data.noise or {}).get("kind"), getattr(head, "reads", "mask_tokens")
+    noise, wanted = (recipe.data.noise or {}).get("kind"), getattr(head, "input_noise", "mask_tokens")
     if recipe.data.format != "text" or noise != wanted:
         raise InputError(
             f"{kind} reads lines of text with noise {wanted}, not {recipe.data.format} with {noise or 'none'}",
@@ -197,7 +197,7 @@ def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> No
             remedy=f"set data.format: text and data.noise: {{kind: {wanted}}}",
         )
     encoder = (recipe.model.encoder or {}).get("kind")
-    if getattr(head, "apart", False) and not getattr(find(contracts.Encoder, str(encoder), where), "apart", False):
+    if getattr(head, "needs_separate_directions", False) and not getattr(find(contracts.Encoder, str(encoder), where), "separate_directions", False):
         raise InputError(
             f"{kind} would see the token it foretells: {encoder} looks both ways in every row",
             where=where,

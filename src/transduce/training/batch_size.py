@@ -93,7 +93,7 @@ def trial_updates(
         network = build.build_model(recipe.model, source.size, target.size, source.word_starts).to(device)
         if settings.gradient_checkpointing:
             recompute(network)
-        auxiliary = None if recipe.model.decoder is None else objective.beside(recipe.model.decoder["width"])
+        auxiliary = None if recipe.model.decoder is None else objective.auxiliary_module(recipe.model.decoder["width"])
         if auxiliary is not None:
             network.beside = auxiliary.to(device)
         optimiser = build_optimiser(settings.optimiser, network, layer_decay=settings.layer_decay, unfreeze=None)

@@ -177,7 +177,7 @@ def _teacher(tokenizers: Tokenizers, device: torch.device, folder: str) -> nn.Mo
 def _auxiliary_module(network: nn.Module, objective: Objective, recipe: Recipe) -> Iterator[None]:
     """Inside, the trainable module of the objective (if any) is part of the network: trained, saved and resumed."""
     decoder = recipe.model.decoder
-    module = None if decoder is None else objective.beside(decoder["width"])
+    module = None if decoder is None else objective.auxiliary_module(decoder["width"])
     if module is not None:
         network.beside = module
     try:

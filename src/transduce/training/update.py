@@ -255,7 +255,7 @@ class Update:
             factor = torch.full((), 1 / max(count, 1), device=self.device)  # created on the device: no transfer
             if self.graphs is not None:
                 return self.graphs(micro_batch.batch, factor)
-            objective = self.objective.at(step, self.settings.steps)
+            objective = self.objective.at_step(step, self.settings.steps)
             return self._forward_backward(micro_batch.batch, factor, objective)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not any(phrase in str(error) for phrase in OUT_OF_MEMORY):
@@ -300,7 +300,7 @@ class Update:
         def loss_of(micro_batch: MicroBatch) -> Tensor:
             seed_everything(self.settings.seed, step, micro_batch.first_row)
             with autocast(self.device, self.settings.precision):
-                return self.objective.at(step, self.settings.steps)(self.model, micro_batch.batch).total
+                return self.objective.at_step(step, self.settings.steps)(self.model, micro_batch.batch).total
 
         names = (
             first_nonfinite_module(self.model, partial(loss_of, micro_batch))

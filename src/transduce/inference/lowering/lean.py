@@ -229,7 +229,7 @@ def _reads_whole(stack: TransformerStack) -> bool:
 
 def _speaks_first(position: PositionEncoding) -> bool:
     """Whether positions are all in the embeddings, so that attention needs to know nothing of them."""
-    return type(position).turn is PositionEncoding.turn and type(position).bias is PositionEncoding.bias
+    return type(position).rotate is PositionEncoding.rotate and type(position).bias is PositionEncoding.bias
 
 
 def _fits(block: TransformerLayer) -> bool:

@@ -25,7 +25,7 @@ class LeanDecoder(TransformerDecoder):
     nobody asks about are left out. Everything but `propose` goes the way it always went.
     """
 
-    lists = True
+    supports_shortlists = True
 
     def __init__(self, plain: TransformerDecoder, blocks: list[NativeBlock]) -> None:
         nn.Module.__init__(self)
