@@ -197,7 +197,9 @@ def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> No
             remedy=f"set data.format: text and data.noise: {{kind: {wanted}}}",
         )
     encoder = (recipe.model.encoder or {}).get("kind")
-    if getattr(head, "needs_separate_directions", False) and not getattr(find(contracts.Encoder, str(encoder), where), "separate_directions", False):
+    part = find(contracts.Encoder, str(encoder), where) if encoder else None
+    separate = getattr(part, "separate_directions", False)
+    if getattr(head, "needs_separate_directions", False) and not separate:
         raise InputError(
             f"{kind} would see the token it foretells: {encoder} looks both ways in every row",
             where=where,
