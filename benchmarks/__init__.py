@@ -1,1 +1,1 @@
-"""Measured against peers in the same run: `python -m benchmarks generate|train|recurrent|scale --help`."""
+"""Measurement against peers in the same run: `python -m benchmarks generate|train|recurrent|scale --help`."""

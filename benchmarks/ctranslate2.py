@@ -1,4 +1,4 @@
-"""A Marian of the transformers library in, CTranslate2 with the same weights at its best settings out."""
+"""CTranslate2 with the weights of a Marian model of transformers, at its best settings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from transduce.recipe.registry import complete
 
 
 class Translator:
-    """CTranslate2 in one precision, with as many threads as torch has, or is told. It speaks tokens, not numbers."""
+    """CTranslate2 in one precision, by default with as many threads as torch; it takes token strings."""
 
     def __init__(self, model: Any, precision: str, workers: int = 1, threads: int | None = None) -> None:
         processor = Path("/proc/cpuinfo")
         if processor.exists() and "avx512f" in processor.read_text(encoding="utf-8"):
-            os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")  # it takes AVX2 elsewhere than on Intel's own
+            os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")  # its default is AVX2 on other processors than Intel's
         import ctranslate2
 
         self.name = f"CTranslate2 {precision}" + ("" if threads is None else f" {workers}x{threads}")

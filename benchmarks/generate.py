@@ -1,4 +1,4 @@
-"""Generation speed against transformers' generate (and its static cache) and CTranslate2, with the same weights."""
+"""Generation speed against transformers (also with its static cache) and CTranslate2, with the same weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.ctranslate2 import Translator
-from benchmarks.harness import OURS, Contestant, Measured, measure
+from benchmarks.harness import OURS, Implementation, Measurement, measure
 from benchmarks.marian import SIZES, ours, theirs
 from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
@@ -17,7 +17,7 @@ from transduce.flow import EOS, Batch, Padded
 from transduce.inference.lowering import for_generation
 from transduce.kernels.cuda_graph import SearchGraphs
 
-SOURCE = 32  # tokens of each source
+SOURCE = 32  # tokens per source
 
 
 def run(
@@ -30,7 +30,7 @@ def run(
     repeats: int,
     static: bool,
     clock: str = "wall",
-) -> list[Measured]:
+) -> list[Measurement]:
     other = theirs(SIZES[size])
     own: Any = ours(SIZES[size], other)
     peers: list[Translator] = []
@@ -40,7 +40,7 @@ def run(
     else:
         own = for_generation(own.to(device), {"float32": "fp32", "bfloat16": "bf16"}[precision])
         other = other.to(device, getattr(torch, precision))
-    rows: list[Measured] = []
+    rows: list[Measurement] = []
     for count in batches:
         torch.manual_seed(2)
         ids = torch.randint(4, SIZES[size].vocabulary, (count, SOURCE), device=device)
@@ -49,7 +49,7 @@ def run(
         for beam in beams:
             rows += measure(
                 f"{size} batch {count} beam {beam}",
-                contestants(own, other, peers, source, beam, length, static),
+                implementations(own, other, peers, source, beam, length, static),
                 device,
                 repeats,
                 clock,
@@ -57,20 +57,22 @@ def run(
     return rows
 
 
-def contestants(
+def implementations(
     own: Any, other: Any, peers: list[Translator], source: Padded, beam: int, length: int, static: bool
-) -> list[Contestant]:
-    """All make exactly `length` tokens a row, and must make the same ones."""
+) -> list[Implementation]:
+    """All generate exactly `length` tokens per row; the share of equal outputs is printed."""
     rows, device = len(source), source.values.device
     strategy = Greedy() if beam == 1 else Beam(width=beam, length_penalty=1.0)
-    longest = torch.full((rows,), length)
-    rules = (MinLength(length=length),)
+    max_lengths = torch.full((rows,), length)
+    processors = (MinLength(length=length),)
     graphs = SearchGraphs() if device.type == "cuda" else None
-    said: dict[str, list[list[int]]] = {}
+    outputs: dict[str, list[list[int]]] = {}
 
     def run_ours() -> int:
-        found = search(own, Batch(source), strategy, max_lengths=longest, processors=rules, nbest=1, graphs=graphs)
-        said[OURS] = [list(row[0].ids) for row in found]
+        found = search(
+            own, Batch(source), strategy, max_lengths=max_lengths, processors=processors, nbest=1, graphs=graphs
+        )
+        outputs[OURS] = [list(row[0].ids) for row in found]
         return rows * length
 
     def run_theirs(name: str, **options: Any) -> int:
@@ -84,24 +86,24 @@ def contestants(
             length_penalty=1.0,
             **options,
         )
-        said[name] = ids[:, 1:].tolist()
+        outputs[name] = ids[:, 1:].tolist()
         return rows * length
 
-    found = [Contestant(OURS, run_ours), Contestant("transformers", lambda: run_theirs("transformers"))]
+    found = [Implementation(OURS, run_ours), Implementation("transformers", lambda: run_theirs("transformers"))]
     if static and beam == 1:
-        # With such a cache it compiles its steps by itself, on a GPU.
-        found.append(Contestant("static", lambda: run_theirs("static", cache_implementation="static")))
+        # With a static cache, transformers compiles its steps on a GPU.
+        found.append(Implementation("static", lambda: run_theirs("static", cache_implementation="static")))
     for peer in peers:
 
         def run_peer(peer: Translator = peer) -> int:
-            said[peer.name] = peer.translate(source.values.tolist(), beam, length)
+            outputs[peer.name] = peer.translate(source.values.tolist(), beam, length)
             return rows * length
 
-        found.append(Contestant(peer.name, run_peer))
+        found.append(Implementation(peer.name, run_peer))
     for one in found:
-        with suppress(Exception):  # what is wrong with it is told by whoever measures it
+        with suppress(Exception):  # `measure` reports the error
             one.run()
-    for name, lines in said.items():
-        same = sum(a == b for a, b in zip(lines, said["transformers"], strict=True)) / rows
-        print(f"batch {rows} beam {beam}: {same:.1%} of the lines of {name} are those of transformers", flush=True)
+    for name, lines in outputs.items():
+        same = sum(a == b for a, b in zip(lines, outputs["transformers"], strict=True)) / rows
+        print(f"batch {rows} beam {beam}: {same:.1%} of the lines of {name} equal those of transformers", flush=True)
     return found

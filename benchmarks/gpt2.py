@@ -1,4 +1,4 @@
-"""Training speed of a decoder alone in the shape of GPT-2 against transformers' own, with the same weights."""
+"""Training speed of a decoder-only model of the shape of GPT-2 against transformers, with the same weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Measured, measure
+from benchmarks.harness import Measurement, measure
 from benchmarks.marian import Size
-from benchmarks.train import Race, in_turn, own_contestants, peer_contestants, report, smoothed
+from benchmarks.train import TrainingCase, in_turn, own_implementations, peer_implementations, report, smoothed
 from transduce.attention.positions import Learned
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.flow import BOS, Batch, Padded
@@ -104,16 +104,16 @@ def apart(shape: Size, places: int, batch: Batch) -> float:
     return abs(found.total.item() / few.labels.mask.sum().item() - given.item()) / given.item()
 
 
-def run(size: str, tokens: int, race: Race, repeats: int, only: Sequence[str] = ()) -> list[Measured]:
+def run(size: str, tokens: int, case: TrainingCase, repeats: int, only: Sequence[str] = ()) -> list[Measurement]:
     shape, places = SIZES[size], PLACES[size]
-    batch = batch_of(shape, places, tokens, race.device)
+    batch = batch_of(shape, places, tokens, case.device)
     difference = apart(shape, places, batch)
     print(f"losses differ by {difference:.1e}", flush=True)
     if difference > CLOSE:
         raise AssertionError(f"the two models compute something else: {difference}")
-    race = Race(in_turn(batch), race.device, race.bf16, race.compiles, smoothing=0.0)
-    found = own_contestants(lambda: ours(shape, places, theirs(shape, places)), race)
-    found += peer_contestants("transformers", lambda: theirs(shape, places), loss, race)
+    case = TrainingCase(in_turn(batch), case.device, case.bf16, case.compiles, smoothing=0.0)
+    found = own_implementations(lambda: ours(shape, places, theirs(shape, places)), case)
+    found += peer_implementations("transformers", lambda: theirs(shape, places), loss, case)
     found = [one for one in found if not only or one.name in only]
-    rows = measure(f"GPT-2 {size}, {batch.size} rows of {places}", found, race.device, repeats)
-    return report(rows, flops(shape, batch.size, places) * len(race.batches), race.tokens)
+    rows = measure(f"GPT-2 {size}, {batch.size} rows of {places}", found, case.device, repeats)
+    return report(rows, flops(shape, batch.size, places) * len(case.batches), case.tokens)

@@ -1,4 +1,4 @@
-"""Contestants in; interleaved repeats, medians, spreads and ratios of the same run out, as a table and as JSON."""
+"""Benchmark harness: interleaved repeats, medians, spreads and speed ratios, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """One way to do the work. `run` does it once and gives how many tokens it made."""
+class Implementation:
+    """One implementation of the task. `run` does the task once and returns the number of tokens."""
 
     name: str
     run: Callable[[], int]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one contestant did in one setting."""
+class Measurement:
+    """The speed of one implementation in one setting."""
 
     setting: str
     name: str
     tokens_per_second: float  # median over the repeats
     spread: float  # (slowest - fastest) / median
-    ratio: float | None  # ours to this one, median of the ratios of each repeat
-    peak_memory: int  # bytes on the device, 0 where it is not counted
-    failed: str = ""  # why it could not run; then nothing else counts
+    ratio: float | None  # our speed / this speed, median over the repeats
+    peak_memory: int  # bytes on the device; 0: not measured
+    failed: str = ""  # the error, if it could not run
 
 
 def wait(device: torch.device) -> None:
@@ -45,32 +45,32 @@ def wait(device: torch.device) -> None:
 
 
 def measure(
-    setting: str, contestants: list[Contestant], device: torch.device, repeats: int, clock: str = "wall"
-) -> list[Measured]:
-    """Every repeat runs all of them one after the other, so that a slow minute of the machine meets all alike.
+    setting: str, implementations: list[Implementation], device: torch.device, repeats: int, clock: str = "wall"
+) -> list[Measurement]:
+    """Each repeat runs all implementations one after the other, so that slow phases of the machine affect all alike.
 
-    The clock of the processor counts all threads together and no time in which another program had the core: for
-    contestants of one thread on a busy machine.
+    The processor clock counts the time of all threads and excludes other programs: for single-threaded
+    implementations on a busy machine.
     """
     now = CLOCKS[clock]
-    failed = {one.name: reason for one in contestants if (reason := _problem(one))}
-    contestants = [one for one in contestants if one.name not in failed]
-    speeds: dict[str, list[float]] = {one.name: [] for one in contestants}
+    failed = {one.name: reason for one in implementations if (reason := _problem(one))}
+    implementations = [one for one in implementations if one.name not in failed]
+    speeds: dict[str, list[float]] = {one.name: [] for one in implementations}
     peaks = dict.fromkeys(speeds, 0)
     for _ in range(repeats):
-        for one in contestants:
+        for one in implementations:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             wait(device)
-            begin = now()
+            start = now()
             tokens = one.run()
             wait(device)
-            speeds[one.name].append(tokens / (now() - begin))
+            speeds[one.name].append(tokens / (now() - start))
             if device.type == "cuda":
                 peaks[one.name] = max(peaks[one.name], torch.cuda.max_memory_allocated(device))
     ours = speeds.get(OURS)
     return [
-        Measured(
+        Measurement(
             setting,
             name,
             median(runs),
@@ -79,11 +79,11 @@ def measure(
             peaks[name],
         )
         for name, runs in speeds.items()
-    ] + [Measured(setting, name, 0.0, 0.0, None, 0, reason) for name, reason in failed.items()]
+    ] + [Measurement(setting, name, 0.0, 0.0, None, 0, reason) for name, reason in failed.items()]
 
 
-def _problem(one: Contestant) -> str:
-    """Two runs to warm up; what goes wrong with one contestant must not stop the others."""
+def _problem(one: Implementation) -> str:
+    """Two warm-up runs; an error of one implementation must not stop the others."""
     try:
         for _ in range(2):
             one.run()
@@ -100,8 +100,8 @@ def machine(device: torch.device) -> str:
     return f"{torch.get_num_threads()} threads, {platform.machine()}, torch {torch.__version__}"
 
 
-def show(title: str, rows: list[Measured], console: Console) -> None:
-    table = Table("setting", "contestant", "tokens/s", "spread", "ours / it", "peak GB", title=title)
+def show(title: str, rows: list[Measurement], console: Console) -> None:
+    table = Table("setting", "implementation", "tokens/s", "spread", "speed-up", "peak GB", title=title)
     for row in rows:
         if row.failed:
             table.add_row(row.setting, row.name, row.failed)
@@ -112,8 +112,8 @@ def show(title: str, rows: list[Measured], console: Console) -> None:
     console.print(table)
 
 
-def write(path: Path, title: str, rows: list[Measured], device: torch.device, clock: str = "wall") -> None:
+def write(path: Path, title: str, rows: list[Measurement], device: torch.device, clock: str = "wall") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = [asdict(row) for row in rows]
-    content = {"benchmark": title, "machine": machine(device), "clock": clock, "rows": told}
+    content_rows = [asdict(row) for row in rows]
+    content = {"benchmark": title, "machine": machine(device), "clock": clock, "rows": content_rows}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Sizes in; a Marian of the transformers library with random weights, and our model with the same weights, out."""
+"""Marian models of transformers with random weights, and our model with the same weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Training speed of a recurrent encoder-decoder with MLP attention and input feeding against the tutorial loop.
+"""Training speed of a recurrent encoder-decoder with additive attention and input feeding, against plain PyTorch loops.
 
-Two loops have the same weights and the same maths. The tutorial loop is written as it is usually shown: in every step
-the keys are projected, the cell is made of single gates and the vocabulary is scored. The careful loop has torch's own
-cells in it and nothing else that could be outside: keys before it, the vocabulary after it.
+Two loops have the same weights and compute the same function. The tutorial loop is written as in most tutorials: each
+step projects the keys, computes single gates and the output logits. The optimised loop has the cells of torch and
+nothing that can be computed outside: keys before it, logits after it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.harness import OURS, Contestant, Measured, measure
+from benchmarks.harness import OURS, Implementation, Measurement, measure
 from benchmarks.marian import Size
-from benchmarks.train import Race, batch_of, lazily, own, peer
+from benchmarks.train import TrainingCase, batch_of, lazily, own, peer
 from transduce.build import build_model, complete_recipe
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy
@@ -120,37 +120,37 @@ def same_losses(model: Any, loop: Loop, batch: Batch) -> float:
     return apart
 
 
-def contestants(model: Any, after: Any, race: Race) -> list[Contestant]:
-    batch = race.batches[0]
+def implementations(model: Any, after: Any, case: TrainingCase) -> list[Implementation]:
+    batch = case.batches[0]
     mean = 1 / int(batch.labels.mask.sum())
 
     def ours(network: Any, **options: Any) -> Any:
-        return lazily(lambda: own(copy.deepcopy(network), race, **options))
+        return lazily(lambda: own(copy.deepcopy(network), case, **options))
 
     def loop(careful: bool) -> Any:
         def build() -> Any:
             made = Loop(model, careful).train()
-            return peer([lambda: made(batch) * mean], made, race.device, race.tokens, race.bf16)
+            return peer([lambda: made(batch) * mean], made, case.device, case.tokens, case.bf16)
 
         return lazily(build)
 
     found = [
-        Contestant(OURS, ours(model)),
-        Contestant("tutorial loop", loop(False)),
-        Contestant("careful loop", loop(True)),
-        Contestant("ours, attention after all steps", ours(after)),
+        Implementation(OURS, ours(model)),
+        Implementation("tutorial loop", loop(False)),
+        Implementation("careful loop", loop(True)),
+        Implementation("ours, attention after all steps", ours(after)),
     ]
-    if race.device.type == "cuda":
-        found.insert(1, Contestant(f"{OURS} eager", ours(model, cuda_graphs=False)))
+    if case.device.type == "cuda":
+        found.insert(1, Implementation(f"{OURS} eager", ours(model, cuda_graphs=False)))
     return found
 
 
 def run(
     size: str, tokens: int, device: torch.device, repeats: int, precisions: list[str], clock: str = "wall"
-) -> list[Measured]:
+) -> list[Measurement]:
     shape = SIZES[size]
     batch = batch_of(shape, tokens, device)
-    found: list[Measured] = []
+    found: list[Measurement] = []
     for cell in ("gru", "lstm"):
         model = model_of(shape, cell, {"kind": "bahdanau"}).to(device)
         for careful in (False, True):
@@ -160,6 +160,6 @@ def run(
                 raise AssertionError(f"the loop computes something else: {apart}")
         after = model_of(shape, cell, {"kind": "luong", "score": "mlp", "input_feeding": False})
         for precision in precisions:
-            race = Race([batch], device, precision == "bf16", compiles=False, smoothing=0.0)
-            found += measure(f"{size} {cell} {precision}", contestants(model, after, race), device, repeats, clock)
+            case = TrainingCase([batch], device, precision == "bf16", compiles=False, smoothing=0.0)
+            found += measure(f"{size} {cell} {precision}", implementations(model, after, case), device, repeats, clock)
     return found

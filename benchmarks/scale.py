@@ -1,7 +1,7 @@
-"""How time and memory grow: with the sizes of a model and its batches and, in our own code, with the lines.
+"""Scaling of time and memory with model size, batch size and number of lines.
 
-Growth is a power, cost ~ size ** p: p is the slope of the line through the points of the upper half, both axes in
-logarithms. Memory of a model is what torch has allocated at most during one pass, weights left out.
+The exponent p of cost ~ size ** p is the slope of a line through the upper half of the points on logarithmic axes.
+Memory of a model is the peak that torch allocates during one pass, without weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import machine
-from benchmarks.lines import Stage, measure_lines, measure_search
+from benchmarks.pipeline import Stage, measure_lines, measure_search
 from transduce.build import build_model, complete_recipe
 from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search

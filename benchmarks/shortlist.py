@@ -1,4 +1,4 @@
-"""Generation with a shortlist of the vocabulary against the same without, in int8 on one thread.
+"""Generation speed with and without a vocabulary shortlist, in int8 on one thread.
 
 `python -m benchmarks.shortlist`: base with random weights, one line, lists of random tokens. `python -m
 benchmarks.shortlist RUN LIST SOURCE REFERENCE`: a trained run on its test lines, one by one and in batches, with BLEU.
@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 
 from benchmarks.generate import SOURCE
-from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
+from benchmarks.harness import CLOCKS, OURS, Implementation, Measurement, measure, show, write
 from benchmarks.marian import SIZES, ours, theirs
-from benchmarks.natural import judged
+from benchmarks.natural_lengths import quality
 from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
@@ -39,7 +39,7 @@ def random_weights(size: str, lists: list[int], beams: list[int], length: int, r
     ids = torch.randint(4, vocabulary, (1, SOURCE))
     ids[:, -1] = EOS
     batch, longest = Batch(Padded(ids, torch.ones_like(ids, dtype=torch.bool))), torch.tensor([length])
-    rows: list[Measured] = []
+    rows: list[Measurement] = []
     for beam in beams:
         strategy = Greedy() if beam == 1 else Beam(width=beam, length_penalty=1.0)
         for few in lists:
@@ -48,20 +48,20 @@ def random_weights(size: str, lists: list[int], beams: list[int], length: int, r
             allowed[:, torch.randperm(vocabulary - 4)[: few - 4] + 4] = True
 
             def run(listed: bool, allowed: torch.Tensor = allowed, strategy: Any = strategy) -> int:
-                asked = narrow(layers, allowed) if listed else network
-                search(asked, batch, strategy, max_lengths=longest, processors=(MinLength(length=length),), nbest=1)
+                args = narrow(layers, allowed) if listed else network
+                search(args, batch, strategy, max_lengths=longest, processors=(MinLength(length=length),), nbest=1)
                 return length
 
-            both = [Contestant(OURS, partial(run, True)), Contestant(WHOLE, partial(run, False))]
+            both = [Implementation(OURS, partial(run, True)), Implementation(WHOLE, partial(run, False))]
             rows += measure(f"{size} batch 1 beam {beam}, {few} of {vocabulary}", both, CPU, repeats, clock)
     return rows
 
 
 def trained(
     folder: Path, file: Path, sources: list[str], references: list[str], beams: list[int], repeats: int, clock: str
-) -> list[Measured]:
+) -> list[Measurement]:
     model, few = load(folder, device="cpu", precision="int8"), Shortlist.load(file)
-    rows: list[Measured] = []
+    rows: list[Measurement] = []
     for beam in beams:
         chosen: dict[str, Any] = {"strategy": "beam" if beam > 1 else "greedy", "beam": beam}
         for tokens in (1, 256, 4096):
@@ -73,10 +73,10 @@ def trained(
                 said[name] = [one.text for one in found]
                 return sum(len(one.tokens) for one in found)
 
-            both = [Contestant(name, partial(run, name)) for name in (OURS, WHOLE)]
+            both = [Implementation(name, partial(run, name)) for name in (OURS, WHOLE)]
             rows += measure(f"trained, beam {beam}, batches of {tokens} tokens", both, CPU, repeats, clock)
             for name, lines in said.items():
-                print(f"beam {beam}, {tokens}: {name}: {judged(lines, references)}", flush=True)
+                print(f"beam {beam}, {tokens}: {name}: {quality(lines, references)}", flush=True)
             same = sum(a == b for a, b in zip(said[OURS], said[WHOLE], strict=True))
             print(f"beam {beam}, {tokens}: {same} of {len(sources)} lines are the same", flush=True)
     return rows
@@ -92,17 +92,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", default="processor", choices=list(CLOCKS))
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.files:
-        run, few, *texts = asked.files
+    if args.files:
+        run, few, *texts = args.files
         lines = [file.read_text(encoding="utf-8").splitlines() for file in texts]
-        rows = trained(run, few, lines[0], lines[1], asked.beams, asked.repeats, asked.clock)
+        rows = trained(run, few, lines[0], lines[1], args.beams, args.repeats, args.clock)
     else:
-        rows = random_weights(asked.size, asked.lists, asked.beams, asked.length, asked.repeats, asked.clock)
-    title = "shortlist-trained-cpu" if asked.files else "shortlist-cpu"
+        rows = random_weights(args.size, args.lists, args.beams, args.length, args.repeats, args.clock)
+    title = "shortlist-trained-cpu" if args.files else "shortlist-cpu"
     show(title, rows, Console(width=140))
-    write(asked.output / f"{title}.json", title, rows, CPU, asked.clock)
+    write(args.output / f"{title}.json", title, rows, CPU, args.clock)
 
 
 if __name__ == "__main__":

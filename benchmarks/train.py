@@ -1,7 +1,7 @@
 """Training speed against transformers, torch.nn.Transformer and x-transformers: the same sizes, batches and precision.
 
-Every contestant learns from the same batches with the same optimiser and clipping; tokens are real ones, source and
-target. `--compile` compiles all of them, each with its loss, besides running them as they are.
+All implementations have the same batches, optimiser and clipping; tokens are source and target tokens without padding.
+`--compile` also runs each of them compiled together with its loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.harness import OURS, Contestant, Measured, measure
+from benchmarks.harness import OURS, Implementation, Measurement, measure
 from benchmarks.marian import PLACES, SIZES, Size, ours, theirs
 from transduce.attention.positions import places
 from transduce.data.batching import collate
@@ -38,8 +38,8 @@ Step = Callable[[], int]
 
 
 @dataclass(frozen=True)
-class Race:
-    """What all contestants have in common."""
+class TrainingCase:
+    """What all implementations have in common."""
 
     batches: list[Batch]
     device: torch.device
@@ -167,13 +167,13 @@ def peer(losses: list[Callable[[], Tensor]], model: nn.Module, device: torch.dev
     return step
 
 
-def own(model: nn.Module, race: Race, **options: Any) -> Step:
+def own(model: nn.Module, case: TrainingCase, **options: Any) -> Step:
     """Our updates, with these settings of a recipe."""
-    batches = race.packed if options.get("packing") else race.batches
-    settings = parse({"training": {"precision": "bf16" if race.bf16 else "fp32", **options}}).training
-    model = model.to(race.device).train()
-    objective = CrossEntropy(label_smoothing=race.smoothing)
-    update = Update(model, build_optimiser(settings.optimiser, model), objective, settings, Processes(), race.device)
+    batches = case.packed if options.get("packing") else case.batches
+    settings = parse({"training": {"precision": "bf16" if case.bf16 else "fp32", **options}}).training
+    model = model.to(case.device).train()
+    objective = CrossEntropy(label_smoothing=case.smoothing)
+    update = Update(model, build_optimiser(settings.optimiser, model), objective, settings, Processes(), case.device)
     budget = max(batch.slots for batch in batches)
 
     def shaped(batch: Batch) -> Batch:  # as in training/feed.py
@@ -184,7 +184,7 @@ def own(model: nn.Module, race: Race, **options: Any) -> Step:
         )
 
     work = [UpdateBatch([MicroBatch(0, shaped(batch))], objective.count(batch)) for batch in batches]
-    tokens = race.tokens
+    tokens = case.tokens
 
     def step() -> int:
         before = None
@@ -215,38 +215,38 @@ def lazily(build: Callable[[], Step]) -> Step:
     return run
 
 
-def own_contestants(make: Callable[[], nn.Module], race: Race) -> list[Contestant]:
+def own_implementations(make: Callable[[], nn.Module], case: TrainingCase) -> list[Implementation]:
     """Ours as it runs by itself and in the other ways it can run. What is not told apart on a CPU runs once."""
     kinds: dict[str, dict[str, Any]] = {OURS: {}}
-    if race.device.type == "cuda":
+    if case.device.type == "cuda":
         kinds[f"{OURS} eager"] = {"cuda_graphs": False}
-    if race.packed:
+    if case.packed:
         kinds = {OURS: {"packing": True}, f"{OURS} padded": {}, **{name: kinds[name] for name in kinds if name != OURS}}
-    if race.compiles:
+    if case.compiles:
         kinds[f"{OURS} compiled"] = {"compile": True}
 
     def start(options: dict[str, Any]) -> Step:
-        return lazily(lambda: own(make(), race, **options))
+        return lazily(lambda: own(make(), case, **options))
 
-    return [Contestant(name, start(options)) for name, options in kinds.items()]
+    return [Implementation(name, start(options)) for name, options in kinds.items()]
 
 
-def peer_contestants(
-    name: str, make: Callable[[], nn.Module], loss: Callable[[Any, Batch], Tensor], race: Race
-) -> list[Contestant]:
-    """One as it is and, where asked for, compiled together with its loss."""
+def peer_implementations(
+    name: str, make: Callable[[], nn.Module], loss: Callable[[Any, Batch], Tensor], case: TrainingCase
+) -> list[Implementation]:
+    """One as it is and, where args for, compiled together with its loss."""
 
     def start(compiles: bool) -> Step:
         def build() -> Step:
-            model = make().to(race.device).train()
+            model = make().to(case.device).train()
             program = torch.compile(loss) if compiles else loss
-            losses = [lambda batch=batch: program(model, batch) for batch in race.batches]
-            return peer(losses, model, race.device, race.tokens, race.bf16)
+            losses = [lambda batch=batch: program(model, batch) for batch in case.batches]
+            return peer(losses, model, case.device, case.tokens, case.bf16)
 
         return lazily(build)
 
-    kinds = {name: False, f"{name} compiled": True} if race.compiles else {name: False}
-    return [Contestant(kind, start(compiles)) for kind, compiles in kinds.items()]
+    kinds = {name: False, f"{name} compiled": True} if case.compiles else {name: False}
+    return [Implementation(kind, start(compiles)) for kind, compiles in kinds.items()]
 
 
 def smoothed(logits: Tensor, gold: Padded, smoothing: float) -> Tensor:
@@ -289,7 +289,7 @@ def crossed_loss(model: Any, batch: Batch) -> Tensor:
     return smoothed(logits, batch.labels, SMOOTHING)
 
 
-def report(rows: list[Measured], count: float, tokens: int) -> list[Measured]:
+def report(rows: list[Measurement], count: float, tokens: int) -> list[Measurement]:
     """Says how much of a large GPU's arithmetic each contestant used."""
     each = count / tokens
     print(f"{each / 1e6:.1f} MFLOP a token, forward and backward", flush=True)
@@ -300,20 +300,20 @@ def report(rows: list[Measured], count: float, tokens: int) -> list[Measured]:
 
 
 def run(
-    size: str, tokens: int, race: Race, repeats: int, only: Sequence[str] = (), clock: str = "wall"
-) -> list[Measured]:
+    size: str, tokens: int, case: TrainingCase, repeats: int, only: Sequence[str] = (), clock: str = "wall"
+) -> list[Measurement]:
     shape = SIZES[size]
-    mixed = len({id(batch) for batch in race.batches}) > 1
-    found = own_contestants(lambda: ours(shape, theirs(shape)), race)
-    found += peer_contestants("transformers", lambda: theirs(shape), marian_loss, race)
-    found += peer_contestants("nn.Transformer", lambda: Plain(shape, 0.1), plain_loss, race)
-    found += peer_contestants("x-transformers", lambda: crossed(shape, 0.1), crossed_loss, race)
+    mixed = len({id(batch) for batch in case.batches}) > 1
+    found = own_implementations(lambda: ours(shape, theirs(shape)), case)
+    found += peer_implementations("transformers", lambda: theirs(shape), marian_loss, case)
+    found += peer_implementations("nn.Transformer", lambda: Plain(shape, 0.1), plain_loss, case)
+    found += peer_implementations("x-transformers", lambda: crossed(shape, 0.1), crossed_loss, case)
     found = [one for one in found if not only or one.name in only]
     if mixed:
-        padding = 1 - race.tokens / sum(batch.slots for batch in race.batches)
-        print(f"{len(race.batches)} batches of mixed lengths, {padding:.1%} padding", flush=True)
-    if race.packed:
-        padding = 1 - sum(batch.tokens for batch in race.packed) / sum(batch.slots for batch in race.packed)
-        print(f"{len(race.packed)} packed batches of the same pairs, {padding:.1%} padding", flush=True)
-    rows = measure(f"{size} {tokens} tokens {'mixed' if mixed else 'even'}", found, race.device, repeats, clock)
-    return report(rows, sum(flops(shape, batch) for batch in race.batches), race.tokens)
+        padding = 1 - case.tokens / sum(batch.slots for batch in case.batches)
+        print(f"{len(case.batches)} batches of mixed lengths, {padding:.1%} padding", flush=True)
+    if case.packed:
+        padding = 1 - sum(batch.tokens for batch in case.packed) / sum(batch.slots for batch in case.packed)
+        print(f"{len(case.packed)} packed batches of the same pairs, {padding:.1%} padding", flush=True)
+    rows = measure(f"{size} {tokens} tokens {'mixed' if mixed else 'even'}", found, case.device, repeats, clock)
+    return report(rows, sum(flops(shape, batch) for batch in case.batches), case.tokens)

@@ -1,4 +1,4 @@
-"""The picture of the benchmarks: every peer in every setting once, our own other ways left out, and small."""
+"""Figure of the benchmark results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 pytest.importorskip("matplotlib")
 
-from benchmarks.picture import bars, draw
+from benchmarks.figure import bars, draw
 
 
-def test_peers_are_drawn(tmp_path: Path) -> None:
+def test_the_figure_shows_each_peer_once_in_each_setting(tmp_path: Path) -> None:
     rows = [
         {"setting": "base batch 1", "name": "transduce", "ratio": None},
         {"setting": "base batch 1", "name": "transduce eager", "ratio": 2.0},
@@ -29,6 +29,6 @@ def test_peers_are_drawn(tmp_path: Path) -> None:
         ("peer", 0.5, "base batch 1 int8"),
         ("peer", 0.5, "base batch 1 bf16 compiled"),
     ]
-    assert len({bar.field for bar in found}) == 2
-    draw(found, tmp_path / "picture.png")
-    assert 0 < (tmp_path / "picture.png").stat().st_size < 150_000
+    assert len({bar.panel for bar in found}) == 2
+    draw(found, tmp_path / "figure.png")
+    assert 0 < (tmp_path / "figure.png").stat().st_size < 150_000

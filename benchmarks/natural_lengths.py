@@ -1,7 +1,7 @@
-"""A trained run and its test lines: ours in fp32 and int8 against its CTranslate2 export, from text to text.
+"""Generation with a trained model that decides where lines end, against its CTranslate2 export, in fp32 and int8.
 
-`python -m benchmarks.natural RUN SOURCE REFERENCE`: a table with BLEU and exact matches, and JSON under
-benchmarks/results. Lines end where the model ends them. Both sides share our tokenizer. On a GPU: see refilled.py.
+`python -m benchmarks.natural_lengths RUN SOURCE REFERENCE` prints a table with BLEU and exact matches and writes JSON
+to benchmarks/results. Both sides share our tokenizer. On a GPU: see continuous_batching.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import refilled
-from benchmarks.harness import CLOCKS, OURS, Contestant, Measured, measure, show, write
+from benchmarks import continuous_batching
+from benchmarks.harness import CLOCKS, OURS, Implementation, Measurement, measure, show, write
 from transduce.evaluation.evaluate import METRICS
 from transduce.inference import Model, load
 from transduce.interop.ctranslate2 import piece_names
@@ -27,9 +27,9 @@ Translate = Callable[[list[str]], list[str]]
 
 
 def peer(run: Path, model: Model, precision: str, workers: int, settings: dict[str, Any]) -> Translate:
-    """CTranslate2 with what `transduce export` made of the run."""
+    """CTranslate2 with the run exported by `transduce export`."""
     if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
-        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")  # it takes AVX2 elsewhere than on Intel's own
+        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")  # its default is AVX2 on other processors than Intel's
     import ctranslate2
 
     from transduce.interop.export import export
@@ -52,10 +52,10 @@ def peer(run: Path, model: Model, precision: str, workers: int, settings: dict[s
 
 def run(
     folder: Path, sources: list[str], references: list[str], beam: int, workers: int, repeats: int, clock: str
-) -> list[Measured]:
+) -> list[Measurement]:
     torch.set_num_threads(1)
-    rows: list[Measured] = []
-    said: dict[str, list[str]] = {}
+    rows: list[Measurement] = []
+    outputs: dict[str, list[str]] = {}
     for precision, theirs in (("fp32", "float32"), ("int8", "int8")):
         model = load(folder, device="cpu", precision=precision)  # type: ignore[arg-type]
         chosen = {"strategy": "beam" if beam > 1 else "greedy", "beam": beam}
@@ -66,25 +66,25 @@ def run(
             return [one.text for one in model.generate(texts, workers=workers, **chosen)]
 
         def timed(name: str, translate: Translate, model: Model = model) -> int:
-            said[name] = translate(sources)
-            return sum(map(len, model.target.encode_batch(said[name]))) + len(sources)
+            outputs[name] = translate(sources)
+            return sum(map(len, model.target.encode_batch(outputs[name]))) + len(sources)
 
         names = {OURS: f"{OURS} {precision}", "theirs": f"CTranslate2 {theirs}"}
         both = [
-            Contestant(OURS, partial(timed, names[OURS], ours)),
-            Contestant(names["theirs"], partial(timed, names["theirs"], other)),
+            Implementation(OURS, partial(timed, names[OURS], ours)),
+            Implementation(names["theirs"], partial(timed, names["theirs"], other)),
         ]
         rows += measure(
             f"natural {len(sources)} lines beam {beam} {precision}", both, torch.device("cpu"), repeats, clock
         )
-        same = sum(a == b for a, b in zip(said[names[OURS]], said[names["theirs"]], strict=True))
+        same = sum(a == b for a, b in zip(outputs[names[OURS]], outputs[names["theirs"]], strict=True))
         print(f"beam {beam} {precision}: {same} of {len(sources)} lines are those of the peer", flush=True)
-    for name, lines in said.items():
-        print(f"beam {beam} {name}: {judged(lines, references)}", flush=True)
+    for name, lines in outputs.items():
+        print(f"beam {beam} {name}: {quality(lines, references)}", flush=True)
     return rows
 
 
-def judged(lines: list[str], references: list[str]) -> str:
+def quality(lines: list[str], references: list[str]) -> str:
     found = []
     for name in ("bleu", "exact"):
         metric: Any = METRICS[name]()
@@ -93,7 +93,7 @@ def judged(lines: list[str], references: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.natural", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.natural_lengths", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("source", type=Path)
     parser.add_argument("reference", type=Path)
@@ -102,26 +102,26 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clock", default="wall", choices=list(CLOCKS))
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--device", default="cpu", help="cuda: places filled again, batches, and transformers")
-    parser.add_argument("--places", type=int, default=256, help="of a search, or lines of a batch, on a GPU")
-    parser.add_argument("--tiny", action="store_true", help="the contest of a GPU on the first 40 lines, on any device")
-    asked = parser.parse_args()
-    sources, references = (file.read_text(encoding="utf-8").splitlines() for file in (asked.source, asked.reference))
-    rows: list[Measured] = []
-    device = torch.device(asked.device)
-    if asked.tiny:
-        sources, references, asked.places, asked.repeats = sources[:40], references[:40], 8, 1
-    for beam in asked.beams:
-        if device.type == "cpu" and not asked.tiny:
-            rows += run(asked.run, sources, references, beam, asked.workers, asked.repeats, asked.clock)
+    parser.add_argument("--device", default="cpu", help="cuda: continuous batching, static batches, and transformers")
+    parser.add_argument("--slots", type=int, default=256, help="slots of a search, or rows of a batch, on a GPU")
+    parser.add_argument("--tiny", action="store_true", help="the GPU benchmark on the first 40 lines, on any device")
+    args = parser.parse_args()
+    sources, references = (file.read_text(encoding="utf-8").splitlines() for file in (args.source, args.reference))
+    rows: list[Measurement] = []
+    device = torch.device(args.device)
+    if args.tiny:
+        sources, references, args.slots, args.repeats = sources[:40], references[:40], 8, 1
+    for beam in args.beams:
+        if device.type == "cpu" and not args.tiny:
+            rows += run(args.run, sources, references, beam, args.workers, args.repeats, args.clock)
             continue
-        found, written = refilled.run(asked.run, sources, beam, asked.places, asked.repeats, device, asked.clock)
+        found, written = continuous_batching.run(args.run, sources, beam, args.slots, args.repeats, device, args.clock)
         rows += found
         for name, lines in written.items():
-            print(f"beam {beam} {name}: {judged(lines, references)}", flush=True)
-    title = f"natural-{asked.device}" + ("-tiny" if asked.tiny else "")
+            print(f"beam {beam} {name}: {quality(lines, references)}", flush=True)
+    title = f"natural-{args.device}" + ("-tiny" if args.tiny else "")
     show(title, rows, Console(width=140))
-    write(asked.output / f"{title}.json", title, rows, device, asked.clock)
+    write(args.output / f"{title}.json", title, rows, device, args.clock)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A number of lines in; seconds and memory that our own code needs for them out, one stage after the other.
+"""Time and memory of data preparation and search by number of lines, stage by stage.
 
-Each size runs in a process of its own, whose anonymous memory is watched: pages of mapped files, which the system takes
-back whenever it likes, are not counted.
+Each size runs in a process of its own. Memory is the anonymous memory of the process: pages of memory-mapped files,
+which the system can reclaim at any time, are not counted.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-WORDS = 5000  # different words of the generated lines
+WORDS = 5000  # vocabulary of the generated lines
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage took: on top of what was in use when it began."""
+    """Time and additional memory of one stage."""
 
     name: str
     lines: int
-    seconds: float  # of the processor: another program that has the core does not count
+    seconds: float  # processor time
     peak: int  # bytes
-    kept: int  # bytes still in use after it
+    kept: int  # bytes still in use afterwards
 
 
 def write_lines(path: Path, lines: int, seed: int = 1) -> None:
-    """Pairs of 3 to 9 words of 2 to 9 letters each, frequent words first, as in any language."""
+    """Writes pairs of 3 to 9 words of 2 to 9 letters each, with a skewed word distribution."""
     chance = random.Random(seed)
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(WORDS)]
     with path.open("w", encoding="utf-8") as file:
@@ -42,8 +42,8 @@ def write_lines(path: Path, lines: int, seed: int = 1) -> None:
             file.write(f"{' '.join(chosen[:count])}\t{' '.join(chosen[count:])}\n")
 
 
-def anonymous() -> int:
-    """Bytes of this process that no file stands for."""
+def anonymous_memory() -> int:
+    """Anonymous memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) * 1024
@@ -52,13 +52,13 @@ def anonymous() -> int:
 
 @contextmanager
 def staged(name: str, lines: int, stages: list[Stage]) -> Iterator[None]:
-    """Watches what is done inside, ten times a second or so."""
-    before, peak, done = anonymous(), 0, threading.Event()
+    """Measures the block; memory is sampled every 20 ms."""
+    before, peak, done = anonymous_memory(), 0, threading.Event()
 
     def watch() -> None:
         nonlocal peak
         while not done.wait(0.02):
-            peak = max(peak, anonymous())
+            peak = max(peak, anonymous_memory())
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -67,12 +67,12 @@ def staged(name: str, lines: int, stages: list[Stage]) -> Iterator[None]:
     seconds = time.process_time() - begin
     done.set()
     watcher.join()
-    after = anonymous()
+    after = anonymous_memory()
     stages.append(Stage(name, lines, seconds, max(peak, after) - before, after - before))
 
 
 def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
-    """Everything that happens to a corpus before and in the first epoch, the network apart."""
+    """Data preparation and the batches of the first epoch, without the network."""
     from transduce.data.batching import Batches, DataPosition
     from transduce.data.filters import Filters
     from transduce.data.readers.corpus import read_corpus
@@ -81,7 +81,7 @@ def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
     from transduce.recipe import Corpus
 
     corpus, stages = Corpus(path=file), list[Stage]()
-    # What is loaded at the first use of anything is not counted.
+    # Warm-up: libraries are loaded before the measurement.
     Tokenizer.train(["a first line"], "bpe", 300).encode_batch(["a line"])
     with staged("train tokenizers (bpe)", lines, stages):
         sides = (example.source for example in read_corpus(corpus))
@@ -102,7 +102,7 @@ def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
 
 
 def search_lines(lines: int) -> list[Stage]:
-    """The search and the second reading of what it chose, with a network so small that our bookkeeping is seen."""
+    """Search and recomputation of attention, with a network so small that the bookkeeping dominates."""
     import torch
 
     from transduce.build import build_model, complete_recipe
@@ -122,28 +122,28 @@ def search_lines(lines: int) -> list[Stage]:
     model.generate(texts[:20], strategy="beam", beam=4, **settings)
     with staged("search, beam 4", lines, stages):
         found = model.generate(texts, strategy="beam", beam=4, **settings)
-    with staged("read again with attention", lines, stages):
+    with staged("recompute attention", lines, stages):
         model.reread(found)
     return stages
 
 
-def apart(stages: Callable[..., list[Stage]], *arguments: object) -> list[Stage]:
-    """The stages in a fresh process; what goes wrong there goes wrong here."""
+def in_new_process(stages: Callable[..., list[Stage]], *args: object) -> list[Stage]:
+    """Runs the stages in a new process; its errors are raised here."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(stages, *arguments).result()
+        return pool.submit(stages, *args).result()
 
 
 def measure_lines(sizes: list[int]) -> list[Stage]:
-    """Preparation of so many lines."""
+    """Data preparation for each number of lines."""
     stages = []
     for lines in sizes:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "pairs.tsv"
             write_lines(file, lines)
-            stages += apart(prepare_lines, str(file), folder, lines)
+            stages += in_new_process(prepare_lines, str(file), folder, lines)
     return stages
 
 
 def measure_search(sizes: list[int]) -> list[Stage]:
-    """Search and explanation of so many lines."""
-    return [stage for lines in sizes for stage in apart(search_lines, lines)]
+    """Search and recomputed attention for each number of lines."""
+    return [stage for lines in sizes for stage in in_new_process(search_lines, lines)]

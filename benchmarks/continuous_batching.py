@@ -1,7 +1,7 @@
-"""A trained run and its lines: places of a search filled again, the same in batches, and transformers in batches.
+"""Continuous batching against static batches, ours and those of transformers, with a trained model on a GPU.
 
-Natural lengths on one GPU, from text to text: `python -m benchmarks.natural RUN SOURCE REFERENCE --device cuda`. All
-have so many places, or lines a batch, sorted by length, and share our tokenizer.
+`python -m benchmarks.natural_lengths RUN SOURCE REFERENCE --device cuda`, from text to text. All have the same number
+of slots or rows of a batch, sort by length and share our tokenizer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import OURS, Contestant, Measured, measure
+from benchmarks.harness import OURS, Implementation, Measurement, measure
 from transduce.decoding.continuous_batching import plan_searches
 from transduce.flow import EOS
 from transduce.inference import Model, load
@@ -22,45 +22,45 @@ from transduce.interop.huggingface.weights import export_rows
 from transduce.recipe import GenerationRecipe
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
-Lines = list[list[int]]  # ids of each, in order
+Lines = list[list[int]]  # token ids of each line, in order
 
 
 def run(
-    folder: Path, texts: list[str], beam: int, places: int, repeats: int, device: torch.device, clock: str = "wall"
-) -> tuple[list[Measured], dict[str, list[str]]]:
-    """What was measured, and the lines that each contestant wrote, by its name and precision."""
-    rows: list[Measured] = []
+    folder: Path, texts: list[str], beam: int, slots: int, repeats: int, device: torch.device, clock: str = "wall"
+) -> tuple[list[Measurement], dict[str, list[str]]]:
+    """Measurements, and the output of each implementation by precision and name."""
+    rows: list[Measurement] = []
     written: dict[str, list[str]] = {}
     for precision, kind in PRECISIONS.items():
         model = load(folder, device=str(device), precision=precision)  # type: ignore[arg-type]
         settings = model.settings(strategy="beam" if beam > 1 else "greedy", beam=beam)
         sources = model.source_encoding.encode(texts)
-        ways: dict[str, Callable[[], Lines]] = {
-            OURS: partial(refilled, model, sources, settings, places),
-            "ours, batches": partial(batched, model, sources, settings, places),
-            "transformers": partial(theirs, peer(folder, device, kind), model, sources, settings, places),
+        methods: dict[str, Callable[[], Lines]] = {
+            OURS: partial(continuous, model, sources, settings, slots),
+            "ours, batches": partial(static_batches, model, sources, settings, slots),
+            "transformers": partial(theirs, peer(folder, device, kind), model, sources, settings, slots),
         }
-        said: dict[str, Lines] = {}
+        outputs: dict[str, Lines] = {}
 
-        def timed(name: str, way: Callable[[], Lines], said: dict[str, Lines] = said) -> int:
-            said[name] = way()
-            return sum(map(len, said[name]))
+        def timed(name: str, method: Callable[[], Lines], outputs: dict[str, Lines] = outputs) -> int:
+            outputs[name] = method()
+            return sum(map(len, outputs[name]))
 
-        found = [Contestant(name, partial(timed, name, way)) for name, way in ways.items()]
+        found = [Implementation(name, partial(timed, name, method)) for name, method in methods.items()]
         setting = f"natural {len(texts)} lines beam {beam} {precision}"
         rows += measure(setting, found, device, repeats, clock)
-        for name, lines in said.items():
-            same = sum(a == b for a, b in zip(lines, said[OURS], strict=True)) / len(lines)
-            print(f"beam {beam} {precision}: {same:.1%} of the lines of {name} are ours refilled", flush=True)
+        for name, lines in outputs.items():
+            same = sum(a == b for a, b in zip(lines, outputs[OURS], strict=True)) / len(lines)
+            print(f"beam {beam} {precision}: {same:.1%} of the lines of {name} equal ours", flush=True)
             ids = [line[:-1] if line[-1:] == [EOS] else line for line in lines]
             written[f"{precision} {name}"] = [model.target.decode(one) for one in ids]
     return rows, written
 
 
-def refilled(model: Model, sources: list[Any], settings: GenerationRecipe, places: int) -> Lines:
+def continuous(model: Model, sources: list[Any], settings: GenerationRecipe, slots: int) -> Lines:
     searcher, results = model.searcher, dict[int, list[int]]()
     lengths = [len(source) for source in sources]
-    for one in plan_searches(lengths, places * max(lengths), places):
+    for one in plan_searches(lengths, slots * max(lengths), slots):
         wanted = [searcher.wanted(rows, sources, None, settings, range(len(sources))) for rows in one.groups]
         rows = [row for group in one.groups for row in group]
         found = searcher.refilled(wanted, settings, one.slots)
@@ -69,40 +69,40 @@ def refilled(model: Model, sources: list[Any], settings: GenerationRecipe, place
 
 
 def in_batches(sources: list[Any], size: int) -> list[list[int]]:
-    """Rows of like length together, the longest first."""
+    """Rows sorted by length, the longest first."""
     order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
-def batched(model: Model, sources: list[Any], settings: GenerationRecipe, places: int) -> Lines:
+def static_batches(model: Model, sources: list[Any], settings: GenerationRecipe, slots: int) -> Lines:
     results: dict[int, list[int]] = {}
-    for rows in in_batches(sources, places):
+    for rows in in_batches(sources, slots):
         found = model.searcher.sources([sources[row] for row in rows], None, settings, rows)
         results.update({row: list(line[0].ids) for row, line in zip(rows, found, strict=True)})
     return [results[row] for row in range(len(sources))]
 
 
 def peer(folder: Path, device: torch.device, kind: torch.dtype) -> Any:
-    """What `transduce export --to huggingface` made of the run, opened by transformers."""
+    """The run exported by `transduce export --to huggingface` and loaded by transformers."""
     from transformers import AutoModelForSeq2SeqLM
 
     from transduce.interop.export import export
 
-    with tempfile.TemporaryDirectory() as place:
-        export(folder, Path(place) / "model", "huggingface")
-        found = AutoModelForSeq2SeqLM.from_pretrained(Path(place) / "model", dtype=kind)
+    with tempfile.TemporaryDirectory() as temporary:
+        export(folder, Path(temporary) / "model", "huggingface")
+        found = AutoModelForSeq2SeqLM.from_pretrained(Path(temporary) / "model", dtype=kind)
     return found.to(device).eval()
 
 
 @torch.inference_mode()
-def theirs(other: Any, model: Model, sources: list[Any], settings: GenerationRecipe, places: int) -> Lines:
+def theirs(other: Any, model: Model, sources: list[Any], settings: GenerationRecipe, slots: int) -> Lines:
     order = export_rows(model.source, model.network.state_dict())
     numbers = torch.tensor(order.ids, device=model.device)
     back = {number: ours for ours, number in enumerate(order.ids)}
     results: dict[int, list[int]] = {}
-    for rows in in_batches(sources, places):
-        asked = model.searcher.wanted(rows, sources, None, settings, range(len(sources)))
-        batch = asked.batch.to(model.device)
+    for rows in in_batches(sources, slots):
+        args = model.searcher.wanted(rows, sources, None, settings, range(len(sources)))
+        batch = args.batch.to(model.device)
         assert batch.source is not None
         ids = other.generate(
             input_ids=numbers[batch.source.values],
@@ -111,7 +111,7 @@ def theirs(other: Any, model: Model, sources: list[Any], settings: GenerationRec
             do_sample=False,
             early_stopping=False,
             length_penalty=settings.length_penalty,
-            max_new_tokens=int(asked.longest.max()),
+            max_new_tokens=int(args.longest.max()),
             max_length=None,
         )
         for row, line in zip(rows, ids[:, 1:].tolist(), strict=True):

@@ -1,5 +1,4 @@
-"""What a decoder loses when it reads its own tokens, and what scheduled sampling gives back:
-`python benchmarks/exposure.py [--tiny]`.
+"""Exposure bias, and its reduction by scheduled sampling: `python benchmarks/exposure_bias.py [--tiny]`.
 
 Two tasks on digits. Running sum, y_t = (y_{t-1} + x_t) mod 10: after gold tokens each step is easy, and alone one wrong
 digit makes all later ones wrong, unless the decoder has learned to add up the source itself. Reversal: the right next
@@ -39,7 +38,7 @@ TASKS: dict[str, Callable[[list[int]], list[int]]] = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     loss: float  # negative log-probability of a gold token after gold tokens
     after_gold: float  # share of right tokens, read after gold ones
     after_own: float  # the same after own ones
@@ -74,7 +73,7 @@ def train(
 
 
 @torch.no_grad()
-def measure(model: Transducer, batch: Batch) -> Measured:
+def measure(model: Transducer, batch: Batch) -> Measurement:
     model.eval()
     gold = batch.labels
     objective = CrossEntropy(label_smoothing=0.0)
@@ -90,7 +89,7 @@ def measure(model: Transducer, batch: Batch) -> Measured:
     def right(tokens: Tensor) -> float:
         return float((tokens == gold.values)[gold.mask].float().mean())
 
-    return Measured(loss, right(told), right(alone), exact / batch.size)
+    return Measurement(loss, right(told), right(alone), exact / batch.size)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.imports`: random models in folders from elsewhere, read by us and by transformers.
+"""Generation speed of imported Hugging Face models with random weights, against transformers.
 
-Both write as many tokens for the same sources, greedily and with a beam of 4. Ours reads texts and files, theirs is
-given ids and numbers that were made of them before.
+`python -m benchmarks.imported_models`. Both generate the same number of tokens for the same sources, greedily and with
+a beam of 4. Ours starts from texts and files, transformers from precomputed ids and features.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import transformers as library
 from rich.console import Console
 
 import transduce
-from benchmarks.harness import OURS, Contestant, Measured, measure, show, write
+from benchmarks.harness import OURS, Implementation, Measurement, measure, show, write
 from transduce.interop import Languages, convert
 
 ROWS, SOURCE = 4, 24  # sources, and words of each
@@ -49,7 +49,7 @@ class Made:
 
     model: Any
     sources: list[str]
-    asked: dict[str, Any]
+    args: dict[str, Any]
     languages: Languages | None = None
     given: int = 1  # tokens before what is counted
 
@@ -126,8 +126,8 @@ def make_whisper(folder: Path, size: Size) -> Made:
             file.writeframes(samples.tobytes())
         heard.append(samples / 32768)
     features = extractor(heard, sampling_rate=16_000, return_tensors="pt").input_features
-    asked = {"input_features": features, "language": "en", "task": "transcribe"}
-    return Made(made, names, asked, Languages("en"), given=4)
+    args = {"input_features": features, "language": "en", "task": "transcribe"}
+    return Made(made, names, args, Languages("en"), given=4)
 
 
 def make_trocr(folder: Path, size: Size) -> Made:
@@ -167,7 +167,7 @@ FAMILIES: dict[str, Callable[[Path, Size], Made]] = {
 }
 
 
-def contestants(made: Made, own: dict[str, Any], beam: int, length: int) -> list[Contestant]:
+def implementations(made: Made, own: dict[str, Any], beam: int, length: int) -> list[Implementation]:
     search = {"strategy": "greedy"} if beam == 1 else {"strategy": "huggingface_beam", "beam": beam, "stop": "full"}
     more = made.given - 1  # a prompt is a part of our outputs
 
@@ -187,13 +187,13 @@ def contestants(made: Made, own: dict[str, Any], beam: int, length: int) -> list
             )  # fmt: skip
         return ROWS * length
 
-    every = [Contestant(OURS if name == "fp32" else f"{OURS} {name}", ours(model)) for name, model in own.items()]
-    return [*every, Contestant("transformers", theirs)]
+    every = [Implementation(OURS if name == "fp32" else f"{OURS} {name}", ours(model)) for name, model in own.items()]
+    return [*every, Implementation("transformers", theirs)]
 
 
-def run(sizes: list[str], families: list[str], length: int, repeats: int, clock: str) -> Iterator[list[Measured]]:
+def run(sizes: list[str], families: list[str], length: int, repeats: int, clock: str) -> Iterator[list[Measurement]]:
     """What was measured so far, after each family."""
-    rows: list[Measured] = []
+    rows: list[Measurement] = []
     for size in sizes:
         for family in families:
             torch.manual_seed(1)
@@ -205,25 +205,25 @@ def run(sizes: list[str], families: list[str], length: int, repeats: int, clock:
                 own = {kind: transduce.load(Path(folder) / "run", device="cpu", precision=kind) for kind in kinds}
                 for beam in (1, 4):
                     told = f"{family} {size} beam {beam}"
-                    rows += measure(told, contestants(made, own, beam, length), torch.device("cpu"), repeats, clock)
+                    rows += measure(told, implementations(made, own, beam, length), torch.device("cpu"), repeats, clock)
             yield rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.imports", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.imported_models", description=__doc__)
     parser.add_argument("--sizes", nargs="*", default=list(SIZES))
     parser.add_argument("--families", nargs="*", default=list(FAMILIES))
     parser.add_argument("--length", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clock", default="processor", choices=["processor", "wall"])
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/imports-cpu.json"))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
-    rows: list[Measured] = []
-    for rows in run(asked.sizes, asked.families, asked.length, asked.repeats, asked.clock):
-        write(asked.output, "imports-cpu", rows, torch.device("cpu"), asked.clock)
+    rows: list[Measurement] = []
+    for rows in run(args.sizes, args.families, args.length, args.repeats, args.clock):
+        write(args.output, "imports-cpu", rows, torch.device("cpu"), args.clock)
     show("imports-cpu", rows, Console(width=140))
 
 

@@ -1,6 +1,6 @@
-"""Training and generation speed of every rung, on random tokens: `python benchmarks/smoke.py [--tiny]`.
+"""Training and generation speed of each architecture on random tokens.
 
-Numbers of one machine and one moment, good for seeing what a change did: run it before and after.
+`python benchmarks/architecture_speed.py [--tiny]`, before and after a change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transduce.training.distributed import pick_device
 
 GRU = {"kind": "recurrent", "cell": "gru"}
 TRANSFORMER = {"kind": "transformer"}
-RUNGS = {
+ARCHITECTURES = {
     "Sutskever: context at the start": (GRU, {**GRU, "context": "initial"}),
     "Cho: context at every step": (GRU, {**GRU, "context": "every_step"}),
     "Bahdanau: attend before": (GRU, {**GRU, "context": "bahdanau"}),
@@ -51,13 +51,13 @@ def training_speed(model: torch.nn.Module, batch: Batch, repeats: int) -> float:
     times = []
     model.train()
     for repeat in range(repeats + 2):
-        begin = now(batch.device)
+        start = now(batch.device)
         optimiser.zero_grad(set_to_none=True)
         loss = objective(model, batch)
         (loss.total / objective.count(batch)).backward()
         optimiser.step()
         if repeat >= 2:
-            times.append(now(batch.device) - begin)
+            times.append(now(batch.device) - start)
     return batch.tokens / median(times)
 
 
@@ -67,10 +67,10 @@ def generation_speed(model: torch.nn.Module, batch: Batch, beam: int, steps: int
     times = []
     model.eval()
     for repeat in range(repeats + 1):
-        begin = now(batch.device)
+        start = now(batch.device)
         search(model, Batch(batch.source), strategy, max_lengths=longest, processors=[MinLength(length=steps)])
         if repeat:
-            times.append(now(batch.device) - begin)
+            times.append(now(batch.device) - start)
     return batch.size * steps / median(times)
 
 
@@ -90,14 +90,14 @@ def main() -> None:
     device = pick_device(options.device)
     width, rows, length, size, repeats = (32, 8, 8, 100, 2) if options.tiny else (256, 64, 30, 8000, 5)
     batch = random_batch(rows, length, size).to(device)
-    table = Table("rung", "parameters", "training tok/s", "greedy tok/s", "beam 5 tok/s")
+    table = Table("architecture", "parameters", "training tok/s", "greedy tok/s", "beam 5 tok/s")
     results = []
-    for name, parts in RUNGS.items():
+    for name, parts in ARCHITECTURES.items():
         encoder, decoder = (None if part is None else {**part, "width": width} for part in parts)
         content = {"tokens": {"shared": True}, "model": {"encoder": encoder, "decoder": decoder}}
         model = build_model(complete_recipe(parse(content)).model, size, size).to(device)
         row = {
-            "rung": name,
+            "architecture": name,
             "parameters": count_parameters(model),
             "training": training_speed(model, batch, repeats),
             "greedy": generation_speed(model, batch, 1, length, repeats),
@@ -107,8 +107,8 @@ def main() -> None:
         table.add_row(name, *(f"{value:,.0f}" for value in list(row.values())[1:]))
     Console().print(table)
     if options.json:
-        facts = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-        options.json.write_text(json.dumps({"facts": facts, "rows": results}, indent=2) + "\n")
+        environment = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+        options.json.write_text(json.dumps({"environment": environment, "rows": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
