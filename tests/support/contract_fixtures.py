@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import copy
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,9 +192,19 @@ CASES = _cases()
 
 
 def make(name: str) -> torch.nn.Module:
+    """A model of a case, with the same weights and the same random state after it every time."""
+    model, random_state = _made(name)
+    torch.set_rng_state(random_state)
+    return copy.deepcopy(model)
+
+
+@cache
+def _made(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """Built once a process: checking a recipe takes longer than most laws."""
     torch.manual_seed(1)
     recipe = complete_recipe(parse(CASES[name]))
-    return build_model(recipe.model, SIZE, SIZE).eval()
+    model = build_model(recipe.model, SIZE, SIZE).eval()
+    return model, torch.get_rng_state()
 
 
 def example_batch(lengths: list[tuple[int, int]], seed: int = 3) -> Batch:
