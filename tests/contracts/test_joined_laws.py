@@ -71,7 +71,7 @@ def test_each_part_reads_its_own_source_and_its_rows_are_tagged():
     moved = (changed.values[0] - same.values[0]).abs().amax(1) > 1e-6
     assert moved.tolist() == [False] * 3 + [True] * 3 + [False] * 3
     with torch.no_grad():
-        encoder.tags[1] += 1
+        encoder.source_embedding[1] += 1
     tagged = encoder(sources(([4, 5], [4, 5], [4, 5])))
     assert_close(tagged.values[0, 3:6], same.values[0, 3:6] + 1, **CLOSE)
     assert_close(tagged.values[0, :3], same.values[0, :3], **CLOSE)

@@ -132,7 +132,7 @@ def test_a_step_tells_what_the_output_layer_read(model, batch):
 
 def test_rows_of_a_memory_tell_their_tokens(model, batch):
     if (encoder := getattr(model, "encoder", None)) is not None:
-        memory, readers = encoder(batch), len(getattr(encoder, "parts", "1"))
+        memory, readers = encoder(batch), len(getattr(encoder, "encoders", "1"))
         for tokens, real, source, mask in zip(
             memory.tokens, memory.mask, batch.source.values, batch.source.mask, strict=True
         ):

@@ -208,7 +208,7 @@ class OutputRows:
         """The network with such a layer in place of its own; all other parts are shared."""
         made: nn.Module = self.chosen(ids)
         decoder = self.network.decoder
-        for part, name in ((decoder.output, "layer"), (decoder, "output"), (self.network, "decoder")):
+        for part, name in ((decoder.output, "projection"), (decoder, "output"), (self.network, "decoder")):
             twin = copy.copy(part)
             twin._modules = {**part._modules, name: made}
             made = twin
