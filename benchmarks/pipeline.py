@@ -76,7 +76,8 @@ def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
     from transduce.data.batching import Batches, DataPosition
     from transduce.data.filters import Filters
     from transduce.data.readers.corpus import read_corpus
-    from transduce.data.store import build_store, split
+    from transduce.data.row_selection import split
+    from transduce.data.store import build_store
     from transduce.data.tokenizers.tokenizer import Tokenizer
     from transduce.recipe import Corpus
 
@@ -91,7 +92,7 @@ def prepare_lines(file: str, folder: str, lines: int) -> list[Stage]:
     with staged("hold out pairs", lines, stages):
         rows, _ = split(len(store), min(1000, len(store) // 5), 1, store.groups())
     with staged("plan an epoch", lines, stages):
-        batches = Batches(store, rows, batch_tokens=4096, pool=100, seed=1)
+        batches = Batches(store, rows, batch_tokens=4096, bucket_batches=100, seed=1)
         count = batches.batches_in(0)
     with staged("gather its batches", lines, stages):
         for index in range(count):

@@ -78,19 +78,19 @@ def packed_batches(batches: list[Batch], tokens: int) -> list[Batch]:
         for side in parts
     ]
     widths = np.array([[len(source), len(said) + 1] for source, said in zip(*sides, strict=True)])
-    packing = Packing.within(tokens, packed_lengths(widths))
+    packing = Packing.for_budget(tokens, packed_lengths(widths))
     assert packing is not None, "there are too few tokens for a row"
     plan = _plan(widths, tokens, packing)
     made = []
     for index in range(len(plan)):
         planned = plan.batch(index)
         chosen = [[side[row] for row in planned.rows] for side in sides]
-        if planned.lines is None:  # too long for its rows
+        if planned.bins is None:  # too long for its rows
             pairs = [(source[:-1].tolist(), said[:-1].tolist()) for source, said in zip(*chosen, strict=True)]
             made.append(collate(pairs, range(len(pairs))))
         else:
             source, said = ((np.concatenate(rows), np.array(list(map(len, rows)))) for rows in chosen)
-            made.append(packing.packed((source, said), planned.lines))
+            made.append(packing.pack((source, said), planned.bins))
     return [batch.to(batches[0].device) for batch in made]
 
 

@@ -24,13 +24,13 @@ Pairs = list[tuple[list[int], list[int]]]
 def both(pairs: Pairs) -> tuple[Batch, Batch, np.ndarray]:
     """The pairs padded and packed, and the order they have in the packed batch."""
     lengths = np.array([[len(source) + 1, len(target) + 2] for source, target in pairs])
-    lines = assign_bins(lengths, PACKING.room)
+    lines = assign_bins(lengths, PACKING.capacity)
     order = np.argsort(lines, kind="stable")
     sides = []
     for side in (0, 1):
         rows = [[*pairs[number][side], 2] for number in order]
         sides.append((np.concatenate(rows), np.array([len(row) for row in rows])))
-    return collate(pairs, range(len(pairs))), PACKING.packed((sides[0], sides[1]), lines[order]), order
+    return collate(pairs, range(len(pairs))), PACKING.pack((sides[0], sides[1]), lines[order]), order
 
 
 def pairs_of(*lengths: tuple[int, int]) -> Pairs:
@@ -74,7 +74,7 @@ def test_loss_and_gradient_are_the_same(name: str, objective: str) -> None:
 @given(lengths=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=8))
 def test_scores_of_every_token_are_the_same(lengths: list[tuple[int, int]]) -> None:
     pairs = pairs_of(*lengths)
-    if assign_bins(np.array(lengths) + np.array([1, 2]), PACKING.room).max() >= PACKING.rows:
+    if assign_bins(np.array(lengths) + np.array([1, 2]), PACKING.capacity).max() >= PACKING.rows:
         pairs = pairs[:3]
     model, (padded, packed, order) = make("transformer>transformer"), both(pairs)
     with torch.no_grad():

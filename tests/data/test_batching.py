@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data.batching import Batches, DataPosition, batch_by_length, collate, gather
-from transduce.data.epoch_plan import EpochPlan, RowSubset, batch_starts
+from transduce.data.epoch_plan import EpochPlan, batch_starts
 from transduce.data.filters import Filters
 from transduce.data.rng import SeededRandom
+from transduce.data.row_selection import RowSubset
 from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
@@ -46,7 +47,7 @@ def _rows(plan: EpochPlan) -> np.ndarray:
 
 
 def _batches(lengths: np.ndarray, **changes: Any) -> Batches:
-    options = {"batch_tokens": 4096, "pool": 100, "seed": 1, **changes}
+    options = {"batch_tokens": 4096, "bucket_batches": 100, "seed": 1, **changes}
     return Batches(_lengths_only(lengths), np.arange(len(lengths)), **options)
 
 
@@ -54,21 +55,21 @@ def _batches(lengths: np.ndarray, **changes: Any) -> Batches:
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=150),
     budget=st.integers(1, 400),
-    pool=st.integers(1, 5),
+    bucket_batches=st.integers(1, 5),
     seed=st.integers(-9, 2**65),
     epoch=st.integers(0, 5),
 )
 def test_every_pair_once_and_within_the_budget(
-    lengths: list[tuple[int, int]], budget: int, pool: int, seed: int, epoch: int
+    lengths: list[tuple[int, int]], budget: int, bucket_batches: int, seed: int, epoch: int
 ) -> None:
     array = np.array(lengths)
-    plan = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
+    plan = _batches(array, batch_tokens=budget, bucket_batches=bucket_batches, seed=seed).plan(epoch)
     found = [plan.batch(index).rows for index in range(len(plan))]
     assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
     slots = [len(rows) * int((array[rows].max(0) + SPECIAL).sum()) for rows in found]
     assert all(slot <= budget or len(rows) == 1 for slot, rows in zip(slots, found, strict=True))
     assert plan.padding == pytest.approx(1 - (array + SPECIAL).sum() / sum(slots))
-    again = _batches(array, batch_tokens=budget, pool=pool, seed=seed).plan(epoch)
+    again = _batches(array, batch_tokens=budget, bucket_batches=bucket_batches, seed=seed).plan(epoch)
     backwards = [again.batch(index).rows for index in reversed(range(len(again)))]
     assert [rows.tolist() for rows in found] == [rows.tolist() for rows in reversed(backwards)]
     with pytest.raises(IndexError):
@@ -94,7 +95,7 @@ def test_epochs_and_seeds_differ() -> None:
     plans = [_batches(lengths, seed=seed).plan(epoch) for seed in (1, 2) for epoch in (0, 1)]
     assert len({tuple(_rows(plan).tolist()) for plan in plans}) == 4
     found = [{tuple(sorted(plan.batch(index).rows.tolist())) for index in range(len(plan))} for plan in plans]
-    assert len(found[0] & found[1]) < len(found[0]) / 2  # even though all fits into one pool
+    assert len(found[0] & found[1]) < len(found[0]) / 2  # even though all fits into one bucket_batches
 
 
 @given(n=st.integers(0, 200), seed=st.integers())
@@ -123,7 +124,7 @@ def test_a_position_walks_through_every_batch_and_seeks() -> None:
 def test_weights_multiply_how_often_a_corpus_comes() -> None:
     store = _lengths_only(_natural(4000))
     store.corpus_of = np.repeat([0, 1, 2, 3], 1000).astype(np.uint8)
-    options: dict[str, Any] = {"batch_tokens": 4096, "pool": 100, "seed": 1}
+    options: dict[str, Any] = {"batch_tokens": 4096, "bucket_batches": 100, "seed": 1}
     batches = Batches(store, np.arange(4000), weights=(1.0, 2.0, 0.5, 1.25), **options)
     counts = [Counter(_rows(batches.plan(epoch)).tolist()) for epoch in (0, 1)]
     for count in counts:
@@ -158,7 +159,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Tokenizer]:
 def test_a_batch_holds_its_rows(built: tuple[Store, Tokenizer]) -> None:
     store, _ = built
     indices = np.arange(0, len(store), 3)
-    batches = Batches(store, indices, batch_tokens=500, pool=4, seed=7)
+    batches = Batches(store, indices, batch_tokens=500, bucket_batches=4, seed=7)
     seen: list[int] = []
     for index in range(batches.batches_in(0)):
         batch = batches.at(DataPosition(0, index))
@@ -199,7 +200,12 @@ def test_collate_equals_gather(built: tuple[Store, Tokenizer]) -> None:
 
 def test_dropout_is_exact_at_every_visit(built: tuple[Store, Tokenizer]) -> None:
     store, tokenizer = built
-    options: dict[str, Any] = {"batch_tokens": 500, "pool": 4, "seed": 7, "tokenizers": (tokenizer, tokenizer)}
+    options: dict[str, Any] = {
+        "batch_tokens": 500,
+        "bucket_batches": 4,
+        "seed": 7,
+        "tokenizers": (tokenizer, tokenizer),
+    }
     noisy = Batches(store, np.arange(len(store)), dropout=(0.3, 0.0), **options)
     plain = Batches(store, np.arange(len(store)), **options)
     again = Batches(store, np.arange(len(store)), dropout=(0.3, 0.0), **options)
@@ -227,7 +233,7 @@ def test_dropout_is_exact_at_every_visit(built: tuple[Store, Tokenizer]) -> None
         spellings.add(tuple(batch.source.values[batch.rows.index(11)].tolist()))
     assert len(spellings) > 1
     with pytest.raises(ValueError, match="tokenizers"):
-        Batches(store, np.arange(3), batch_tokens=9, pool=1, seed=1, dropout=(0.1, 0.0))
+        Batches(store, np.arange(3), batch_tokens=9, bucket_batches=1, seed=1, dropout=(0.1, 0.0))
 
 
 def test_nothing_to_batch_is_an_error() -> None:
@@ -280,7 +286,7 @@ def test_planning_takes_the_same_memory_for_any_number_of_pairs(weights: tuple[f
         facts = {"lengths": _Computed(), "corpus_of": np.broadcast_to(np.uint8(0), n)}
         store: Any = SimpleNamespace(items=None, **facts, sourceless=False)
         tracemalloc.start()
-        batches = Batches(store, RowSubset(n, [5, 9]), batch_tokens=8192, pool=3, seed=1, weights=weights)
+        batches = Batches(store, RowSubset(n, [5, 9]), batch_tokens=8192, bucket_batches=3, seed=1, weights=weights)
         assert batches.batches_in(0) > 300
         assert batches.plan(0).batch(batches.batches_in(0) - 1).rows.max() < n
         peaks.append(tracemalloc.get_traced_memory()[1])

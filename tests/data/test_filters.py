@@ -33,13 +33,13 @@ def test_what_is_not_asked_for_is_not_done() -> None:
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3))))
 def test_only_the_very_same_pair_is_a_duplicate(pairs: list[tuple[str, str]]) -> None:
     seen = PairHashSet()
-    assert [seen.before(*pair) for pair in pairs] == [pair in pairs[:place] for place, pair in enumerate(pairs)]
+    assert [not seen.add(*pair) for pair in pairs] == [pair in pairs[:place] for place, pair in enumerate(pairs)]
 
 
 def test_the_border_between_the_sides_counts() -> None:
     seen = PairHashSet()
-    assert not seen.before("a b", "c")
-    assert not seen.before("a", "b c")
+    assert seen.add("a b", "c")
+    assert seen.add("a", "b c")
 
 
 @given(st.lists(st.sampled_from(["", "empty", "ratio", "too long"])))
@@ -61,9 +61,9 @@ def test_the_report_adds_up(reasons: list[str]) -> None:
 
 def test_seen_pairs_stay_known_while_the_table_grows():
     seen, rounds = PairHashSet(), 20_000  # several times as many as it has room for at first
-    assert not any(seen.before(f"source {number}", "target") for number in range(rounds))
-    assert all(seen.before(f"source {number}", "target") for number in range(rounds))
-    assert not seen.before("source 1", "another target")
+    assert all(seen.add(f"source {number}", "target") for number in range(rounds))
+    assert not any(seen.add(f"source {number}", "target") for number in range(rounds))
+    assert seen.add("source 1", "another target")
 
 
 def test_what_was_seen_lies_on_disk(tmp_path: Path):
@@ -72,7 +72,7 @@ def test_what_was_seen_lies_on_disk(tmp_path: Path):
     tracemalloc.start()
     try:
         for number in range(40_000):
-            seen.before(str(number), "")
+            seen.add(str(number), "")
         assert tracemalloc.get_traced_memory()[1] < 40_000 * 30  # while the table grows, 16 thousand of its numbers
     finally:
         tracemalloc.stop()
@@ -92,4 +92,4 @@ def test_half_a_hash_is_not_enough(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("transduce.data.filters.hashlib.blake2b", Digest)
     seen = PairHashSet()
-    assert [seen.before("a", letter) for letter in "bcdbcd"] == [False] * 3 + [True] * 3
+    assert [not seen.add("a", letter) for letter in "bcdbcd"] == [False] * 3 + [True] * 3

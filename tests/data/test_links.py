@@ -60,7 +60,7 @@ def test_tokens_of_linked_words_are_linked() -> None:
 def test_a_batch_holds_the_links_of_its_rows(tmp_path: Path) -> None:
     both = tokenizers("words")
     store = build_store([corpora(tmp_path)["tsv"]], *both, Filters(), "error", tmp_path / "stores")
-    plain = Batches(store, range(3), batch_tokens=100, pool=1, seed=1)  # type: ignore[arg-type]
+    plain = Batches(store, range(3), batch_tokens=100, bucket_batches=1, seed=1)  # type: ignore[arg-type]
     batch = AlignedBatches(plain, both).at(DataPosition())
     links = batch.extra["alignment"]
     for place, row in enumerate(batch.rows):

@@ -20,7 +20,7 @@ from transduce.data.noise import (
     add_noise,
     delete_tokens,
     mask_spans,
-    permute_parts,
+    permute_sentences,
 )
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
@@ -38,30 +38,30 @@ def is_within(part: list[int], whole: list[int]) -> bool:
 
 @given(IDS, st.floats(0, 1), SEED)
 def test_deletion_only_leaves_out(ids: list[int], rate: float, seed: int) -> None:
-    found = delete_tokens(ids, rate=rate, chance=Random(seed))
+    found = delete_tokens(ids, rate=rate, rng=Random(seed))
     assert is_within(found, ids)
-    assert found == delete_tokens(ids, rate=rate, chance=Random(seed))
-    assert delete_tokens(ids, rate=0, chance=Random(seed)) == ids
-    assert delete_tokens(ids, rate=1, chance=Random(seed)) == []
+    assert found == delete_tokens(ids, rate=rate, rng=Random(seed))
+    assert delete_tokens(ids, rate=0, rng=Random(seed)) == ids
+    assert delete_tokens(ids, rate=1, rng=Random(seed)) == []
 
 
 @given(IDS, st.floats(0, 1), st.floats(0.5, 6), SEED)
 def test_masked_spans(ids: list[int], rate: float, length: float, seed: int) -> None:
-    found = mask_spans(ids, rate=rate, mask=MASK, chance=Random(seed), mean=length)
+    found = mask_spans(ids, rate=rate, mask=MASK, rng=Random(seed), mean=length)
     kept = [token for token in found if token != MASK]
     assert is_within(kept, ids)
     assert abs(len(ids) - len(kept) - rate * len(ids)) < 1
     assert len(found) <= len(ids)
     assert (MASK, MASK) not in pairwise(found)
     assert (MASK in found) == (len(kept) < len(ids))
-    assert found == mask_spans(ids, rate=rate, mask=MASK, chance=Random(seed), mean=length)
-    assert mask_spans(ids, rate=0, mask=MASK, chance=Random(seed)) == ids
+    assert found == mask_spans(ids, rate=rate, mask=MASK, rng=Random(seed), mean=length)
+    assert mask_spans(ids, rate=0, mask=MASK, rng=Random(seed)) == ids
 
 
 @given(IDS.filter(lambda ids: len(set(ids)) == len(ids)), st.floats(0, 1), SEED)
 def test_what_is_gone_was_where_the_mask_stands(ids: list[int], rate: float, seed: int) -> None:
     """With all tokens different, filling each mask with the gap between its neighbours gives the whole again."""
-    found = mask_spans(ids, rate=rate, mask=MASK, chance=Random(seed))
+    found = mask_spans(ids, rate=rate, mask=MASK, rng=Random(seed))
     filled: list[int] = []
     for place, token in enumerate(found):
         if token == MASK:
@@ -76,12 +76,12 @@ def test_what_is_gone_was_where_the_mask_stands(ids: list[int], rate: float, see
 def test_spans_are_as_long_as_asked_for() -> None:
     for wanted in (1.0, 3.0):
         ids = list(range(5, 5005))
-        masks = mask_spans(ids, rate=0.3, mask=MASK, chance=Random(1), mean=wanted).count(MASK)
+        masks = mask_spans(ids, rate=0.3, mask=MASK, rng=Random(1), mean=wanted).count(MASK)
         assert 1500 / masks == pytest.approx(wanted, rel=0.1)
 
 
 def test_deletion_keeps_its_rate() -> None:
-    shares = [len(delete_tokens(range(100), rate=0.3, chance=Random(seed))) / 100 for seed in range(100)]
+    shares = [len(delete_tokens(range(100), rate=0.3, rng=Random(seed))) / 100 for seed in range(100)]
     assert mean(shares) == pytest.approx(0.7, abs=0.02)
 
 
@@ -92,14 +92,14 @@ def test_permutation_moves_whole_parts(ids: list[int], seed: int) -> None:
         return Counter(tuple(map(int, part)) for part in text.split("|") if part)
 
     whole = [*ids, STOP]  # an open part at the end would join the one that comes to stand after it
-    found = permute_parts(whole, ends={STOP}, chance=Random(seed))
+    found = permute_sentences(whole, ends={STOP}, rng=Random(seed))
     assert parts(found) == parts(whole)
-    assert found == permute_parts(whole, ends={STOP}, chance=Random(seed))
+    assert found == permute_sentences(whole, ends={STOP}, rng=Random(seed))
 
 
 def test_permutation_does_permute() -> None:
     ids = [5, STOP, 6, STOP, 7, STOP]
-    orders = {tuple(permute_parts(ids, ends=[STOP], chance=Random(seed))) for seed in range(60)}
+    orders = {tuple(permute_sentences(ids, ends=[STOP], rng=Random(seed))) for seed in range(60)}
     assert len(orders) == 6
 
 
@@ -115,16 +115,16 @@ def clean(rows: list[list[int]]) -> Batch:
 @given(KNOWN, SEED)
 def test_only_chosen_tokens_are_masked_and_asked_for(ids: list[int], seed: int) -> None:
     found = TokenMasking(WORDS)(ids, Random(seed))
-    assert len(found.ids) == len(found.asked) == len(ids)
-    assert all(asked or now == before for now, before, asked in zip(found.ids, ids, found.asked, strict=True))
-    assert max(1, int(0.15 * len(ids))) <= sum(found.asked) <= max(1, int(0.15 * len(ids)) + 1)
+    assert len(found.ids) == len(found.loss_mask) == len(ids)
+    assert all(asked or now == before for now, before, asked in zip(found.ids, ids, found.loss_mask, strict=True))
+    assert max(1, int(0.15 * len(ids))) <= sum(found.loss_mask) <= max(1, int(0.15 * len(ids)) + 1)
     assert set(found.ids) <= {UNK, *range(4, WORDS.size)}
 
 
 def test_most_are_masked_some_replaced_some_kept() -> None:
     ids = [4 + number % (WORDS.size - 4) for number in range(30_000)]
     found = TokenMasking(WORDS)(ids, Random(1))
-    asked = [(now, before) for now, before, wanted in zip(found.ids, ids, found.asked, strict=True) if wanted]
+    asked = [(now, before) for now, before, wanted in zip(found.ids, ids, found.loss_mask, strict=True) if wanted]
     assert len(asked) / len(ids) == pytest.approx(0.15, abs=0.001)
     assert sum(now == UNK for now, _ in asked) / len(asked) == pytest.approx(0.8, abs=0.02)
     assert sum(now == before for now, before in asked) / len(asked) == pytest.approx(0.1, abs=0.03)
@@ -133,9 +133,9 @@ def test_most_are_masked_some_replaced_some_kept() -> None:
 def test_unknown_words_are_never_asked_for() -> None:
     for seed in range(50):
         found = TokenMasking(WORDS, rate=1.0)([5, UNK, 6], Random(seed))
-        assert found.asked == [True, False, True]
-    assert NoNoise(WORDS)([5, UNK, 6], Random(1)).asked == [True, False, True]
-    assert TokenMasking(WORDS)([UNK, UNK], Random(1)).asked == [False, False]
+        assert found.loss_mask == [True, False, True]
+    assert NoNoise(WORDS)([5, UNK, 6], Random(1)).loss_mask == [True, False, True]
+    assert TokenMasking(WORDS)([UNK, UNK], Random(1)).loss_mask == [False, False]
     with pytest.raises(InputError, match="more than all"):
         TokenMasking(WORDS, masked=0.8, replaced=0.3)
 
@@ -147,7 +147,7 @@ def test_whole_words_go_as_a_whole(seed: int) -> None:
     assert len(set(words)) < len(ids)
     found = TokenMasking(PIECES, rate=0.3, whole_words=True)(ids, Random(seed))
     for word in set(words):
-        assert len({asked for asked, own in zip(found.asked, words, strict=True) if own == word}) == 1
+        assert len({asked for asked, own in zip(found.loss_mask, words, strict=True) if own == word}) == 1
 
 
 def test_parts_end_where_the_text_says() -> None:

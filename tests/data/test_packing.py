@@ -41,23 +41,28 @@ def test_no_row_is_given_more_than_its_room(lengths: list[tuple[int, int]]) -> N
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=150),
     rows=st.integers(1, 6),
-    pool=st.integers(1, 5),
+    bucket_batches=st.integers(1, 5),
     epoch=st.integers(0, 5),
 )
-def test_every_pair_once_packed_or_padded(lengths: list[tuple[int, int]], rows: int, pool: int, epoch: int) -> None:
+def test_every_pair_once_packed_or_padded(
+    lengths: list[tuple[int, int]], rows: int, bucket_batches: int, epoch: int
+) -> None:
     array, packing = np.array(lengths), Packing(rows, *ROOM.tolist())
-    plans = [_batches(array, batch_tokens=packing.slots, pool=pool, packing=packing).plan(epoch) for _ in range(2)]
+    plans = [
+        _batches(array, batch_tokens=packing.slots, bucket_batches=bucket_batches, packing=packing).plan(epoch)
+        for _ in range(2)
+    ]
     found = [plans[0].batch(index) for index in range(len(plans[0]))]
     assert sorted(np.concatenate([one.rows for one in found]).tolist()) == list(range(len(lengths)))
     for one in found:
-        fits = packing.takes(array[one.rows] + np.array([1, 2]))
-        if one.lines is None:
+        fits = packing.fits(array[one.rows] + np.array([1, 2]))
+        if one.bins is None:
             assert not fits.any()
             continue
         assert fits.all()
-        assert (np.diff(one.lines) >= 0).all()
+        assert (np.diff(one.bins) >= 0).all()
         filled = np.zeros((rows, 2), np.int64)
-        np.add.at(filled, one.lines, array[one.rows] + 1)
+        np.add.at(filled, one.bins, array[one.rows] + 1)
         assert (filled <= ROOM).all()
     again = [plans[1].batch(index) for index in reversed(range(len(plans[1])))]
     assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in reversed(again)]
@@ -65,18 +70,18 @@ def test_every_pair_once_packed_or_padded(lengths: list[tuple[int, int]], rows: 
 
 def test_little_is_padding_and_lengths_are_mixed() -> None:
     lengths = _natural(40_000)
-    packing = Packing.within(32_768, lengths + 1)
+    packing = Packing.for_budget(32_768, lengths + 1)
     assert packing is not None
     batches = _batches(lengths, batch_tokens=32_768, packing=packing)
     assert batches.padding(0) < 0.08
     planned = [batches.plan(0).batch(index) for index in range(30)]
-    means = [lengths[one.rows].mean() for one in planned if one.lines is not None]
+    means = [lengths[one.rows].mean() for one in planned if one.bins is not None]
     assert max(means) < 1.5 * min(means)  # not sorted by length
 
 
 def test_a_longer_side_has_more_places() -> None:
-    assert Packing.within(4096, np.array([[40, 9], [60, 11]])) == Packing(4096 // (128 + 32), 128, 32)
-    assert Packing.within(159, np.array([[40, 9], [60, 11]])) is None
+    assert Packing.for_budget(4096, np.array([[40, 9], [60, 11]])) == Packing(4096 // (128 + 32), 128, 32)
+    assert Packing.for_budget(159, np.array([[40, 9], [60, 11]])) is None
 
 
 def _pairs(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
@@ -105,7 +110,7 @@ def test_a_store_in_packed_batches_is_the_store(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(["abcde0123456789"], "chars", 30)
     corpus = Corpus(path=str(tmp_path / "pairs.tsv"))
     store = build_store([corpus], tokenizer, tokenizer, Filters(), "error", tmp_path / "s")
-    batches = Batches(store, np.arange(90), batch_tokens=140, pool=3, seed=2, packing=Packing(4, 16, 16))
+    batches = Batches(store, np.arange(90), batch_tokens=140, bucket_batches=3, seed=2, packing=Packing(4, 16, 16))
     held = []
     for index in range(batches.batches_in(0)):
         batch = batches.at(DataPosition(0, index))

@@ -14,7 +14,8 @@ from transduce.data.batching import DataPosition, gather
 from transduce.data.filters import Filters
 from transduce.data.lm_blocks import BlockBatches, TokenStream, consecutive_blocks, hold_out_end, token_streams
 from transduce.data.readers.corpus import read_corpus, text_chunks
-from transduce.data.store import Store, build_store, split
+from transduce.data.row_selection import split
+from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.running_text import count_text, encode_running_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
@@ -160,8 +161,8 @@ def test_a_file_becomes_a_stream_and_its_end_is_held_out(book: Path) -> None:
     share = store.lengths[held, 1].sum() / store.lengths[:, 1].sum()
     assert 0.02 < share <= 0.1
     (first,), (second,) = token_streams(store, rows), token_streams(store, held)
-    assert not first.closed
-    assert second.closed
+    assert not first.has_eos
+    assert second.has_eos
     assert len(first.content) + len(second.content) == len(whole.content)
     with pytest.raises(InputError, match="hold out"):
         hold_out_end(store, int(store.lengths.sum()))

@@ -169,7 +169,7 @@ def test_a_changed_file_makes_another_store(folder: Path) -> None:
 
 def test_what_is_changed_at_random_follows_the_epoch_and_nothing_else(folder: Path) -> None:
     _, store = perceived(folder, noise=1.0)
-    one, other = (Batches(store, np.arange(len(store)), batch_tokens=100, pool=4, seed=3) for _ in range(2))
+    one, other = (Batches(store, np.arange(len(store)), batch_tokens=100, bucket_batches=4, seed=3) for _ in range(2))
     for place in (DataPosition(0, 1), DataPosition(2, 0)):
         assert torch.equal(one.at(place).source.values, other.at(place).source.values)
     rows = one.at(DataPosition(0, 0)).rows

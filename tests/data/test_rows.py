@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data import rng as draws
-from transduce.data.epoch_plan import CorpusMixture, PairLengths, RowSubset, chunks, corpus_sizes
 from transduce.data.rng import RandomPermutation, SeededRandom
+from transduce.data.row_selection import CorpusMixture, PairLengths, RowSubset, chunks, corpus_sizes
 
 
 @pytest.fixture

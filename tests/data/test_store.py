@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import transduce.data.store as store_module
 import transduce.data.store as writer_module
 from transduce.data.filters import Filters
-from transduce.data.store import Store, build_store, split
+from transduce.data.row_selection import split
+from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.recipe import Corpus
@@ -65,7 +66,7 @@ def test_what_goes_in_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_rows_in_any_order(tmp_path: Path) -> None:
     store = build_store([_corpus(tmp_path / "a.tsv", PAIRS)], WORDS, BYTES, Filters(), "error", tmp_path / "s")
     rows = np.array([5, 0, 5, len(store) - 1])
-    flat, lengths = store.side("target", rows)
+    flat, lengths = store.token_ids("target", rows)
     assert flat.tolist() == [number for row in rows for number in store.ids(int(row))[1]]
     assert lengths.tolist() == store.lengths[rows, 1].tolist()
 

@@ -143,7 +143,7 @@ def test_a_packed_batch_falls_back_nowhere(launches: Counter[str]) -> None:
     sides = ((torch.cat(side).numpy(), np.array(list(map(len, side)))) for side in (source, said))
     model = model_of(dropout=0.2)
     with captured_pass(), torch.autocast("cpu", torch.bfloat16):
-        gradients(model, packing.packed((next(sides), next(sides)), lines))
+        gradients(model, packing.pack((next(sides), next(sides)), lines))
     assert launches == expected("pre", True, True)
 
 

@@ -1,1 +1,1 @@
-"""Files of pairs enter; examples, tokens and batches leave."""
+"""Text data: readers, tokenizers, the store of token ids, batches, noise."""

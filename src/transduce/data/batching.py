@@ -1,7 +1,7 @@
-"""A store enters, a `Batch` leaves for any `DataPosition`: resume seeks, it does not replay.
+"""Batches of a store by data position: resuming seeks, it does not replay.
 
-The batches of an epoch are a pure function of the seed, the epoch and the lengths (see plan.py), so a position is two
-numbers and nothing else has to be remembered.
+The batches of an epoch are a pure function of the seed, the epoch and the lengths (epoch_plan.py), so a position is two
+numbers and there is no other state.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from transduce.data.epoch_plan import CorpusMixture, EpochPlan, IndexMap, RowSubset, batch_starts, corpus_sizes
+from transduce.data.epoch_plan import EpochPlan, IndexMap, batch_starts
 from transduce.data.packing import Packing
 from transduce.data.rng import RandomPermutation, SeededRandom
+from transduce.data.row_selection import CorpusMixture, RowSubset, corpus_sizes
 from transduce.data.store import Store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.word_alignment import ALIGNMENT, token_alignment
@@ -31,7 +32,7 @@ SIDES = ("source", "target")
 
 @dataclass(frozen=True)
 class DataPosition:
-    """Where training stands in the data: the next batch."""
+    """The position of training in the data: the next batch."""
 
     epoch: int = 0
     index: int = 0
@@ -45,7 +46,7 @@ class DataPosition:
 
 
 class Batches:
-    """Endless batches of these rows of a store, epoch after epoch."""
+    """Endless batches of some rows of a store, epoch after epoch."""
 
     def __init__(
         self,
@@ -53,57 +54,60 @@ class Batches:
         indices: RowSubset | np.ndarray,
         *,
         batch_tokens: int,
-        pool: int,
+        bucket_batches: int,
         seed: int,
         weights: Sequence[float] | None = None,
-        dropout: tuple[float, float] = (0.0, 0.0),
+        dropout: tuple[float, float] = (0.0, 0.0),  # BPE dropout of source and target
         tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
-        packing: Packing | None = None,  # how several pairs share a row; None: they do not
+        packing: Packing | None = None,  # None: one pair per row
     ) -> None:
         if len(indices) == 0:
-            raise InputError("no pairs to make batches of")
+            raise InputError("no pairs to form batches of")
         if any(dropout) and tokenizers is None:
-            raise ValueError("dropout needs the tokenizers")
+            raise ValueError("BPE dropout needs the tokenizers")
         if packing is not None and (any(dropout) or store.sourceless or store.items is not None):
-            raise ValueError("packed are pairs of texts whose lengths are known")
+            raise ValueError("only text pairs of known lengths can be packed")
         self.store, self.indices = store, indices if isinstance(indices, RowSubset) else np.sort(np.asarray(indices))
-        self._budget, self._pool, self._seed = batch_tokens, pool, seed
+        self._budget, self._bucket_batches, self._seed = batch_tokens, bucket_batches, seed
         self._weights = None if weights is None or set(weights) == {1.0} else tuple(weights)
         self._dropout, self._tokenizers, self._packing = dropout, tokenizers, packing
         self._plans: dict[int, EpochPlan] = {}
-        self._lock = threading.Lock()  # batches are fetched ahead from another thread
+        self._lock = threading.Lock()  # batches are prefetched in another thread
 
     def plan(self, epoch: int) -> EpochPlan:
         with self._lock:
             if epoch not in self._plans:
-                kept = {number: plan for number, plan in self._plans.items() if number == epoch - 1}
-                self._plans = {**kept, epoch: self._make(epoch)}
+                cached = {number: plan for number, plan in self._plans.items() if number == epoch - 1}
+                self._plans = {**cached, epoch: self._make_plan(epoch)}
             return self._plans[epoch]
 
-    def _make(self, epoch: int) -> EpochPlan:
-        draw, widths = SeededRandom("order", self._seed, epoch), _SlotCounts(self.store, self.indices)
+    def _make_plan(self, epoch: int) -> EpochPlan:
+        rng, widths = SeededRandom("order", self._seed, epoch), _PaddedWidths(self.store, self.indices)
+        order: IndexMap
         if self._weights is None:
-            return EpochPlan(
-                widths, RandomPermutation(len(widths), draw), self._budget, self._pool, draw, self._packing
-            )
+            order = RandomPermutation(len(widths), rng)
+        else:
+            mixture = self._mixture(self._weights, epoch)
+            order = _Composition(RandomPermutation(len(mixture), rng), mixture)
+        return EpochPlan(widths, order, self._budget, self._bucket_batches, rng, self._packing)
+
+    def _mixture(self, weights: Sequence[float], epoch: int) -> CorpusMixture:
         last = int(self.store.corpus_of[self.indices[len(self.indices) - 1]])
-        if last >= len(self._weights):
-            raise InputError(f"{len(self._weights)} mixing weights for {last + 1} corpora")
-        sizes = corpus_sizes(self.indices, self.store.corpus_of, len(self._weights))
-        mixture = CorpusMixture(sizes, self._weights, SeededRandom("mixture", self._seed, epoch))
-        order = _Composition(RandomPermutation(len(mixture), draw), mixture)
-        return EpochPlan(widths, order, self._budget, self._pool, draw, self._packing)
+        if last >= len(weights):
+            raise InputError(f"{len(weights)} mixing weights for {last + 1} corpora")
+        sizes = corpus_sizes(self.indices, self.store.corpus_of, len(weights))
+        return CorpusMixture(sizes, weights, SeededRandom("mixture", self._seed, epoch))
 
     def at(self, position: DataPosition) -> Batch:
         planned = self.plan(position.epoch).batch(position.index)
         rows = self.indices[planned.rows]
         target = self._side(1, rows, position.epoch)
-        if planned.lines is not None and self._packing is not None:
+        if planned.bins is not None and self._packing is not None:
             source = self._side(0, rows, position.epoch)
-            return self._packing.packed((source.closed(), target.closed()), planned.lines)
+            return self._packing.pack((source.with_eos(), target.with_eos()), planned.bins)
         if self.store.items is not None:
-            draws = [SeededRandom("change", self._seed, position.epoch, int(row)).generator() for row in rows]
-            return _modality_batch(self.store.items, target, rows.tolist(), draws)
+            rngs = [SeededRandom("change", self._seed, position.epoch, int(row)).generator() for row in rows]
+            return _modality_batch(self.store.items, target, rows.tolist(), rngs)
         return _batch(None if self.store.sourceless else self._side(0, rows, position.epoch), target, rows.tolist())
 
     def after(self, position: DataPosition) -> DataPosition:
@@ -115,54 +119,54 @@ class Batches:
         return len(self.plan(epoch))
 
     def padding(self, epoch: int) -> float:
-        """Share of the slots of an epoch that hold no token."""
+        """Share of the slots of an epoch without a token."""
         return self.plan(epoch).padding
 
     def _side(self, side: int, rows: np.ndarray, epoch: int) -> _Ragged:
         rate = self._dropout[side]
         if not rate or self._tokenizers is None:
-            return _Ragged(*self.store.side(SIDES[side], rows))
+            return _Ragged(*self.store.token_ids(SIDES[side], rows))
         encoded = []
         for row in rows.tolist():
-            generator = random.Random(f"{self._seed} {epoch} {row} {side}")
+            rng = random.Random(f"{self._seed} {epoch} {row} {side}")
             text = self.store.text(SIDES[side], row)
-            encoded.append(self._tokenizers[side].encode_with_dropout(text, rate, generator, parts=side == 0))
+            encoded.append(self._tokenizers[side].encode_with_dropout(text, rate, rng, parts=side == 0))
         return _Ragged.of(encoded)
 
 
-class _SlotCounts:
-    """Slots of both sides of chosen rows of a store, special tokens included."""
+class _PaddedWidths:
+    """Slots of both sides of the chosen rows of a store, special tokens included."""
 
     def __init__(self, store: Store, indices: RowSubset | np.ndarray) -> None:
         self._store, self._indices = store, indices
-        added = [0 if store.sourceless or store.items is not None else 1, 2]  # </s>; <s> and </s>
-        self._added = np.array(added, np.int32)
+        specials = [0 if store.sourceless or store.items is not None else 1, 2]  # </s>; <s> and </s>
+        self._specials = np.array(specials, np.int32)
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, places: np.ndarray) -> np.ndarray:
-        widths: np.ndarray = self._store.lengths[self._indices[places]] + self._added
+    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+        widths: np.ndarray = self._store.lengths[self._indices[indices]] + self._specials
         return widths
 
 
 @dataclass(frozen=True)
 class _Composition:
-    """Numbers by way of other numbers."""
+    """The composition of two index maps."""
 
     first: IndexMap
-    then: IndexMap
+    second: IndexMap
 
     def __len__(self) -> int:
         return len(self.first)
 
-    def __getitem__(self, places: np.ndarray) -> np.ndarray:
-        return self.then[self.first[places]]
+    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+        return self.second[self.first[indices]]
 
 
 @dataclass(frozen=True)
 class _Ragged:
-    """Sequences end to end."""
+    """Several sequences end to end."""
 
     ids: np.ndarray
     lengths: np.ndarray
@@ -172,17 +176,17 @@ class _Ragged:
         lengths = np.array([len(row) for row in rows], np.int64)
         return cls(np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum())), lengths)
 
-    def closed(self) -> tuple[np.ndarray, np.ndarray]:
-        """With one </s> behind each."""
+    def with_eos(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and lengths with </s> appended to each sequence."""
         return np.insert(self.ids.astype(np.int64), np.cumsum(self.lengths), EOS), self.lengths + 1
 
-    def padded(self, before: int) -> Padded:
-        """With `before` (0 or 1) <s> in front and one </s> behind each."""
-        ends = self.lengths + before
+    def padded(self, bos: int) -> Padded:
+        """Padded rows with `bos` (0 or 1) <s> before and one </s> after each sequence."""
+        ends = self.lengths + bos
         columns = np.arange(int(ends.max(initial=0)) + 1 if len(ends) else 0)
         values = np.full((len(ends), len(columns)), PAD, np.int64)  # B S
-        values[(columns >= before) & (columns < ends[:, None])] = self.ids
-        values[:, :before] = BOS
+        values[(columns >= bos) & (columns < ends[:, None])] = self.ids
+        values[:, :bos] = BOS
         values[np.arange(len(ends)), ends] = EOS
         return Padded(torch.from_numpy(values), torch.from_numpy(columns <= ends[:, None]))
 
@@ -195,21 +199,21 @@ def _batch(source: _Ragged | None, target: _Ragged | None, rows: Sequence[int]) 
 def gather(store: Store, rows: np.ndarray | Sequence[int]) -> Batch:
     """These pairs of a store as one batch."""
     numbers = np.asarray(rows, np.int64)
-    target = _Ragged(*store.side("target", numbers))
+    target = _Ragged(*store.token_ids("target", numbers))
     if store.items is not None:
         return _modality_batch(store.items, target, numbers.tolist())
-    source = None if store.sourceless else _Ragged(*store.side("source", numbers))
+    source = None if store.sourceless else _Ragged(*store.token_ids("source", numbers))
     return _batch(source, target, numbers.tolist())
 
 
 def _modality_batch(
-    items: ItemStore, target: _Ragged, rows: list[int], draws: Sequence[np.random.Generator] | None = None
+    items: ItemStore, target: _Ragged, rows: list[int], rngs: Sequence[np.random.Generator] | None = None
 ) -> Batch:
-    return items.source.add_to(_batch(None, target, rows), items.items(rows), draws)
+    return items.source.add_to(_batch(None, target, rows), items.items(rows), rngs)
 
 
 def collate(pairs: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], rows: Sequence[int]) -> Batch:
-    """Pairs of ids as one batch; without sources or targets when the pairs have none."""
+    """Pairs of ids as one batch; without sources or targets where the pairs have none."""
     given = [source for source, _ in pairs if source is not None]
     sources = _Ragged.of(given) if len(given) == len(pairs) else None
     targets = [target for _, target in pairs if target is not None]
@@ -219,9 +223,9 @@ def collate(pairs: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], 
 
 
 def batch_by_length(lengths: np.ndarray | Sequence[int], budget: int) -> list[list[int]]:
-    """Row numbers in batches of like length within a budget of slots, the longest first, so that memory fails early.
+    """Row numbers in batches of similar length within a budget of slots, longest first: memory runs out early or never.
 
-    `lengths` is (n,), or (n, 2) for both sides; they count special tokens or not as the caller likes.
+    `lengths` is (n,), or (n, 2) for both sides; the caller decides whether they include special tokens.
     """
     widths = np.asarray(lengths, np.int64)
     widths = widths[:, None] if widths.ndim == 1 else widths
@@ -232,30 +236,30 @@ def batch_by_length(lengths: np.ndarray | Sequence[int], budget: int) -> list[li
 
 
 class AlignedBatches:
-    """Batches whose `extra["alignment"]` holds the links of their tokens (B M 2)."""
+    """Batches whose `extra["alignment"]` holds the alignment links of their tokens (B M 2)."""
 
-    def __init__(self, plain: Batches, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
-        self.plain, self.tokenizers = plain, tokenizers
+    def __init__(self, batches: Batches, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+        self.batches, self.tokenizers = batches, tokenizers
 
     def at(self, position: DataPosition) -> Batch:
-        batch = self.plain.at(position)
-        examples = [self.plain.store.example(row) for row in batch.rows]
+        batch = self.batches.at(position)
+        examples = [self.batches.store.example(row) for row in batch.rows]
         rows = [
             token_alignment(one.extra.get(ALIGNMENT, ""), one.source, one.target or "", self.tokenizers)
             for one in examples
         ]
-        counts, most = torch.tensor([len(row) for row in rows]), max(map(len, rows))
-        values = torch.zeros(len(rows), most, 2, dtype=torch.long)  # B M 2
-        for place, row in enumerate(rows):
-            values[place, : len(row)] = torch.tensor(row, dtype=torch.long).view(-1, 2)
-        links = Padded(values, torch.arange(most) < counts[:, None])
+        counts, max_count = torch.tensor([len(row) for row in rows]), max(map(len, rows))
+        values = torch.zeros(len(rows), max_count, 2, dtype=torch.long)  # B M 2
+        for number, row in enumerate(rows):
+            values[number, : len(row)] = torch.tensor(row, dtype=torch.long).view(-1, 2)
+        links = Padded(values, torch.arange(max_count) < counts[:, None])
         return replace(batch, extra={**batch.extra, ALIGNMENT: links})
 
     def after(self, position: DataPosition) -> DataPosition:
-        return self.plain.after(position)
+        return self.batches.after(position)
 
     def batches_in(self, epoch: int) -> int:
-        return self.plain.batches_in(epoch)
+        return self.batches.batches_in(epoch)
 
     def padding(self, epoch: int) -> float:
-        return self.plain.padding(epoch)
+        return self.batches.padding(epoch)

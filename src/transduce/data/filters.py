@@ -1,4 +1,4 @@
-"""A pair enters as token counts; it is kept, or dropped and counted by reason with the first place of each."""
+"""Length, ratio and duplicate filters, with a report of dropped pairs by reason."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 Place = tuple[int, int]  # corpus number from 0, line from 1
-SMALLEST = 1 << 14  # numbers in a table of pairs met
+MIN_TABLE = 1 << 14  # numbers in the smallest hash table
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What a pair must be to be learnt from."""
+    """Conditions on a training pair."""
 
     min_length: int = 1
     max_length: int = 512
@@ -27,7 +27,7 @@ class Filters:
     def reason(
         self, source_length: int, target_length: int, *, blank: bool = False, duplicate: bool = False
     ) -> str | None:
-        """Why a pair is dropped, or None. `blank`: one side holds nothing but white space."""
+        """Why a pair is dropped, or None. `blank`: one side consists of white space."""
         shorter, longer = sorted((source_length, target_length))
         if (blank or shorter == 0) and self.min_length > 0:
             return "empty"
@@ -41,49 +41,49 @@ class Filters:
 
 
 class PairHashSet:
-    """Pairs met so far, by 128 bits of their hash: two different pairs with the same are not to be expected, ever.
+    """A set of pairs by 128-bit hashes; collisions are negligible.
 
-    The numbers lie in one table, each at its place or in the next free one: 24 to 48 bytes a pair, in a file without a
-    name. So they take no memory that the system could not have back, and are gone when nobody looks at them any more.
+    The hashes are in one open-addressing table, 24 to 48 bytes per pair, in an unlinked temporary file: the system can
+    reclaim its memory, and the file disappears with the process.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder, self._count = folder, 0
         self._table = memoryview(b"").cast("Q")
 
-    def before(self, source: str, target: str) -> bool:
-        """Whether this very pair was met before; from now on it was."""
+    def add(self, source: str, target: str) -> bool:
+        """Adds a pair; returns whether it is new."""
         content = f"{len(source)} {source} {target}".encode()
         digest = hashlib.blake2b(content, digest_size=16).digest()
         first, second = int.from_bytes(digest[:8], "little") or 1, int.from_bytes(digest[8:], "little")  # 0: free
-        if 3 * self._count >= len(self._table):  # two numbers a place: two thirds of the places
+        if 3 * self._count >= len(self._table):  # two numbers per entry: at most two thirds are occupied
             self._grow()
-        known = self._known(first, second)
-        self._count += not known
-        return known
+        new = self._insert(first, second)
+        self._count += new
+        return new
 
     def _grow(self) -> None:
-        held = self._table
-        self._table = _mapped_table(max(2 * len(held), SMALLEST), self._folder)
-        for begin in range(0, len(held), SMALLEST):
-            part = held[begin : begin + SMALLEST].tolist()
+        old = self._table
+        self._table = _mapped_table(max(2 * len(old), MIN_TABLE), self._folder)
+        for begin in range(0, len(old), MIN_TABLE):
+            part = old[begin : begin + MIN_TABLE].tolist()
             for first, second in zip(part[::2], part[1::2], strict=True):
                 if first:
-                    self._known(first, second)
+                    self._insert(first, second)
 
-    def _known(self, first: int, second: int) -> bool:
+    def _insert(self, first: int, second: int) -> bool:
         table, last = self._table, len(self._table) - 1
-        place = 2 * first & last
-        while held := table[place]:
-            if held == first and table[place + 1] == second:
-                return True
-            place = (place + 2) & last
-        table[place], table[place + 1] = first, second
-        return False
+        index = 2 * first & last
+        while occupied := table[index]:
+            if occupied == first and table[index + 1] == second:
+                return False
+            index = (index + 2) & last
+        table[index], table[index + 1] = first, second
+        return True
 
 
 def _mapped_table(numbers: int, folder: Path | None) -> memoryview:
-    """So many numbers, all 0, in a file that has its blocks from the start: a full disk is told here, and not later."""
+    """A table of zeros in a file whose blocks are allocated at once: a full disk is reported here and not later."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.truncate(8 * numbers)
         if hasattr(os, "posix_fallocate"):
@@ -93,7 +93,7 @@ def _mapped_table(numbers: int, folder: Path | None) -> memoryview:
 
 @dataclass
 class FilterReport:
-    """How many pairs were kept, how many dropped for which reason, and where each reason was met first."""
+    """The number of pairs kept, the number dropped for each reason, and the first place of each reason."""
 
     kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -107,9 +107,9 @@ class FilterReport:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
         self.first.setdefault(reason, place)
 
-    def lines(self, names: list[str], what: str = "pairs") -> list[str]:
-        """For people; `names` are the files of the corpora."""
-        lines = [f"{self.kept:,} of {self.read:,} {what} kept"]
+    def lines(self, names: list[str], unit: str = "pairs") -> list[str]:
+        """The report as text; `names` are the files of the corpora."""
+        lines = [f"{self.kept:,} of {self.read:,} {unit} kept"]
         for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
             corpus, line = self.first[reason]
             lines.append(f"{count:,} dropped: {reason} (first at {names[corpus]}:{line})")

@@ -1,4 +1,4 @@
-"""Clean ids and a source of chance enter; damaged ids leave, for a model that learns to restore what was there."""
+"""Noise for denoising objectives: token masking, text infilling, deletion, permutation."""
 
 from __future__ import annotations
 
@@ -16,161 +16,161 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, UNK, Batch, Padded
 
-Part = Annotated[float, Gt(0), Le(1)]
+Rate = Annotated[float, Gt(0), Le(1)]
 Share = Annotated[float, Ge(0), Le(1)]
-HELD_OUT = -1  # the epoch of held-out text: its damage is always the same, so its loss can be compared
+HELD_OUT = -1  # the epoch of held-out text: its noise is always the same, so losses are comparable
 
 
 @dataclass(frozen=True)
 class NoisedText:
-    """What a model reads in place of the clean ids."""
+    """The source that a model reads in place of the clean ids."""
 
     ids: list[int]
-    asked: list[bool] | None = None  # one for each clean id: which of them it is asked for; None: all
+    loss_mask: list[bool] | None = None  # for each clean id, whether it counts in the loss; None: all count
 
 
 class Noise(ABC):
-    """How a text is damaged, never beyond its own length. Built as `Noise(tokenizer)`.
+    """A random corruption of a text that never makes it longer. Built as `Noise(tokenizer)`.
 
-    <unk> stands for what is gone. No text of bytes, bpe or unigram has it, and in others it is rare.
+    <unk> is the mask token. It never occurs in texts of `bytes`, `bpe` and `unigram`, and is rare in others.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
     @abstractmethod
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText: ...
+    def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText: ...
 
     def apply(self, ids: Sequence[int], seed: int, epoch: int, row: int) -> NoisedText:
-        """The same damage for the same line in the same epoch, whatever else is in the batch."""
+        """The noised ids of a row in an epoch; they do not depend on the rest of the batch."""
         return self(ids, random.Random(f"noise {seed} {epoch} {row}"))
 
 
 class TokenMasking(Noise):
-    """tokens to be found again, most of them masked, some replaced, some left as they are (Devlin 2019)
+    """BERT's masking: selected tokens are masked, replaced or left unchanged (Devlin et al. 2019)
 
-    A share `rate` of the tokens is chosen, at least one; with `whole_words` all tokens of a word or none. Of the
-    chosen ones 80 % become <unk>, 10 % a random token, 10 % stay: the model cannot know which rows are right, so it
-    must read them all. Only the chosen ones are asked for.
+    A share `rate` of the tokens is selected, at least one; with `whole_words` all tokens of a word or none. Of the
+    selected tokens 80 % become <unk>, 10 % a random token, and 10 % are unchanged, so the model cannot know which
+    inputs are correct. Only selected tokens count in the loss.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         *,
-        rate: Part = 0.15,
+        rate: Rate = 0.15,
         masked: Share = 0.8,
         replaced: Share = 0.1,
         whole_words: bool = False,
     ) -> None:
         super().__init__(tokenizer)
         if masked + replaced > 1 + 1e-9:
-            raise InputError(f"{masked:.0%} masked and {replaced:.0%} replaced are more than all", where="data.noise")
+            raise InputError(f"{masked:.0%} masked and {replaced:.0%} replaced exceed 100 %", where="data.noise")
         self.rate, self.masked, self.replaced, self.whole_words = rate, masked, replaced, whole_words
-        self.first = len(SPECIALS) + tokenizer.oov_placeholders  # of the tokens that a text can spell
+        self.first = len(SPECIALS) + tokenizer.oov_placeholders  # id of the first ordinary token
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
-        # What the vocabulary does not know cannot be foretold, so it is never asked for.
-        groups = [group for group in self._groups(ids) if all(ids[place] >= self.first for place in group)]
-        chance.shuffle(groups)
-        wanted = max(1, math.floor(self.rate * len(ids) + chance.random()))  # on average the share, in short lines too
+    def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText:
+        # Unknown tokens cannot be predicted, so they are never selected.
+        groups = [group for group in self._groups(ids) if all(ids[position] >= self.first for position in group)]
+        rng.shuffle(groups)
+        count = max(1, math.floor(self.rate * len(ids) + rng.random()))  # the expected share, in short lines too
         chosen: set[int] = set()
         for group in groups:
-            if len(chosen) >= wanted:
+            if len(chosen) >= count:
                 break
             chosen.update(group)
-        damaged = [self._instead(token, chance) if place in chosen else token for place, token in enumerate(ids)]
-        return NoisedText(damaged, [place in chosen for place in range(len(ids))])
+        noised = [self._replacement(token, rng) if position in chosen else token for position, token in enumerate(ids)]
+        return NoisedText(noised, [position in chosen for position in range(len(ids))])
 
     def _groups(self, ids: Sequence[int]) -> list[list[int]]:
-        """Places that are chosen together."""
+        """Positions that are selected together."""
         groups: list[list[int]] = []
-        for place, token in enumerate(ids):
+        for position, token in enumerate(ids):
             if groups and self.whole_words and not self.tokenizer.word_starts[token]:
-                groups[-1].append(place)
+                groups[-1].append(position)
             else:
-                groups.append([place])
+                groups.append([position])
         return groups
 
-    def _instead(self, token: int, chance: random.Random) -> int:
-        draw = chance.random()
-        if draw < self.masked:
+    def _replacement(self, token: int, rng: random.Random) -> int:
+        number = rng.random()
+        if number < self.masked:
             return UNK
-        return chance.randrange(self.first, self.tokenizer.size) if draw < self.masked + self.replaced else token
+        return rng.randrange(self.first, self.tokenizer.size) if number < self.masked + self.replaced else token
 
 
 class NoNoise(Noise):
-    """no damage: for a head that never sees the token it foretells; what the vocabulary lacks is not asked for"""
+    """no corruption: for heads that never see the token they predict; unknown tokens do not count in the loss"""
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
+    def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText:
         first = len(SPECIALS) + self.tokenizer.oov_placeholders
         return NoisedText(list(ids), [token >= first for token in ids])
 
 
 class TextInfilling(Noise):
-    """stretches of tokens, each for one mask: the model must also find out how many are missing (Lewis 2020)"""
+    """text infilling: one mask replaces a span of tokens, whose length must be predicted (Lewis et al. 2020)"""
 
-    def __init__(self, tokenizer: Tokenizer, *, rate: Part = 0.3, mean: Annotated[float, Gt(0), Le(100)] = 3.0) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, rate: Rate = 0.3, mean: Annotated[float, Gt(0), Le(100)] = 3.0) -> None:
         super().__init__(tokenizer)
         self.rate, self.mean = rate, mean
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
-        return NoisedText(mask_spans(ids, rate=self.rate, mask=UNK, chance=chance, mean=self.mean))
+    def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText:
+        return NoisedText(mask_spans(ids, rate=self.rate, mask=UNK, rng=rng, mean=self.mean))
 
 
 class TokenDeletion(Noise):
-    """tokens left out: the model must also find out where (Lewis 2020)"""
+    """token deletion: the positions of missing tokens must be predicted too (Lewis et al. 2020)"""
 
-    def __init__(self, tokenizer: Tokenizer, *, rate: Part = 0.15) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, rate: Rate = 0.15) -> None:
         super().__init__(tokenizer)
         self.rate = rate
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
-        return NoisedText(delete_tokens(ids, rate=self.rate, chance=chance))
+    def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText:
+        return NoisedText(delete_tokens(ids, rate=self.rate, rng=rng))
 
 
 class SentencePermutation(Noise):
-    """parts of a line in another order; a part ends where a token ends in one of the characters `ends` (Lewis 2020)"""
+    """sentence permutation; `ends` are the last characters of the last token of a sentence (Lewis et al. 2020)"""
 
     def __init__(self, tokenizer: Tokenizer, *, ends: str = ".!?;") -> None:
         super().__init__(tokenizer)
         pieces = map(tokenizer.piece, range(len(SPECIALS), tokenizer.size))
         self.ends = {number for number, piece in enumerate(pieces, len(SPECIALS)) if piece.endswith(tuple(ends))}
 
-    def __call__(self, ids: Sequence[int], chance: random.Random) -> NoisedText:
-        return NoisedText(permute_parts(ids, ends=self.ends, chance=chance))
+    def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText:
+        return NoisedText(permute_sentences(ids, ends=self.ends, rng=rng))
 
 
 class NoisyBatches:
-    """Batches of text whose source is their own target, damaged anew in every epoch."""
+    """Batches of text whose source is the noised target, with new noise in every epoch."""
 
-    def __init__(self, clean: Batches, noise: Noise, seed: int) -> None:
-        self.clean, self.noise, self.seed = clean, noise, seed
+    def __init__(self, batches: Batches, noise: Noise, seed: int) -> None:
+        self.batches, self.noise, self.seed = batches, noise, seed
 
     def at(self, position: DataPosition) -> Batch:
-        return add_noise(self.clean.at(position), self.noise, self.seed, position.epoch)
+        return add_noise(self.batches.at(position), self.noise, self.seed, position.epoch)
 
     def after(self, position: DataPosition) -> DataPosition:
-        return self.clean.after(position)
+        return self.batches.after(position)
 
     def batches_in(self, epoch: int) -> int:
-        return self.clean.batches_in(epoch)
+        return self.batches.batches_in(epoch)
 
     def padding(self, epoch: int) -> float:
-        return self.clean.padding(epoch)
+        return self.batches.padding(epoch)
 
 
 def add_noise(batch: Batch, noise: Noise, seed: int, epoch: int = HELD_OUT) -> Batch:
-    """The batch with its damaged target as the source. What happens to a line depends on no other one."""
-    assert batch.target is not None, "there is nothing to damage"
+    """The batch with its noised target as the source. The noise of a row does not depend on other rows."""
+    assert batch.target is not None, "noise needs a target"
     clean = [row[real][1:-1].tolist() for row, real in zip(batch.target.values, batch.target.mask, strict=True)]
-    found = [noise.apply(ids, seed, epoch, number) for ids, number in zip(clean, batch.rows, strict=True)]
-    asked = [[0, *one.asked, 0] for one in found if one.asked is not None]  # neither <s> nor </s> is asked for
-    marks = Padded.from_rows(asked) if asked else None
+    noised = [noise.apply(ids, seed, epoch, number) for ids, number in zip(clean, batch.rows, strict=True)]
+    masks = [[0, *one.loss_mask, 0] for one in noised if one.loss_mask is not None]  # neither <s> nor </s> counts
+    loss_mask = Padded.from_rows(masks) if masks else None
     return replace(
         batch,
-        source=Padded.from_rows([[*one.ids, EOS] for one in found]),
-        loss_mask=None if marks is None else Padded(marks.values.bool(), marks.mask),
+        source=Padded.from_rows([[*one.ids, EOS] for one in noised]),
+        loss_mask=None if loss_mask is None else Padded(loss_mask.values.bool(), loss_mask.mask),
     )
 
 
@@ -183,22 +183,21 @@ NOISES: dict[str, type[Noise]] = {
 }
 
 
-def delete_tokens(ids: Sequence[int], *, rate: float, chance: random.Random) -> list[int]:
-    """Each token is left out with probability `rate`."""
-    return [token for token in ids if chance.random() >= rate]
+def delete_tokens(ids: Sequence[int], *, rate: float, rng: random.Random) -> list[int]:
+    """Deletes each token with probability `rate`."""
+    return [token for token in ids if rng.random() >= rate]
 
 
-def mask_spans(ids: Sequence[int], *, rate: float, mask: int, chance: random.Random, mean: float = 3.0) -> list[int]:
-    """A share `rate` of the tokens goes, in spans of Poisson(`mean`) tokens, each span for one `mask`.
+def mask_spans(ids: Sequence[int], *, rate: float, mask: int, rng: random.Random, mean: float = 3.0) -> list[int]:
+    """Replaces a share `rate` of the tokens, in spans of Poisson(`mean`) tokens, each span by one `mask`.
 
-    A span of no token puts a mask between two, as long as there are no more masks than tokens gone. Two masks never
-    stand side by side.
+    An empty span inserts a mask, as long as there are no more masks than removed tokens. Two masks are never adjacent.
     """
-    gone = math.floor(rate * len(ids) + chance.random())
-    spans = _lengths(gone, mean, chance)
-    kept = len(ids) - gone
-    starts = sorted(chance.sample(range(kept + 1), min(len(spans), kept + 1)))  # a span before the n-th kept token
-    if len(spans) > len(starts):  # more spans than places between the kept tokens: the last one is made longer
+    removed = math.floor(rate * len(ids) + rng.random())
+    spans = _span_lengths(removed, mean, rng)
+    kept = len(ids) - removed
+    starts = sorted(rng.sample(range(kept + 1), min(len(spans), kept + 1)))  # a span before the n-th kept token
+    if len(spans) > len(starts):  # more spans than gaps between kept tokens: the last one absorbs the rest
         spans = [*spans[: len(starts) - 1], sum(spans[len(starts) - 1 :])]
     result: list[int] = []
     read, before = 0, 0
@@ -208,32 +207,32 @@ def mask_spans(ids: Sequence[int], *, rate: float, mask: int, chance: random.Ran
     return [*result, *ids[read:]]
 
 
-def permute_parts(ids: Sequence[int], *, ends: Collection[int], chance: random.Random) -> list[int]:
-    """Parts (sentences, clauses), each closed by one of the tokens `ends`, in random order."""
-    parts: list[list[int]] = [[]]
+def permute_sentences(ids: Sequence[int], *, ends: Collection[int], rng: random.Random) -> list[int]:
+    """Shuffles sentences, each of which ends with one of the tokens `ends`."""
+    sentences: list[list[int]] = [[]]
     for token in ids:
-        parts[-1].append(token)
+        sentences[-1].append(token)
         if token in ends:
-            parts.append([])
-    chance.shuffle(parts)
-    return [token for part in parts for token in part]
+            sentences.append([])
+    rng.shuffle(sentences)
+    return [token for sentence in sentences for token in sentence]
 
 
-def _lengths(total: int, mean: float, chance: random.Random) -> list[int]:
-    """Draws that add up to the total, no more of them than it is; the last one is cut to fit. The mean is above 0."""
+def _span_lengths(total: int, mean: float, rng: random.Random) -> list[int]:
+    """Poisson samples that sum to `total`, at most `total` of them; the last one is cut to fit. `mean` is positive."""
     lengths: list[int] = []
     left = total
     while left:
-        lengths.append(min(left, _poisson(mean, chance)))
+        lengths.append(min(left, _poisson(mean, rng)))
         left -= lengths[-1]
-    while len(lengths) > total:  # a text must not grow: positions end somewhere
+    while len(lengths) > total:  # a text must not become longer than the position table
         lengths.remove(0)
     return lengths
 
 
-def _poisson(mean: float, chance: random.Random) -> int:
-    """Events until the waiting times (exponential, a product of uniform draws) pass 1 (Knuth)."""
-    events, product, end = 0, chance.random(), math.exp(-mean)
+def _poisson(mean: float, rng: random.Random) -> int:
+    """A Poisson sample: the number of events until the product of uniform samples falls below exp(-mean) (Knuth)."""
+    events, product, end = 0, rng.random(), math.exp(-mean)
     while product > end:
-        events, product = events + 1, product * chance.random()
+        events, product = events + 1, product * rng.random()
     return events

@@ -134,7 +134,7 @@ def make_shortlist(
     source, target = tokenizers
     counts = np.zeros(target.size, np.int64)
     for some in np.array_split(rows, -(-len(rows) // 10_000)):
-        counts += np.bincount(store.side("target", some)[0], minlength=target.size)
+        counts += np.bincount(store.token_ids("target", some)[0], minlength=target.size)
     common = np.argsort(-counts, kind="stable")[:frequent]
     always = np.union1d([*range(len(SPECIALS)), *target.oov_ids], common[counts[common] > 0])
     lists = translate(store, rows, target.size).likeliest(source.size, likeliest)
@@ -164,8 +164,8 @@ def _links(store: Store, rows: np.ndarray, size: int) -> Iterator[tuple[np.ndarr
     lengths = store.lengths[rows].astype(np.int64)
     filled = np.cumsum((lengths[:, 0] + 1) * lengths[:, 1])
     for some in np.split(rows, np.flatnonzero(np.diff(filled // LINKS)) + 1):
-        flat, of_source = store.side("source", some)
-        targets, of_target = store.side("target", some)
+        flat, of_source = store.token_ids("source", some)
+        targets, of_target = store.token_ids("target", some)
         if not len(targets):
             continue
         ends = np.cumsum(of_source)

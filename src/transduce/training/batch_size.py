@@ -10,9 +10,9 @@ import torch
 
 from transduce import build
 from transduce.data.batching import DataPosition, batch_by_length, gather
-from transduce.data.epoch_plan import chunks
 from transduce.data.noise import add_noise
 from transduce.data.prepare import PreparedData, Tokenizers
+from transduce.data.row_selection import chunks
 from transduce.flow import Batch
 from transduce.layers.transformer import recompute
 from transduce.objectives import Objective

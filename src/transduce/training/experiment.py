@@ -200,7 +200,7 @@ def _print_summary(console: Console, recipe: Recipe, data: PreparedData, tokeniz
     sizes = " and ".join(f"{tokenizer.size:,} {tokenizer.kind}" for tokenizer in dict.fromkeys(tokenizers))
     padding = data.batches(recipe, tokenizers).padding(0)
     console.print(
-        f"{len(data.rows):,} {data.train.what} to train on, {len(data.dev_rows):,} held out; vocabulary {sizes}; "
+        f"{len(data.rows):,} {data.train.unit} to train on, {len(data.dev_rows):,} held out; vocabulary {sizes}; "
         f"padding {padding:.1%}",
         highlight=False,
     )

@@ -1,1 +1,1 @@
-"""Readers."""
+"""Readers of data files: compression, formats, folders, corpora."""

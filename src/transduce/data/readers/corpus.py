@@ -1,14 +1,15 @@
-"""Files enter, one `Example` a pair leaves, streaming: TSV, two parallel files, JSONL, Parquet; plain, .gz or .zst;
-folders of files, and files of many arrays, where sources name files.
+"""Corpora: streaming readers of text pairs, with their errors, dropped lines and fingerprints.
 
-A line ends at a line feed and nowhere else, so U+2028, form feeds and the like stay inside their line; a carriage
-return before the line feed and a byte order mark at the start of a file are taken off. A line that cannot be read is
-an error with its place, or dropped and counted (`invalid="drop"`). Damage that hides how much is lost (a truncated
-archive, parallel files of different lengths) is always an error. A blank line is a pair of two empty sides.
+A corpus is a TSV, JSONL or Parquet file, two parallel files, a folder of files, or an IDX file; text may be compressed
+(.gz, .zst).
 
-A source may have several parts (a premise and a hypothesis, a context and a question): they stand in one text, with
-a tab between them. Files of text (`data.format: text`) have no source at all: an example is a line, or a block of lines
-of a running text.
+A line ends only at a line feed, so U+2028, form feeds and the like stay inside their line; a carriage return before the
+line feed and a byte order mark at the start of a file are removed. An unreadable line is an error with its place, or is
+dropped and counted (`invalid="drop"`). Damage that hides how much is lost (a truncated archive, parallel files of
+different lengths) is always an error. A blank line is a pair of two empty sides.
+
+A source may have several parts (a premise and a hypothesis, a context and a question), separated by tabs in one text.
+Text files (`data.format: text`) have no source: an example is a line, or a chunk of lines of a running text.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from transduce.flow import Example
 from transduce.recipe import Corpus
 
 Invalid = Literal["error", "drop"]
-TEXT = "text"  # the kind of a source that names no file
+TEXT = "text"  # the kind of a source that is text, not a file name
 
 
 class DropCounter(Counter[str]):
-    """Dropped lines by reason, and where the first of each stood."""
+    """Dropped lines by reason, and the place of the first line of each reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,22 +49,22 @@ class DropCounter(Counter[str]):
 
 
 def read_corpus(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str] | None = None) -> Iterator[Example]:
-    """Every pair of a corpus in order. Dropped lines are counted by reason in `counts` (with places in a `Tally`)."""
+    """Every pair of a corpus in order. Dropped lines are counted in `counts`; a `DropCounter` records their places."""
     counts = DropCounter() if counts is None else counts
     examples = _read(corpus, invalid, counts)
     return examples if corpus.format != "running" else text_chunks(examples)
 
 
 def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Example]:
-    file = _list_of(corpus) or str(corpus.path or corpus.source)
+    file = _metadata_of(corpus) or str(corpus.path or corpus.source)
     folder = Path(file) if corpus_format(corpus) == "folder" and Path(file).is_dir() else Path(file).parent
     rows, parse = _rows(corpus)
     if corpus.alignment is not None:
-        rows, parse = _with_links(corpus, corpus.alignment, rows, parse)
+        rows, parse = _with_alignment(corpus, corpus.alignment, rows, parse)
     number = 0
     for number, row in rows:
         try:
-            yield _located(parse(row, file, number), corpus.modalities, folder)
+            yield _with_paths(parse(row, file, number), corpus.modalities, folder)
         except UnreadableError as bad:
             if invalid == "error":
                 remedy = bad.remedy or "correct the line, or set `data.invalid=drop` to drop and count such lines"
@@ -76,55 +77,55 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
         raise InputError("no pairs: the file is empty", where=file)
 
 
-def _list_of(corpus: Corpus) -> str | None:
-    """The file that lists the files of a folder."""
+def _metadata_of(corpus: Corpus) -> str | None:
+    """The metadata file of a folder corpus."""
     found = metadata_file(str(corpus.path)) if corpus_format(corpus) == "folder" else None
     return None if found is None else str(found)
 
 
-def _located(example: Example, reads: tuple[str, ...], folder: Path) -> Example:
-    return replace(example, source=resolve_paths(example.source, folder, reads))
+def _with_paths(example: Example, modalities: tuple[str, ...], folder: Path) -> Example:
+    return replace(example, source=resolve_paths(example.source, folder, modalities))
 
 
-def resolve_paths(source: str, folder: Path, reads: tuple[str, ...]) -> str:
-    """Where parts of a source name files, they are named from here, not from the folder of the file that names them."""
-    if all(kind == TEXT for kind in reads):
+def resolve_paths(source: str, folder: Path, modalities: tuple[str, ...]) -> str:
+    """The source with file names relative to the working directory, not to the folder of the file that names them."""
+    if all(kind == TEXT for kind in modalities):
         return source
     parts = source.split("\t")
-    named = [part if kind == TEXT or not part else str(folder / part) for part, kind in zip(parts, reads, strict=False)]
+    named = [part if kind == TEXT or not part else str(folder / part) for part, kind in zip(parts, modalities, strict=False)]
     return "\t".join(named)
 
 
-def text_parts(source: str, reads: tuple[str, ...]) -> list[str]:
+def text_parts(source: str, modalities: tuple[str, ...]) -> list[str]:
     """The parts of a source that are text."""
     parts = source.split("\t")
-    if not reads:
+    if not modalities:
         return parts
-    parts = source.split("\t", len(reads) - 1)
-    return [text for part, kind in zip(parts, reads, strict=False) if kind == TEXT for text in part.split("\t")]
+    parts = source.split("\t", len(modalities) - 1)
+    return [text for part, kind in zip(parts, modalities, strict=False) if kind == TEXT for text in part.split("\t")]
 
 
 def text_chunks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Example]:
-    """The lines of a running text, put together again: blocks of about so many characters, cut between lines.
+    """The lines of a running text joined into chunks of about `characters` characters, cut between lines.
 
-    Every block but the first begins with the line feed that parts it from the one before, so the texts of all blocks,
-    one after the other, are the text of the file.
+    Every chunk but the first begins with the line feed that separates it from the previous one, so the concatenation of
+    all chunks is the text of the file.
     """
-    held: list[str] = []
+    lines_of_chunk: list[str] = []
     size, first = 0, None
     for example in lines:
         if first is not None and size >= characters:
-            yield replace(first, target="\n".join(held))
-            held, size, first = [""], 0, None
+            yield replace(first, target="\n".join(lines_of_chunk))
+            lines_of_chunk, size, first = [""], 0, None
         first = first or replace(example, extra={})
-        held.append(example.target or "")
-        size += len(held[-1]) + 1
+        lines_of_chunk.append(example.target or "")
+        size += len(lines_of_chunk[-1]) + 1
     if first is not None:
-        yield replace(first, target="\n".join(held))
+        yield replace(first, target="\n".join(lines_of_chunk))
 
 
 def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
-    """Numbered raw rows, and how one of them becomes an example."""
+    """Numbered raw rows, and a parser for one of them."""
     kind = corpus_format(corpus)
     if corpus.format != "pairs":
         return _text_rows(corpus, kind)
@@ -147,7 +148,7 @@ def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
 
 
 def _text_rows(corpus: Corpus, kind: formats.Format) -> tuple[Iterator[tuple[int, Any]], Parse]:
-    """The same where there is no source: whole lines, or the last of the named fields."""
+    """The same without a source: complete lines, or the last of the named columns."""
     fields = corpus.columns[-1:]
     if kind == "parquet":
         return formats.parquet_rows(str(corpus.path), fields), formats.parquet_pair(fields)
@@ -155,39 +156,39 @@ def _text_rows(corpus: Corpus, kind: formats.Format) -> tuple[Iterator[tuple[int
     return lines, formats.jsonl_pair(fields) if kind == "jsonl" else formats.plain_line
 
 
-def _with_links(
+def _with_alignment(
     corpus: Corpus, name: str, rows: Iterator[tuple[int, Any]], parse: Parse
 ) -> tuple[Iterator[tuple[int, Any]], Parse]:
-    """The same with links between the words of each pair, from a column or field of its line or from a third file."""
+    """The same with word alignments, from a column of each line or from a third file."""
 
-    def beside() -> Iterator[tuple[int, Any]]:
+    def with_third_file() -> Iterator[tuple[int, Any]]:
         for row, line in zip_longest(rows, stored_lines(name)):
             if row is None or line is None:
                 raise mismatch(str(corpus.source), name)
             yield row[0], (row[1], line[1])
 
-    def inside(row: Any, file: str, number: int) -> Example:
+    def parse_column(row: Any, file: str, number: int) -> Example:
         example = parse(row, file, number)
         if name not in example.extra and (example.source or example.target):
-            raise UnreadableError("missing links", repr(name), nearest(name, example.extra))
-        return _linked(example, example.extra.get(name, ""))
+            raise UnreadableError("missing alignment", repr(name), nearest(name, example.extra))
+        return _aligned(example, example.extra.get(name, ""))
 
-    def both(row: Any, file: str, number: int) -> Example:
-        return _linked(parse(row[0], file, number), decode(row[1]))
+    def parse_both(row: Any, file: str, number: int) -> Example:
+        return _aligned(parse(row[0], file, number), decode(row[1]))
 
-    return (rows, inside) if corpus.path is not None else (beside(), both)
+    return (rows, parse_column) if corpus.path is not None else (with_third_file(), parse_both)
 
 
-def _linked(example: Example, links: str) -> Example:
+def _aligned(example: Example, links: str) -> Example:
     try:
         check_alignment(links, example.source, example.target or "")
     except AlignmentError as error:
-        raise UnreadableError("bad links", str(error)) from None
+        raise UnreadableError("invalid alignment", str(error)) from None
     return replace(example, extra={**example.extra, ALIGNMENT: links})
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a text file, or of standard input for "-": one line in, one line out."""
+    """The lines of a text file, or of standard input for "-"."""
     file = "standard input" if str(path) == "-" else str(path)
     for number, raw in stored_lines(str(path)):
         try:
@@ -197,31 +198,31 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 
 def fingerprint(corpus: Corpus) -> str:
-    """SHA-256 of all that decides which pairs are read: the bytes of the files, their form and field names."""
+    """SHA-256 of everything that determines the pairs: the bytes of the files, their format and column names."""
     facts = [corpus_format(corpus), corpus.format, corpus.source_columns, corpus.columns, corpus.alignment]
     digest = hashlib.sha256(json.dumps(facts).encode())
-    third = corpus.alignment if corpus.path is None else None
-    whole = _list_of(corpus) or corpus.path
-    if whole is not None and corpus_format(corpus) == "folder" and Path(whole).is_dir():
-        digest.update(json.dumps(list(labelled_files(Path(whole)))).encode())
-        whole = None
-    for path in (whole, corpus.source, corpus.target, third):
-        if path is not None:
-            with open_bytes(path) as stream:
-                ending = Path(path).suffix if Path(path).suffix in (".gz", ".zst") else ""
-                digest.update(f"{ending} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
+    alignment = corpus.alignment if corpus.path is None else None
+    path = _metadata_of(corpus) or corpus.path
+    if path is not None and corpus_format(corpus) == "folder" and Path(path).is_dir():
+        digest.update(json.dumps(list(labelled_files(Path(path)))).encode())
+        path = None
+    for file in (path, corpus.source, corpus.target, alignment):
+        if file is not None:
+            with open_bytes(file) as stream:
+                compression = Path(file).suffix if Path(file).suffix in (".gz", ".zst") else ""
+                digest.update(f"{compression} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
     return digest.hexdigest()
 
 
 def file_fingerprint(corpus: Corpus, invalid: Invalid) -> str:
-    """SHA-256 of which files the sources of a corpus name, how large they are and when they were written."""
+    """SHA-256 of the names, sizes and modification times of the files that the sources of a corpus name."""
     digest, known = hashlib.sha256(), set[str]()
     for example in read_corpus(corpus, invalid):
         for part, kind in zip(example.source.split("\t"), corpus.modalities, strict=False):
             if kind != TEXT and part not in known:
                 known.add(part)
                 try:
-                    stamp = Path(part.partition("#")[0]).stat()  # what stands behind # is one of many in a file
+                    stamp = Path(part.partition("#")[0]).stat()  # a number after # selects an array of the file
                     digest.update(f"{part}\0{stamp.st_size}\0{stamp.st_mtime_ns}\n".encode())
                 except OSError:
                     digest.update(f"{part}\0missing\n".encode())

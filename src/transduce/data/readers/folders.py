@@ -1,10 +1,10 @@
-"""A folder in, rows that name its files out: those that a list tells of, or those of a folder for each label.
+"""Folders of files, and IDX files of arrays: rows whose sources name files.
 
-    FOLDER/captions.jsonl or metadata.jsonl    {"file_name": "a.png", "caption": "..."}, or a list of texts: a pair each
-    FOLDER/LABEL/...                           every file below is one of this label; hidden files are passed over
+    FOLDER/captions.jsonl or metadata.jsonl    {"file_name": "a.png", "caption": "..."}; a list of texts: several pairs
+    FOLDER/LABEL/...                           every file below has this label; hidden files are ignored
 
-In a list the source is the field that names a file of the folder, and the target one of `TARGETS`, unless the corpus
-says which fields they are.
+In a metadata file the source is the field that names a file of the folder, and the target is one of `TARGETS`, unless
+the corpus names its columns.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
-LISTS = ("captions.jsonl", "metadata.jsonl")
+METADATA = ("captions.jsonl", "metadata.jsonl")
 SOURCES = ("file_name", "file", "path", "source")
 TARGETS = ("captions", "caption", "texts", "text", "transcription", "label", "target")
 
 
 def metadata_file(folder: str | Path) -> Path | None:
-    """The list of a folder, where it has one."""
-    return next((Path(folder) / name for name in LISTS if (Path(folder) / name).is_file()), None)
+    """The metadata file of a folder, where it has one."""
+    return next((Path(folder) / name for name in METADATA if (Path(folder) / name).is_file()), None)
 
 
 def folder_rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
-    """Numbered raw rows, and how one of them becomes an example whose source is named from the folder on."""
+    """Numbered raw rows, and a parser for one of them; sources are paths relative to the folder."""
     folder = Path(str(corpus.path))
     given = corpus.columns if "columns" in corpus.model_fields_set else None
     if (path := metadata_file(folder)) is not None:
-        return _told(path, given), _pair_of_list(folder, given)
+        return _metadata_rows(path, given), _metadata_pair(folder, given)
     return enumerate(labelled_files(folder), 1), lambda row, file, number: Example(row[0], row[1], {}, file, number)
 
 
 def labelled_files(folder: Path) -> Iterator[tuple[str, str]]:
-    """The files of each label in order: a name from the folder on, and the label."""
+    """The files of each label in order: path relative to the folder, and label."""
     labels = sorted(place.name for place in folder.iterdir() if place.is_dir() and not place.name.startswith("."))
     if not labels:
-        remedy = f"put {LISTS[0]} into it, or a folder of files for each label"
-        raise InputError("this folder tells nothing of what its files are", where=str(folder), remedy=remedy)
+        remedy = f"put {METADATA[0]} into it, or a folder of files for each label"
+        raise InputError("this folder has neither labels nor a metadata file", where=str(folder), remedy=remedy)
     for label in labels:
         for place, below, files in os.walk(folder / label):
             below[:] = sorted(name for name in below if not name.startswith("."))
@@ -61,8 +61,8 @@ def labelled_files(folder: Path) -> Iterator[tuple[str, str]]:
                 yield str((Path(place) / name).relative_to(folder)), label
 
 
-def _told(path: Path, fields: tuple[str, ...] | None) -> Iterator[tuple[int, tuple[bytes, int]]]:
-    """Each line as often as it has texts; one that cannot be read comes once, and is told of where it is parsed."""
+def _metadata_rows(path: Path, fields: tuple[str, ...] | None) -> Iterator[tuple[int, tuple[bytes, int]]]:
+    """Each line once per text; an unreadable line comes once, and is reported when it is parsed."""
     for number, raw in stored_lines(str(path)):
         try:
             content = json.loads(raw)
@@ -73,7 +73,7 @@ def _told(path: Path, fields: tuple[str, ...] | None) -> Iterator[tuple[int, tup
             yield number, (raw, place)
 
 
-def _pair_of_list(folder: Path, fields: tuple[str, ...] | None) -> Parse:
+def _metadata_pair(folder: Path, fields: tuple[str, ...] | None) -> Parse:
     def parse(row: tuple[bytes, int], file: str, number: int) -> Example:
         raw, place = row
         try:
@@ -97,9 +97,9 @@ def _pair_of_list(folder: Path, fields: tuple[str, ...] | None) -> Parse:
 def _source(folder: Path, content: dict[str, Any]) -> str:
     names = [name for name, value in content.items() if isinstance(value, str) and (folder / value).is_file()]
     known = [name for name in (*SOURCES, *content) if name in names]
-    known += [name for name in SOURCES if name in content]  # its file is missing, which is told where it is read
+    known += [name for name in SOURCES if name in content]  # its file is missing, which is reported when it is read
     if not known:
-        raise UnreadableError("missing field", "none names a file of the folder", f"known: {', '.join(SOURCES)}")
+        raise UnreadableError("missing field", "no field names a file of the folder", f"known: {', '.join(SOURCES)}")
     return known[0]
 
 
@@ -111,69 +111,71 @@ def _target(content: dict[str, Any], fields: tuple[str, ...] | None) -> str:
     return found
 
 
-# Two zero bytes, the kind of numbers, how many axes; then their sizes, 4 bytes each, most significant first.
-KINDS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-LARGEST = 2**32  # bytes of one file, unpacked
+# IDX header: two zero bytes, data type, number of axes; then the size of each axis in 4 bytes, big-endian.
+IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+MAX_BYTES = 2**32  # of one file, decompressed
 
 
 def is_idx(name: str | None) -> bool:
-    """`train-labels-idx1-ubyte.gz` and the like."""
+    """Whether this is the name of an IDX file, such as `train-labels-idx1-ubyte.gz`."""
     return name is not None and re.search(r"[-.]idx\d?(-ubyte)?(\.gz)?$", name) is not None
 
 
-def idx_array(named: str) -> np.ndarray:
-    """What `FILE#17` stands for, counted from 0."""
-    file, _, number = named.rpartition("#")
+def idx_array(source: str) -> np.ndarray:
+    """The array that `FILE#17` names, counted from 0."""
+    file, _, number = source.rpartition("#")
     if not file or not number.isdecimal():
-        raise UnreadableError("no such file", named)
+        raise UnreadableError("no such file", source)
     try:
-        whole = read_idx(file)
+        arrays = read_idx(file)
     except InputError as error:
         raise UnreadableError("not a readable file of arrays", f"{file}: {error.problem}") from None
-    if int(number) >= len(whole):
-        raise UnreadableError("no such array", f"{named}: the file has {len(whole):,}")
-    found: np.ndarray = whole[int(number)]
-    return found
+    if int(number) >= len(arrays):
+        raise UnreadableError("no such array", f"{source}: the file has {len(arrays):,}")
+    array: np.ndarray = arrays[int(number)]
+    return array
 
 
 def read_idx(file: str) -> np.ndarray:
-    """All of a file, read once in a process as long as the file stays as it is."""
+    """All arrays of a file, read once per process unless the file changes."""
     try:
         stamp = Path(file).stat()
     except OSError:
         raise InputError("no such file", where=file) from None
-    return _read(file, stamp.st_size, stamp.st_mtime_ns)
+    return _read_idx(file, stamp.st_size, stamp.st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def _read(file: str, size: int, changed: int) -> np.ndarray:
+def _read_idx(file: str, size: int, modified: int) -> np.ndarray:
     with open_bytes(file) as stream:
         content = gzip.GzipFile(fileobj=stream) if file.endswith(".gz") else stream
         try:
             head = content.read(4)
-            if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in KINDS or not 1 <= head[3] <= 8:
-                raise InputError("not an IDX file", where=file, remedy="it begins with its kind and its sizes")
+            if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_TYPES or not 1 <= head[3] <= 8:
+                raise InputError(
+                    "not an IDX file", where=file, remedy="an IDX file begins with its data type and sizes"
+                )
             sizes = struct.unpack(f">{head[3]}I", content.read(4 * head[3]))
-            kind = np.dtype(KINDS[head[2]])
-            wanted = math.prod(sizes) * kind.itemsize
-            if wanted > LARGEST:
-                raise InputError(f"it would take {wanted:,} bytes", where=file, remedy="cut it into several files")
-            rest = content.read(wanted + 1)
+            kind = np.dtype(IDX_TYPES[head[2]])
+            expected = math.prod(sizes) * kind.itemsize
+            if expected > MAX_BYTES:
+                raise InputError(f"it would need {expected:,} bytes", where=file, remedy="split it into several files")
+            rest = content.read(expected + 1)
         except (OSError, EOFError, zlib.error, struct.error) as error:
-            raise InputError(f"cannot be read: {error}", where=file, remedy="fetch it again") from None
-    if len(rest) != wanted:
-        problem = f"{len(rest):,} bytes of numbers" if len(rest) < wanted else "more numbers"
-        raise InputError(f"{problem}, where its sizes say {wanted:,}", where=file, remedy="fetch it again")
+            raise InputError(f"cannot be read: {error}", where=file, remedy="download it again") from None
+    if len(rest) != expected:
+        problem = f"{len(rest):,} bytes of numbers" if len(rest) < expected else "more numbers"
+        raise InputError(f"{problem}, where its sizes say {expected:,}", where=file, remedy="download it again")
     return np.frombuffer(rest, kind).reshape(sizes)
 
 
 def idx_rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
-    """The name of each array of the source, and the number that stands at its place in the target."""
+    """The name of each array of the source, and the label at the same index of the target."""
     source, target = str(corpus.source), str(corpus.target)
     labels, count = read_idx(target), len(read_idx(source))
     if labels.ndim != 1 or len(labels) != count:
         problem = f"{count:,} arrays but labels of shape {list(labels.shape)}"
-        raise InputError(problem, where=f"{source}, {target}", remedy="name two files that belong together")
+        raise InputError(problem, where=f"{source}, {target}", remedy="give two files that belong together")
 
     def parse(row: int, file: str, number: int) -> Example:
         return Example(f"{Path(source).name}#{number - 1}", str(row), {}, file, number)

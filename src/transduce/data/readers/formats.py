@@ -1,4 +1,4 @@
-"""The formats: raw rows of a TSV, JSONL, Parquet, plain or parallel file in, one `Example` a row out."""
+"""File formats: TSV, JSONL, Parquet, plain text and parallel files, one example per row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transduce.recipe import Corpus
 
 
 def mismatch(source: str, target: str) -> InputError:
-    """The error that says both counts and the first suspicious line."""
+    """The error for parallel files of different lengths: both counts and the first suspicious line."""
     sides = [_lengths(source), _lengths(target)]
     line, sign = suspicious_line(*sides)
     longer = source if len(sides[0]) > len(sides[1]) else target
@@ -33,10 +33,10 @@ def _lengths(path: str) -> np.ndarray:
 
 
 def suspicious_line(source: np.ndarray, target: np.ndarray) -> tuple[int, str]:
-    """Where two sides of different length stop matching, from the lengths of their lines alone.
+    """The line where two files of different lengths stop matching, estimated from the lengths of their lines.
 
-    The first line with exactly one empty side; else the place where taking the surplus out of the longer side fits
-    the lengths of all pairs before and after it best.
+    The first line with exactly one empty side; else the line at which removing the surplus from the longer file best
+    fits the lengths of all pairs before and after it.
     """
     common = min(len(source), len(target))
     one_empty = (source[:common] == 0) != (target[:common] == 0)
@@ -49,11 +49,11 @@ def suspicious_line(source: np.ndarray, target: np.ndarray) -> tuple[int, str]:
     usual = np.median(longer) - np.median(shorter)
     before = np.abs(longer[:common] - shorter - usual)
     after = np.abs(longer[surplus:] - shorter - usual)
-    # cost[k]: the first k lines are pairs as they stand, the rest are pairs after `surplus` lines more
+    # cost[k]: the first k lines match as they are, the rest match after skipping `surplus` lines
     cost = np.concatenate([[0.0], np.cumsum(before)]) + np.concatenate([np.cumsum(after[::-1])[::-1], [0.0]])
     best = common - int(cost[::-1].argmin())
     if best == common:
-        return common, "the last that both files have"
+        return common, "the last line of the shorter file"
     return best + 1, "from there on the two sides differ most in length"
 
 
@@ -62,19 +62,19 @@ Parse = Callable[[Any, str, int], Example]
 
 
 def corpus_format(corpus: Corpus) -> Format:
-    """How the pairs of a corpus are written, by the ending of its name."""
+    """The file format of a corpus, by the extension of its name."""
     if corpus.path is None:
         return "parallel"
     if names_files(corpus) and Path(corpus.path).is_dir():
         return "folder"
-    ending = Path(corpus.path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
-    if ending == ".parquet":
+    extension = Path(corpus.path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+    if extension == ".parquet":
         return "parquet"
-    return "jsonl" if ending in (".jsonl", ".json", ".ndjson") else "tsv"
+    return "jsonl" if extension in (".jsonl", ".json", ".ndjson") else "tsv"
 
 
 def names_files(corpus: Corpus) -> bool:
-    """Whether a source, or a part of it, is no text but the name of a file."""
+    """Whether a source, or a part of it, names a file."""
     return any(kind != "text" for kind in corpus.modalities)
 
 
@@ -82,8 +82,8 @@ def decode(raw: bytes) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        wide = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
-        remedy = "the file looks like UTF-16: convert it to UTF-8" if wide else ""
+        utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+        remedy = "the file looks like UTF-16: convert it to UTF-8" if utf16 else ""
         detail = f"byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line"
         raise UnreadableError("invalid UTF-8", detail, remedy) from None
     if "\0" in text:
@@ -141,9 +141,9 @@ def _field(content: dict[str, Any], name: str) -> str:
     if not isinstance(content[name], str):
         raise UnreadableError("not text", f"field {name!r} holds {json.dumps(content[name])[:40]}")
     try:
-        return decode(content[name].encode("utf-8"))  # JSON can spell NUL, and half a surrogate pair
+        return decode(content[name].encode("utf-8"))  # JSON can encode NUL and lone surrogates
     except UnicodeEncodeError:
-        raise UnreadableError("invalid UTF-8", f"half a surrogate pair in field {name!r}") from None
+        raise UnreadableError("invalid UTF-8", f"a lone surrogate in field {name!r}") from None
 
 
 def parquet_rows(path: str, fields: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -166,7 +166,7 @@ def parquet_rows(path: str, fields: tuple[str, ...]) -> Iterator[tuple[int, dict
             for batch in table.iter_batches(batch_size=4096):
                 columns = {name: batch.column(name) for name in names}
                 for name in fields:
-                    # Through bytes, since Parquet does not promise that its text is valid UTF-8.
+                    # As bytes, since Parquet does not guarantee valid UTF-8.
                     columns[name] = columns[name].cast(arrow.large_string()).cast(arrow.large_binary())
                 lists = {name: column.to_pylist() for name, column in columns.items()}
                 for values in zip(*lists.values(), strict=True):
