@@ -85,7 +85,7 @@ def test_lines_of_a_list_that_cannot_be_read(tmp_path):
 def test_a_folder_that_tells_nothing_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for action in (lambda one: list(read_corpus(one)), fingerprint):
-        with pytest.raises(InputError, match="tells nothing"):
+        with pytest.raises(InputError, match="neither labels"):
             action(corpus(tmp_path))
 
 

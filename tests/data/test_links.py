@@ -77,7 +77,7 @@ def test_what_is_wrong_with_links_is_told_with_its_place(tmp_path: Path) -> None
     file = tmp_path / "bad.tsv"
     file.write_text("a b\tX\t0-0\na\tX\t1-0\nc\tY\n")
     corpus = Corpus(path=str(file), alignment="column3")
-    with pytest.raises(InputError, match=r"bad\.tsv:2: bad links"):
+    with pytest.raises(InputError, match=r"bad\.tsv:2: invalid alignment"):
         list(read_corpus(corpus))
     assert len(list(read_corpus(corpus, "drop"))) == 1  # the third has no links at all
     (tmp_path / "short").write_text("0-0\n")

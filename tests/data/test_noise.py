@@ -136,7 +136,7 @@ def test_unknown_words_are_never_asked_for() -> None:
         assert found.loss_mask == [True, False, True]
     assert NoNoise(WORDS)([5, UNK, 6], Random(1)).loss_mask == [True, False, True]
     assert TokenMasking(WORDS)([UNK, UNK], Random(1)).loss_mask == [False, False]
-    with pytest.raises(InputError, match="more than all"):
+    with pytest.raises(InputError, match="exceed 100"):
         TokenMasking(WORDS, masked=0.8, replaced=0.3)
 
 

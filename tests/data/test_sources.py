@@ -183,7 +183,7 @@ def test_a_truncated_archive_is_never_taken_for_a_whole_one(tmp_path: Path, endi
     assert len(list(read_corpus(Corpus(path=str(path))))) == 20_000
     for damage in (whole[: len(whole) // 2], whole[:-1], b"not an archive" + whole):
         path.write_bytes(damage)
-        with pytest.raises(InputError, match="cannot be read on") as caught:
+        with pytest.raises(InputError, match="cannot be read further") as caught:
             list(read_corpus(Corpus(path=str(path)), invalid))
         assert caught.value.where.startswith(f"{path}:")
 

@@ -162,10 +162,10 @@ def _read_idx(file: str, size: int, modified: int) -> np.ndarray:
                 raise InputError(f"it would need {expected:,} bytes", where=file, remedy="split it into several files")
             rest = content.read(expected + 1)
         except (OSError, EOFError, zlib.error, struct.error) as error:
-            raise InputError(f"cannot be read: {error}", where=file, remedy="download it again") from None
+            raise InputError(f"cannot be read: {error}", where=file, remedy="fetch it again") from None
     if len(rest) != expected:
         problem = f"{len(rest):,} bytes of numbers" if len(rest) < expected else "more numbers"
-        raise InputError(f"{problem}, where its sizes say {expected:,}", where=file, remedy="download it again")
+        raise InputError(f"{problem}, where its sizes say {expected:,}", where=file, remedy="fetch it again")
     return np.frombuffer(rest, kind).reshape(sizes)
 
 
