@@ -92,7 +92,9 @@ def resolve_paths(source: str, folder: Path, modalities: tuple[str, ...]) -> str
     if all(kind == TEXT for kind in modalities):
         return source
     parts = source.split("\t")
-    named = [part if kind == TEXT or not part else str(folder / part) for part, kind in zip(parts, modalities, strict=False)]
+    named = [
+        part if kind == TEXT or not part else str(folder / part) for part, kind in zip(parts, modalities, strict=False)
+    ]
     return "\t".join(named)
 
 
