@@ -124,7 +124,7 @@ def search_lines(lines: int) -> list[Stage]:
     with staged("search, beam 4", lines, stages):
         found = model.generate(texts, strategy="beam", beam=4, **settings)
     with staged("recompute attention", lines, stages):
-        model.reread(found)
+        model.explain_predictions(found)
     return stages
 
 

@@ -10,7 +10,7 @@ from run_fixtures import RECURRENT, Command, colour_pairs, settings
 
 import transduce
 from transduce.errors import InputError
-from transduce.explain.alignment import Gold, parse_pharaoh, pharaoh
+from transduce.explain.alignment import GoldAlignment, parse_pharaoh, pharaoh
 from transduce.inference.align import View, align, align_both, error_rate, read_gold
 from transduce.training.experiment import train
 
@@ -92,7 +92,7 @@ def test_a_model_reads_what_it_would_have_written(model: transduce.Model) -> Non
     sources = [source for source, _ in HELD_OUT[:8]]
     outputs = model.generate(sources, beam=1)
     assert align(model, [(one.source, one.text) for one in outputs]) == [one.alignment for one in outputs]
-    for one, read in zip(outputs, model.read([(one.source, one.text) for one in outputs]), strict=True):
+    for one, read in zip(outputs, model.explain_pairs([(one.source, one.text) for one in outputs]), strict=True):
         assert read.output == one.text
         assert read.score == pytest.approx(one.score, abs=1e-4)
 
@@ -133,4 +133,4 @@ def test_what_cannot_be_aligned_is_told(
 def test_an_empty_side_has_no_links(model: transduce.Model) -> None:
     assert align(model, [("", "RED"), ("red blue", "")]) == [[], []]
     with pytest.raises(InputError, match="1 pairs but 2 lines"):
-        error_rate([[]], [Gold(frozenset(), frozenset())] * 2, "gold")
+        error_rate([[]], [GoldAlignment(frozenset(), frozenset())] * 2, "gold")

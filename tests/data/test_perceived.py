@@ -127,7 +127,7 @@ def test_the_whole_line(folder: Path) -> None:
     assert explained.attention is not None
     assert explained.attention.shape[2:] == (len(explained.target_tokens), len(numbers))
     assert np.allclose(explained.attention.sum(-1), 1, atol=1e-5)
-    assert explained.scenes[0].grid == (1, len(numbers))
+    assert explained.visual_sources[0].grid == (1, len(numbers))
     assert model.score([(names[0], right["0.num"])])[0].score < 0
     assert trained.run.folder == folder / "run"
 

@@ -8,17 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.explain.alignment import (
-    AttentionMap,
-    alignment_error_rate,
-    combine,
-    links,
-    parse_pharaoh,
-    pharaoh,
-    symmetrise,
-    to_words,
-    visible,
-)
+from transduce.explain.alignment import alignment_error_rate, links, parse_pharaoh, pharaoh, symmetrise
+from transduce.explain.attention_map import AttentionMap, combine_heads, to_words, visible
 
 LINKS = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)
 
@@ -76,17 +67,17 @@ def test_a_map_that_does_not_fit_is_refused() -> None:
 
 def test_combine_takes_layers_and_heads_apart() -> None:
     cross = np.random.default_rng(0).dirichlet(np.ones(5), size=(3, 2, 4))  # L H T S
-    np.testing.assert_allclose(combine(cross).sum(-1), 1)
-    np.testing.assert_allclose(combine(cross), cross.reshape(6, 4, 5).mean(0))
-    np.testing.assert_array_equal(combine(cross, 1, 0), cross[1, 0])
-    np.testing.assert_array_equal(combine(cross, "last", 1), cross[2, 1])
-    np.testing.assert_array_equal(combine(cross, -1, 1), cross[2, 1])
+    np.testing.assert_allclose(combine_heads(cross).sum(-1), 1)
+    np.testing.assert_allclose(combine_heads(cross), cross.reshape(6, 4, 5).mean(0))
+    np.testing.assert_array_equal(combine_heads(cross, 1, 0), cross[1, 0])
+    np.testing.assert_array_equal(combine_heads(cross, "last", 1), cross[2, 1])
+    np.testing.assert_array_equal(combine_heads(cross, -1, 1), cross[2, 1])
     with pytest.raises(InputError, match="no layer 3: there are 3"):
-        combine(cross, 3)
+        combine_heads(cross, 3)
     with pytest.raises(InputError, match="no head 2"):
-        combine(cross, "mean", 2)
+        combine_heads(cross, "mean", 2)
     with pytest.raises(InputError, match="no attention"):
-        combine(cross[:0])
+        combine_heads(cross[:0])
 
 
 def test_links_follow_the_largest_weight_and_leave_the_end_alone() -> None:

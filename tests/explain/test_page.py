@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.explain.html import Explained, embed, render, write
+from transduce.explain.attention_map import Explanation
+from transduce.explain.html import json_for_script, render_page, write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- <script> ]]> & \u2028\u2029 %%DATA%% \" ' \\ </style></title>"
 
@@ -48,7 +49,7 @@ class Reader(HTMLParser):
         return json.loads(next(text for tag, text in self.texts if tag == "script"))
 
 
-def explained(text: str = "a b", **changes: object) -> Explained:
+def explained(text: str = "a b", **changes: object) -> Explanation:
     attention = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 4, 3)).astype(np.float32)  # L H T S
     values = {
         "source": text,
@@ -61,26 +62,26 @@ def explained(text: str = "a b", **changes: object) -> Explained:
         "score": -1.525,
         "attention": attention,
         "nbest": [(text, -1.525), ("other", -2.5)],
-        "facts": {text: text, "parameters": 12},
+        "model_info": {text: text, "parameters": 12},
     }
-    return Explained(**{**values, **changes})  # type: ignore[arg-type]
+    return Explanation(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_the_numbers_come_back(tmp_path: Path) -> None:
     item = explained()
-    write([item, explained(attention=None)], tmp_path / "page.html", "A title")
+    write_page([item, explained(attention=None)], tmp_path / "page.html", "A title")
     first, second = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).data()["items"]
     assert np.array_equal(np.array(first["attention"], dtype=np.float32), item.attention)
     assert first["token_scores"] == item.token_scores
     assert math.isclose(sum(first["token_scores"]), first["nbest"][0]["score"])
     assert first["nbest"] == [{"text": "a b", "score": -1.525}, {"text": "other", "score": -2.5}]
     assert first["source_labels"] == ["a b", "b"]
-    assert first["facts"] == {"a b": "a b", "parameters": "12"}
+    assert first["model_info"] == {"a b": "a b", "parameters": "12"}
     assert second["attention"] is None
 
 
 def test_hostile_text_stays_text() -> None:
-    clean, hostile = Reader(render([explained()], "title")), Reader(render([explained(HOSTILE)], HOSTILE))
+    clean, hostile = Reader(render_page([explained()], "title")), Reader(render_page([explained(HOSTILE)], HOSTILE))
     assert [element for element in hostile.elements if element[0] != "meta"] == [
         element for element in clean.elements if element[0] != "meta"
     ]
@@ -95,19 +96,19 @@ def test_hostile_text_stays_text() -> None:
     )
 )
 def test_embedded_content_comes_back_and_cannot_leave_its_element(content: object) -> None:
-    text = embed(content)
+    text = json_for_script(content)
     assert json.loads(text) == content
     assert not set(text) & set("<>&\u2028\u2029")
     text.encode("utf-8")
 
 
 def test_lone_surrogates_are_named() -> None:
-    assert json.loads(embed("a\ud800")) == "a\ud800"
-    embed("a\ud800").encode("utf-8")
+    assert json.loads(json_for_script("a\ud800")) == "a\ud800"
+    json_for_script("a\ud800").encode("utf-8")
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:
-    page = render([explained()], "title")
+    page = render_page([explained()], "title")
     assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", page)
     for tag, attributes in Reader(page).elements:
         assert tag not in {"link", "img", "iframe", "object", "embed", "base", "video", "audio"}
@@ -116,7 +117,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_only_the_script_and_style_of_the_page_may_run() -> None:
-    reader = Reader(render([explained(HOSTILE)], HOSTILE))
+    reader = Reader(render_page([explained(HOSTILE)], HOSTILE))
     policy = next(a["content"] for tag, a in reader.elements if tag == "meta" and a.get("http-equiv"))
     assert policy is not None
     assert policy.startswith("default-src 'none'; ")
@@ -130,7 +131,7 @@ def test_only_the_script_and_style_of_the_page_may_run() -> None:
 
 
 def test_every_element_the_script_asks_for_is_there() -> None:
-    reader = Reader(render([], "title"))
+    reader = Reader(render_page([], "title"))
     ids = {attributes["id"] for _, attributes in reader.elements if "id" in attributes}
     script = [text for tag, text in reader.texts if tag == "script"][-1]
     assert set(re.findall(r'(?:\$|getElementById)\("([^"]+)"\)', script)) <= ids
@@ -141,7 +142,7 @@ def test_every_element_the_script_asks_for_is_there() -> None:
 
 def test_infinite_scores_do_not_break_the_page() -> None:
     infinite = explained(token_scores=[-math.inf, -1.0, -1.0], score=-math.inf, nbest=[("a", -math.inf)])
-    content = Reader(render([infinite])).data()["items"][0]
+    content = Reader(render_page([infinite])).data()["items"][0]
     assert content["token_scores"] == [None, -1.0, -1.0]
     assert content["score"] is None
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from transduce.explain import png as picture
-from transduce.explain.alignment import AttentionMap
+from transduce.explain.attention_map import AttentionMap
 
 
 def attention(source: list[str], target: list[str]) -> AttentionMap:
@@ -74,7 +74,7 @@ def test_no_global_state_and_a_late_import() -> None:
     code = (
         "import sys, io, numpy as np\n"
         "from transduce.explain import png\n"
-        "from transduce.explain.alignment import AttentionMap\n"
+        "from transduce.explain.attention_map import AttentionMap\n"
         "assert 'matplotlib' not in sys.modules\n"
         "png.draw(AttentionMap(np.ones((1, 1)), ['a'], ['b'], [0], [0]), io.BytesIO())\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from run_fixtures import Command
 
 from transduce.build import build_model, complete_recipe, count_parameters
-from transduce.explain.shape_recorder import Entry, fold
-from transduce.explain.tensor_shapes import Row, explain_shapes
+from transduce.explain.shape_recorder import ShapeEntry, ShapeRow, merge_repeated
+from transduce.explain.tensor_shapes import explain_shapes
 from transduce.recipe import parse
 
 GRU = {"kind": "recurrent", "cell": "gru", "width": 24}
@@ -52,15 +52,15 @@ def test_an_embedder_has_vectors_and_no_generation_step() -> None:
     assert letters(rows, "training: memory")["values"] == "B S D"
 
 
-def rows_of(name: str) -> list[Row]:
+def rows_of(name: str) -> list[ShapeRow]:
     return explain_shapes(parse(RECIPES[name]))
 
 
-def letters(rows: list[Row], section: str) -> dict[str, str]:
+def letters(rows: list[ShapeRow], section: str) -> dict[str, str]:
     return {row.name: row.letters for row in rows if row.section == section}
 
 
-def check_letters(rows: list[Row]) -> None:
+def check_letters(rows: list[ShapeRow]) -> None:
     """Each axis is a letter of the stage's key with that size, or the size itself; no two free letters are alike."""
     for stage in ("training", "generation"):
         key = {row.name: row.sizes[0] for row in rows if row.section == f"{stage}: letters"}
@@ -187,9 +187,12 @@ def test_modules_come_in_the_order_of_their_calls_and_equal_layers_once() -> Non
 
 def test_layers_that_differ_are_told_apart() -> None:
     looks = [(2, 3), (2, 4), (2, 4), (2, 3), (2, 4)]
-    entries = [Entry(f"blocks.{number}", "a", (("", look),)) for number, look in enumerate(looks)]
-    assert fold(entries[:2]) == entries[:2]
-    assert [(entry.path, entry.meaning) for entry in fold(entries)] == [("blocks.0", "x 2: a"), ("blocks.1", "x 3: a")]
+    entries = [ShapeEntry(f"blocks.{number}", "a", (("", look),)) for number, look in enumerate(looks)]
+    assert merge_repeated(entries[:2]) == entries[:2]
+    assert [(entry.path, entry.meaning) for entry in merge_repeated(entries)] == [
+        ("blocks.0", "x 2: a"),
+        ("blocks.1", "x 3: a"),
+    ]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -210,7 +213,7 @@ def test_the_command_prints_and_writes(command: Command, tmp_path: Path) -> None
     assert called.code == 0, called.err
     for told in ("training: memory", "B S D", "R L H T S", "past.layers.0.0", "x 3:", "parameters"):
         assert told in called.out
-    written = [Row(**{**row, "sizes": tuple(row["sizes"])}) for row in json.loads(output.read_text())]
+    written = [ShapeRow(**{**row, "sizes": tuple(row["sizes"])}) for row in json.loads(output.read_text())]
     content = {"model": {"encoder": BLOCKS, "decoder": {**BLOCKS, "layers": 3}}}
     assert written == explain_shapes(parse(content))
 

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from transduce.explain import terminal
-from transduce.explain.alignment import AttentionMap
+from transduce.explain.attention_map import AttentionMap
 
 SCRIPTS = ["März", "日本語", "नमस्ते", "שלום", "e\u0301te\u0301", "a", "한국어", "👩‍👩‍👧", " ", "", "a\nb"]
 
@@ -106,5 +106,5 @@ def test_nothing_to_draw() -> None:
 
 def test_of_many_places_those_looked_at_most_are_named() -> None:
     map_ = attention(["1,1", "1,2", "2,1"], ["x", "yyy"], np.array([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4]]))
-    lines = drawn(map_, how=lambda map_, console: terminal.draw_peaks(map_, console, most=2))
+    lines = drawn(map_, how=lambda map_, console: terminal.draw_strongest(map_, console, count=2))
     assert lines[:2] == ["x   1,2 70%  2,1 20%", "yyy 1,1 50%  2,1 40%"]

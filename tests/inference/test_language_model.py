@@ -94,7 +94,7 @@ def test_a_beginning_goes_on(name: str, trained: dict[str, TrainingResult]) -> N
         assert one.text.startswith(begun)
         assert one.tokens
         if begun == "the cat":
-            scored = log_p(model, [BOS, *one.path.hypothesis.ids])  # type: ignore[union-attr]
+            scored = log_p(model, [BOS, *one.decoded.hypothesis.ids])  # type: ignore[union-attr]
             np.testing.assert_allclose(one.token_scores, scored, atol=1e-4)
     assert len({one.text for one in model.generate([""] * 8)}) > 1  # every line is drawn by itself
     assert [one.text for one in model.generate(beginnings)] == [one.text for one in found]

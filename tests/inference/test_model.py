@@ -130,7 +130,7 @@ class TestAttention:
     @pytest.mark.parametrize(("name", "layers", "heads"), [("model", 1, 1), ("transformer", 1, 2), ("alone", 2, 2)])
     def test_shapes_and_sums(self, request: pytest.FixtureRequest, name: str, layers: int, heads: int) -> None:
         for one in request.getfixturevalue(name).generate(["red green", "blue", "white red black x"], max_length=9):
-            explained, weights = one.explained, one.attention
+            explained, weights = one.explanation, one.attention
             assert explained is not None
             assert weights is not None
             assert weights.shape == (layers, heads, len(one.tokens), len(explained.source_tokens))
@@ -150,8 +150,8 @@ class TestAttention:
         one = transduce.load(bottleneck_run).generate(["red green"])[0]
         assert one.attention is None
         assert one.alignment == []
-        assert one.explained is not None
-        assert one.explained.output == one.text
+        assert one.explanation is not None
+        assert one.explanation.output == one.text
 
     def test_it_follows_the_path_that_won(self, model: transduce.Model) -> None:
         """The same numbers as a fresh reading of the very ids that came out."""
@@ -223,12 +223,12 @@ class TestReread:
     ) -> None:
         texts = ["red green blue", "", "blue", "white red red green black"]
         for one in (model, transformer, alone):
-            singly = [prediction.explained for prediction in one.generate(texts)]
+            singly = [prediction.explanation for prediction in one.generate(texts)]
             found = one.generate(texts)
-            together = one.reread(found)
+            together = one.explain_predictions(found)
             assert together[1] is None
             for single, batched, prediction in zip(singly, together, found, strict=True):
                 assert (single is None) == (batched is None)
                 if single is not None:
-                    assert prediction.explained is batched
+                    assert prediction.explanation is batched
                     assert np.allclose(single.attention, batched.attention, atol=1e-5)

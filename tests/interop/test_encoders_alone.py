@@ -77,7 +77,7 @@ def test_masks_are_filled(family, tmp_path):
     assert_close(found[source.mask][:, known], wanted[source.mask][:, their], rtol=1e-4, atol=1e-4)
     place, words = rows[0].index(UNK), known[known > UNK]
     best = int(words[found[0, place, words].argmax()])
-    assert model.generate([text], max_length=20)[0].path.hypothesis.ids[place] == best
+    assert model.generate([text], max_length=20)[0].decoded.hypothesis.ids[place] == best
 
 
 LABELS = {"id2label": {0: "good", 1: "bad", 2: "neither way"}, "label2id": {"good": 0, "bad": 1, "neither way": 2}}

@@ -35,7 +35,7 @@ def test_searched_scored_and_explained(family, tmp_path):
     one = model.generate(["w1 w2 w3"])[0]
     scores = model.score([("w1 w2 w3", "w4 w5")])[0]
     assert len(scores.tokens) == 3 + len(model.target.prefix)
-    assert one.explained is not None
+    assert one.explanation is not None
     packed = transduce.load(tmp_path, device="cpu", precision="fp32").generate(["w1 w2 w3"])[0]
     assert packed.text == one.text
 

@@ -189,7 +189,7 @@ def test_codes_after_the_source_give_their_outputs(search, tmp_path):
     rows = library.generate(input_ids=numbers, attention_mask=mask, max_new_tokens=12, bad_words_ids=never).tolist()
     wanted = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in rows]
     assert {row[0] for row in rows} == {GERMAN}
-    found = [theirs(model, list(one.path.hypothesis.ids)) for one in model.generate(MORE, max_length=12)]
+    found = [theirs(model, list(one.decoded.hypothesis.ids)) for one in model.generate(MORE, max_length=12)]
     assert found == wanted
     assert len({len(row) for row in found}) > 2
 
@@ -211,7 +211,7 @@ def test_what_is_said_of_a_source_knows_the_code_after_it(tmp_path):
     assert (list(told.tokens), list(told.words)) == (["w1", "w2", "</s>", "<eng>", "</s>"], [0, 1, -1, -1, -1])
     assert token_alignment("1-0 2-1", text, "w5 w6", (model.source, model.target)) == [(1, 0), (3, 1)]
     assert len(model.score([("w1", "w2 w3")])[0].tokens) == 3  # two words and </s>, no code
-    explained = model.generate(["w4 w5 w6"], max_length=5)[0].explained
+    explained = model.generate(["w4 w5 w6"], max_length=5)[0].explanation
     assert list(explained.source_tokens)[3:] == ["</s>", "<eng>", "</s>"]
     assert explained.attention.shape[-1] == 6
     assert not explained.attention[..., -1].any()  # the one that is not read

@@ -109,7 +109,7 @@ def generated(library, model, longest: int):
             :, 1:
         ].tolist()
     wanted = [row[: row.index(end) + 1] if end in row else row for row in rows]
-    found = [theirs(model, list(one.path.hypothesis.ids)) for one in model.generate(MORE, max_length=longest)]
+    found = [theirs(model, list(one.decoded.hypothesis.ids)) for one in model.generate(MORE, max_length=longest)]
     return wanted, found
 
 
@@ -145,7 +145,7 @@ def test_outputs_end_in_different_ways(family, tmp_path):
     wanted, _ = generated(library, model, longest=25)
     assert len({len(row) for row in wanted}) > 1
     narrow = model.generate(MORE, max_length=25, strategy="beam")
-    assert [theirs(model, list(one.path.hypothesis.ids)) for one in narrow] != wanted  # the other beam differs
+    assert [theirs(model, list(one.decoded.hypothesis.ids)) for one in narrow] != wanted  # the other beam differs
 
 
 def test_gpt2(tmp_path):
@@ -166,7 +166,7 @@ def test_gpt2(tmp_path):
         out = library.generate(input_ids=torch.tensor([begun]), max_new_tokens=10, do_sample=False)[0, 1:].tolist()
     out = out[: out.index(23) + 1] if 23 in out else out
     one = model.generate(["w4 w7"], max_length=10)[0]
-    assert theirs(model, list(one.path.hypothesis.ids)) == out
+    assert theirs(model, list(one.decoded.hypothesis.ids)) == out
 
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"num_beams": 3, "early_stopping": True}])
@@ -184,7 +184,7 @@ def test_gpt2_goes_on_as_generate_does(search, tmp_path):
             out = library.generate(input_ids=torch.tensor([begun]), max_new_tokens=10, do_sample=False)[0, 1:].tolist()
         out = out[: out.index(23) + 1] if 23 in out else out
         found = model.generate([text], max_length=10)[0]
-        assert theirs(model, list(found.path.hypothesis.ids)) == out, text
+        assert theirs(model, list(found.decoded.hypothesis.ids)) == out, text
 
 
 def test_bert(tmp_path):

@@ -68,7 +68,7 @@ def on_its_shape(trained: TrainingResult, folder: Path) -> float:
         explained = trained.model.explain(str(folder / name))
         if explained.output != caption:
             continue
-        (scene,), weights = explained.scenes, explained.map().weights
+        (scene,), weights = explained.visual_sources, explained.map().weights
         high, wide = SIDE / scene.grid[0], SIDE / scene.grid[1]
         for word, (left, top, right, bottom) in true["boxes"].items():
             y, x = divmod(int(weights[int(word), scene.begin :].argmax()), scene.grid[1])

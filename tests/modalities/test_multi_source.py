@@ -97,7 +97,7 @@ def test_rows_of_both_are_explained(command: Command, asked: Path, bench: Path) 
     assert list(explained.source_tokens) == ["1,1", "1,2", "2,1", "2,2", *words, "</s>"]
     assert explained.attention.shape[-1] == 4 + len(words) + 1
     assert explained.attention.sum(-1) == pytest.approx(1, abs=1e-4)
-    assert [(scene.begin, scene.grid) for scene in explained.scenes] == [(0, (2, 2))]
+    assert [(scene.begin, scene.grid) for scene in explained.visual_sources] == [(0, (2, 2))]
     called = command("explain", asked, source)
     assert called.code == 0, called.err
     assert question in called.out

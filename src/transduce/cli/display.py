@@ -15,11 +15,8 @@ from rich.table import Table
 
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import Evaluation
-from transduce.explain import html as page
-from transduce.explain import overlay, terminal
-from transduce.explain import png as picture
-from transduce.explain.alignment import AttentionMap, to_words
-from transduce.explain.html import Explained
+from transduce.explain import html, overlay, png, terminal
+from transduce.explain.attention_map import AttentionMap, Explanation, to_words
 from transduce.inference import Prediction
 from transduce.recipe import Recipe
 from transduce.recipe.compatibility import gives_vectors
@@ -130,7 +127,7 @@ def _shell_quote(line: str) -> str:
     return f"$'{escaped}'"
 
 
-def attention_map(explained: Explained, level: str, layer: Any, head: Any) -> AttentionMap:
+def attention_map(explained: Explanation, level: str, layer: Any, head: Any) -> AttentionMap:
     """The attention map between tokens or words; `auto` means words if both sides have several."""
     tokens = explained.map(layer, head)
     several = min(len(tokens.source_labels), len(tokens.target_labels)) > 1
@@ -140,7 +137,7 @@ def attention_map(explained: Explained, level: str, layer: Any, head: Any) -> At
 
 
 def show_explained(
-    explained: Explained, attention: AttentionMap | None, console: Console, *, sourceless: bool = False
+    explained: Explanation, attention: AttentionMap | None, console: Console, *, sourceless: bool = False
 ) -> None:
     """Prints source, output, score and attention map."""
     console.print(f"[dim]{'prompt' if sourceless else 'source'}[/]  {escape(explained.source)}", highlight=False)
@@ -149,24 +146,24 @@ def show_explained(
         console.print("this language model has no self-attention to show")
     elif attention is None:
         console.print("this decoder does not attend to the source: it gets one fixed vector")
-    elif explained.scenes and 3 * len(attention.source_tokens) > console.width:
-        terminal.draw_peaks(attention, console)  # too many columns for a table
+    elif explained.visual_sources and 3 * len(attention.source_tokens) > console.width:
+        terminal.draw_strongest(attention, console)  # too many columns for a table
     else:
         terminal.draw(attention, console)
 
 
 def save_pictures(
-    explained: Sequence[Explained], maps: Sequence[AttentionMap], html: Path | None, png: Path | None
+    explained: Sequence[Explanation], maps: Sequence[AttentionMap], html_path: Path | None, png_path: Path | None
 ) -> None:
     """Writes an HTML page with all explanations and a PNG with the first."""
-    if html is not None:
-        page.write(explained, html, "Attention")
-    if png is not None and maps:
+    if html_path is not None:
+        html.write_page(explained, html_path, "Attention")
+    if png_path is not None and maps:
         titles = {"title": explained[0].output, "subtitle": explained[0].source}
-        if explained[0].scenes:
-            overlay.draw(explained[0].scenes, maps[0], png, **titles)
+        if explained[0].visual_sources:
+            overlay.draw(explained[0].visual_sources, maps[0], png_path, **titles)
         else:
-            picture.draw(maps[0], png, **titles)
+            png.draw(maps[0], png_path, **titles)
 
 
 def prediction_json(prediction: Prediction) -> str:

@@ -155,7 +155,7 @@ def generate(
                 chunk, prefixes=prefixes, workers=workers, draft=draft_model, shortlist=allowed, **chosen
             )
             if json or align:
-                model.reread(predictions)  # the attention of all of them in batches
+                model.explain_predictions(predictions)  # the attention of all of them in batches
             stream.writelines(writer.line(one) + "\n" for one in predictions)
             stream.flush()
     writer.print_counts()

@@ -1,1 +1,1 @@
-"""Attention enters; word alignments and pictures in the terminal, in PNG and in HTML leave."""
+"""Explanations of models: attention maps, word alignment, tensor shapes; in the terminal, as PNG, as HTML."""

@@ -1,7 +1,7 @@
-"""Chosen paths in, `Explained` out: each path is read once more, with the attention of every layer and head.
+"""Exact attention weights of finished hypotheses, by teacher forcing.
 
-Reading a path whole gives what writing it step by step gave, so the weights are exact, whatever search chose it and
-whatever kernel it was trained with.
+A forward pass over a whole hypothesis gives the same weights as its generation step by step. They are therefore exact
+for any search strategy and any attention kernel.
 """
 
 from __future__ import annotations
@@ -16,110 +16,112 @@ from torch import Tensor
 
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.explain.html import Explained
+from transduce.explain.attention_map import Explanation
 from transduce.flow import BOS, Batch, Hypothesis, Padded, Step
 from transduce.modalities.source_encoding import NO_WORD, EncodedSource, SourceEncoding, SourceLabels
 from transduce.model import Transducer
 
 
 @dataclass(frozen=True)
-class Path:
-    """A source and the hypothesis that won for it."""
+class DecodedSource:
+    """A source and its best hypothesis."""
 
     text: str
-    source: EncodedSource | None  # None: the model reads no source
+    source: EncodedSource | None  # None for a language model
     hypothesis: Hypothesis
     nbest: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
-class Rereader:
-    """A network and how its sources and targets are read; `facts` is what a page may say about it."""
+class Explainer:
+    """A model with its source encoding and target tokenizer; computes the explanations of decoded sources."""
 
     network: Transducer
     source_encoding: SourceEncoding
     target: Tokenizer
-    facts: Mapping[str, Any]
+    model_info: Mapping[str, Any]
 
-    def __call__(self, paths: Sequence[Path], budget: int) -> list[Explained]:
-        """In order, whatever batches they are read in."""
-        said = [self._said(path) for path in paths]
-        seen = [self._seen(path, one) for path, one in zip(paths, said, strict=True)]
-        sizes = [(len(one.tokens), len(path.hypothesis.ids)) for one, path in zip(seen, paths, strict=True)]
-        weights: list[np.ndarray | None] = [None] * len(paths)
-        for rows in batch_by_length(np.array(sizes).reshape(-1, 2), budget):
-            looks = self._look([paths[row] for row in rows])
-            for row, look in zip(rows, looks, strict=True):
-                weights[row] = None if look is None else look[:, :, : sizes[row][1], : sizes[row][0]]
-        return [self._explain(*one) for one in zip(paths, said, seen, weights, strict=True)]
+    def __call__(self, decoded: Sequence[DecodedSource], batch_tokens: int) -> list[Explanation]:
+        """The explanations in order, computed in batches of similar length."""
+        targets = [self._target_labels(one) for one in decoded]
+        sources = [self._source_labels(*pair) for pair in zip(decoded, targets, strict=True)]
+        sizes = [(len(labels.tokens), len(one.hypothesis.ids)) for labels, one in zip(sources, decoded, strict=True)]
+        weights: list[np.ndarray | None] = [None] * len(decoded)
+        for rows in batch_by_length(np.array(sizes).reshape(-1, 2), batch_tokens):
+            padded = self._attention([decoded[row] for row in rows])
+            for row, values in zip(rows, padded, strict=True):
+                weights[row] = None if values is None else values[:, :, : sizes[row][1], : sizes[row][0]]
+        return [self._explanation(*parts) for parts in zip(decoded, targets, sources, weights, strict=True)]
 
-    def _said(self, path: Path) -> SourceLabels:
-        """What was written."""
-        words, unknown = path.hypothesis.text_ids, self.source_encoding.oov_words(path.text)
-        output = self.target.decode(words, unknown)
-        spans, closing = spans_of(self.target, words, output, unknown), ["</s>"] * path.hypothesis.complete
-        shown = zip(spans, words, strict=True)
-        tokens = [output[begin:end] or self.target.piece(number) for (begin, end), number in shown]
+    def _target_labels(self, decoded: DecodedSource) -> SourceLabels:
+        ids, unknown = decoded.hypothesis.text_ids, self.source_encoding.oov_words(decoded.text)
+        output = self.target.decode(ids, unknown)
+        spans, end = token_spans(self.target, ids, output, unknown), ["</s>"] * decoded.hypothesis.complete
+        tokens = [output[begin:stop] or self.target.piece(id_) for (begin, stop), id_ in zip(spans, ids, strict=True)]
         return SourceLabels(
-            [*tokens, *closing],
-            [*self.target.word_ids(spans, output), *[NO_WORD for _ in closing]],
-            [output[begin:end] for begin, end in self.target.word_spans(output)],
+            [*tokens, *end],
+            [*self.target.word_ids(spans, output), *[NO_WORD for _ in end]],
+            [output[begin:stop] for begin, stop in self.target.word_spans(output)],
         )
 
-    def _seen(self, path: Path, said: SourceLabels) -> SourceLabels:
-        """What was looked at: the source; without one, what was read before: <s> and the output but its last token."""
-        if path.source is not None:
-            return self.source_encoding.describe(path.text, path.source, getattr(self.network, "encoder", None))
-        return SourceLabels(["<s>", *said.tokens[:-1]], [NO_WORD, *said.words[:-1]], said.labels)
+    def _source_labels(self, decoded: DecodedSource, target: SourceLabels) -> SourceLabels:
+        """The labels of the memory; for a language model those of its own input: <s> and all tokens but the last."""
+        if decoded.source is not None:
+            return self.source_encoding.describe(decoded.text, decoded.source, getattr(self.network, "encoder", None))
+        return SourceLabels(["<s>", *target.tokens[:-1]], [NO_WORD, *target.words[:-1]], target.labels)
 
     @torch.inference_mode()
-    def _look(self, paths: Sequence[Path]) -> list[np.ndarray] | list[None]:
-        """L H T S of each path, padded; None where the model does not attend to the source.
+    def _attention(self, decoded: Sequence[DecodedSource]) -> list[np.ndarray] | list[None]:
+        """L H T S of each hypothesis, padded; None if the model does not attend to the source.
 
-        Without a source it is the look at the own past, L H T T, <s> first.
+        For a language model it is the self-attention, L H T T, <s> first.
         """
         device = next(self.network.parameters()).device
-        tokens = Padded.from_rows([[BOS, *path.hypothesis.ids[:-1]] for path in paths]).to(device)
+        tokens = Padded.from_rows([[BOS, *one.hypothesis.ids[:-1]] for one in decoded]).to(device)
         batch = Batch(target=tokens)
-        if paths[0].source is not None:
-            batch = self.source_encoding.batch([path.source for path in paths]).to(device)
+        if decoded[0].source is not None:
+            batch = self.source_encoding.batch([one.source for one in decoded]).to(device)
         step = self.network.advance(tokens.values, self.network.start(batch), with_attention=True)
-        weights = _over_source(step, batch)
-        return [None] * len(paths) if weights is None else list(weights.float().cpu().numpy())
+        weights = _source_attention(step, batch)
+        return [None] * len(decoded) if weights is None else list(weights.float().cpu().numpy())
 
-    def _explain(self, path: Path, said: SourceLabels, seen: SourceLabels, weights: np.ndarray | None) -> Explained:
-        hypothesis = path.hypothesis
-        return Explained(
-            source=path.text,
-            output=self.target.decode(hypothesis.text_ids, self.source_encoding.oov_words(path.text)),
-            source_tokens=seen.tokens,
-            target_tokens=said.tokens,
-            source_words=seen.words,
-            target_words=said.words,
+    def _explanation(
+        self, decoded: DecodedSource, target: SourceLabels, source: SourceLabels, weights: np.ndarray | None
+    ) -> Explanation:
+        hypothesis = decoded.hypothesis
+        return Explanation(
+            source=decoded.text,
+            output=self.target.decode(hypothesis.text_ids, self.source_encoding.oov_words(decoded.text)),
+            source_tokens=source.tokens,
+            target_tokens=target.tokens,
+            source_words=source.words,
+            target_words=target.words,
             token_scores=hypothesis.token_scores,
             score=hypothesis.score,
             attention=weights,
-            nbest=path.nbest,
-            facts=self.facts,
-            source_labels=seen.labels,
-            target_labels=said.labels,
-            scenes=seen.visuals,
+            nbest=decoded.nbest,
+            model_info=self.model_info,
+            source_labels=source.labels,
+            target_labels=target.labels,
+            visual_sources=source.visuals,
         )
 
 
-def _over_source(step: Step, batch: Batch) -> Tensor | None:
+def _source_attention(step: Step, batch: Batch) -> Tensor | None:
     assert step.attention is not None
     if batch.source is None:
         return step.attention.past
     if step.attention.cross is not None or step.attention.past is None:
         return step.attention.cross
-    # A decoder alone has the source in its past: its share of the look, brought to 1 for the picture.
+    # A decoder-only model has the source in its past: the weights on it, renormalised to sum to 1.
     weights = step.attention.past[..., : batch.source.values.size(1)]
     return weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
 
 
-def spans_of(tokenizer: Tokenizer, ids: Sequence[int], text: str, unknown: Sequence[str] = ()) -> list[tuple[int, int]]:
-    """Where each generated token stands in the decoded text."""
+def token_spans(
+    tokenizer: Tokenizer, ids: Sequence[int], text: str, unknown: Sequence[str] = ()
+) -> list[tuple[int, int]]:
+    """The character span of each generated token in the decoded text."""
     ends = [min(len(tokenizer.decode(ids[: number + 1], unknown)), len(text)) for number in range(len(ids))]
-    begins = [0, *ends][:-1]  # none where nothing was said
+    begins = [0, *ends][:-1]  # empty for an empty output
     return [(min(begin, end), end) for begin, end in zip(begins, ends, strict=True)]

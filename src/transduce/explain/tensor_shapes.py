@@ -1,4 +1,4 @@
-"""Shapes: a recipe in, every tensor of its model out, by name, shape in letters, sizes and meaning."""
+"""Tensor shapes of a model: every tensor by name, shape letters, sizes and meaning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from transduce.autoconfig import recipe_for
 from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.errors import InputError
-from transduce.explain.shape_recorder import Recorder, Row, Scribe, Sizes, choose_sizes, say, with_attention
+from transduce.explain.shape_recorder import (
+    ShapeRecorder,
+    ShapeRow,
+    ShapeTable,
+    Sizes,
+    choose_sizes,
+    describe_module,
+    with_attention_sizes,
+)
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, Step
 from transduce.model import DecoderOnly, EmbeddingModel, Transducer
 from transduce.recipe import Recipe
@@ -25,8 +33,8 @@ from transduce.run import Run
 from transduce.storage import replace_file
 
 
-def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) -> list[Row]:
-    """Every tensor of one teacher-forced batch and of one generation step, made up; nothing is read or trained."""
+def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) -> list[ShapeRow]:
+    """Every tensor of one teacher-forced batch and of one generation step, with a random batch and random weights."""
     recipe = complete_recipe(recipe)
     sizes = choose_sizes(recipe.model, vocabularies)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -39,21 +47,25 @@ def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) 
             rows = _training(model, batch, sizes) + _generation(model, batch, sizes)
     parts = [*model.named_children(), ("model", model)]
     for name, part in parts:
-        number, all_of_it = count_parameters(part), ": all of it, shared numbers counted once" if part is model else ""
-        rows.append(Row("parameters", name, str(number), (number,), say(part) + all_of_it))
+        number, note = count_parameters(part), ": in total, shared parameters counted once" if part is model else ""
+        rows.append(ShapeRow("parameters", name, str(number), (number,), describe_module(part) + note))
     return rows
 
 
-def shapes_of(source: str, overrides: Sequence[str] = ()) -> list[Row]:
-    """The same for a recipe file, a file of pairs or a run directory, whose own vocabularies are taken."""
+def shapes_of(source: str, overrides: Sequence[str] = ()) -> list[ShapeRow]:
+    """The same for a recipe file, a file of pairs, or a run directory with its own vocabularies."""
     if not Path(source).is_dir():
         return explain_shapes(recipe_for(source, overrides))
     run = Run(Path(source))
     recipe = run.recipe()
-    if own := user_classes(recipe):  # a run may come from anywhere: its code is not run
+    if own := user_classes(recipe):  # a run may come from anywhere: its code must not be executed
         raise InputError(f"this run needs code of its own: {', '.join(own)}", where=source, remedy="give its recipe")
     if overrides:
-        raise InputError("a run is as it is", where=source, remedy=f"give {run.recipe_file} to change {overrides[0]}")
+        raise InputError(
+            "the settings of a run cannot be changed",
+            where=source,
+            remedy=f"give {run.recipe_file} to change {overrides[0]}",
+        )
     tokenizers = run.tokenizers()
     return explain_shapes(recipe, (tokenizers[0].size, tokenizers[1].size))
 
@@ -66,73 +78,71 @@ def _make_batch(model: Transducer, sizes: Sizes, vocabularies: tuple[int, int] |
     source, target = ids(sizes["S"], source_size), ids(sizes["T"] + 1, target_size)
     target[:, 0], target[:, -1] = BOS, EOS
     mask = torch.ones_like(source, dtype=torch.bool)
-    mask[1:, -1] = False  # all rows but the first are padded by one
+    mask[1:, -1] = False  # all rows but the first have one padded position
     return Batch(Padded(source.masked_fill(~mask, 0), mask), Padded(target, torch.ones_like(target, dtype=torch.bool)))
 
 
-def _training(model: Transducer, batch: Batch, sizes: Sizes) -> list[Row]:
-    recorder = Recorder(model)
+def _training(model: Transducer, batch: Batch, sizes: Sizes) -> list[ShapeRow]:
+    recorder = ShapeRecorder(model)
     with recorder:
         step: Step = model(batch, with_attention=True)
     now = {name: size for name, size in sizes.items() if name not in ("N", "R")}
     now["U"] = sizes["T"] + (sizes["S"] if isinstance(model, DecoderOnly) else 0)
-    scribe = Scribe("training", with_attention(now, step))
+    table = ShapeTable("training", with_attention_sizes(now, step))
     assert batch.source is not None
-    scribe.add("batch", "source.values", "B S", batch.source.values, "ids x1 .. xm </s>")
-    scribe.add("batch", "source.mask", "B S", batch.source.mask, "True: a real token")
-    scribe.add(
-        "batch", "inputs.values", "B T", batch.decoder_inputs.values, "the target without its last: what is read"
-    )
-    scribe.add("batch", "gold.values", "B T", batch.labels.values, "the target without its first: what must be said")
-    scribe.add("batch", "gold.mask", "B T", batch.labels.mask, "True: a real token")
+    table.add("batch", "source.values", "B S", batch.source.values, "ids x1 .. xm </s>")
+    table.add("batch", "source.mask", "B S", batch.source.mask, "True: not padding")
+    table.add("batch", "decoder_inputs.values", "B T", batch.decoder_inputs.values, "the target without its last token")
+    table.add("batch", "labels.values", "B T", batch.labels.values, "the target without its first token")
+    table.add("batch", "labels.mask", "B T", batch.labels.mask, "True: not padding")
     if isinstance(encoder := getattr(model, "encoder", None), nn.Module):
         memory = encoder(batch, with_attention=True)
-        scribe.add("memory", "values", "B S D", memory.values, "what attention reads")
-        scribe.add("memory", "mask", "B S", memory.mask, "True: a real row")
-        scribe.add("memory", "summary", "B D", memory.summary, "the one vector of the bottleneck")
-        scribe.add("memory", "attention", "B L H S S", memory.attention, "the encoder's own attention")
-    scribe.tell(recorder, step)
-    return scribe.finish()
+        table.add("memory", "values", "B S D", memory.values, "encoder output")
+        table.add("memory", "mask", "B S", memory.mask, "True: not padding")
+        table.add("memory", "summary", "B D", memory.summary, "fixed-length summary vector")
+        table.add("memory", "attention", "B L H S S", memory.attention, "self-attention weights of the encoder")
+    table.add_step(recorder, step)
+    return table.rows_with_key()
 
 
-def _embedding(model: EmbeddingModel, batch: Batch, sizes: Sizes) -> list[Row]:
-    """Vectors are not spoken: there is a batch and no generation step. Both sides take the way told of the source."""
+def _embedding(model: EmbeddingModel, batch: Batch, sizes: Sizes) -> list[ShapeRow]:
+    """One batch; an embedding model has no generation step. The target takes the same path as the source."""
     assert batch.source is not None
-    recorder = Recorder(model)
+    recorder = ShapeRecorder(model)
     with recorder:
         model.embed(batch.source)
-    found = model(batch)
+    vectors = model(batch)
     now = {name: size for name, size in sizes.items() if name not in ("N", "R", "U")}
-    scribe = Scribe("training", {**now, "U": sizes["T"], "D'": found.source.size(-1)})
-    scribe.add("batch", "source.values", "B S", batch.source.values, "ids x1 .. xm </s>")
-    scribe.add("batch", "source.mask", "B S", batch.source.mask, "True: a real token")
-    scribe.add("batch", "gold.values", "B T", batch.labels.values, "the target without its <s>: read as a source is")
+    table = ShapeTable("training", {**now, "U": sizes["T"], "D'": vectors.source.size(-1)})
+    table.add("batch", "source.values", "B S", batch.source.values, "ids x1 .. xm </s>")
+    table.add("batch", "source.mask", "B S", batch.source.mask, "True: not padding")
+    table.add("batch", "labels.values", "B T", batch.labels.values, "the target without its <s>, encoded like a source")
     memory = model.encoder(batch)
-    scribe.add("memory", "values", "B S D", memory.values, "what the head reads")
-    scribe.add("memory", "mask", "B S", memory.mask, "True: a real row")
-    scribe.tell_modules(recorder)
-    scribe.add("vectors", "source", "B D", found.source, "one vector a text")
-    scribe.add("vectors", "target", "B D", found.target, "its partner, which training brings close")
-    return scribe.finish()
+    table.add("memory", "values", "B S D", memory.values, "encoder output, the input of the head")
+    table.add("memory", "mask", "B S", memory.mask, "True: not padding")
+    table.add_modules(recorder)
+    table.add("vectors", "source", "B D", vectors.source, "one vector per text")
+    table.add("vectors", "target", "B D", vectors.target, "the vector of the paired text")
+    return table.rows_with_key()
 
 
-def _generation(model: Transducer, batch: Batch, sizes: Sizes) -> list[Row]:
+def _generation(model: Transducer, batch: Batch, sizes: Sizes) -> list[ShapeRow]:
     state = model.start(batch).repeat(sizes["N"])
     tokens = torch.full((sizes["R"], sizes["U"]), BOS)
     state = model.advance(tokens[:, 1:], state).state
-    recorder = Recorder(model)
+    recorder = ShapeRecorder(model)
     with recorder:
         step = model.advance(tokens[:, :1], state, with_attention=True)
     prompt = sizes["S"] if isinstance(model, DecoderOnly) else 0
     now = {**sizes, "T": 1, "U": sizes["U"] + prompt}
-    scribe = Scribe("generation", with_attention(now, step))
-    scribe.add("batch", "tokens", "R T", tokens[:, :1], "the token chosen last, of every hypothesis")
-    scribe.tell(recorder, step)
-    return scribe.finish()
+    table = ShapeTable("generation", with_attention_sizes(now, step))
+    table.add("batch", "tokens", "R T", tokens[:, :1], "the last token of every hypothesis")
+    table.add_step(recorder, step)
+    return table.rows_with_key()
 
 
-def show_rows(rows: Sequence[Row], console: Console) -> None:
-    """One table a section; modules are indented by their path."""
+def show_rows(rows: Sequence[ShapeRow], console: Console) -> None:
+    """Prints one table per section; modules are indented by their path."""
     for section in dict.fromkeys(row.section for row in rows):
         lettered = section != "parameters" and not section.endswith("letters")
         table = Table(title=section, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -147,13 +157,13 @@ def show_rows(rows: Sequence[Row], console: Console) -> None:
 
 
 def _indent(name: str, before: list[str]) -> tuple[str, list[str]]:
-    """What is new in a name after the one before it, set in by what is not."""
-    path, colon, place = name.partition(":")
+    """A name without the prefix it shares with the previous name, indented by the length of that prefix."""
+    path, colon, field = name.partition(":")
     parts = path.split(".")
     differing = (i for i, (new, old) in enumerate(zip(parts, before, strict=False)) if new != old)
     same = next(differing, min(len(parts), len(before)))
-    return "  " * same + ".".join(parts[same:]) + colon + place, parts
+    return "  " * same + ".".join(parts[same:]) + colon + field, parts
 
 
-def save_rows(rows: Sequence[Row], path: Path) -> None:
+def save_rows(rows: Sequence[ShapeRow], path: Path) -> None:
     replace_file(path, (json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n").encode())

@@ -1,4 +1,4 @@
-"""An attention map enters; a heat map in the terminal leaves, readable with and without colour."""
+"""Attention maps as heat maps in the terminal, with and without colour."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from transduce.explain.alignment import AttentionMap, visible
+from transduce.explain.attention_map import AttentionMap, visible
 
-_HEADER = 10  # most rows of a column header
-_LABEL = 18  # most cells of a row label
+_MAX_HEADER = 10  # rows of a column header
+_MAX_LABEL = 18  # terminal cells of a row label
 _SHADES = "░▒▓█"  # quarters, for terminals without colour
 _ASCII = str.maketrans("·…⋮␣░▒▓█", "..:_.:*#")
 
 
 def draw(attention: AttentionMap, console: Console, width: int | None = None) -> None:
-    """Target positions as rows, source positions as columns; a long source goes on in further panels below."""
+    """Target positions as rows, source positions as columns; a long source continues in panels below."""
     if not attention.source_tokens or not attention.target_tokens:
         console.print("(nothing to draw: one side is empty)")
         return
     ascii_only = console.options.ascii_only
     rows = [_label(token, ascii_only) for token in attention.target_tokens]
     columns = [_label(token, ascii_only) for token in attention.source_tokens]
-    margin = min(_LABEL, max(map(cell_len, rows))) + 1
+    margin = min(_MAX_LABEL, max(map(cell_len, rows))) + 1
     space = (width or console.width) - margin
-    cell = 4 if 4 * len(columns) <= space else 3  # a shade, two digits, and a blank where there is room
-    room = max(1, space // cell)
-    for start in range(0, len(columns), room):
-        part = slice(start, start + room)
+    cell = 4 if 4 * len(columns) <= space else 3  # a shade, two digits, and a blank if the columns fit
+    per_panel = max(1, space // cell)
+    for start in range(0, len(columns), per_panel):
+        part = slice(start, start + per_panel)
         for line in _header(columns[part], cell):
             _print(console, Text(" " * margin + line, style="bold"))
         for label, weights in zip(rows, attention.weights, strict=True):
@@ -41,16 +41,20 @@ def draw(attention: AttentionMap, console: Console, width: int | None = None) ->
     _print(console, _legend(console))
 
 
-def draw_peaks(attention: AttentionMap, console: Console, most: int = 4) -> None:
-    """For each target position the source positions that it looked at most, with their share."""
+def draw_strongest(attention: AttentionMap, console: Console, count: int = 4) -> None:
+    """The source positions with the largest weights for each target position."""
     ascii_only = console.options.ascii_only
     rows = [_label(token, ascii_only) for token in attention.target_tokens]
-    margin = min(_LABEL, max(map(cell_len, rows), default=0)) + 1
+    margin = min(_MAX_LABEL, max(map(cell_len, rows), default=0)) + 1
     for label, weights in zip(rows, attention.weights, strict=True):
-        best = sorted(range(len(weights)), key=lambda place: -float(weights[place]))[:most]
-        parts = [f"{_label(attention.source_tokens[place], ascii_only)} {100 * weights[place]:.0f}%" for place in best]
+        best = sorted(range(len(weights)), key=lambda position: -float(weights[position]))[:count]
+        tokens = [_label(attention.source_tokens[position], ascii_only) for position in best]
+        parts = [f"{token} {100 * weights[position]:.0f}%" for token, position in zip(tokens, best, strict=True)]
         _print(console, Text.assemble((_fit(label, margin - 1) + " ", "bold"), "  ".join(parts)))
-    _print(console, Text("the places that each word looked at most; --html and --png show them all", style="dim"))
+    _print(
+        console,
+        Text("the positions with the largest weights of each word; --html and --png show all of them", style="dim"),
+    )
 
 
 def _print(console: Console, line: Text) -> None:
@@ -64,8 +68,8 @@ def _label(token: str, ascii_only: bool) -> str:
     return text.encode("ascii", "replace").decode() if ascii_only else text
 
 
-def clusters(text: str) -> list[str]:
-    """Characters as a reader counts them: a base with the marks and joined parts that belong to it."""
+def grapheme_clusters(text: str) -> list[str]:
+    """User-perceived characters: a base character with its combining marks and joined parts."""
     result: list[str] = []
     for character in text:
         joined = bool(result) and result[-1].endswith("\u200d")
@@ -77,36 +81,36 @@ def clusters(text: str) -> list[str]:
 
 
 def _fit(text: str, width: int) -> str:
-    """Cut or padded to exactly `width` terminal cells, whatever the script."""
+    """The text cut or padded to exactly `width` terminal cells, in any script."""
     if cell_len(text) > width:
-        kept = ""
-        for cluster in clusters(text):
-            if cell_len(kept + cluster) > width - 1:
+        prefix = ""
+        for cluster in grapheme_clusters(text):
+            if cell_len(prefix + cluster) > width - 1:
                 break
-            kept += cluster
-        text = kept + "…"
+            prefix += cluster
+        text = prefix + "…"
     return text + " " * (width - cell_len(text))
 
 
 def _header(labels: Sequence[str], cell: int) -> list[str]:
-    """Labels written downwards, ending just above their columns."""
-    stacks = [clusters(label) for label in labels]
-    stacks = [stack if len(stack) <= _HEADER else [*stack[: _HEADER - 1], "⋮"] for stack in stacks]
+    """Labels written vertically, ending just above their columns."""
+    stacks = [grapheme_clusters(label) for label in labels]
+    stacks = [stack if len(stack) <= _MAX_HEADER else [*stack[: _MAX_HEADER - 1], "⋮"] for stack in stacks]
     height = max(map(len, stacks))
     stacks = [[""] * (height - len(stack)) + stack for stack in stacks]
     return ["".join(_column(cluster, cell) for cluster in line).rstrip() for line in zip(*stacks, strict=True)]
 
 
 def _column(cluster: str, cell: int) -> str:
-    """One character over its column: narrow ones above the last digit, wide ones above both."""
+    """One character over its column: narrow characters above the last digit, wide ones above both."""
     size = cell_len(cluster)
-    if size > 2:  # joined emoji in a terminal that draws them apart
+    if size > 2:  # joined emoji, which some terminals draw separately
         cluster, size = "\ufffd", 1
     return " " * (cell - size) + cluster
 
 
 def _cell(weight: float, cell: int, console: Console) -> tuple[str, Style]:
-    percent = min(99, round(100 * weight))  # two digits: 99 is all of it
+    percent = min(99, round(100 * weight))  # two digits: 99 stands for 100
     digits = f"{percent:>2}" if percent else " ·"
     if console.color_system is None:
         shade = _SHADES[percent // 25] if percent else " "
@@ -115,10 +119,10 @@ def _cell(weight: float, cell: int, console: Console) -> tuple[str, Style]:
 
 
 def _style(weight: float) -> Style:
-    """From a pale to a deep blue, with writing that stays legible on it."""
+    """A background from pale to deep blue, with a legible text colour."""
     if weight < 0.005:
         return Style(dim=True)
-    share = min(1.0, weight) ** 0.5  # the root keeps small weights visible
+    share = min(1.0, weight) ** 0.5  # the square root keeps small weights visible
     pale, deep = (222, 235, 247), (8, 69, 148)
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(pale, deep, strict=True))
     ink = "#ffffff" if share > 0.55 else "#08306b"

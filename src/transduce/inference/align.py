@@ -10,15 +10,15 @@ from typing import Any
 from transduce.data.readers.corpus import read_corpus, read_lines
 from transduce.errors import InputError
 from transduce.explain.alignment import (
-    Gold,
+    GoldAlignment,
     Link,
     Symmetrisation,
     alignment_error_rate,
     links,
     parse_pharaoh,
     symmetrise,
-    to_words,
 )
+from transduce.explain.attention_map import to_words
 from transduce.inference import Model
 
 Pair = tuple[str, str]
@@ -37,7 +37,7 @@ def align(model: Model, pairs: Sequence[Pair], view: View | None = None) -> list
     view = view or View()
     found: list[list[Link]] = [[] for _ in pairs]  # a pair with an empty side has no links
     busy = [place for place, pair in enumerate(pairs) if pair[0].strip() and pair[1].strip()]
-    for place, explained in zip(busy, model.read([pairs[place] for place in busy]), strict=True):
+    for place, explained in zip(busy, model.explain_pairs([pairs[place] for place in busy]), strict=True):
         found[place] = links(to_words(explained.map(view.layer, view.head)))
     return found
 
@@ -60,11 +60,11 @@ def read_pairs(model: Model, file: str, chunk: int = 2000) -> Iterator[list[Pair
         yield [(example.source, example.target or "") for example in some]
 
 
-def read_gold(file: str) -> list[Gold]:
+def read_gold(file: str) -> list[GoldAlignment]:
     return [parse_pharaoh(line, f"{file}:{number}") for number, line in enumerate(read_lines(file), 1)]
 
 
-def error_rate(found: Sequence[Sequence[Link]], gold: Sequence[Gold], where: str) -> float:
+def error_rate(found: Sequence[Sequence[Link]], gold: Sequence[GoldAlignment], where: str) -> float:
     """Alignment error rate over all pairs (Och & Ney 2003), from 0 to 1."""
     if len(found) != len(gold):
         raise InputError(f"{len(found):,} pairs but {len(gold):,} lines of links", where=where, remedy="one a pair")

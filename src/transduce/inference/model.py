@@ -22,9 +22,9 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.mask_filling import MaskFilling
 from transduce.decoding.scoring import score as score_batch
 from transduce.errors import InputError
-from transduce.explain.alignment import Link, links, to_words
-from transduce.explain.attention import Path, Rereader
-from transduce.explain.html import Explained
+from transduce.explain.alignment import Link, links
+from transduce.explain.attention import DecodedSource, Explainer
+from transduce.explain.attention_map import Explanation, to_words
 from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import Searcher, change_settings, check_draft, check_shortlist, check_texts, reach
 from transduce.inference.language_model import go_on, score_running
@@ -46,7 +46,7 @@ class Prediction:
     complete: bool = True  # False: cut at the greatest length
     source_cut: bool = False  # True: the source was longer than `max_source_length` tokens
     nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
-    path: Path | None = field(default=None, repr=False, compare=False)
+    decoded: DecodedSource | None = field(default=None, repr=False, compare=False)
     model: Model | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -54,21 +54,21 @@ class Prediction:
         return sum(self.token_scores)
 
     @cached_property
-    def explained(self) -> Explained | None:
-        """The chosen path read once more, with the attention of every layer and head; None for an empty line."""
-        return None if self.model is None else self.model.reread([self])[0]
+    def explanation(self) -> Explanation | None:
+        """The attention of every layer and head, recomputed for this hypothesis; None for an empty line."""
+        return None if self.model is None else self.model.explain_predictions([self])[0]
 
     @property
     def attention(self) -> np.ndarray | None:
-        """L H T S, exact; None where the decoder does not attend to the source."""
-        return None if self.explained is None else self.explained.attention
+        """Attention weights, L H T S, exact; None if the decoder does not attend to the source."""
+        return None if self.explanation is None else self.explanation.attention
 
     @property
     def alignment(self) -> list[Link]:
-        """(source word, target word): each word of the output with the one it looked at most."""
-        if self.explained is None or self.explained.attention is None:
+        """Links (source word, target word): each output word with the source word of the largest weight."""
+        if self.explanation is None or self.explanation.attention is None:
             return []
-        return links(to_words(self.explained.map()))
+        return links(to_words(self.explanation.map()))
 
 
 @dataclass(frozen=True)
@@ -216,20 +216,20 @@ class Model:
             for one in hypotheses
         )
         ranked = tuple((one.text, one.score) for one in rivals)
-        path = Path(text, source, hypotheses[0], ranked)
-        return replace(rivals[0], nbest=rivals, path=path, model=self)
+        decoded = DecodedSource(text, source, hypotheses[0], ranked)
+        return replace(rivals[0], nbest=rivals, decoded=decoded, model=self)
 
-    def reread(self, predictions: Sequence[Prediction]) -> list[Explained | None]:
-        """The explanations of many predictions, read in batches, and kept in them; None for an empty line."""
-        busy = [one for one in predictions if one.path is not None]
-        rereader = Rereader(self.network, self.source_encoding, self.target, self.facts())
-        found = rereader([one.path for one in busy if one.path is not None], self.recipe.generation.batch_tokens)
-        for one, explained in zip(busy, found, strict=True):
-            vars(one)["explained"] = explained
-        return [vars(one).get("explained") for one in predictions]
+    def explain_predictions(self, predictions: Sequence[Prediction]) -> list[Explanation | None]:
+        """Computes the explanations of many predictions in batches and stores them there; None for an empty line."""
+        busy = [one for one in predictions if one.decoded is not None]
+        explain = Explainer(self.network, self.source_encoding, self.target, self.info())
+        found = explain([one.decoded for one in busy if one.decoded is not None], self.recipe.generation.batch_tokens)
+        for one, explanation in zip(busy, found, strict=True):
+            vars(one)["explanation"] = explanation
+        return [vars(one).get("explanation") for one in predictions]
 
-    def facts(self) -> dict[str, Any]:
-        """What a page may say about the model."""
+    def info(self) -> dict[str, Any]:
+        """Kinds of the parts and number of parameters, for the HTML page."""
         kinds = {name: part["kind"] for name, part in self.recipe.model if isinstance(part, dict)}
         return {**kinds, "parameters": self.parameters}
 
@@ -284,8 +284,8 @@ class Model:
             found.update(zip(rows, self.network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))
         return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
 
-    def read(self, pairs: Sequence[tuple[str, str]]) -> list[Explained]:
-        """Each target as if the model had written it: its token scores, and where it looked at each of its tokens."""
+    def explain_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Explanation]:
+        """Explains given targets: their token scores and attention, as if the model had generated them."""
         if self.sourceless:
             raise InputError("this model has no source to look at", remedy="give one that reads a source")
         texts = [source for source, _ in pairs]
@@ -293,18 +293,18 @@ class Model:
         sources = self.source_encoding.encode(texts)
         targets = encode_targets(self.target, [target for _, target in pairs], texts)
         paths = [
-            Path(text, source, Hypothesis((*target, EOS), one.token_scores, one.score))
+            DecodedSource(text, source, Hypothesis((*target, EOS), one.token_scores, one.score))
             for text, source, target, one in zip(texts, sources, targets, scored, strict=True)
         ]
-        rereader = Rereader(self.network, self.source_encoding, self.target, self.facts())
-        return rereader(paths, self.recipe.generation.batch_tokens)
+        explain = Explainer(self.network, self.source_encoding, self.target, self.info())
+        return explain(paths, self.recipe.generation.batch_tokens)
 
-    def explain(self, text: str, **settings: Any) -> Explained:
-        """One line with its attention, scores and rivals, ready to be drawn."""
+    def explain(self, text: str, **settings: Any) -> Explanation:
+        """Generates for one source; returns attention, scores and alternatives, ready to be drawn."""
         prediction = self.generate([text], **settings)[0]
-        if prediction.explained is None:
+        if prediction.explanation is None:
             raise InputError("there is nothing to explain: the line is empty", remedy="give a source text")
-        return prediction.explained
+        return prediction.explanation
 
     @torch.inference_mode()
     def logits(self, *, target: Tensor, source: Tensor | None = None, source_mask: Tensor | None = None) -> Tensor:

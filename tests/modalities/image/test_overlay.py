@@ -12,8 +12,8 @@ from PIL import Image as Pillow
 
 from transduce.contracts import VisualSource
 from transduce.explain import overlay
-from transduce.explain.alignment import AttentionMap
-from transduce.explain.html import Explained, render
+from transduce.explain.attention_map import AttentionMap, Explanation
+from transduce.explain.html import render_page
 
 
 def scene(height: int, width: int, grid: tuple[int, int], **more) -> VisualSource:
@@ -47,17 +47,17 @@ def test_a_stronger_weight_is_painted_stronger_and_none_not_at_all():
     assert distance[0] > distance[1] > distance[2] > 0
 
 
-def explained(*scenes: VisualSource, cells: int) -> Explained:
+def explained(*scenes: VisualSource, cells: int) -> Explanation:
     weights = np.random.default_rng(1).dirichlet(np.ones(cells), (1, 1, 3)).astype(np.float32)
     names = [str(number) for number in range(cells)]
-    return Explained("x.png", "a b", names, ["a", " b", "</s>"], range(cells), [0, 1, -1], [0.0] * 3, 0.0, weights,
-                     source_labels=names, scenes=scenes)  # fmt: skip
+    return Explanation("x.png", "a b", names, ["a", " b", "</s>"], range(cells), [0, 1, -1], [0.0] * 3, 0.0, weights,
+                     source_labels=names, visual_sources=scenes)  # fmt: skip
 
 
 def test_a_scene_takes_its_own_rows_of_the_memory():
     shown = scene(8, 8, (2, 2), begin=3)
     one = explained(shown, cells=9)
-    assert np.array_equal(overlay.over(shown, one.map()), one.map().weights[:, 3:7])
+    assert np.array_equal(overlay.source_weights(shown, one.map()), one.map().weights[:, 3:7])
 
 
 @pytest.mark.parametrize("kind", ["picture", "sound", "both"])
@@ -78,9 +78,9 @@ def test_a_long_text_is_cut_and_says_so(tmp_path):
 
 def test_the_page_holds_the_pixels_and_asks_for_nothing(tmp_path):
     shown = VisualSource(np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3), (2, 3))
-    page = render([explained(shown, cells=6)])
+    page = render_page([explained(shown, cells=6)])
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
-    (found,) = data["items"][0]["scenes"]
+    (found,) = data["items"][0]["visual_sources"]
     assert found["size"] == [4, 6]
     assert found["grid"] == [2, 3]
     assert found["begin"] == 0

@@ -91,7 +91,7 @@ def test_a_picture_is_explained_with_panels_and_a_page(run, folder, tmp_path):
     assert scene["begin"] + cells == len(data["source_tokens"])  # <cls> stands before the grid
     assert data["source_tokens"][scene["begin"]] == "1,1"
     explained = transduce.load(run).explain(str(picture))
-    assert explained.scenes[0].pixels.shape == (32, 32, 3)
+    assert explained.visual_sources[0].pixels.shape == (32, 32, 3)
 
 
 def test_a_folder_is_explained_on_one_page(run, folder, tmp_path):

@@ -1,5 +1,5 @@
 "use strict";
-// What enters is the JSON of the page, what leaves is its picture. Text reaches the page as text, never as markup.
+// Draws the JSON data of the page. Text is inserted as text, never as markup.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
@@ -21,14 +21,14 @@
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
   const mean = (maps) => maps[0].map((row, t) => row.map((_, s) => sum(maps.map((map) => map[t][s])) / maps.length));
 
-  // One map of tokens out of layers and heads.
+  // The token map of the chosen layer and head, or of their mean.
   const chosen = () => {
     const layers = $("layer").value === "mean" ? item.attention : [item.attention[+$("layer").value]];
     return mean(layers.map((heads) => ($("head").value === "mean" ? mean(heads) : heads[+$("head").value])));
   };
 
-  // The tokens of each place on an axis: [label, numbers of its tokens, whether it is a word].
-  const places = (side) => {
+  // The entries of an axis: [label, indices of its tokens, whether it is a word].
+  const entries = (side) => {
     const tokens = item[side + "_tokens"], words = item[side + "_words"], labels = item[side + "_labels"];
     const all = tokens.map((_, i) => i);
     const ends = all.filter((i) => words[i] < 0);
@@ -40,9 +40,9 @@
     return list;
   };
 
-  // Summed over the tokens of a source word, averaged over those of a target word.
+  // Weights are summed over the tokens of a source word and averaged over those of a target word.
   const compute = () => {
-    const map = chosen(), rows = places("target"), columns = places("source");
+    const map = chosen(), rows = entries("target"), columns = entries("source");
     const weights = rows.map(([, targets]) =>
       columns.map(([, sources]) => sum(targets.map((t) => sum(sources.map((s) => map[t][s])))) / Math.max(1, targets.length)));
     return { rows, columns, weights };
@@ -60,12 +60,12 @@
     return named;
   };
 
-  const cut = (pen, text, room) => {
+  const truncate = (pen, text, room) => {
     text = blank(text);
     if (pen.measureText(text).width <= room) return text;
-    let kept = [...text];
-    while (kept.length > 1 && pen.measureText(kept.join("") + "…").width > room) kept.pop();
-    return kept.join("") + "…";
+    let characters = [...text];
+    while (characters.length > 1 && pen.measureText(characters.join("") + "…").width > room) characters.pop();
+    return characters.join("") + "…";
   };
 
   const layout = () => {
@@ -75,13 +75,13 @@
     const font = size + 'px system-ui, -apple-system, "Segoe UI", "Noto Sans", sans-serif';
     pen.font = font;
     const most = narrow ? 84 : 150;
-    const rows = view.rows.map(([label]) => cut(pen, label, most)), columns = view.columns.map(([label]) => cut(pen, label, most));
+    const rows = view.rows.map(([label]) => truncate(pen, label, most)), columns = view.columns.map(([label]) => truncate(pen, label, most));
     const widest = (labels) => Math.max(8, ...labels.map((label) => pen.measureText(label).width));
     const left = widest(rows) + 12, above = widest(columns);
     const share = (space) => Math.min(44, (space - left - 4) / Math.max(1, columns.length));
     const turned = above > share(room) - 4;
     const step = Math.max(20, share(turned ? room - above * 0.72 : room));
-    const side = columns.length * rows.length > 40000 ? 6 : step; // very large maps keep to small cells
+    const side = columns.length * rows.length > 40000 ? 6 : step; // very large maps have small cells
     const top = turned ? above * 0.72 + size + 10 : size + 14;
     const right = turned ? above * 0.72 + 4 : 4;
     return { pen, font, size, rows, columns, left, top, side, turned,
@@ -89,7 +89,7 @@
   };
 
   const fit = (canvas, { width, height }) => {
-    const scale = Math.min(devicePixelRatio || 1, 16000 / width, 16000 / height); // browsers refuse larger ones
+    const scale = Math.min(devicePixelRatio || 1, 16000 / width, 16000 / height); // the largest canvas that browsers allow
     canvas.width = Math.ceil(width * scale);
     canvas.height = Math.ceil(height * scale);
     canvas.style.width = width + "px";
@@ -141,7 +141,7 @@
     point(cell);
   };
 
-  // The cell under the pointer or the arrow keys, drawn on a second canvas so that the first is left alone.
+  // The selected cell is drawn on a second canvas, so that the map is not redrawn.
   const point = (place) => {
     cell = place;
     const pen = mark.getContext("2d"), ink = colours();
@@ -162,9 +162,9 @@
       write(pen, frame, "column", s, ink.ink);
     }
     const [row, tokens] = view.rows[t];
-    const spoken = tokens.some((i) => item.token_scores[i] === null) ? null : sum(tokens.map((i) => item.token_scores[i]));
+    const score = tokens.some((i) => item.token_scores[i] === null) ? null : sum(tokens.map((i) => item.token_scores[i]));
     $("readout").textContent = `“${blank(row)}” gave ${percent(view.weights[t][s])} of its attention to ` +
-      `“${blank(view.columns[s][0])}”. Its own probability is ${percent(probability(spoken))}.`;
+      `“${blank(view.columns[s][0])}”. Its own probability is ${percent(probability(score))}.`;
     tokens.forEach((i) => $("tokens").children[i]?.style.setProperty("box-shadow", "inset 0 0 0 2px var(--link)"));
   };
 
@@ -175,7 +175,7 @@
     return s >= 0 && t >= 0 && s < view.columns.length && t < view.rows.length ? { s, t } : null;
   };
 
-  // A pixel x of X belongs to the cell x * columns / X, rounded down: where a cell begins, in pixels.
+  // Pixel x of a width X belongs to cell floor(x * columns / X). This is the first pixel of a cell.
   const begins = (number, cells, pixels) => Math.ceil(number * pixels / cells);
   const unpack = ({ pixels, size: [height, width] }) => {
     const bytes = Uint8Array.from(atob(pixels), (letter) => letter.charCodeAt(0));
@@ -184,14 +184,14 @@
       image.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
     return image;
   };
-  const panel = (scene, image, label, weights) => {
-    const figure = make("figure"), canvas = make("canvas"), [height, width] = scene.size, [rows, columns] = scene.grid;
+  const panel = (source, image, label, weights) => {
+    const figure = make("figure"), canvas = make("canvas"), [height, width] = source.size, [rows, columns] = source.grid;
     canvas.width = width;
     canvas.height = height;
-    const wide = scene.extent > 0;
-    canvas.style.width = wide ? "min(100%, 40rem)" : Math.max(120, width) + "px";
-    canvas.style.height = wide ? "80px" : Math.max(120, width) * height / width + "px";
-    if (wide) figure.style.width = "100%";
+    const hasAxis = source.extent > 0;
+    canvas.style.width = hasAxis ? "min(100%, 40rem)" : Math.max(120, width) + "px";
+    canvas.style.height = hasAxis ? "80px" : Math.max(120, width) * height / width + "px";
+    if (hasAxis) figure.style.width = "100%";
     const pen = canvas.getContext("2d");
     pen.putImageData(image, 0, 0);
     if (weights) {
@@ -203,26 +203,26 @@
         pen.fillRect(x, y, begins(column + 1, columns, width) - x, begins(row + 1, rows, height) - y);
       });
       canvas.setAttribute("role", "img");
-      canvas.setAttribute("aria-label", `where “${blank(label)}” looked`);
+      canvas.setAttribute("aria-label", `attention of “${blank(label)}”`);
     }
-    const time = wide && !weights ? `0 to ${scene.extent.toFixed(2)} ${scene.across}` : "";
+    const time = hasAxis && !weights ? `0 to ${source.extent.toFixed(2)} ${source.across}` : "";
     figure.append(canvas, make("figcaption", weights ? blank(label) : time || "the source"));
     return figure;
   };
-  const paintScenes = () => {
-    $("overlay").hidden = !item.scenes.length;
-    const map = item.attention ? chosen() : null, rows = map ? places("target") : [];
-    $("scenes").replaceChildren(...item.scenes.flatMap((scene) => {
-      const image = unpack(scene), end = scene.begin + scene.grid[0] * scene.grid[1];
-      return [panel(scene, image, "", null), ...rows.map(([label, targets]) => {
-        const means = map[0].slice(scene.begin, end).map((_, i) => sum(targets.map((t) => map[t][scene.begin + i])) / targets.length);
-        return panel(scene, image, label, means);
+  const paintVisualSources = () => {
+    $("overlay").hidden = !item.visual_sources.length;
+    const map = item.attention ? chosen() : null, rows = map ? entries("target") : [];
+    $("visual-sources").replaceChildren(...item.visual_sources.flatMap((source) => {
+      const image = unpack(source), end = source.begin + source.grid[0] * source.grid[1];
+      return [panel(source, image, "", null), ...rows.map(([label, targets]) => {
+        const means = map[0].slice(source.begin, end).map((_, i) => sum(targets.map((t) => map[t][source.begin + i])) / targets.length);
+        return panel(source, image, label, means);
       })];
     }));
   };
 
   const refresh = () => {
-    paintScenes();
+    paintVisualSources();
     if (!item.attention) return;
     view = compute();
     cell = null;
@@ -256,11 +256,11 @@
       row.append(make("td", i + 1), words, make("td", logarithm(score)), share);
       return row;
     }));
-    $("facts").replaceChildren(...Object.entries(item.facts).flatMap(([name, value]) => [make("dt", name), make("dd", value)]));
+    $("model-info").replaceChildren(...Object.entries(item.model_info).flatMap(([name, value]) => [make("dt", name), make("dd", value)]));
     $("alternatives").hidden = !item.nbest.length;
-    $("about").hidden = !Object.keys(item.facts).length;
+    $("about").hidden = !Object.keys(item.model_info).length;
     $("attention").hidden = !item.attention;
-    $("blind").hidden = Boolean(item.attention);
+    $("no-attention").hidden = Boolean(item.attention);
     if (item.attention) {
       options($("layer"), item.attention.length, "layer");
       options($("head"), item.attention[0].length, "head");
@@ -282,7 +282,7 @@
     const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (!move) return;
     event.preventDefault();
-    const { s, t } = cell || { s: -move[0], t: -move[1] }; // the first key enters at the corner
+    const { s, t } = cell || { s: -move[0], t: -move[1] }; // the first key selects the corner
     const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
     point({ s: clamp(s + move[0], view.columns.length), t: clamp(t + move[1], view.rows.length) });
   });
@@ -294,7 +294,7 @@
   $("example").addEventListener("change", () => show(+$("example").value));
   $("previous").addEventListener("click", () => turn(-1));
   $("next").addEventListener("click", () => turn(1));
-  // Words say little where a side has only one of them.
+  // The word level is useless if a side has only one word.
   if (data.items.some((one) => Math.min(one.source_labels.length, one.target_labels.length) < 2))
     $("controls").elements.level.value = "tokens";
   if (data.items.length) show(0);
