@@ -152,7 +152,7 @@ def words_in_sight(model: transduce.Model, folder: Path) -> tuple[int, int]:
     for (named, text), spans in zip(lines(folder / "pairs.tsv"), truth, strict=True):
         told = model.explain(str(folder / named))
         if told.output == text:
-            (scene,) = told.scenes
+            (scene,) = told.visual_sources
             row = scene.extent / scene.grid[1]  # seconds
             for weights, (begin, end) in zip(told.map().weights, spans, strict=False):  # S; without </s>
                 looks += begin <= (weights.argmax() + 0.5) * row <= end

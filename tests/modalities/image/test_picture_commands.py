@@ -85,7 +85,7 @@ def test_a_picture_is_explained_with_panels_and_a_page(run, folder, tmp_path):
     assert Pillow.open(tmp_path / "x.png").width > 300
     page = (tmp_path / "x.html").read_text()
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])["items"][0]
-    (scene,) = data["scenes"]
+    (scene,) = data["visual_sources"]
     cells = scene["grid"][0] * scene["grid"][1]
     assert cells == 16
     assert scene["begin"] + cells == len(data["source_tokens"])  # <cls> stands before the grid
@@ -100,7 +100,7 @@ def test_a_folder_is_explained_on_one_page(run, folder, tmp_path):
     for path in sorted((folder / "shapes" / "files").iterdir())[:2]:
         (some / path.name).write_bytes(path.read_bytes())
     call("explain", run, some, "--html", tmp_path / "x.html")
-    assert (tmp_path / "x.html").read_text().count('"scenes":[{') == 2
+    assert (tmp_path / "x.html").read_text().count('"visual_sources":[{') == 2
     refused = CliRunner().invoke(app, ["explain", str(run), str(some), "--png", str(tmp_path / "x.png")])
     assert refused.exit_code != 0
 
