@@ -51,7 +51,7 @@ def ours(size: Size, places: int, other: Any) -> DecoderOnly:
     given = other.transformer
     with torch.no_grad():
         table.weight.copy_(given.wte.weight)
-        decoder.position.embedding.weight.copy_(given.wpe.weight)
+        decoder.position.embed_positions.weight.copy_(given.wpe.weight)
         _copy(decoder.final_norm, given.ln_f)
         for block, layer in zip(decoder.layers, given.h, strict=True):
             attention: Any = block.self_attention

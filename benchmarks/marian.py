@@ -94,7 +94,7 @@ def ours(size: Size, other: Any, dropout: float = 0.1) -> EncoderDecoder:
         table.weight.copy_(other.model.shared.weight * _rescale(size, other))
         output.projection.bias.copy_(other.final_logits_bias[0])
         for own, given in ((encoder, other.model.encoder), (decoder, other.model.decoder)):
-            own.position.embedding.weight.copy_(given.embed_positions.weight)
+            own.position.embed_positions.weight.copy_(given.embed_positions.weight)
             for block, layer in zip(own.layers, given.layers, strict=True):
                 _copy_layer(block, layer)
     return model.eval()

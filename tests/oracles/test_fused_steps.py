@@ -53,7 +53,7 @@ def build(options: dict[str, Any], *, alone: bool = False) -> Transducer:
         plain = {name: value for name, value in options.items() if name not in ("window", "kv_heads", "head_width")}
         made = EncoderDecoder(TransformerEncoder(table, **{**plain, "heads": 2}), decoder)
     for name, parameter in made.named_parameters():
-        if not name.endswith("embedding.weight"):
+        if not name.endswith(("embedding.weight", "embed_positions.weight")):
             nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.2)
     return made.eval()
 

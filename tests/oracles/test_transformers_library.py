@@ -93,7 +93,7 @@ def test_marian():
     with torch.no_grad():
         decoder.output.projection.bias.copy_(theirs.final_logits_bias[0])
         for own, other in ((encoder, theirs.model.encoder), (decoder, theirs.model.decoder)):
-            own.position.embedding.weight[:32] = other.embed_positions.weight
+            own.position.embed_positions.weight[:32] = other.embed_positions.weight
             for mine, layer in zip(own.layers, other.layers, strict=True):
                 copy_marian_layer(mine, layer)
         expected = theirs(input_ids=SOURCE.values, attention_mask=SOURCE.mask.long(), decoder_input_ids=TARGET).logits
@@ -155,7 +155,7 @@ def test_gpt2():
     with torch.no_grad():
         copy_embedding(decoder.embedding, theirs.transformer.wte)
         decoder.output.projection.weight.copy_(theirs.lm_head.weight)
-        decoder.position.embedding.weight[:32] = theirs.transformer.wpe.weight
+        decoder.position.embed_positions.weight[:32] = theirs.transformer.wpe.weight
         copy(decoder.final_norm, theirs.transformer.ln_f)
         for own, other in zip(decoder.layers, theirs.transformer.h, strict=True):
             attention = own.self_attention

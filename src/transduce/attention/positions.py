@@ -74,10 +74,10 @@ class Learned(AdditivePosition):
     def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 2048, join: Join = "add") -> None:
         super().__init__(width, join)
         self.longest: int = longest
-        self.embedding = nn.Embedding(longest, width)
+        self.embed_positions = nn.Embedding(longest, width)
         # As large as the sine waves, beside embeddings of deviation 1: with D ** -0.5 the order of a text was lost in
         # them for the first few hundred updates (Shakespeare by characters: best development loss 1.505, now 1.468).
-        nn.init.normal_(self.embedding.weight, std=0.5**0.5)
+        nn.init.normal_(self.embed_positions.weight, std=0.5**0.5)
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         # A single step is that of a search, which knows its greatest length.
@@ -87,7 +87,7 @@ class Learned(AdditivePosition):
                 f"learned positions end at {self.longest}",
                 remedy="set position: {kind: learned, longest: ...}, or choose rotary, relative or sinusoidal",
             )
-        found = self.embedding(positions.clamp(max=self.longest - 1))
+        found = self.embed_positions(positions.clamp(max=self.longest - 1))
         if self.training and several and not may_look(values):
             # Not cut in silence: an update that is not finite is run again by a road where one may look.
             found = found.masked_fill((positions >= self.longest)[..., None], torch.nan)

@@ -116,7 +116,7 @@ class FusedDecoder(TransformerDecoder):
     @property
     def _entry(self) -> Entry:
         assert isinstance(self.embedding, Embedding)
-        waves = self.position.embedding.weight if isinstance(self.position, Learned) else self.waves
+        waves = self.position.embed_positions.weight if isinstance(self.position, Learned) else self.waves
         return Entry(self.embedding.weight, self.embedding.scale, waves)
 
 

@@ -47,7 +47,7 @@ DISTIL_LAYER = {
 }
 EMBEDDINGS = {
     "embeddings.LayerNorm": "encoder.embedding_norm",
-    "embeddings.position_embeddings": "encoder.position.embedding",
+    "embeddings.position_embeddings": "encoder.position.embed_positions",
 }
 BERT_MODULES = {
     **{f"encoder.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in LAYER.items()},
@@ -210,7 +210,7 @@ TENSORS = {
         **TOKENS,
         **TOKEN_TYPES,
         POSITION_TABLE: TensorMap(
-            ("encoder.position.embedding.weight",),
+            ("encoder.position.embed_positions.weight",),
             lambda table: [table[POSITION_OFFSET:]],
             lambda native: pad(native[0], (0, 0, POSITION_OFFSET, 0)),
         ),
@@ -222,7 +222,7 @@ TENSORS = {
 def fold_segments(weights: Weights, side: str = "encoder") -> Weights:
     """Adds the embedding of the first segment to every position: a text is one segment here."""
     segments = weights.pop(SEGMENTS, None)
-    if segments is not None and (name := f"{side}.position.embedding.weight") in weights:
+    if segments is not None and (name := f"{side}.position.embed_positions.weight") in weights:
         weights[name] = weights[name] + segments[0]
     return weights
 

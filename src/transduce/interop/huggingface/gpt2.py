@@ -20,7 +20,7 @@ from transduce.interop.huggingface.family import (
 from transduce.recipe import Recipe
 
 MODULES = {
-    "wpe": "decoder.position.embedding",
+    "wpe": "decoder.position.embed_positions",
     "ln_f": "decoder.final_norm",
     "h.*.ln_1": "decoder.layers.*.self_attention_norm",
     "h.*.ln_2": "decoder.layers.*.feed_forward_norm",

@@ -157,7 +157,7 @@ def _bert_weights(kind: str) -> WeightMap:
         {
             f"{inside}.{bert.WORD_TABLE}": TensorMap(TOKENS),
             f"{inside}.{bert.POSITION_TABLE}": TensorMap(
-                ("decoder.position.embedding.weight",), lambda table: [table[offset:]]
+                ("decoder.position.embed_positions.weight",), lambda table: [table[offset:]]
             ),
             f"{inside}.embeddings.token_type_embeddings.weight": TensorMap((bert.SEGMENTS,)),
             f"decoder.{bias}": TensorMap((TOKENS[1].replace("weight", "bias"),)),

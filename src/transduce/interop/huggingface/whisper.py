@@ -30,7 +30,7 @@ MODULES = {
     **bart.FINAL_NORM,
     "model.encoder.conv1": "encoder.embedding.layers.0",
     "model.encoder.conv2": "encoder.embedding.layers.1",
-    "model.decoder.embed_positions": "decoder.position.embedding",
+    "model.decoder.embed_positions": "decoder.position.embed_positions",
 }
 TENSORS = {
     "model.decoder.embed_tokens.weight": TensorMap(("decoder.embedding.weight", "decoder.output.projection.weight")),
