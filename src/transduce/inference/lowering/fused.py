@@ -168,7 +168,7 @@ def _waves(decoder: TransformerDecoder) -> Tensor | None:
 def _fits(decoder: TransformerDecoder) -> bool:
     """The common kind: embeddings that know their places, plain softmax attention, layer norms, plain matrices."""
     output, position = decoder.output, decoder.position
-    if type(position) not in (Learned, NoPosition, Sinusoidal) or getattr(position, "mix", None) is not None:
+    if type(position) not in (Learned, NoPosition, Sinusoidal) or getattr(position, "concat_proj", None) is not None:
         return False
     if type(decoder.embedding) is not Embedding or type(output) is not Output or output.transform is not None:
         return False

@@ -72,7 +72,9 @@ def _add_offset(native: list[Tensor]) -> Tensor:
 
 
 POSITIONS = {
-    f"model.{side}.embed_positions.weight": TensorMap((f"{side}.position.embed_positions.weight",), _drop_offset, _add_offset)
+    f"model.{side}.embed_positions.weight": TensorMap(
+        (f"{side}.position.embed_positions.weight",), _drop_offset, _add_offset
+    )
     for side in ("encoder", "decoder")
 }
 
