@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from transduce.attention.multihead import CrossAttention, Heads
-from transduce.attention.normalisers import Softmax
+from transduce.attention.multihead import AttentionOptions, CrossAttention
 from transduce.attention.positions import POSITIONS, Learned, NoPosition, Rotary, Sinusoidal
 from transduce.attention.scores import Dot, ScaledDot
 from transduce.attention.self_attention import SSRU, AverageAttention, SequenceContext, scan
@@ -38,8 +37,8 @@ def view(real: torch.Tensor | None = None) -> SequenceContext:
 def test_shared_keys_are_repeated_keys():
     """Grouped heads equal full heads whose key and value matrices hold each group's rows again."""
     for kv_heads in (1, 2, 4):
-        few = CrossAttention(WIDTH, 5, Heads(4, kv_heads, ScaledDot, Softmax))
-        full = CrossAttention(WIDTH, 5, Heads(4, 4, ScaledDot, Softmax))
+        few = CrossAttention(WIDTH, 5, AttentionOptions(4, kv_heads, score=ScaledDot))
+        full = CrossAttention(WIDTH, 5, AttentionOptions(4, 4, score=ScaledDot))
         with torch.no_grad():
             full.q_proj, full.out_proj = few.q_proj, few.out_proj
             for own, other in ((full.k_proj, few.k_proj), (full.v_proj, few.v_proj)):
@@ -55,9 +54,9 @@ def test_shared_keys_are_repeated_keys():
 
 def test_heads_that_do_not_fit_are_refused():
     for heads, message in (
-        (Heads(3, 3, ScaledDot, Softmax), "3 heads"),
-        (Heads(4, 3, ScaledDot, Softmax), "3 key heads"),
-        (Heads(4, 2, ScaledDot, Softmax, "none"), "without projections"),
+        (AttentionOptions(3, 3, score=ScaledDot), "3 heads"),
+        (AttentionOptions(4, 3, score=ScaledDot), "3 key heads"),
+        (AttentionOptions(4, 2, score=ScaledDot, projections="none"), "without projections"),
     ):
         with pytest.raises(InputError, match=message):
             CrossAttention(WIDTH, WIDTH, heads)
@@ -96,7 +95,7 @@ def test_a_batch_that_is_not_finite_does_not_stay_in_a_batch_norm():
 
 def test_bare_attention_against_loops():
     """y_i = sum_j softmax_j(x_i . x_j) x_j, over all rows or over those up to i."""
-    attention = CrossAttention(WIDTH, WIDTH, Heads(1, 1, Dot, Softmax, "none"))
+    attention = CrossAttention(WIDTH, WIDTH, AttentionOptions(1, 1, score=Dot, projections="none"))
     assert not list(attention.parameters())
     rows = torch.randn(1, 5, WIDTH)
     for causal in (False, True):
@@ -116,7 +115,7 @@ def test_queries_and_keys_make_relevance_asymmetric():
 
     def around(projections: str) -> torch.Tensor:
         torch.manual_seed(1)
-        attention = CrossAttention(WIDTH, WIDTH, Heads(1, 1, Dot, Softmax, projections))
+        attention = CrossAttention(WIDTH, WIDTH, AttentionOptions(1, 1, score=Dot, projections=projections))
         rows = torch.randn(1, 3, WIDTH)
         _, weights = attention.attend_heads(attention.queries(rows), *attention.keys_values(rows), with_attention=True)
         gap = weights[0, 0].log() - weights[0, 0].log().T

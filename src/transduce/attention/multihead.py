@@ -9,7 +9,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from transduce.attention.attend import Attend
-from transduce.contracts import AttentionScore, Normaliser
+from transduce.attention.normalisers import Softmax
+from transduce.attention.scores import ScaledDot
+from transduce.contracts import AttentionScore, Count, Normaliser, Rate
 from transduce.errors import InputError
 from transduce.kernels.linear import joint_linear, linear
 from transduce.layers.feed_forward import dense
@@ -20,17 +22,20 @@ Projections = Literal["all", "none"]
 
 
 @dataclass(frozen=True)
-class Heads:
-    """What all attentions of a model have in common."""
+class AttentionOptions:
+    """The options that all attention layers of a model have in common."""
 
-    number: int
-    key_number: int  # heads of keys and values, each shared by a group of query heads
-    score: type[AttentionScore]
-    normaliser: type[Normaliser]
+    heads: Count = 4
+    kv_heads: Count | None = None  # heads of keys and values, each shared by a group of query heads; None: all
+    head_width: Count | None = None  # None: the width of the model, divided by the heads
+    score: type[AttentionScore] = ScaledDot
+    normaliser: type[Normaliser] = Softmax
     projections: Projections = "all"
-    bias: bool = True
-    dropout: float = 0.0
-    width: int | None = None  # of one head; None: the model's width, divided evenly
+    attention_dropout: Rate = 0.0
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.kv_heads or self.heads
 
 
 class MultiHeadAttention(nn.Module):
@@ -40,23 +45,23 @@ class MultiHeadAttention(nn.Module):
     2019), which makes the cache that much smaller. Without projections rows are compared as they are: e = x_i . x_j.
     """
 
-    def __init__(self, width: int, memory_width: int, heads: Heads) -> None:
+    def __init__(self, width: int, memory_width: int, options: AttentionOptions, bias: bool = True) -> None:
         super().__init__()
-        _check(width, memory_width, heads)
-        self.heads, self.kv_heads = heads.number, heads.key_number
-        self.head_width = head = heads.width or width // heads.number
+        _check(width, memory_width, options)
+        self.heads, self.kv_heads = options.heads, options.key_value_heads
+        self.head_width = head = options.head_width or width // options.heads
         self.q_proj: nn.Module = nn.Identity()
         self.k_proj: nn.Module = nn.Identity()
         self.v_proj: nn.Module = nn.Identity()
         self.out_proj: nn.Module = nn.Identity()
-        if heads.projections == "all":
+        if options.projections == "all":
             # A smaller start for the three: on Multi30k a post-norm model had a development loss of 2.5 after 1,000
             # updates with it and of 3.3 without, which took 1,500 updates to come to 2.4 (one run each).
-            self.q_proj = dense(width, heads.number * head, heads.bias, START)
-            self.k_proj = dense(memory_width, heads.key_number * head, heads.bias, START)
-            self.v_proj = dense(memory_width, heads.key_number * head, heads.bias, START)
-            self.out_proj = dense(heads.number * head, width, heads.bias)
-        self.attend = Attend(heads.score(head, head), heads.normaliser(), heads.dropout)
+            self.q_proj = dense(width, options.heads * head, bias, START)
+            self.k_proj = dense(memory_width, options.key_value_heads * head, bias, START)
+            self.v_proj = dense(memory_width, options.key_value_heads * head, bias, START)
+            self.out_proj = dense(options.heads * head, width, bias)
+        self.attend = Attend(options.score(head, head), options.normaliser(), options.attention_dropout)
 
     def queries(self, rows: Tensor) -> Tensor:
         """Queries of rows: R T D -> R H T K"""
@@ -123,20 +128,20 @@ def layers_and_heads(attentions: Sequence[CrossAttention | None]) -> tuple[int, 
     return len(found), found[0].heads if found else 0
 
 
-def _check(width: int, memory_width: int, heads: Heads) -> None:
-    if width % heads.number and heads.width is None:
+def _check(width: int, memory_width: int, options: AttentionOptions) -> None:
+    if width % options.heads and options.head_width is None:
         raise InputError(
-            f"a width of {width} cannot be divided into {heads.number} heads",
+            f"a width of {width} cannot be divided into {options.heads} heads",
             remedy="choose heads that divide the width, or set head_width",
         )
-    if heads.number % heads.key_number:
+    if options.heads % options.key_value_heads:
         raise InputError(
-            f"{heads.number} heads cannot share {heads.key_number} key heads evenly",
+            f"{options.heads} heads cannot share {options.key_value_heads} key heads evenly",
             remedy="choose kv_heads that divide heads",
         )
-    uneven = heads.width is not None and heads.width * heads.number != width
-    apart = memory_width != width or heads.key_number != heads.number or uneven
-    if heads.projections == "none" and apart:
+    uneven = options.head_width is not None and options.head_width * options.heads != width
+    apart = memory_width != width or options.key_value_heads != options.heads or uneven
+    if options.projections == "none" and apart:
         raise InputError(
             "attention without projections compares rows as they are: widths and heads of both sides must be equal",
             remedy="give encoder and decoder one width and leave kv_heads out, or set projections: all",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.multihead import CrossAttention, Heads, layers_and_heads
+from transduce.attention.multihead import AttentionOptions, CrossAttention, layers_and_heads
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Learned, embedded_only
 from transduce.attention.scores import Dot
@@ -42,7 +42,7 @@ class ConvolutionalDecoder(Decoder):
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         self.position = embedded_only(position(width, 1, True), "a convolution")
-        shape = Heads(heads, heads, score, normaliser)
+        shape = AttentionOptions(heads, score=score, normaliser=normaliser)
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             ConvolutionalDecoderLayer(
                 GatedConvolution(width, kernel, dropout),

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.attention.multihead import Heads
-from transduce.attention.normalisers import Softmax
+from transduce.attention.multihead import AttentionOptions
 from transduce.attention.positions import RelativeBias
-from transduce.attention.scores import ScaledDot
 from transduce.attention.self_attention import SelfAttention, SequenceContext
 from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
 from transduce.errors import InputError
@@ -45,7 +43,7 @@ class ConformerEncoder(Encoder):
             raise InputError(f"a kernel of {kernel} has no middle row", remedy="set an odd kernel")
         self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
         self.position = position(width, heads, False)
-        shape = Heads(heads, heads, ScaledDot, Softmax, dropout=dropout)
+        shape = AttentionOptions(heads, attention_dropout=dropout)
         # Not `layers`: parameter sharing matches weights by name, and these layers are not those of a Transformer.
         self.conformer_layers = nn.ModuleList(
             ConformerLayer(

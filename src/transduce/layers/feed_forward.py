@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
+from transduce.contracts import Count, Rate
 from transduce.kernels.linear import linear
 from transduce.layers.dropout import Dropout
 
@@ -19,6 +21,19 @@ def dense(width_in: int, width_out: int, bias: bool = True, gain: float = 1.0) -
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+@dataclass(frozen=True)
+class FeedForwardOptions:
+    """The options of the feed-forward networks of a model."""
+
+    ff_width: Count = 1024
+    activation: Activation = "relu"
+    gated: bool = False
+    activation_dropout: Rate = 0.0
+
+    def make(self, width: int, bias: bool = True) -> FeedForward:
+        return FeedForward(width, self.ff_width, self.activation, self.activation_dropout, gated=self.gated, bias=bias)
 
 
 class FeedForward(nn.Module):

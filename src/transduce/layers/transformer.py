@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 
 import torch
-from annotated_types import Gt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.attention.multihead import CrossAttention, Heads, Projections
-from transduce.attention.normalisers import Softmax
+from transduce.attention.multihead import AttentionOptions, CrossAttention
 from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
-from transduce.attention.scores import ScaledDot
 from transduce.attention.self_attention import (
     SSRU,
     AverageAttention,
@@ -24,14 +20,15 @@ from transduce.attention.self_attention import (
     TokenMixer,
     TokenMixerKind,
 )
-from transduce.contracts import AttentionScore, Count, FrontEnd, Normaliser, PositionEncoding, Rate
+from transduce.contracts import Count, FrontEnd, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream
 from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
-from transduce.layers.feed_forward import Activation, FeedForward
-from transduce.layers.norm import NORMALISATIONS, Normalisation, NormPlacement, Residual
+from transduce.layers.feed_forward import FeedForward, FeedForwardOptions
+from transduce.layers.norm import NormOptions, NormPlacement, Residual
+from transduce.layers.option_groups import flat_options
 
 KeysValues = tuple[Tensor, Tensor]  # each B G S K
 
@@ -63,83 +60,55 @@ class TransformerStack(nn.Module):
         False  # True: training keeps what enters a block, and computes what is in it again for gradients
     )
 
+    @flat_options
     def __init__(
         self,
         embedding: FrontEnd,
         output: Output | None = None,
-        memory_width: int = 0,  # 0: there is no memory to read
+        memory_width: int = 0,  # 0: no memory to attend to
         *,
         layers: Count = 3,
         width: Count = 256,
-        heads: Count = 4,
-        head_width: Count | None = None,
-        kv_heads: Count | None = None,
-        ff_width: Count = 1024,
-        activation: Activation = "relu",
-        gated: bool = False,
-        norm: NormPlacement = "pre",
-        norm_kind: Normalisation = "layer",
-        norm_eps: Annotated[float, Gt(0)] | None = None,
-        embedding_norm: bool = False,
+        attention: AttentionOptions,
+        feed_forward: FeedForwardOptions,
+        norm: NormOptions,
         bias: bool = True,
         position: type[PositionEncoding] = Sinusoidal,
         token_mixer: TokenMixerKind = "attention",
         window: Count | None = None,
-        projections: Projections = "all",
-        score: type[AttentionScore] = ScaledDot,
-        normaliser: type[Normaliser] = Softmax,
         dropout: Rate = 0.1,
-        attention_dropout: Rate = 0.0,
-        activation_dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
         self.width, self.window = width, window
-        self.has_kv_cache = token_mixer == "attention"  # else the past of a block does not grow
+        self.has_kv_cache = token_mixer == "attention"  # the state of the other token mixers has a constant size
         self.embedding, self.dropout = embedding, Dropout(dropout)
         if output is not None:
             self.output = output
-        self.position = position(width, heads, self.causal)
-        if token_mixer != "attention":
-            embedded_only(self.position, f"token_mixer: {token_mixer}")
-            if window is not None:
-                raise InputError(
-                    f"token_mixer: {token_mixer} has no window",
-                    remedy="leave window out, or set token_mixer: attention",
-                )
-        if head_width not in (None, width // heads):
-            free_of_heads(self.position, head_width)
-        shape = Heads(heads, kv_heads or heads, score, normaliser, projections, bias, attention_dropout, head_width)
+        self.position = position(width, attention.heads, self.causal)
+        _check_token_mixer(token_mixer, self.position, window)
+        if attention.head_width not in (None, width // attention.heads):
+            free_of_heads(self.position, attention.head_width)
 
-        def levelled() -> nn.Module:
-            return NORMALISATIONS[norm_kind](width, bias, **({} if norm_eps is None else {"eps": norm_eps}))
-
-        def think() -> FeedForward:
-            return FeedForward(width, ff_width, activation, activation_dropout, gated=gated, bias=bias)
-
-        def look() -> TokenMixer:
+        def make_token_mixer() -> TokenMixer:
             if token_mixer == "ssru":
                 return SSRU(width)
-            return (
-                SelfAttention(width, width, shape)
-                if token_mixer == "attention"
-                else AverageAttention(width, think(), bias)
-            )
+            if token_mixer == "average":
+                return AverageAttention(width, feed_forward.make(width, bias), bias)
+            return SelfAttention(width, width, attention, bias)
 
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             TransformerLayer(
-                look(),
-                CrossAttention(width, memory_width, shape) if memory_width else None,
-                think(),
-                [levelled() for _ in range(3 if memory_width else 2)],
-                norm,
+                make_token_mixer(),
+                CrossAttention(width, memory_width, attention, bias) if memory_width else None,
+                feed_forward.make(width, bias),
+                [norm.make(width, bias) for _ in range(3 if memory_width else 2)],
+                norm.norm,
                 dropout,
             )
             for _ in range(layers)
         )
-        self.final_norm = levelled() if norm == "pre" else None
-        self.embedding_norm = (
-            levelled() if embedding_norm else None
-        )  # over embedding and position together (Devlin 2019)
+        self.final_norm = norm.make(width, bias) if norm.norm == "pre" else None
+        self.embedding_norm = norm.make(width, bias) if norm.embedding_norm else None
 
     @property
     def supports_packing(self) -> bool:
@@ -251,6 +220,14 @@ class TransformerLayer(nn.Module):
         residual = self._residual(self.feed_forward_norm)
         values, rows = residual.enter(values, view.real)
         return residual.leave(values, self.feed_forward(rows), view.real)
+
+
+def _check_token_mixer(kind: TokenMixerKind, position: PositionEncoding, window: int | None) -> None:
+    if kind == "attention":
+        return
+    embedded_only(position, f"token_mixer: {kind}")
+    if window is not None:
+        raise InputError(f"token_mixer: {kind} has no window", remedy="leave window out, or set token_mixer: attention")
 
 
 def recompute(model: nn.Module) -> bool:
