@@ -240,7 +240,7 @@ def test_a_fast_decoder_remembers_no_more_for_a_longer_past(kind):
     decoder = (
         ConvolutionalDecoder(*parts, width=WIDTH)
         if kind == "convolutional"
-        else TransformerDecoder(*parts, own=kind, **SIZES)
+        else TransformerDecoder(*parts, token_mixer=kind, **SIZES)
     ).eval()
     sizes = []
     for length in (1, 30):

@@ -148,7 +148,7 @@ def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatc
     monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     plain.decoder.output.projection.bias.data[EOS] = quick.decoder.output.projection.bias.data[EOS] = 9.0  # type: ignore[union-attr]
-    asked: dict[str, Any] = {"max_lengths": torch.tensor([9, 12, 20]), "processors": (MinLength(4),)}
+    asked: dict[str, Any] = {"max_lengths": torch.tensor([9, 12, 20]), "processors": (MinLength(length=4),)}
     graphs, wanted = SearchGraphs(), search(plain, batch := sources(), strategy, **asked)
     for _ in range(2):
         found = search(quick, batch, strategy, **asked, graphs=graphs)
