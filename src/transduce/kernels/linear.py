@@ -325,7 +325,7 @@ def padded_projection(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 OUTPUT_PROJECTION = Operation(
-    "output_projection", output_projection_reference, (Backend("padded", accepts_padding, padded_projection),)
+    "output_projection", output_projection_reference, (Backend("triton", accepts_padding, padded_projection),)
 )
 
 
