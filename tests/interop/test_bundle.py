@@ -1,4 +1,4 @@
-"""A bundle is the run it was made of; and no file that only looks like one is read."""
+"""Bundles: equal to the run they hold, and refused where they are damaged or hostile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def invoke(*words: object) -> str:
     return result.output
 
 
-def test_written_read_and_converted_by_the_commands(run, tmp_path):
+def test_commands_write_read_and_convert_a_bundle(run, tmp_path):
     place = tmp_path / "model.zip"
     assert invoke("export", run.folder, place, "--to", "bundle").strip() == str(place)
     first, second = transduce.load(run.folder, device="cpu"), transduce.load(place, device="cpu")
@@ -59,7 +59,7 @@ def test_the_same_run_gives_the_same_bytes(run, packed, tmp_path):
     assert bundle.pack(run, tmp_path / "other.zip").read_bytes() == packed.read_bytes()
 
 
-def test_nothing_is_left_beside_it(run, packed):
+def test_no_temporary_files_remain(run, packed):
     assert {path.name for path in packed.parent.iterdir()} == {"run", "model.zip"}
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_overwritten(run, packed, tmp_path):
         bundle.unpack(packed, tmp_path / "full")
 
 
-def test_code_of_its_own_stays_at_home(run, packed, tmp_path):
+def test_recipe_that_names_code_is_refused(run, packed, tmp_path):
     """Neither taken along nor asked for."""
     recipe = run.recipe_file.read_text().replace("kind: transformer", "kind: mine:Encoder", 1)
     rewrite(packed, tmp_path / "bad.zip", {"recipe.yaml": recipe.encode()})
@@ -105,18 +105,18 @@ def refused(path: Path, tmp_path: Path) -> InputError:
     "name",
     ["../evil.txt", "/etc/evil", "..\\evil", "code.py", "recipe.yaml/", "./recipe.yaml", "checkpoints/../recipe.yaml"],
 )
-def test_names_that_have_no_place(name, packed, tmp_path):
+def test_unexpected_member_names_are_refused(name, packed, tmp_path):
     rewrite(packed, tmp_path / "bad.zip", {name: b"x", "metrics.json": None})
     assert "does not belong" in str(refused(tmp_path / "bad.zip", tmp_path))
 
 
 @pytest.mark.parametrize("missing", [name for name in bundle.MEMBERS if name not in bundle.OPTIONAL])
-def test_what_is_missing(missing, packed, tmp_path):
+def test_missing_member_is_refused(missing, packed, tmp_path):
     rewrite(packed, tmp_path / "bad.zip", {missing: None})
     assert missing in str(refused(tmp_path / "bad.zip", tmp_path))
 
 
-def test_a_link(packed, tmp_path):
+def test_symbolic_link_is_refused(packed, tmp_path):
     rewrite(packed, tmp_path / "bad.zip", {"recipe.yaml": None})
     with zipfile.ZipFile(tmp_path / "bad.zip", "a") as archive:
         entry = zipfile.ZipInfo("recipe.yaml")
@@ -126,12 +126,12 @@ def test_a_link(packed, tmp_path):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_bomb(method, packed, tmp_path):
+def test_compressed_member_is_refused(method, packed, tmp_path):
     rewrite(packed, tmp_path / "bad.zip", {"metrics.json": b" " * 10_000_000}, compression=method)
     assert "compressed" in str(refused(tmp_path / "bad.zip", tmp_path))
 
 
-def test_the_same_name_twice(packed, tmp_path):
+def test_repeated_member_is_refused(packed, tmp_path):
     (tmp_path / "bad.zip").write_bytes(packed.read_bytes())
     with (
         pytest.warns(UserWarning, match="Duplicate"),
@@ -141,7 +141,7 @@ def test_the_same_name_twice(packed, tmp_path):
     assert "twice" in str(refused(tmp_path / "bad.zip", tmp_path))
 
 
-def test_many_members(packed, tmp_path):
+def test_too_many_members_are_refused(packed, tmp_path):
     rewrite(packed, tmp_path / "bad.zip", {f"file{number}": b"" for number in range(50)})
     assert "members" in str(refused(tmp_path / "bad.zip", tmp_path))
 
@@ -155,7 +155,7 @@ def directory(content: bytes, name: str) -> int:
 
 @pytest.mark.parametrize("size", [0, 10, 2**31, 2**32 - 2])
 @pytest.mark.parametrize("name", ["recipe.yaml", "checkpoints/final/weights.safetensors"])
-def test_sizes_that_lie(name, size, packed, tmp_path):
+def test_wrong_sizes_are_refused(name, size, packed, tmp_path):
     content = bytearray(packed.read_bytes())
     at = directory(bytes(content), name)
     struct.pack_into("<LL", content, at + 20, size, size)
@@ -163,7 +163,7 @@ def test_sizes_that_lie(name, size, packed, tmp_path):
     refused(tmp_path / "bad.zip", tmp_path)
 
 
-def test_members_that_share_their_bytes(packed, tmp_path):
+def test_overlapping_members_are_refused(packed, tmp_path):
     """All of them the whole file: larger together than what they lie in."""
     content = bytearray(packed.read_bytes())
     for name in ("tokenizer.source.json", "tokenizer.target.json", "checkpoints/final/weights.safetensors"):
@@ -174,7 +174,7 @@ def test_members_that_share_their_bytes(packed, tmp_path):
     assert "together are larger" in str(refused(tmp_path / "bad.zip", tmp_path))
 
 
-def test_encrypted(packed, tmp_path):
+def test_encrypted_member_is_refused(packed, tmp_path):
     content = bytearray(packed.read_bytes())
     at = directory(bytes(content), "recipe.yaml")
     content[at + 8] |= 1
@@ -182,7 +182,7 @@ def test_encrypted(packed, tmp_path):
     assert "encrypted" in str(refused(tmp_path / "bad.zip", tmp_path))
 
 
-def test_a_manifest_that_looks_elsewhere(packed, tmp_path):
+def test_manifest_that_names_other_files_is_refused(packed, tmp_path):
     with zipfile.ZipFile(packed) as archive:
         manifest = json.loads(archive.read("checkpoints/final/manifest.json"))
     manifest["files"]["/dev/zero"] = {"size": 1, "sha256": ""}
@@ -199,14 +199,14 @@ def test_a_manifest_that_looks_elsewhere(packed, tmp_path):
         (b"init: {model: /somewhere}\n", "another run"),
     ],
 )
-def test_recipes_that_reach_out(recipe, reason, packed, tmp_path):
+def test_recipe_with_aliases_tags_or_other_runs_is_refused(recipe, reason, packed, tmp_path):
     rewrite(packed, tmp_path / "bad.zip", {"recipe.yaml": recipe})
     assert reason in str(refused(tmp_path / "bad.zip", tmp_path))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_cut_or_changed_anywhere(packed, tmp_path, data):
+def test_truncated_or_changed_bytes_are_refused(packed, tmp_path, data):
     """A bundle that was cut is refused; one with a changed byte is refused, or the byte meant nothing."""
     content = packed.read_bytes()
     at = data.draw(st.integers(0, len(content) - 1))

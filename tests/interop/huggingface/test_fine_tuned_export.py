@@ -1,4 +1,4 @@
-"""From elsewhere, trained further here, whole or by adapters, and back to where it came from."""
+"""Import, training with all weights or with adapters, and export to the transformers library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from interop_fixtures import WORDS, make
+from huggingface_fixtures import WORDS, make
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
@@ -31,7 +31,7 @@ def invoke(*words: object) -> None:
         ("marian", ["training.optimiser.learning_rate=0.02", "training.adapters.rank=4"]),
     ],
 )
-def test_tuned_and_sent_back(family, ways, tmp_path):
+def test_fine_tuned_model_is_exported(family, ways, tmp_path):
     make(family, tmp_path / "given")
     invoke("convert", tmp_path / "given", tmp_path / "run")
     draw = random.Random(1)
@@ -57,13 +57,15 @@ def test_tuned_and_sent_back(family, ways, tmp_path):
     tokens = library.AutoTokenizer.from_pretrained(tmp_path / "back", local_files_only=True)
     batch = tokens(lines[:5], padding=True, return_tensors="pt")
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    said = torch.tensor([[6, 9, 7]] * 5)
+    decoder_ids = torch.tensor([[6, 9, 7]] * 5)
     start = torch.full((5, 1), there.config.decoder_start_token_id)
     rows = torch.tensor(model.target.vocabulary.backend_ids)
     ours = Padded.from_rows([[*ids, EOS] for ids in model.source.encode_sources(lines[:5])])
     with torch.no_grad():
-        step = model.network.advance(torch.cat((torch.full((5, 1), BOS), said), 1), model.network.start(Batch(ours)))
-        found = there(**batch, decoder_input_ids=torch.cat((start, rows[said]), 1)).logits
+        step = model.network.advance(
+            torch.cat((torch.full((5, 1), BOS), decoder_ids), 1), model.network.start(Batch(ours))
+        )
+        found = there(**batch, decoder_input_ids=torch.cat((start, rows[decoder_ids]), 1)).logits
         made = there.generate(**batch, max_length=12, num_beams=1)
     known = torch.tensor([number for number, row in enumerate(rows.tolist()) if row >= 0 and number != BOS])
     assert_close(found[..., rows[known]], step.logits[..., known], rtol=1e-4, atol=1e-4)

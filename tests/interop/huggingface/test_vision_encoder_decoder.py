@@ -1,4 +1,6 @@
-"""Vision Transformers that write, from elsewhere: logits, outputs and where they look are those of transformers."""
+"""VisionEncoderDecoderModel compared with the transformers library."""
+
+from __future__ import annotations
 
 import json
 
@@ -6,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from export_fixtures import make_run, pair
-from interop_fixtures import change_config, shake, write_tokenizer
+from huggingface_fixtures import change_config, shake, write_tokenizer
 from PIL import Image as Pillow
 
 import transduce
@@ -19,47 +21,58 @@ from transduce.interop.export import export
 
 library = pytest.importorskip("transformers")
 
-SEEN = {
+
+VIT = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 16,
     "patch_size": 4,
 }  # fmt: skip
+
+
 TROCR = {
     "vocab_size": 24, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 24,
     "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
     "is_decoder": True, "add_cross_attention": True,
 }  # fmt: skip
+
+
 BERT = {
     "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24,
     "max_position_embeddings": 40, "is_decoder": True, "add_cross_attention": True,
 }  # fmt: skip
+
+
 ROBERTA = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+
+
 SPECIAL = {"gpt2": (23, 23, 23), "trocr": (2, 1, 2), "bert": (2, 0, 3)}  # start, pad, end
+
+
 SPECIAL |= dict.fromkeys(ROBERTA, (0, 1, 2))
 
 
-def make(folder, sees="vit", writes="trocr", generation=None, width=None, **changes):
+def make(folder, encoder_type="vit", decoder_type="trocr", generation=None, width=None, **changes):
     torch.manual_seed(3)
     kinds = {"vit": (library.ViTConfig, library.ViTModel), "deit": (library.DeiTConfig, library.DeiTModel)}
-    config, kind = kinds[sees]
-    eye = config(**{**SEEN, **({} if width is None else {"hidden_size": width})})
-    if writes == "gpt2":
+    config, kind = kinds[encoder_type]
+    encoder_config = config(**{**VIT, **({} if width is None else {"hidden_size": width})})
+    if decoder_type == "gpt2":
         sizes = {"vocab_size": 24, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 4}
         ids = {"bos_token_id": 23, "eos_token_id": 23, "add_cross_attention": True, "is_decoder": True}
-        hand = library.GPT2LMHeadModel(library.GPT2Config(**sizes, **ids, **changes))
-    elif writes == "bert":
-        hand = library.BertLMHeadModel(library.BertConfig(**BERT, pad_token_id=0, **changes))
-    elif writes in ROBERTA:
-        name, sizes = ROBERTA[writes], {**BERT, "pad_token_id": 1, **changes}
-        hand = getattr(library, f"{name}ForCausalLM")(getattr(library, f"{name}Config")(**sizes))
+        decoder = library.GPT2LMHeadModel(library.GPT2Config(**sizes, **ids, **changes))
+    elif decoder_type == "bert":
+        decoder = library.BertLMHeadModel(library.BertConfig(**BERT, pad_token_id=0, **changes))
+    elif decoder_type in ROBERTA:
+        name, sizes = ROBERTA[decoder_type], {**BERT, "pad_token_id": 1, **changes}
+        decoder = getattr(library, f"{name}ForCausalLM")(getattr(library, f"{name}Config")(**sizes))
     else:
-        hand = library.TrOCRForCausalLM(library.TrOCRConfig(**{**TROCR, **changes}))
-    model = shake(library.VisionEncoderDecoderModel(encoder=kind(eye), decoder=hand), size=0.2)
+        decoder = library.TrOCRForCausalLM(library.TrOCRConfig(**{**TROCR, **changes}))
+    model = shake(library.VisionEncoderDecoderModel(encoder=kind(encoder_config), decoder=decoder), size=0.2)
     model.set_attn_implementation("eager")
-    start, pad, end = SPECIAL[writes]
+    start, pad, end = SPECIAL[decoder_type]
     with torch.no_grad():  # some outputs end by themselves
         model.decoder.get_input_embeddings().weight[end] *= 1.5
-        if writes == "bert":
-            hand.cls.predictions.bias[end] += 1.7
+        if decoder_type == "bert":
+            decoder.cls.predictions.bias[end] += 1.7
     for one in (model.config, model.generation_config):
         one.decoder_start_token_id, one.pad_token_id, one.eos_token_id = start, pad, end
     for name, value in (generation or {}).items():
@@ -67,12 +80,12 @@ def make(folder, sees="vit", writes="trocr", generation=None, width=None, **chan
     model.save_pretrained(folder)
     told = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2}
     (folder / "preprocessor_config.json").write_text(json.dumps(told))
-    write_tokenizer(folder, writes if writes in ("gpt2", "bert") else "roberta")
+    write_tokenizer(folder, decoder_type if decoder_type in ("gpt2", "bert") else "roberta")
     return model
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     chance, names = np.random.default_rng(2), []
     for number in range(4):
         names.append(str(tmp_path / f"{number}.png"))
@@ -87,27 +100,27 @@ def pixels(names):
 
 KINDS = [
     {},
-    {"sees": "deit"},
+    {"encoder_type": "deit"},
     {"width": 16},  # no matrix between the two
     {"cross_attention_hidden_size": 32},
     {"use_learned_position_embeddings": False, "scale_embedding": True, "activation_function": "relu"},
     {"layernorm_embedding": False},
     {"tie_word_embeddings": False},
-    {"writes": "gpt2"},
-    {"writes": "gpt2", "width": 16},
-    {"writes": "bert"},
-    {"sees": "deit", "writes": "bert", "width": 16, "layer_norm_eps": 0.1},
-    {"writes": "roberta"},
-    {"writes": "xlm-roberta"},
-    {"writes": "camembert"},
+    {"decoder_type": "gpt2"},
+    {"decoder_type": "gpt2", "width": 16},
+    {"decoder_type": "bert"},
+    {"encoder_type": "deit", "decoder_type": "bert", "width": 16, "layer_norm_eps": 0.1},
+    {"decoder_type": "roberta"},
+    {"decoder_type": "xlm-roberta"},
+    {"decoder_type": "camembert"},
 ]
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
-def test_logits_and_cross_attention_equal_theirs(tmp_path, pictures, number):
+def test_logits_and_cross_attention_equal_transformers(tmp_path, images, number):
     theirs = make(tmp_path / "theirs", **KINDS[number])
-    model, given = transduce.load(tmp_path / "theirs", device="cpu"), pixels(pictures)
-    start, pad, end = SPECIAL[KINDS[number].get("writes", "trocr")]
+    model, given = transduce.load(tmp_path / "theirs", device="cpu"), pixels(images)
+    start, pad, end = SPECIAL[KINDS[number].get("decoder_type", "trocr")]
     ours = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
     rows = torch.randint(4, 22, (4, 6))
     tokens = torch.tensor([[BOS, *(ours[token] for token in row)] for row in rows.tolist()])
@@ -125,30 +138,30 @@ def test_logits_and_cross_attention_equal_theirs(tmp_path, pictures, number):
 SEARCHES = [{}, {"num_beams": 3}, {"num_beams": 4, "early_stopping": True, "no_repeat_ngram_size": 2}]
 
 
-@pytest.mark.parametrize("writes", ["trocr", "gpt2", "bert", "roberta"])
+@pytest.mark.parametrize("decoder_type", ["trocr", "gpt2", "bert", "roberta"])
 @pytest.mark.parametrize("number", range(len(SEARCHES)))
-def test_outputs_equal_theirs_token_for_token(tmp_path, pictures, number, writes):
-    theirs = make(tmp_path / "theirs", writes=writes, generation={**SEARCHES[number], "max_length": 20})
+def test_generation_equals_transformers_token_for_token(tmp_path, images, number, decoder_type):
+    theirs = make(tmp_path / "theirs", decoder_type=decoder_type, generation={**SEARCHES[number], "max_length": 20})
     model = transduce.load(tmp_path / "theirs", device="cpu")
-    _, pad, end = SPECIAL[writes]
+    _, pad, end = SPECIAL[decoder_type]
     silent = [token for token in (pad,) if token != end]
     with torch.no_grad():
-        wanted = theirs.generate(pixels(pictures), suppress_tokens=silent or None).tolist()
-    for one, row in zip(model.generate(pictures), wanted, strict=True):
-        said = [model.target.piece(model.target.vocabulary.backend_ids.index(token)) for token in row[1:]
+        wanted = theirs.generate(pixels(images), suppress_tokens=silent or None).tolist()
+    for one, row in zip(model.generate(images), wanted, strict=True):
+        decoder_ids = [model.target.piece(model.target.vocabulary.backend_ids.index(token)) for token in row[1:]
                 if token not in (pad, end)]  # fmt: skip
-        assert [piece for piece in one.tokens if piece != "</s>"] == said
+        assert [piece for piece in one.tokens if piece != "</s>"] == decoder_ids
 
 
-def test_a_deep_output_in_other_forms(tmp_path, pictures):
+def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
     """The layer before the output is stored with a run, packed for generation, and carried or refused in an export."""
-    make(tmp_path / "theirs", writes="bert")
+    make(tmp_path / "theirs", decoder_type="bert")
     opened = transduce.load(interop.convert(tmp_path / "theirs", tmp_path / "run").folder, device="cpu")
     assert opened.recipe.model.output == "deep"
     exact = for_generation(opened.network, "fp32")
     rough = for_generation(opened.network, "int8")
     batch, tokens = (
-        Batch(Padded(pixels(pictures).permute(0, 2, 3, 1), torch.ones(4, 16, dtype=torch.bool))),
+        Batch(Padded(pixels(images).permute(0, 2, 3, 1), torch.ones(4, 16, dtype=torch.bool))),
         [[1, 9, 7]],
     )
     with torch.inference_mode():
@@ -165,7 +178,7 @@ def test_a_deep_output_in_other_forms(tmp_path, pictures):
         export(run.folder, tmp_path / "exported", "huggingface")
 
 
-def test_pairs_of_other_kinds_are_refused(tmp_path):
+def test_other_encoders_and_decoders_are_refused(tmp_path):
     make(tmp_path / "theirs")
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     change_config(tmp_path / "theirs", decoder={**config["decoder"], "model_type": "xlnet"})

@@ -1,16 +1,15 @@
-"""Marian's own tokenizer files: a SentencePiece model for each language, written here field by field."""
+"""SentencePiece models of Marian and M2M100 folders, written here field by field."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import struct
 from pathlib import Path
 
 import pytest
+from huggingface_fixtures import field, make, write_sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interop_fixtures import make
 
 import transduce
 from transduce.errors import InputError
@@ -19,25 +18,9 @@ from transduce.interop import Languages, convert
 from transduce.interop.huggingface.sentencepiece import read_model, to_tokenizer
 
 SOURCE = {"▁": -3.0, "a": -2.0, "b": -2.5, "▁a": -2.2, "ab": -3.1, "▁ab": -3.6, "ba": -4.0, "aa": -3.9}
+
+
 TARGET = {"▁": -2.0, "c": -1.0, "▁c": -1.5, "a": -4.0}
-
-
-def field(number: int, value: bytes | int) -> bytes:
-    def whole(count: int) -> bytes:
-        return bytes([count]) if count < 128 else bytes([count % 128 + 128]) + whole(count // 128)
-
-    if isinstance(value, int):
-        return whole(number << 3) + whole(value)
-    return whole(number << 3 | 2) + whole(len(value)) + value
-
-
-def write_model(path: Path, pieces: dict[str, float], kind: int = 1) -> None:
-    content = b""
-    special = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
-    for piece, score, type_ in [*special, *((piece, score, 1) for piece, score in pieces.items())]:
-        scored = bytes([2 << 3 | 5]) + struct.pack("<f", score)
-        content += field(1, field(1, piece.encode()) + scored + field(3, type_))
-    path.write_bytes(content + field(2, field(3, kind)))
 
 
 def best(text: str) -> set[tuple[str, ...]]:
@@ -58,9 +41,9 @@ def best(text: str) -> set[tuple[str, ...]]:
 
 @given(st.text("ab ", min_size=1, max_size=9).filter(str.strip))
 @settings(max_examples=60, deadline=None)
-def test_the_likeliest_pieces(tmp_path_factory, text):
+def test_unigram_pieces_are_the_most_likely_of_all_segmentations(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("pieces")
-    write_model(folder / "source.spm", SOURCE)
+    write_sentencepiece(folder / "source.spm", SOURCE)
     backend, _ = to_tokenizer(read_model(folder, "source.spm"), {}, ())
     assert tuple(backend.encode(text).tokens) in best(text)
 
@@ -78,24 +61,24 @@ def merge(text: str) -> list[str]:
 
 @given(st.text("ab ", min_size=1, max_size=12).filter(str.strip))
 @settings(max_examples=60, deadline=None)
-def test_pieces_by_merges(tmp_path_factory, text):
+def test_bpe_pieces_are_those_of_merging_by_score(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("pieces")
-    write_model(folder / "sentencepiece.bpe.model", SOURCE, kind=2)
+    write_sentencepiece(folder / "sentencepiece.bpe.model", SOURCE, kind=2)
     backend, _ = to_tokenizer(read_model(folder, "sentencepiece.bpe.model"), {}, ())
     assert backend.encode(text).tokens == merge(text)
 
 
-@pytest.mark.parametrize("told", ["listed", "numbered"])
-def test_many_languages(told, tmp_path):
+@pytest.mark.parametrize("given_as", ["listed", "numbered"])
+def test_language_codes_outside_the_vocabulary_get_their_ids(given_as, tmp_path):
     """A folder as M2M100's: one model, one list, and language codes that are in neither."""
     make("m2m", tmp_path / "given")
     (tmp_path / "given" / "tokenizer.json").unlink()
-    write_model(tmp_path / "given" / "sentencepiece.bpe.model", SOURCE, kind=2)
+    write_sentencepiece(tmp_path / "given" / "sentencepiece.bpe.model", SOURCE, kind=2)
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *SOURCE]
     (tmp_path / "given" / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
     codes = ["__en__", "__de__"]
     content = {"additional_special_tokens": codes}
-    if told == "numbered":
+    if given_as == "numbered":
         content = {"added_tokens_decoder": {str(12 + number): {"content": code} for number, code in enumerate(codes)}}
     (tmp_path / "given" / "tokenizer_config.json").write_text(json.dumps(content))
     model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("de", "en")).folder, device="cpu")
@@ -114,15 +97,15 @@ def folder(tmp_path: Path) -> Path:
     """A folder as Marian's: one list of pieces, two models, </s> and <unk> first, <pad> last."""
     make("marian", tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    write_model(tmp_path / "source.spm", SOURCE)
-    write_model(tmp_path / "target.spm", TARGET)
+    write_sentencepiece(tmp_path / "source.spm", SOURCE)
+    write_sentencepiece(tmp_path / "target.spm", TARGET)
     pieces = ["</s>", "<unk>", *dict.fromkeys([*SOURCE, *TARGET]), ">>de<<"]
     listed = {piece: number for number, piece in enumerate(pieces)} | {"<pad>": 23}
     (tmp_path / "vocab.json").write_text(json.dumps(listed))
     return tmp_path
 
 
-def test_two_languages(folder):
+def test_source_and_target_have_their_own_models(folder):
     model = transduce.load(folder, device="cpu")
     source = model.source.encode_source(">>de<< ab  a")
     assert source.pieces == [">>de<<", "▁ab", "▁a"]
@@ -135,13 +118,13 @@ def test_two_languages(folder):
     assert "</s>" not in model.source.encode("</s>").pieces
 
 
-def test_files_that_are_none(folder):
+def test_damaged_and_unsupported_models_are_refused(folder):
     content = (folder / "source.spm").read_bytes()
     for damaged in (content[:-3], b"\xff" * 40, b"", field(1, b"\x0b")):
         (folder / "source.spm").write_bytes(damaged)
         with pytest.raises(InputError):
             transduce.load(folder)
-    write_model(folder / "source.spm", SOURCE, kind=3)
+    write_sentencepiece(folder / "source.spm", SOURCE, kind=3)
     with pytest.raises(InputError, match="unigram"):
         transduce.load(folder)
     (folder / "source.spm").write_bytes(content)

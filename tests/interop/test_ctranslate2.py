@@ -1,11 +1,11 @@
-"""CTranslate2 with our weights says what we say: greedy and beam search in fp32, and in 8 bits nearly so."""
+"""Export to CTranslate2: equal log-probabilities and outputs."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from export_fixtures import TEXTS, make_run, pair, transformer
-from interop_fixtures import make
+from huggingface_fixtures import make
 
 import transduce
 from transduce.errors import InputError
@@ -14,6 +14,7 @@ from transduce.interop.ctranslate2 import piece_names
 from transduce.interop.export import export
 
 library = pytest.importorskip("ctranslate2")
+
 
 PAIRS = {
     "pre-norm": pair(),
@@ -37,7 +38,7 @@ PAIRS = {
 }  # fmt: skip
 
 
-def spoken(folder, model: transduce.Model, texts: list[str], **options) -> list[str]:
+def translate(folder, model: transduce.Model, texts: list[str], **options) -> list[str]:
     names = piece_names(model.target)
     numbers = {name: number for number, name in enumerate(names)}
     translator = library.Translator(str(folder), compute_type=options.pop("compute_type", "float32"), intra_threads=1)
@@ -64,29 +65,29 @@ def compare_scores(folder, model: transduce.Model) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_same_words(name, tmp_path):
+def test_scores_and_outputs_equal_the_native_model(name, tmp_path):
     run = make_run(tmp_path / "run", PAIRS[name], seed=5)
     export(run.folder, tmp_path / "there", "ctranslate2")
     model = transduce.load(run.folder, device="cpu")
     compare_scores(tmp_path / "there", model)
     greedy = [one.text for one in model.generate(TEXTS, strategy="greedy")]
-    assert spoken(tmp_path / "there", model, TEXTS, beam_size=1) == greedy
+    assert translate(tmp_path / "there", model, TEXTS, beam_size=1) == greedy
     settings = {"strategy": "huggingface_beam", "beam": 4, "stop": "full"}
-    assert spoken(tmp_path / "there", model, TEXTS, beam_size=4) == [
+    assert translate(tmp_path / "there", model, TEXTS, beam_size=4) == [
         one.text for one in model.generate(TEXTS, **settings)
     ]
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "pegasus", "t5"])
-def test_from_elsewhere(family, tmp_path):
+def test_imported_models_are_exported(family, tmp_path):
     make(family, tmp_path / "given", generation={"max_length": 13})
     export(tmp_path / "given", tmp_path / "there", "ctranslate2")
     model = transduce.load(tmp_path / "given", device="cpu")
     greedy = [one.text for one in model.generate(TEXTS, strategy="greedy", max_length=12, forced_eos=False)]
-    assert spoken(tmp_path / "there", model, TEXTS, beam_size=1) == greedy
+    assert translate(tmp_path / "there", model, TEXTS, beam_size=1) == greedy
 
 
-def test_a_decoder_alone(tmp_path):
+def test_language_model_is_exported(tmp_path):
     decoder = transformer(position={"kind": "learned", "longest": 80})
     run = make_run(tmp_path / "run", {"decoder": decoder, "tie": "target"})
     export(run.folder, tmp_path / "there", "ctranslate2")
@@ -103,7 +104,7 @@ def test_a_decoder_alone(tmp_path):
     assert texts == [one.text for one in model.generate(TEXTS, strategy="greedy")]
 
 
-def test_in_8_bits(tmp_path):
+def test_int8_export_is_smaller_and_close(tmp_path):
     run = make_run(tmp_path / "run", {**pair(norm="post", width=64, ff_width=128)})
     for precision in ("fp32", "int8"):
         export(run.folder, tmp_path / precision, "ctranslate2", precision=precision)
@@ -133,7 +134,7 @@ def test_in_8_bits(tmp_path):
         ({"norm_kind": "batch"}, "norm_kind"),
     ],
 )
-def test_what_does_not_fit_is_named(changes, named, tmp_path):
+def test_unsupported_option_is_named(changes, named, tmp_path):
     run = make_run(tmp_path / "run", pair(**changes))
     with pytest.raises(InputError, match=named):
         export(run.folder, tmp_path / "there", "ctranslate2")

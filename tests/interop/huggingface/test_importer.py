@@ -1,4 +1,4 @@
-"""Folders that cannot or must not be imported: each is refused in words, before anything is read into memory."""
+"""Folders that must not be imported: each is refused before memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interop_fixtures import change_config, make, write_tokenizer
+from huggingface_fixtures import change_config, make, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 import transduce
@@ -58,7 +58,7 @@ def shard(folder: Path) -> dict[str, str]:
     return listed
 
 
-def test_unknown_architecture(folder):
+def test_unknown_architecture_is_refused_with_suggestions(folder):
     change_config(folder, architectures=["MarianMTModle"])
     refused(folder, "'MarianMTModle' is not supported", "did you mean 'MarianMTModel'?")
     change_config(folder, architectures=["SpeechThing"])
@@ -69,57 +69,57 @@ def test_unknown_architecture(folder):
     refused(folder, "is not supported")
 
 
-def test_remote_code(folder):
+def test_remote_code_is_refused(folder):
     change_config(folder, auto_map={"AutoModel": "own.py--Model"})
     refused(folder, "needs its own code")
 
 
-def test_missing_weight(folder):
+def test_missing_weight_is_refused(folder):
     rewrite(folder, lambda weights: weights.pop("model.encoder.layers.1.fc1.weight"))
     refused(folder, "encoder.layers.1.feed_forward.fc1.weight are missing")
 
 
 @pytest.mark.parametrize("name", ["model.decoder.layers.0.adapter.weight", "model.encoder.layers.2.fc1.weight"])
-def test_extra_weight(folder, name):
+def test_unexpected_weight_is_refused(folder, name):
     """One of a kind that the family lacks, and one of a layer that the settings do not ask for."""
     rewrite(folder, lambda weights: weights.update({name: torch.zeros(24, 16)}))
     refused(folder, f"{name} would be dropped")
 
 
-def test_wrong_shape(folder):
+def test_wrong_shape_is_refused(folder):
     rewrite(folder, lambda weights: weights.update({"model.encoder.layers.0.fc1.weight": torch.zeros(25, 16)}))
     refused(folder, "(25, 16)", "different models")
 
 
-def test_wrong_numbers(folder):
+def test_quantised_weights_are_refused(folder):
     name = "model.encoder.layers.0.fc1.weight"
     rewrite(folder, lambda weights: weights.update({name: torch.zeros(24, 16, dtype=torch.int8)}))
     refused(folder, "has the dtype I8", "before quantisation")
 
 
-def test_numbers_that_are_none(folder):
+def test_nan_is_refused(folder):
     rewrite(folder, lambda weights: weights["model.shared.weight"][3].fill_(torch.nan))
     refused(folder, "model.shared.weight has values that are not finite")
 
 
-def test_tied_weights_that_differ(folder):
+def test_tied_weights_that_differ_are_refused(folder):
     rewrite(folder, lambda weights: weights.update({"lm_head.weight": weights["model.shared.weight"] + 1}))
     refused(folder, "lm_head.weight differs from model.shared.weight")
 
 
-def test_pickled_weights(folder):
+def test_pickled_weights_are_refused(folder):
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04anything")
     refused(folder, "pytorch_model.bin, which can run code", "weights_only=True")
 
 
-def test_no_weights(folder):
+def test_folder_without_weights_is_refused(folder):
     (folder / WEIGHTS).unlink()
     refused(folder, "there is no model.safetensors")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -10])
-def test_truncated(folder, kept):
+def test_truncated_file_is_refused(folder, kept):
     content = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(content[:kept])
     with pytest.raises(InputError):
@@ -127,7 +127,7 @@ def test_truncated(folder, kept):
 
 
 @pytest.mark.parametrize("length", [2**63, 2**40, 2**20])
-def test_huge_header(folder, length):
+def test_huge_header_is_refused(folder, length):
     content = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(struct.pack("<Q", length) + content[8:])
     refused(folder, "the header would be")
@@ -145,13 +145,13 @@ def test_huge_header(folder, length):
         [],
     ],
 )
-def test_header_that_lies(folder, entry):
+def test_header_that_contradicts_the_file_is_refused(folder, entry):
     rewrite_header(folder, lambda header: header.update({"model.shared.weight": entry}))
     with pytest.raises(InputError):
         transduce.load(folder)
 
 
-def test_sizes_before_room(folder):
+def test_huge_sizes_in_the_config_are_refused_before_allocation(folder):
     """Settings that would fill the memory are found out by the weights that are there."""
     for changes in ({"d_model": 2**20}, {"encoder_layers": 10**6}, {"vocab_size": 10**6}, {"encoder_ffn_dim": 2**40}):
         original = (folder / "config.json").read_text()
@@ -162,7 +162,7 @@ def test_sizes_before_room(folder):
     transduce.load(folder)
 
 
-def test_shards(folder):
+def test_sharded_weights_equal_one_file(folder):
     before = transduce.load(folder, device="cpu").network.state_dict()
     shard(folder)
     after = transduce.load(folder, device="cpu").network.state_dict()
@@ -170,7 +170,7 @@ def test_shards(folder):
 
 
 @pytest.mark.parametrize("file", ["../two.safetensors", "/etc/passwd", "sub/two.safetensors", ".."])
-def test_index_that_leads_outside(folder, file):
+def test_index_that_leads_out_of_the_folder_is_refused(folder, file):
     listed = shard(folder)
     (folder.parent / "two.safetensors").write_bytes((folder / "two.safetensors").read_bytes())
     changed = {name: file if old == "two.safetensors" else old for name, old in listed.items()}
@@ -178,7 +178,7 @@ def test_index_that_leads_outside(folder, file):
     refused(folder, "is outside this folder")
 
 
-def test_index_that_does_not_fit(folder):
+def test_index_that_contradicts_the_shards_is_refused(folder):
     listed = shard(folder)
     (folder / INDEX).write_text(json.dumps({"weight_map": {**listed, "more": "one.safetensors"}}))
     refused(folder, "more is in the index, but in no file")
@@ -188,14 +188,14 @@ def test_index_that_does_not_fit(folder):
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json"])
-def test_link_that_leads_outside(folder, name):
+def test_symbolic_link_out_of_the_folder_is_refused(folder, name):
     outside = folder.parent / name
     (folder / name).rename(outside)
     (folder / name).symlink_to(outside)
     refused(folder, "leads out of its folder", "cp -rL")
 
 
-def test_settings_that_are_not_known(folder):
+def test_unsupported_config_values_are_refused(folder):
     for changes, problem in (
         ({"activation_function": "mish"}, "mish"),
         ({"normalize_before": True}, "normalize_before"),
@@ -212,7 +212,7 @@ def test_settings_that_are_not_known(folder):
         (folder / "config.json").write_text(original)
 
 
-def test_tokenizers_that_do_not_fit(folder):
+def test_unusable_tokenizers_are_refused(folder):
     (folder / "tokenizer.json").unlink()
     refused(folder, "there is no tokenizer.json", "save_pretrained")
     write_tokenizer(folder, "gpt2")  # it closes no text
@@ -223,7 +223,7 @@ def test_tokenizers_that_do_not_fit(folder):
     refused(folder, "not readable as JSON")
 
 
-def test_an_empty_folder_and_a_run_in_the_way(folder, tmp_path):
+def test_empty_folder_and_existing_run_are_refused(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"recipe\.yaml"):
         transduce.load(tmp_path / "empty")
@@ -232,3 +232,15 @@ def test_an_empty_folder_and_a_run_in_the_way(folder, tmp_path):
     convert(folder, tmp_path / "run")
     with pytest.raises(InputError, match="already"):
         convert(folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_16_bit_weights_are_read_as_fp32(kind, tmp_path):
+    """They are read as they are, and computed with in fp32."""
+    make("marian", tmp_path)
+    weights = {name: tensor.to(kind) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    network = transduce.load(tmp_path, device="cpu").network
+    found = network.state_dict()["encoder.layers.1.feed_forward.fc1.weight"]
+    assert found.dtype == torch.float32
+    assert torch.equal(found, weights["model.encoder.layers.1.fc1.weight"].float())

@@ -1,4 +1,6 @@
-"""Whisper from elsewhere: what it hears, its logits, its outputs and where it looks are those of transformers."""
+"""Whisper compared with the transformers library."""
+
+from __future__ import annotations
 
 import json
 import warnings
@@ -6,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from interop_fixtures import shake
+from huggingface_fixtures import shake
 
 import transduce
 from transduce import interop
@@ -18,13 +20,26 @@ from transduce.interop import Languages
 from transduce.run import Run
 
 library = pytest.importorskip("transformers")
+
+
 sounds = pytest.importorskip("soundfile")
 
+
 WORDS = [f"w{number}" for number in range(24)]
+
+
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"]
+
+
 PIECES = [*WORDS, *SPECIAL, "<|notimestamps|>", "<|0.00|>", "<|0.02|>"]
+
+
 END, START = PIECES.index("<|endoftext|>"), PIECES.index("<|startoftranscript|>")
+
+
 PROMPT = ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+
+
 SETTINGS = {
     "lang_to_id": {name: PIECES.index(name) for name in ("<|en|>", "<|de|>")},
     "task_to_id": {name: PIECES.index(f"<|{name}|>") for name in ("translate", "transcribe")},
@@ -69,8 +84,8 @@ def make(folder, **generation):
 
 
 @pytest.fixture(scope="module")
-def waves(tmp_path_factory):
-    chance, folder, names = np.random.default_rng(2), tmp_path_factory.mktemp("waves"), []
+def recordings(tmp_path_factory):
+    chance, folder, names = np.random.default_rng(2), tmp_path_factory.mktemp("recordings"), []
     for number, length in enumerate((16_000, 9_000, 4_321)):
         names.append(str(folder / f"{number}.wav"))
         sounds.write(names[-1], chance.normal(0, 0.1, length).clip(-0.4, 0.4), 16_000)
@@ -88,17 +103,17 @@ def converted(folder, run, languages="de"):
     return transduce.load(run, device="cpu")
 
 
-def test_it_hears_what_their_extractor_hears(tmp_path, waves):
+def test_features_equal_those_of_the_feature_extractor(tmp_path, recordings):
     make(tmp_path / "theirs")
     model = converted(tmp_path / "theirs", tmp_path / "run")
-    heard = model.source_encoding.batch(model.source_encoding.encode(waves)).source
-    assert heard.mask.all()
-    assert torch.allclose(heard.values.transpose(1, 2), features(waves), atol=1e-4)
+    source = model.source_encoding.batch(model.source_encoding.encode(recordings)).source
+    assert source.mask.all()
+    assert torch.allclose(source.values.transpose(1, 2), features(recordings), atol=1e-4)
 
 
-def test_logits_and_cross_attention_equal_theirs(tmp_path, waves):
+def test_logits_and_cross_attention_equal_transformers(tmp_path, recordings):
     theirs = make(tmp_path / "theirs")
-    model, given = converted(tmp_path / "theirs", tmp_path / "run"), features(waves)
+    model, given = converted(tmp_path / "theirs", tmp_path / "run"), features(recordings)
     rows = torch.randint(0, len(WORDS), (3, 7))
     read = torch.cat((torch.full((3, 1), START), rows), 1)
     ours = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
@@ -124,52 +139,52 @@ SEARCHES = [
 
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
 @pytest.mark.parametrize("number", range(len(SEARCHES)))
-def test_outputs_equal_theirs_token_for_token(tmp_path, waves, number, task):
+def test_generation_equals_transformers_token_for_token(tmp_path, recordings, number, task):
     theirs = make(tmp_path / "theirs", **SEARCHES[number])
     target = "en" if task == "translate" else None
     interop.convert(tmp_path / "theirs", tmp_path / "run", Languages("de", target))
     model = transduce.load(tmp_path / "run", device="cpu")
-    found = model.generate(waves)
+    found = model.generate(recordings)
     with torch.no_grad():
-        wanted = theirs.generate(features(waves), language="de", task=task).tolist()
+        wanted = theirs.generate(features(recordings), language="de", task=task).tolist()
     prompt = ["<|de|>", f"<|{task}|>", "<|notimestamps|>"]
     assert len({one.text for one in found}) > 1  # else equal outputs would say little
     for one, row in zip(found, wanted, strict=True):
-        said = [PIECES[token] for token in row if token not in (END, START)]
-        said = said[len(prompt) :] if said[: len(prompt)] == prompt else said
-        assert [piece for piece in one.tokens if piece != "</s>"] == [*prompt, *said]
-        assert one.text == " ".join(piece for piece in said if not piece.startswith("<|"))
+        decoder_ids = [PIECES[token] for token in row if token not in (END, START)]
+        decoder_ids = decoder_ids[len(prompt) :] if decoder_ids[: len(prompt)] == prompt else decoder_ids
+        assert [piece for piece in one.tokens if piece != "</s>"] == [*prompt, *decoder_ids]
+        assert one.text == " ".join(piece for piece in decoder_ids if not piece.startswith("<|"))
 
 
-def test_a_folder_opens_by_itself_and_says_what_it_expects(tmp_path, waves):
+def test_english_is_assumed_with_a_warning(tmp_path, recordings):
     make(tmp_path / "theirs")
     with pytest.warns(UserWarning, match="English is expected"):
-        found = transduce.load(tmp_path / "theirs", device="cpu").generate(waves[:1])[0]
+        found = transduce.load(tmp_path / "theirs", device="cpu").generate(recordings[:1])[0]
     assert list(found.tokens[:3]) == ["<|en|>", "<|transcribe|>", "<|notimestamps|>"]
 
 
-def test_older_folders_name_the_language_as_forced_tokens(tmp_path, waves):
+def test_forced_decoder_ids_of_older_folders_are_the_prompt(tmp_path, recordings):
     make(tmp_path / "theirs")
     path = tmp_path / "theirs" / "generation_config.json"
     forced = [[place, PIECES.index(name)] for place, name in enumerate(PROMPT, 1)]
     path.write_text(json.dumps({**json.loads(path.read_text()), "forced_decoder_ids": forced}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = transduce.load(tmp_path / "theirs", device="cpu").generate(waves[:1])[0]
+        found = transduce.load(tmp_path / "theirs", device="cpu").generate(recordings[:1])[0]
     assert list(found.tokens[:3]) == PROMPT
 
 
-def test_a_given_beginning_follows_the_prompt(tmp_path, waves):
+def test_prefix_follows_the_prompt(tmp_path, recordings):
     make(tmp_path / "theirs")
     model = converted(tmp_path / "theirs", tmp_path / "run")
-    assert list(model.generate(waves[:1], prefixes=["w7 w9"])[0].tokens[:5]) == [*PROMPT, "w7", "w9"]
+    assert list(model.generate(recordings[:1], prefixes=["w7 w9"])[0].tokens[:5]) == [*PROMPT, "w7", "w9"]
 
 
-def test_training_begins_with_how_it_hears_and_writes(tmp_path, waves):
+def test_training_takes_features_tokens_and_prompt_from_the_imported_run(tmp_path, recordings):
     """Its sources, tokens, parts and prompt are those of what is trained."""
     make(tmp_path / "theirs")
     interop.convert(tmp_path / "theirs", tmp_path / "run", Languages("de"))
-    (tmp_path / "pairs.tsv").write_text("".join(f"{name}\tw10 w7\n" for name in waves))
+    (tmp_path / "pairs.tsv").write_text("".join(f"{name}\tw10 w7\n" for name in recordings))
     chosen = recipe_for(str(tmp_path / "pairs.tsv"), [f"init.model={tmp_path / 'run'}"], "transcribe")
     begun, given = complete_recipe(chosen), complete_recipe(Run(tmp_path / "run").recipe())
     assert begun.data.sources == given.data.sources
@@ -177,7 +192,7 @@ def test_training_begins_with_how_it_hears_and_writes(tmp_path, waves):
     assert begun.training.objective["kind"] == "cross_entropy"
 
 
-def test_what_does_not_fit_is_refused(tmp_path, waves):
+def test_unsupported_languages_positions_and_features_are_refused(tmp_path, recordings):
     make(tmp_path / "theirs")
     with pytest.raises(InputError, match="language"):
         interop.read(tmp_path / "theirs", Languages("fr"))

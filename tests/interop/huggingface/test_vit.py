@@ -1,17 +1,14 @@
-"""Vision Transformers from elsewhere: their logits are ours, whatever the resolution, and so is how they read."""
+"""Vision Transformer and DeiT compared with the transformers library."""
+
+from __future__ import annotations
 
 import json
 
 import numpy as np
 import pytest
 import torch
+from huggingface_fixtures import VIT_SIZES, make_vit
 from PIL import Image as Pillow
-from transformers import (
-    DeiTConfig,
-    DeiTForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 import transduce
 from transduce import interop
@@ -20,34 +17,6 @@ from transduce.errors import InputError
 from transduce.flow import SPECIALS
 from transduce.recipe import InitRecipe
 from transduce.transfer.init import load_pretrained, open_pretrained
-
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 16,
-    "patch_size": 4,
-    "initializer_range": 0.3,
-    "id2label": {0: "cat", 1: "dog", 2: "a bird"},
-}
-
-
-def made(folder, kind: str = "vit", **changes):
-    torch.manual_seed(7)
-    config, model = {
-        "vit": (ViTConfig, ViTForImageClassification),
-        "deit": (DeiTConfig, DeiTForImageClassification),
-    }[kind]
-    theirs = model(config(**{**SIZES, **changes})).eval()
-    with torch.no_grad():  # so that nothing is left out unseen
-        for name, weight in theirs.named_parameters():
-            if "token" in name or "position" in name:
-                weight.normal_()
-    theirs.save_pretrained(folder)
-    told = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2, "size": {"height": 16}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(told))
-    return theirs
 
 
 def logits(recipe, tokenizers, network, names):
@@ -58,7 +27,7 @@ def logits(recipe, tokenizers, network, names):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     chance, names = np.random.default_rng(2), []
     for number in range(3):
         names.append(str(tmp_path / f"{number}.png"))
@@ -67,32 +36,32 @@ def pictures(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["vit", "deit"])
-def test_logits_equal_theirs(tmp_path, pictures, kind):
-    theirs = made(tmp_path / "theirs", kind)
+def test_logits_equal_transformers(tmp_path, images, kind):
+    theirs = make_vit(tmp_path / "theirs", kind)
     imported = interop.read(tmp_path / "theirs")
     network = build_model(imported.recipe.model, imported.tokenizers[0].size, imported.tokenizers[1].size).eval()
     network.load_state_dict(imported.weights)
     with torch.no_grad():
-        ours, pixels = logits(imported.recipe, imported.tokenizers, network, pictures)
+        ours, pixels = logits(imported.recipe, imported.tokenizers, network, images)
         assert torch.allclose(ours, theirs(pixels).logits, atol=1e-4)
-    raw = np.asarray(Pillow.open(pictures[0]), np.float32) / 255
+    raw = np.asarray(Pillow.open(images[0]), np.float32) / 255
     wanted = (raw - [0.4, 0.5, 0.6]) / [0.2, 0.25, 0.3]
     assert np.allclose(pixels[0].permute(1, 2, 0).numpy(), wanted, atol=1e-5)
 
 
-def test_a_folder_of_theirs_opens_like_a_run(tmp_path, pictures):
-    theirs = made(tmp_path / "theirs")
+def test_labels_equal_transformers(tmp_path, images):
+    theirs = make_vit(tmp_path / "theirs")
     model = transduce.load(tmp_path / "theirs")
-    found = [one.text for one in model.generate(pictures)]
-    raw = np.stack([np.asarray(Pillow.open(name), np.float32) / 255 for name in pictures])
+    found = [one.text for one in model.generate(images)]
+    raw = np.stack([np.asarray(Pillow.open(name), np.float32) / 255 for name in images])
     pixels = torch.from_numpy((raw - [0.4, 0.5, 0.6]) / [0.2, 0.25, 0.3]).float().permute(0, 3, 1, 2)
     with torch.no_grad():
         best = theirs(pixels).logits.argmax(-1).tolist()
-    assert found == [SIZES["id2label"][number] for number in best]
+    assert found == [VIT_SIZES["id2label"][number] for number in best]
 
 
-def test_weights_of_one_resolution_serve_another(tmp_path):
-    theirs = made(tmp_path / "theirs")
+def test_position_embeddings_are_interpolated_to_another_resolution(tmp_path):
+    theirs = make_vit(tmp_path / "theirs")
     interop.convert(tmp_path / "theirs", tmp_path / "run")
     origins = open_pretrained(InitRecipe(model=str(tmp_path / "run")))
     recipe = origins[0].recipe
@@ -115,8 +84,8 @@ def test_weights_of_one_resolution_serve_another(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["bias", "missing", "added", "labels"])
-def test_what_does_not_fit_is_refused_by_name(tmp_path, change):
-    made(tmp_path / "theirs", **({"qkv_bias": False} if change == "bias" else {}))
+def test_unsupported_configs_and_weights_are_refused(tmp_path, change):
+    make_vit(tmp_path / "theirs", **({"qkv_bias": False} if change == "bias" else {}))
     from safetensors.torch import load_file, save_file
 
     weights = load_file(tmp_path / "theirs" / "model.safetensors")

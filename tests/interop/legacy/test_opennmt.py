@@ -1,34 +1,68 @@
-"""Recurrent models of frozen toolkits: the same logits and weights as from the published equations."""
+"""OpenNMT-py checkpoints: logits equal to torch.nn layers or to the equations."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from legacy_fixtures import SAID, compare, numbers, read, shaken
-from legacy_recurrent_fixtures import Translator, save_fairseq_cells, save_joeynmt_cells, save_opennmt_cells
+from legacy_fixtures import (
+    SAID,
+    WORDS,
+    Reference,
+    compare,
+    numbers,
+    read,
+    save_opennmt,
+    shaken,
+)
+from legacy_recurrent_fixtures import Translator, save_opennmt_cells
 from typer.testing import CliRunner
 
 import transduce
 from transduce.cli import app
 from transduce.errors import InputError
+from transduce.interop.export import export
 from transduce.recipe import parse
 
 
-@pytest.mark.parametrize(("cell", "layers", "score"), [("gru", 1, "mlp"), ("lstm", 2, "mlp"), ("gru", 2, "bilinear")])
-def test_joeynmt(cell, layers, score, tmp_path):
-    reference = shaken(Translator(cell, layers, score, bridge=True))
-    save_joeynmt_cells(tmp_path, reference)
-    model = transduce.load(tmp_path, device="cpu")
+@pytest.mark.parametrize("biased", [False, True])
+def test_transformer_equals_torch_layers(biased, tmp_path):
+    """Its sources are closed by nothing: ours are, and the model does not read it."""
+    reference = shaken(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True))
+    if not biased:
+        with torch.no_grad():
+            for layer in (*reference.encoder, *reference.decoder):
+                layer.self_attn.in_proj_bias.zero_()
+                layer.self_attn.out_proj.bias.zero_()
+    save_opennmt(tmp_path, reference, biased=biased)
+    model = transduce.load(tmp_path / "model.pt", device="cpu")
     source, theirs = read(model)
+    lengths = source.mask.sum(1, keepdim=True) - 1
+    mask = torch.arange(source.mask.size(1)) < lengths
     with torch.no_grad():
-        compare(model, source, reference(theirs, source.mask, numbers(model.target, SAID)))
+        compare(model, source, reference(theirs[:, :-1], mask[:, :-1], numbers(model.target, SAID)))
+    assert model.generate(["", "w1"], max_length=5)  # an empty source has something to see
+
+
+def test_imported_model_is_exported_to_ctranslate2(tmp_path):
+    """On to CTranslate2, which its models were served with: it reads no </s> after a source either."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    reference = shaken(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True))
+    save_opennmt(tmp_path, reference)
+    model = transduce.load(tmp_path / "model.pt", device="cpu")
+    texts = ["w1 w2 w3 w4", "w9", "w3 w3 w12 w0 a@@ b"]
+    folder = export(tmp_path / "model.pt", tmp_path / "served", "ctranslate2")
+    served = ctranslate2.Translator(str(folder)).translate_batch(
+        [text.split() for text in texts], beam_size=1, max_decoding_length=8
+    )
+    mine = model.generate(texts, strategy="greedy", beam=1, max_length=8)
+    assert [" ".join(one.hypotheses[0]) for one in served] == [one.text for one in mine]
 
 
 @pytest.mark.parametrize(
     ("cell", "layers", "score", "both"),
     [("lstm", 2, "bilinear", True), ("gru", 2, "dot", True), ("lstm", 1, "bilinear", False)],
 )
-def test_opennmt(cell, layers, score, both, tmp_path):
+def test_recurrent_model_equals_the_equations(cell, layers, score, both, tmp_path):
     reference = shaken(Translator(cell, layers, score, bridge=False, both=both))
     save_opennmt_cells(tmp_path, reference)
     model = transduce.load(tmp_path / "model.pt", device="cpu")
@@ -38,17 +72,7 @@ def test_opennmt(cell, layers, score, both, tmp_path):
         compare(model, source, reference(theirs[:, :-1], mask[:, :-1], numbers(model.target, SAID)))
 
 
-@pytest.mark.parametrize(("layers", "both"), [(1, False), (2, True)])
-def test_fairseq(layers, both, tmp_path):
-    reference = shaken(Translator("lstm", layers, "bilinear", bridge=False, both=both))
-    save_fairseq_cells(tmp_path, reference)
-    model = transduce.load(tmp_path, device="cpu")
-    source, theirs = read(model)
-    with torch.no_grad():
-        compare(model, source, reference(theirs, source.mask, numbers(model.target, SAID)))
-
-
-def test_converted_as_loaded(tmp_path):
+def test_converted_run_equals_loaded_checkpoint(tmp_path):
     """What was imported is a run like any other: written, searched, scored, explained."""
     save_opennmt_cells(tmp_path / "given", shaken(Translator("lstm", 2, "bilinear", bridge=False)))
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "given" / "model.pt"), str(tmp_path / "run")])
@@ -63,7 +87,7 @@ def test_converted_as_loaded(tmp_path):
     assert len(run.score([("w1 w2", "w4 w5")])[0].tokens) == 3
 
 
-def test_states_need_each_other():
+def test_state_bridge_needs_matching_encoder_states():
     """A decoder that starts from all states needs an encoder that gives them, and the same layers."""
     for encoder, decoder in (
         ({"summary": "states"}, {}),

@@ -1,4 +1,4 @@
-"""Graphs for ONNX runtimes: equal scores step by step, and by the lines of the documents the words that we say."""
+"""Export to ONNX: equal logits and outputs in ONNX Runtime, with the documented loop."""
 
 from __future__ import annotations
 
@@ -17,13 +17,23 @@ from transduce.interop.export import export
 from transduce.interop.onnx import check_model
 
 runtime = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnxscript")
+
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
+
+
 SECTION = DOCUMENT.read_text().partition("### ONNX")[2].partition("\n###")[0]
+
+
 LINES = "\n".join(line[4:] for line in SECTION.splitlines() if line.startswith("    "))
+
+
 SOURCES = [[5, 6, 7, 8, 9, 10, EOS], [9, EOS], [4, 5, 6, EOS]]
+
+
 RECURRENT = {"kind": "recurrent", "width": 16}
+
+
 MODELS = {
     "transformer": pair(),
     "recurrent": {"encoder": {**RECURRENT, "cell": "lstm"}, "decoder": {**RECURRENT, "cell": "lstm"}},
@@ -32,7 +42,7 @@ MODELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_scores_and_words(name, tmp_path, monkeypatch):
+def test_logits_and_outputs_equal_the_native_model(name, tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", MODELS[name])
     export(run.folder, tmp_path / "model", "onnx")
     assert check_model(tmp_path / "model") < 1e-4
@@ -68,9 +78,9 @@ def compare_documented(model: transduce.Model, folder: Path, monkeypatch) -> Non
     ids = [*model.source.encode_source(text).ids, EOS]
     made: dict = {"source": np.array([ids])}
     exec(compile(LINES, "docs", "exec"), made)
-    said = [int(tokens[0, 0]) for tokens in made["said"]]
-    said = said[: said.index(EOS)] if EOS in said else said
-    assert model.target.decode(said) == model.generate([text], strategy="greedy", max_length=12)[0].text
+    decoder_ids = [int(tokens[0, 0]) for tokens in made["decoder_ids"]]
+    decoder_ids = decoder_ids[: decoder_ids.index(EOS)] if EOS in decoder_ids else decoder_ids
+    assert model.target.decode(decoder_ids) == model.generate([text], strategy="greedy", max_length=12)[0].text
     example = load_file("model/check.safetensors")
     example["logits"] += 0.1
     save_file(example, "model/check.safetensors")
@@ -79,14 +89,14 @@ def compare_documented(model: transduce.Model, folder: Path, monkeypatch) -> Non
 
 
 @pytest.mark.slow
-def test_a_decoder_alone(tmp_path):
+def test_language_model_is_exported(tmp_path):
     decoder = transformer(position={"kind": "learned", "longest": 40}, layers=1)
     export(make_run(tmp_path / "run", {"decoder": decoder}).folder, tmp_path / "model", "onnx")
     assert (tmp_path / "model" / "start.onnx").exists()
     assert check_model(tmp_path / "model") < 1e-4
 
 
-def test_vectors_are_refused(tmp_path):
+def test_embedders_are_refused(tmp_path):
     recipe = {"encoder": transformer(), "head": {"kind": "embedder"}}
     training = {"objective": {"kind": "contrastive"}}
     run = make_run(tmp_path / "run", recipe, training=training, evaluation={"metrics": ["recall@1"]})

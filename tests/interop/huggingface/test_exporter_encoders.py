@@ -1,4 +1,4 @@
-"""Encoders alone that leave the house: the library finds what we have, and what came from it goes back to the bit."""
+"""Exported encoders with heads in the transformers library: equal outputs, and the same bits after a round trip."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from export_fixtures import TEXTS, transformer
-from interop_fixtures import make_encoder
+from huggingface_fixtures import make_encoder, make_vit
 from PIL import Image as Pillow
-from test_vision import made
 from torch.testing import assert_close
 
 import transduce
@@ -23,12 +22,15 @@ from transduce.run import Run
 
 library = pytest.importorskip("transformers")
 
+
 SHAPES = ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"]
+
+
 # DistilBERT is BERT without segments; only the layer before its labels tells them apart.
-CARRIERS = {"bert": "Bert", "roberta": "Roberta", "xlm": "Roberta", "distilbert": "Bert"}
+ARCHITECTURES = {"bert": "Bert", "roberta": "Roberta", "xlm": "Roberta", "distilbert": "Bert"}
 
 
-def same_bits(given, back) -> None:
+def check_same_bits(given, back) -> None:
     first, second = read(given), read(back)
     assert first.recipe.model == second.recipe.model
     assert first.tokenizers[1].vocabulary.pieces == second.tokenizers[1].vocabulary.pieces
@@ -37,17 +39,17 @@ def same_bits(given, back) -> None:
         assert torch.equal(tensor, second.weights[name]), name
 
 
-@pytest.mark.parametrize("family", list(CARRIERS))
+@pytest.mark.parametrize("family", list(ARCHITECTURES))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_texts_there_and_back(family, shape, tmp_path):
+def test_text_encoders_survive_a_round_trip(family, shape, tmp_path):
     named = {"id2label": {0: "good", 1: "bad", 2: "odd"}} if "Classification" in shape else {}
     theirs = make_encoder(family, tmp_path / "given", shape, **named)
     export(tmp_path / "given", tmp_path / "back", "huggingface")
-    same_bits(tmp_path / "given", tmp_path / "back")
-    carrier = f"{CARRIERS[family]}{shape}"
+    check_same_bits(tmp_path / "given", tmp_path / "back")
+    architecture = f"{ARCHITECTURES[family]}{shape}"
     if family == "distilbert" and shape == "ForSequenceClassification":
-        carrier = f"DistilBert{shape}"
-    again, report = getattr(library, carrier).from_pretrained(
+        architecture = f"DistilBert{shape}"
+    again, report = getattr(library, architecture).from_pretrained(
         tmp_path / "back", local_files_only=True, output_loading_info=True
     )
     assert not report["missing_keys"]
@@ -62,6 +64,9 @@ def test_texts_there_and_back(family, shape, tmp_path):
         assert_close(again.eval()(**asked)[0], theirs(**asked)[0], rtol=1e-4, atol=1e-4)
     if "Classification" in shape:
         assert again.config.id2label == theirs.config.id2label
+
+
+BERT = {"norm": "post", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}}
 
 
 def labelled_run(folder, head):
@@ -87,12 +92,9 @@ def labelled_run(folder, head):
     return run
 
 
-BERT = {"norm": "post", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}}
-
-
 @pytest.mark.parametrize("head", ["classifier", "tagger"])
-def test_our_labels_there(head, tmp_path):
-    """Labels that we taught: rows of special tokens, which are never said, stay at home."""
+def test_labels_trained_here_are_exported(head, tmp_path):
+    """Labels that we taught: rows of special tokens, which are never decoder_ids, stay at home."""
     options = {"classifier": {"pooling": "first"}, "tagger": {}}[head]
     run = labelled_run(tmp_path / "run", {"kind": head, **options})
     export(run.folder, tmp_path / "there", "huggingface")
@@ -111,10 +113,10 @@ def test_our_labels_there(head, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["vit", "deit"])
-def test_pictures_there_and_back(kind, tmp_path):
-    theirs = made(tmp_path / "given", kind)
+def test_image_classifiers_survive_a_round_trip(kind, tmp_path):
+    theirs = make_vit(tmp_path / "given", kind)
     export(tmp_path / "given", tmp_path / "back", "huggingface")
-    same_bits(tmp_path / "given", tmp_path / "back")
+    check_same_bits(tmp_path / "given", tmp_path / "back")
     again, report = type(theirs).from_pretrained(tmp_path / "back", local_files_only=True, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -130,7 +132,7 @@ def test_pictures_there_and_back(kind, tmp_path):
     assert_close(processor(picture, return_tensors="pt").pixel_values.permute(0, 2, 3, 1), ours, rtol=1e-4, atol=1e-4)
 
 
-def test_what_does_not_fit_is_named(tmp_path):
+def test_unsupported_head_option_is_named(tmp_path):
     run = labelled_run(tmp_path / "run", {"kind": "classifier", "pooling": "mean"})
     with pytest.raises(InputError, match=r"head\.pooling: mean does not fit, first would"):
         export(run.folder, tmp_path / "there", "huggingface")

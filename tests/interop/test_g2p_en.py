@@ -1,4 +1,4 @@
-"""The arrays of g2p_en against its equations, written here once more in numpy: the same phones for the same words."""
+"""g2p_en compared with its equations in numpy: equal phones, and refusals."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from transduce.interop import recognises
 from transduce.interop.g2p_en import FILE, PHONES, WEIGHTS
 
 WIDTH, START, END = 24, 2, 3
+
+
 SYMBOLS = ["<pad>", "<unk>", "</s>", *ascii_lowercase]
 
 
@@ -49,7 +51,7 @@ def pronounce(word: str, arrays: dict[str, np.ndarray]) -> tuple[list[int], floa
     for symbol in [*word, "</s>"]:
         number = SYMBOLS.index(symbol) if symbol in SYMBOLS else 1
         h = step(arrays["enc_emb"][number], h, arrays, "enc")
-    said, number, margin = [], START, np.inf
+    decoder_ids, number, margin = [], START, np.inf
     for _ in range(20):
         h = step(arrays["dec_emb"][number], h, arrays, "dec")
         logits = arrays["fc_w"] @ h + arrays["fc_b"]
@@ -57,8 +59,8 @@ def pronounce(word: str, arrays: dict[str, np.ndarray]) -> tuple[list[int], floa
         margin = min(margin, float(np.diff(np.sort(logits)[-2:])[0]))
         if number == END:
             break
-        said.append(number)
-    return said, margin
+        decoder_ids.append(number)
+    return decoder_ids, margin
 
 
 def words(count: int) -> list[str]:
@@ -72,7 +74,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], name: str = FILE) -> Path
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_same_phones(whole, tmp_path):
+def test_phones_equal_the_equations(whole, tmp_path):
     """From the file itself, or from the folder where it lies."""
     arrays = draw()
     arrays["fc_b"][[0, 1, START]] = -20  # <pad>, <unk> and <s>, which no word is taught to say
@@ -85,7 +87,7 @@ def test_same_phones(whole, tmp_path):
     assert max(len(one.split()) for one in wanted) == 20
 
 
-def test_converted_by_the_command(tmp_path):
+def test_convert_command_writes_a_run(tmp_path):
     write(tmp_path, draw(), "mine.npz")
     assert recognises(tmp_path / "mine.npz")
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "mine.npz"), str(tmp_path / "run")])
@@ -101,7 +103,7 @@ def refused(folder: Path, arrays: dict[str, np.ndarray], problem: str) -> None:
     assert problem in caught.value.problem
 
 
-def test_arrays_that_do_not_fit(tmp_path):
+def test_missing_unexpected_and_misshapen_arrays_are_refused(tmp_path):
     arrays = draw()
     refused(tmp_path, {name: array for name, array in arrays.items() if name != "dec_b_hh"}, "are missing: dec_b_hh")
     refused(tmp_path, {**arrays, "more": arrays["fc_b"]}, "would be dropped: more")
@@ -111,7 +113,7 @@ def test_arrays_that_do_not_fit(tmp_path):
     refused(tmp_path, {**arrays, "fc_b": np.array([None] * 74)}, "does not match its header")  # pickled
 
 
-def test_a_header_that_lies(tmp_path):
+def test_header_larger_than_the_array_is_refused_before_allocation(tmp_path):
     """An array that announces more than is there is found out before room is made for it."""
     file = write(tmp_path, draw())
     with zipfile.ZipFile(file) as content:
@@ -125,7 +127,7 @@ def test_a_header_that_lies(tmp_path):
         transduce.load(file)
 
 
-def test_a_link_that_leads_out(tmp_path):
+def test_symbolic_link_out_of_the_folder_is_refused(tmp_path):
     (tmp_path / "inner").mkdir()
     file = write(tmp_path, draw())
     (tmp_path / "inner" / FILE).symlink_to(file)
@@ -133,12 +135,12 @@ def test_a_link_that_leads_out(tmp_path):
         transduce.load(tmp_path / "inner")
 
 
-def test_the_table_is_whole():
+def test_every_array_has_a_native_name():
     assert set(WEIGHTS) == set(draw())
     assert len(PHONES) == 70
 
 
-def test_a_first_state_without_a_bridge():
+def test_bridge_is_required_where_states_differ():
     """Nothing leads from a wider summary, or to a state of several parts, but a bridge."""
     from transduce.build import complete_recipe
     from transduce.recipe import parse

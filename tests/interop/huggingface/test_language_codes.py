@@ -1,4 +1,4 @@
-"""Models of many languages: codes before sources and outputs, logits and outputs as the library they came from."""
+"""Language codes of multilingual models (M2M100, mBART-25, mBART-50)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 
 import pytest
 import torch
-from interop_fixtures import ENDS, make, write_tokenizer
-from test_parity import MORE, generated, theirs
+from huggingface_fixtures import ENDS, MORE_TEXTS, generate_with_both, hf_ids, make, write_tokenizer
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
@@ -19,41 +18,43 @@ from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.interop import Languages, convert
 
 TEXTS = ["w1 w2 w3 w4 w5 w6 w7", "w9", "w3 w3 nothing w12 w0", "w2 w1 w0 w5 w6 w7 w8 w11"]
+
+
 ENGLISH, GERMAN = 22, 23
 
 
-def change_frame(folder, frame: list[str]) -> None:
+def change_template(folder, template: list[str]) -> None:
     """As a tokenizer was saved that had another language in mind, or an older habit."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     made = [
         {"Sequence": {"id": "A", "type_id": 0}} if one == "$A" else {"SpecialToken": {"id": one, "type_id": 0}}
-        for one in frame
+        for one in template
     ]
     content["post_processor"]["single"] = made
     known = {"<eng>": ENGLISH, "<deu>": GERMAN, "</s>": 2}
     content["post_processor"]["special_tokens"] = {
-        one: {"id": one, "ids": [known[one]], "tokens": [one]} for one in frame if one != "$A"
+        one: {"id": one, "ids": [known[one]], "tokens": [one]} for one in template if one != "$A"
     }
     path.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_logits_and_cross_attention(scaled, tmp_path):
+def test_m2m100_logits_and_cross_attention_equal_transformers(scaled, tmp_path):
     library = make("m2m", tmp_path / "given", scale_embedding=scaled)
     model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("<deu>", "<eng>")).folder)
     rows = [[*ids, EOS] for ids in model.source.encode_sources(TEXTS)]
     source = Padded.from_rows(rows)
-    numbers = torch.tensor([theirs(model, row) for row in source.values.tolist()])
+    numbers = torch.tensor([hf_ids(model, row) for row in source.values.tolist()])
     assert {row[0] for row in numbers.tolist()} == {GERMAN}
-    said = torch.tensor([[BOS, *model.target.prefix, 9, 7]] * len(TEXTS))
-    read = torch.tensor([theirs(model, row) for row in said.tolist()])
+    decoder_ids = torch.tensor([[BOS, *model.target.prefix, 9, 7]] * len(TEXTS))
+    read = torch.tensor([hf_ids(model, row) for row in decoder_ids.tolist()])
     assert read[0, :2].tolist() == [2, ENGLISH]
     with torch.no_grad():
         answer = library(
             input_ids=numbers, attention_mask=source.mask.long(), decoder_input_ids=read, output_attentions=True
         )
-        step = model.network.advance(said, model.network.start(Batch(source)), with_attention=True)
+        step = model.network.advance(decoder_ids, model.network.start(Batch(source)), with_attention=True)
     known = torch.tensor(model.source.vocabulary.backend_ids)
     plain = torch.tensor([number for number, row in enumerate(known.tolist()) if row >= 0 and number != BOS])
     found, wanted = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)
@@ -63,36 +64,36 @@ def test_logits_and_cross_attention(scaled, tmp_path):
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"num_beams": 4, "early_stopping": True}])
 @pytest.mark.parametrize("family", ["m2m", "mbart"])
-def test_same_outputs_as_generate(family, search, tmp_path):
+def test_generation_with_codes_of_the_folder_equals_transformers(family, search, tmp_path):
     """The folder itself says both languages, as one saved for a pair does; the output begins with the second."""
     forced = {"forced_bos_token_id": GERMAN} if family == "m2m" else {}
     library = make(family, tmp_path, generation={**search, **forced})
     model = transduce.load(tmp_path, device="cpu")
     for longest in (12, 25):
-        wanted, found = generated(library, model, longest=longest)
+        wanted, found = generate_with_both(library, model, longest=longest)
         assert found == wanted
         assert family != "m2m" or {row[0] for row in found} == {GERMAN}
-    assert len(wanted) == len(MORE)
-    assert not any("<" in one.text.replace("<unk>", "") for one in model.generate(MORE, max_length=12))
+    assert len(wanted) == len(MORE_TEXTS)
+    assert not any("<" in one.text.replace("<unk>", "") for one in model.generate(MORE_TEXTS, max_length=12))
 
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 4}])
-def test_mbart_with_codes(search, tmp_path):
+def test_mbart50_generation_equals_transformers(search, tmp_path):
     """As mBART-50 has them: before the text on either side."""
     library = make("mbart", tmp_path / "given", generation={**search, "forced_bos_token_id": ENGLISH})
     write_tokenizer(tmp_path / "given", "m2m")
     model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("<deu>")).folder, device="cpu")
-    assert theirs(model, model.source.encode_sources(["w1"])[0]) == [GERMAN, 5]
-    wanted, found = generated(library, model, longest=12)
+    assert hf_ids(model, model.source.encode_sources(["w1"])[0]) == [GERMAN, 5]
+    wanted, found = generate_with_both(library, model, longest=12)
     assert found == wanted
     assert {row[0] for row in found} == {ENGLISH}
 
 
-def test_convert_names_the_languages(tmp_path):
+def test_convert_command_sets_both_languages(tmp_path):
     """An older habit of the tokenizer, the code after </s>, does not matter where the family puts it first."""
     make("m2m", tmp_path / "given")
-    change_frame(tmp_path / "given", ["$A", "</s>", "<deu>"])
-    said = [
+    change_template(tmp_path / "given", ["$A", "</s>", "<deu>"])
+    decoder_ids = [
         "convert",
         str(tmp_path / "given"),
         str(tmp_path / "run"),
@@ -101,17 +102,17 @@ def test_convert_names_the_languages(tmp_path):
         "--target-language",
         "<deu>",
     ]
-    result = CliRunner().invoke(app, said)
+    result = CliRunner().invoke(app, decoder_ids)
     assert result.exit_code == 0, result.output
     model = transduce.load(tmp_path / "run", device="cpu")
-    sides = [theirs(model, list(side.prefix)) for side in (model.source, model.target)]
+    sides = [hf_ids(model, list(side.prefix)) for side in (model.source, model.target)]
     assert sides == [[ENGLISH], [GERMAN]]
     assert model.recipe.generation.forced_bos == model.target.prefix[0]
     scored = model.score([("w1", "w2 w3")])[0]
     assert len(scored.tokens) == 4  # the code, two words, </s>
 
 
-def test_languages_that_are_refused(tmp_path):
+def test_unknown_and_missing_languages_are_refused(tmp_path):
     folder = tmp_path / "given"
     make("m2m", folder)
     for languages, problem in (
@@ -122,7 +123,7 @@ def test_languages_that_are_refused(tmp_path):
         with pytest.raises(InputError) as caught:
             convert(folder, tmp_path / "run", languages)
         assert problem in caught.value.problem
-    change_frame(folder, ["$A", "</s>"])
+    change_template(folder, ["$A", "</s>"])
     with pytest.raises(InputError, match="the language of the source is not given"):
         convert(folder, tmp_path / "run")
     make("marian", tmp_path / "other")
@@ -130,37 +131,37 @@ def test_languages_that_are_refused(tmp_path):
         convert(tmp_path / "other", tmp_path / "run", Languages("<eng>", "<deu>"))
 
 
-def make_trailing(folder, **settings):
+def make_mbart25(folder, **settings):
     """As mBART-25 has the codes: after the </s> of a source, and as what an output starts with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENDS, "mbart", 0.5)  # else all end at once
         library = make("mbart", folder, decoder_start_token_id=GERMAN, **settings)
     write_tokenizer(folder, "m2m")
-    change_frame(folder, ["$A", "</s>", "<eng>"])
+    change_template(folder, ["$A", "</s>", "<eng>"])
     return library
 
 
-def read_trailing(model, texts: list[str]) -> tuple[Padded, torch.Tensor, torch.Tensor]:
+def encode_mbart25(model, texts: list[str]) -> tuple[Padded, torch.Tensor, torch.Tensor]:
     """Ours with the </s> that closes every source, theirs without it."""
     rows = model.source.encode_sources(texts)
     plain = Padded.from_rows(rows)
-    numbers = torch.tensor([theirs(model, row) for row in plain.values.tolist()])
+    numbers = torch.tensor([hf_ids(model, row) for row in plain.values.tolist()])
     return Padded.from_rows([[*row, EOS] for row in rows]), numbers, plain.mask.long()
 
 
 @pytest.mark.parametrize("languages", [None, Languages("<deu>", "<eng>"), Languages("<eng>", "<eng>")])
-def test_codes_after_the_source_give_their_logits(languages, tmp_path):
-    library = make_trailing(tmp_path / "given")
+def test_mbart25_logits_equal_transformers(languages, tmp_path):
+    library = make_mbart25(tmp_path / "given")
     model = transduce.load(convert(tmp_path / "given", tmp_path / "run", languages).folder, device="cpu")
     source, start = (ENGLISH, GERMAN) if languages is None else ({"<eng>": 22, "<deu>": 23}[languages.source], ENGLISH)
-    ours, numbers, mask = read_trailing(model, TEXTS)
+    ours, numbers, mask = encode_mbart25(model, TEXTS)
     assert numbers[1, :3].tolist() == [13, 2, source]  # w9 </s> code
-    said = torch.tensor([[BOS, 9, 7, 5]] * len(TEXTS))
-    read = torch.tensor([theirs(model, row) for row in said.tolist()])
+    decoder_ids = torch.tensor([[BOS, 9, 7, 5]] * len(TEXTS))
+    read = torch.tensor([hf_ids(model, row) for row in decoder_ids.tolist()])
     assert read[0, 0] == start
     with torch.no_grad():
         answer = library(input_ids=numbers, attention_mask=mask, decoder_input_ids=read, output_attentions=True)
-        step = model.network.advance(said, model.network.start(Batch(ours)), with_attention=True)
+        step = model.network.advance(decoder_ids, model.network.start(Batch(ours)), with_attention=True)
     known = torch.tensor(model.target.vocabulary.backend_ids)
     found, wanted = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)[..., known]
     assert_close(found, wanted, rtol=1e-4, atol=1e-4)
@@ -170,9 +171,9 @@ def test_codes_after_the_source_give_their_logits(languages, tmp_path):
 
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"num_beams": 4, "early_stopping": True}])
-def test_codes_after_the_source_give_their_outputs(search, tmp_path):
-    library = make_trailing(tmp_path / "given", generation=search)
-    said = [
+def test_mbart25_generation_equals_transformers(search, tmp_path):
+    library = make_mbart25(tmp_path / "given", generation=search)
+    decoder_ids = [
         "convert",
         str(tmp_path / "given"),
         str(tmp_path / "run"),
@@ -181,21 +182,21 @@ def test_codes_after_the_source_give_their_outputs(search, tmp_path):
         "--target-language",
         "<deu>",
     ]
-    result = CliRunner().invoke(app, said)
+    result = CliRunner().invoke(app, decoder_ids)
     assert result.exit_code == 0, result.output
     model = transduce.load(tmp_path / "run", device="cpu")
-    _, numbers, mask = read_trailing(model, MORE)
+    _, numbers, mask = encode_mbart25(model, MORE_TEXTS)
     never = [[library.config.pad_token_id], [GERMAN]]  # ours never says what outputs start with
     rows = library.generate(input_ids=numbers, attention_mask=mask, max_new_tokens=12, bad_words_ids=never).tolist()
     wanted = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in rows]
     assert {row[0] for row in rows} == {GERMAN}
-    found = [theirs(model, list(one.decoded.hypothesis.ids)) for one in model.generate(MORE, max_length=12)]
+    found = [hf_ids(model, list(one.decoded.hypothesis.ids)) for one in model.generate(MORE_TEXTS, max_length=12)]
     assert found == wanted
     assert len({len(row) for row in found}) > 2
 
 
-def test_what_is_said_of_a_source_knows_the_code_after_it(tmp_path):
-    make_trailing(tmp_path / "given")
+def test_tokens_words_and_attention_of_a_source_include_the_code_after_it(tmp_path):
+    make_mbart25(tmp_path / "given")
     model = transduce.load(tmp_path / "given", device="cpu")
     text = "w1 w2\tw3"
     encoded, (row,) = model.source.encode_source(text), model.source.encode_sources([text])
@@ -217,17 +218,17 @@ def test_what_is_said_of_a_source_knows_the_code_after_it(tmp_path):
     assert not explained.attention[..., -1].any()  # the one that is not read
 
 
-def test_codes_after_the_source_that_are_refused(tmp_path):
+def test_codes_after_the_source_without_a_language_are_refused(tmp_path):
     make("mbart", tmp_path / "plain")
-    change_frame(tmp_path / "plain", ["$A", "</s>", "<eng>"])  # in this vocabulary a word
+    change_template(tmp_path / "plain", ["$A", "</s>", "<eng>"])  # in this vocabulary a word
     with pytest.raises(InputError, match="the language of the source is not given"):
         transduce.load(tmp_path / "plain")
     make("mbart", tmp_path / "startless")  # outputs start with </s>
     write_tokenizer(tmp_path / "startless", "m2m")
-    change_frame(tmp_path / "startless", ["$A", "</s>", "<eng>"])
+    change_template(tmp_path / "startless", ["$A", "</s>", "<eng>"])
     with pytest.raises(InputError, match="the language of the target is not given"):
         transduce.load(tmp_path / "startless")
     make("bart", tmp_path / "bart")
-    change_frame(tmp_path / "bart", ["$A", "</s>", "<eng>"])
+    change_template(tmp_path / "bart", ["$A", "</s>", "<eng>"])
     with pytest.raises(InputError, match="does not end a text"):
         transduce.load(tmp_path / "bart")
