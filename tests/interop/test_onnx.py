@@ -78,7 +78,7 @@ def compare_documented(model: transduce.Model, folder: Path, monkeypatch) -> Non
     ids = [*model.source.encode_source(text).ids, EOS]
     made: dict = {"source": np.array([ids])}
     exec(compile(LINES, "docs", "exec"), made)
-    decoder_ids = [int(tokens[0, 0]) for tokens in made["decoder_ids"]]
+    decoder_ids = [int(tokens[0, 0]) for tokens in made["outputs"]]
     decoder_ids = decoder_ids[: decoder_ids.index(EOS)] if EOS in decoder_ids else decoder_ids
     assert model.target.decode(decoder_ids) == model.generate([text], strategy="greedy", max_length=12)[0].text
     example = load_file("model/check.safetensors")
