@@ -19,8 +19,8 @@ from transduce.model import NEVER
 
 MISSING = -1  # the foreign id of a token that the foreign vocabulary does not have
 OUTPUT_BIAS = "decoder.output.projection.bias"
-EMBEDDING = ".embedding.weight"
-TOKEN_ROWS = (EMBEDDING, ".output.projection.weight", ".output.projection.bias")  # weights with a row per token
+EMBEDDINGS = ("encoder.embedding.weight", "decoder.embedding.weight")
+TOKEN_ROWS = (*EMBEDDINGS, ".output.projection.weight", ".output.projection.bias")  # weights with a row per token
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -113,7 +113,7 @@ def export_rows(tokenizer: Tokenizer, weights: Mapping[str, Tensor]) -> ExportRo
 
 def _start_differs(weights: Mapping[str, Tensor]) -> bool:
     """Whether training changed the start token, once a copy of </s>."""
-    tables = [tensor for name, tensor in weights.items() if name.endswith(EMBEDDING)]
+    tables = [tensor for name, tensor in weights.items() if name in EMBEDDINGS]
     return any(not torch.equal(table[BOS], table[EOS]) for table in tables)
 
 

@@ -186,7 +186,7 @@ def read(checkpoint: Checkpoint) -> LegacyModel:
         to_recipe = _recurrent
         weight_map = _recurrent_weights(section(model, "decoder").content.get("attention"))
         weights = {recurrent.rename_cell(name): tensor for name, tensor in weights.items()}
-    return LegacyModel(to_recipe, weight_map, model, weights, source, target, (".score.memory.bias",), search)
+    return LegacyModel(to_recipe, weight_map, model, weights, source, target, (".score.k_proj.bias",), search)
 
 
 def _side(folder: Path, name: str) -> Side:
