@@ -246,7 +246,8 @@ def generate_with_both(library, model, max_length: int):
             :, 1:
         ].tolist()
     expected = [row[: row.index(end) + 1] if end in row else row for row in rows]
-    found = [hf_ids(model, list(one.decoded.hypothesis.ids)) for one in model.generate(MORE_TEXTS, max_length=max_length)]
+    results = model.generate(MORE_TEXTS, max_length=max_length)
+    found = [hf_ids(model, list(one.decoded.hypothesis.ids)) for one in results]
     return expected, found
 
 
