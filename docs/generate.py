@@ -1,7 +1,8 @@
-"""Reference pages of the documentation, generated from the code: commands.md, api.md."""
+"""Reference pages of the documentation, generated from the code."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -229,7 +230,29 @@ def _value(default: Any) -> str:
     return "..." if text.startswith("<") else text
 
 
-PAGES: dict[str, Callable[[], str]] = {"commands.md": commands_page, "api.md": api_page}
+def modules_page() -> str:
+    """Every module with the first line of its docstring."""
+    lines = [NOTE, "", "# All modules", "", "[The code base](tour.md) explains how they work together."]
+    source = FOLDER.parent / "src" / "transduce"
+    for folder in (source, *sorted(path for path in source.rglob("*") if (path / "__init__.py").is_file())):
+        name = folder.relative_to(source.parent)
+        lines += ["", f"## {name}/", "", _subject(folder / "__init__.py")]
+        files = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("__")]
+        if files:
+            lines += ["", "| file | subject |", "|---|---|"]
+            lines += [f"| `{path.name}` | {_cell(_subject(path))} |" for path in files]
+    return "\n".join(lines) + "\n"
+
+
+def _subject(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands_page,
+    "api.md": api_page,
+    "modules.md": modules_page,
+}
 
 
 if __name__ == "__main__":

@@ -211,12 +211,12 @@ def build_model(
         if gives_vectors(recipe):
             return EmbeddingModel(encoder, factory(contracts.Head, recipe.head)(encoder.width, target_size))
         head = factory(contracts.Head, recipe.head)(encoder.width, target_size)
-        if head.per == "path":
+        if head.label_unit == "path":
             return CTCModel(encoder, head)
         if recipe.tie != "none":
             head.tie(source)
         begins = torch.ones(source_size, dtype=torch.bool)
-        if head.per == "word" and starts is not None:
+        if head.label_unit == "word" and starts is not None:
             begins = torch.tensor(starts)
         begins[EOS] = False
         return EncoderOnly(encoder, head, begins)

@@ -14,7 +14,7 @@ from transduce.recipe.registry import Spec, find
 
 def labels_per(model: ModelRecipe) -> str | None:
     """What has a label: line, word or token; None without a head."""
-    return None if model.head is None else str(find(contracts.Head, model.head["kind"], "model.head").per)  # type: ignore[attr-defined]
+    return None if model.head is None else str(find(contracts.Head, model.head["kind"], "model.head").label_unit)  # type: ignore[attr-defined]
 
 
 def gives_vectors(model: ModelRecipe) -> bool:
@@ -244,7 +244,7 @@ def check_positions(model: ModelRecipe, longest: int, where: str) -> None:
 
 def check_objective(objective: Spec, model: ModelRecipe, where: str) -> None:
     """What a loss reads must be what the model gives: scores of tokens, or vectors."""
-    reads, gives = getattr(find(Objective, objective["kind"], where), "vectors", False), gives_vectors(model)
+    reads, gives = getattr(find(Objective, objective["kind"], where), "uses_embeddings", False), gives_vectors(model)
     if gives and not reads:
         raise InputError(
             f"{objective['kind']} reads scores of tokens, and this head gives a vector",
