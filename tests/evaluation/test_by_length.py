@@ -1,4 +1,4 @@
-"""Buckets by source length lose no line, and a whole evaluation says what it should."""
+"""Scores by source length, and the evaluation of a whole output."""
 
 import json
 from itertools import pairwise
@@ -21,7 +21,7 @@ def outcomes(hits: list[bool]) -> np.ndarray:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 60) | st.integers(0, 5000), min_size=1, max_size=300))
-def test_every_line_is_in_one_bucket_and_no_bucket_is_thin(lengths: list[int]) -> None:
+def test_buckets_partition_the_lines_and_have_a_minimum_size(lengths: list[int]) -> None:
     buckets = by_length(ExactMatch(), outcomes([True] * len(lengths)), lengths, resamples=2)
     assert sum(bucket.count for bucket in buckets) == len(lengths)
     assert buckets[0].low == min(lengths)
@@ -33,14 +33,14 @@ def test_every_line_is_in_one_bucket_and_no_bucket_is_thin(lengths: list[int]) -
         assert after.low == before.high + 1
 
 
-def test_edges_are_round_and_an_outlier_does_not_move_them() -> None:
+def test_bucket_edges_are_round_and_robust_to_outliers() -> None:
     lengths = [length for length in range(1, 41) for _ in range(20)]
     assert bucket_edges(lengths) == [5, 10, 15, 20, 25, 30, 35, 40]
     assert bucket_edges([*lengths, 3000])[:7] == [5, 10, 15, 20, 25, 30, 35]
     assert bucket_edges([3, 4, 9]) == [9]
 
 
-def test_quality_of_a_bucket_is_that_of_its_lines() -> None:
+def test_the_score_of_a_bucket_is_that_of_its_lines() -> None:
     lengths = [3] * 40 + [8] * 40
     hits = [True] * 40 + [True, False] * 20
     short, long = by_length(ExactMatch(), outcomes(hits), lengths, resamples=200)
@@ -49,12 +49,12 @@ def test_quality_of_a_bucket_is_that_of_its_lines() -> None:
     assert 30 < long.interval.low < 50 < long.interval.high < 70
 
 
-def test_given_buckets_are_used_and_what_lies_beyond_is_kept() -> None:
+def test_given_buckets_are_used_and_longer_lines_get_their_own() -> None:
     buckets = by_length(ExactMatch(), outcomes([True] * 4), [1, 4, 5, 99], buckets=[4, 8], resamples=2)
     assert [(bucket.low, bucket.high, bucket.count) for bucket in buckets] == [(1, 4, 2), (5, 8, 1), (9, 99, 1)]
 
 
-def test_picture(tmp_path: Path) -> None:
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
     lengths = [length for length in range(1, 31) for _ in range(10)]
     hits = [length < 20 for length in lengths]
     line = by_length(ExactMatch(), outcomes(hits), lengths, resamples=50)
@@ -63,7 +63,7 @@ def test_picture(tmp_path: Path) -> None:
     assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_evaluation_as_a_whole() -> None:
+def test_evaluate_returns_scores_and_buckets() -> None:
     hypotheses = ["a b c d e", "a b c d x", "q"] * 20
     references = [["a b c d e"], ["a b c d e"], ["q", "r"]] * 20
     result = evaluate(hypotheses, references, [5, 6, 1] * 20, ["exact", "bleu", "wer"], resamples=50, seed=1)
@@ -78,7 +78,7 @@ def test_evaluation_as_a_whole() -> None:
     assert evaluate(hypotheses, references, [5, 6, 1] * 20, ["exact"], 50, 1).scores["exact"] == result.scores["exact"]
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_input_is_named() -> None:
     with pytest.raises(InputError, match="did you mean 'bleu'"):
         evaluate(["a"], ["a"], [1], ["blue"])
     with pytest.raises(InputError, match="2 hypotheses but 3 references"):

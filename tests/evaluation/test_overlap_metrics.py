@@ -1,4 +1,4 @@
-"""ROUGE, answers, labels and spans agree with the libraries that define them, whatever the lines and their order."""
+"""Overlap metrics against rouge_score, scikit-learn and seqeval."""
 
 import random
 
@@ -30,7 +30,7 @@ def total(metric: Metric, hypotheses: list[str], references: list[list[str]]) ->
 
 @settings(max_examples=80, deadline=None)
 @given(lines)
-def test_rouge_is_that_of_rouge_score(pairs: list[tuple[str, list[str]]]) -> None:
+def test_rouge_equals_that_of_rouge_score(pairs: list[tuple[str, list[str]]]) -> None:
     oracle = RougeScorer(ROUGE)
     for name in ROUGE:
         expected = [oracle.score_multi(references, said)[name].fmeasure for said, references in pairs]
@@ -40,7 +40,7 @@ def test_rouge_is_that_of_rouge_score(pairs: list[tuple[str, list[str]]]) -> Non
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(labels, labels), min_size=1, max_size=20))
-def test_macro_f1_is_that_of_sklearn(pairs: list[tuple[str, str]]) -> None:
+def test_macro_f1_equals_that_of_sklearn(pairs: list[tuple[str, str]]) -> None:
     said, gold = [list(side) for side in zip(*pairs, strict=True)]
     wanted = 100 * sklearn_f1(gold, said, labels=sorted(set(gold)), average="macro", zero_division=0)
     assert total(find_metric("macro_f1"), said, [[label] for label in gold]) == pytest.approx(wanted)
@@ -48,7 +48,7 @@ def test_macro_f1_is_that_of_sklearn(pairs: list[tuple[str, str]]) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.tuples(tags, tags), min_size=1, max_size=9), min_size=1, max_size=5))
-def test_span_f1_is_that_of_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
+def test_span_f1_equals_that_of_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
     said, gold = ([[pair[side] for pair in line] for line in pairs] for side in (0, 1))
     found = total(find_metric("span_f1"), [" ".join(line) for line in said], [[" ".join(line)] for line in gold])
     if any(spans(line) for line in [*said, *gold]):
@@ -57,14 +57,14 @@ def test_span_f1_is_that_of_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
         assert found == 100  # seqeval says 0 where there is nothing to find and nothing was found
 
 
-def test_spans_by_hand() -> None:
+def test_spans_of_tag_sequences() -> None:
     assert spans(["B-A", "I-A", "O", "I-A", "I-B", "B-B"]) == [("A", 0, 1), ("A", 3, 3), ("B", 4, 4), ("B", 5, 5)]
     assert spans(["B-A", "I-A", "E-A", "E-A", "S-A", "I-A"]) == [("A", 0, 2), ("A", 3, 3), ("A", 4, 4), ("A", 5, 5)]
     assert spans(["B-A", "L-A", "U-A", "O"]) == [("A", 0, 1), ("A", 2, 2)]
     assert spans(["NN", "VB", "O"]) == []
 
 
-def test_which_labels_look_like_spans() -> None:
+def test_bio_tags_are_recognised() -> None:
     assert is_bio(["O", "B-PER", "I-PER"])
     assert is_bio(["S-LOC"])
     assert not is_bio(["O", "O"])
@@ -72,7 +72,7 @@ def test_which_labels_look_like_spans() -> None:
     assert not is_bio(["I", "B"])
 
 
-def test_answers_are_compared_as_squad_does() -> None:
+def test_token_f1_normalises_answers_as_squad_does() -> None:
     metric = find_metric("token_f1")
     assert total(metric, ["The Eiffel Tower!"], [["eiffel tower"]]) == 100
     assert total(metric, ["in Paris"], [["Rome", "Paris"]]) == pytest.approx(100 * 2 / 3)  # precision 1/2, recall 1
@@ -83,7 +83,7 @@ def test_answers_are_compared_as_squad_does() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**16), count=st.integers(1, 12))
-def test_laws_of_lines(name: str, seed: int, count: int) -> None:
+def test_sentence_metrics_are_means_over_lines(name: str, seed: int, count: int) -> None:
     """Perfect outputs score 100; order does not matter; any resample is scored as if it had come alone."""
     draw = random.Random(seed)
     pool = ["B-A I-A O", "O B-B", "the cat sat", "cat on mat", "dog"]
@@ -100,6 +100,6 @@ def test_laws_of_lines(name: str, seed: int, count: int) -> None:
     assert metric.value(rows[chosen[::-1]].sum(0)) == pytest.approx(alone)
 
 
-def test_rouge_says_how_it_reads() -> None:
+def test_rouge_signature_states_its_tokenisation() -> None:
     assert "stem:no" in find_metric("rougeL").signature
     assert total(find_metric("rouge2"), ["the cat sat"], [["The cat, sat."]]) == 100

@@ -1,4 +1,4 @@
-"""Intervals cover as often as they say, tests reject as rarely as they say, and both agree with slower ways."""
+"""Bootstrap intervals and paired tests: coverage, false positives, agreement with exact tests and sacrebleu."""
 
 import itertools
 import random
@@ -39,7 +39,7 @@ def text(seed: int, damage: float, lines: int = 80) -> tuple[list[str], list[lis
     return hypotheses, [[line] for line in references]
 
 
-def test_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_interval_has_its_nominal_coverage() -> None:
     generator, truth, trials, covered = np.random.default_rng(5), 0.7, 400, 0
     for trial in range(trials):
         result = bootstrap_interval(ExactMatch(), outcomes(generator.random(120) < truth), 300, seed=trial)
@@ -47,7 +47,7 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.91 <= covered / trials <= 0.98
 
 
-def test_interval_agrees_with_resampling_by_hand() -> None:
+def test_interval_equals_explicit_resampling() -> None:
     metric = find_metric("bleu")
     statistics = metric.statistics(*text(1, 0.3))
     draw = np.random.default_rng(99)
@@ -57,7 +57,7 @@ def test_interval_agrees_with_resampling_by_hand() -> None:
     np.testing.assert_allclose([result.low, result.high], np.quantile(scores, [0.025, 0.975]), atol=0.8)
 
 
-def test_interval_of_two_lines_is_the_one_worked_out_by_hand() -> None:
+def test_interval_of_two_lines_equals_the_exact_one() -> None:
     # One right, one wrong: 0, 50, 100 with probabilities 1/4, 1/2, 1/4.
     result = bootstrap_interval(ExactMatch(), outcomes(np.array([1, 0])), 4000, seed=3, level=0.4)
     assert (result.low, result.value, result.high) == (50, 50, 50)
@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_interval_in_any_number_of_chunks(monkeypat
 
 
 @pytest.mark.parametrize("test", [paired_bootstrap, approximate_randomisation])
-def test_identical_systems_are_never_told_apart(test: object) -> None:
+def test_identical_systems_have_p_value_one(test: object) -> None:
     for name in ("bleu", "chrf", "wer"):
         metric = find_metric(name)
         statistics = metric.statistics(*text(2, 0.3))
@@ -83,7 +83,7 @@ def test_identical_systems_are_never_told_apart(test: object) -> None:
 
 
 @pytest.mark.parametrize("test", [paired_bootstrap, approximate_randomisation])
-def test_equal_systems_are_told_apart_in_one_comparison_of_twenty(test: object) -> None:
+def test_false_positive_rate_is_the_significance_level(test: object) -> None:
     generator, trials, rejected = np.random.default_rng(8), 400, 0
     for trial in range(trials):
         a, b = (outcomes(generator.random(150) < 0.6) for _ in range(2))
@@ -91,7 +91,7 @@ def test_equal_systems_are_told_apart_in_one_comparison_of_twenty(test: object) 
     assert 0.02 <= rejected / trials <= 0.085
 
 
-def test_randomisation_agrees_with_all_permutations() -> None:
+def test_approximate_randomisation_agrees_with_all_permutations() -> None:
     generator = np.random.default_rng(4)
     metric = find_metric("wer")
     a, b = (np.stack([generator.integers(0, 5, 9), np.full(9, 6)], 1).astype(float) for _ in range(2))
@@ -133,7 +133,7 @@ def test_agreement_with_sacrebleu(damage: float) -> None:
     )
 
 
-def test_a_clear_one_tail_is_half_of_ours() -> None:
+def test_the_one_tailed_p_value_of_sacrebleu_is_half_of_ours() -> None:
     """Where every resampled difference has the same sign, sacrebleu's statistic is the upper tail of ours."""
     (a, references), (b, _) = text(1, 0.25, 150), text(2, 0.33, 150)
     metric = find_metric("chrf")
@@ -143,7 +143,7 @@ def test_a_clear_one_tail_is_half_of_ours() -> None:
     assert ours.p_value == pytest.approx(2 * scores["chrF2"][1].p_value, abs=0.02)
 
 
-def test_verdict_names_a_winner_only_when_there_is_one() -> None:
+def test_verdict_names_a_better_system_only_if_significant() -> None:
     names = ("attention", "bottleneck")
     assert verdict(PairedTestResult(0.4, -0.3, 1.1, 0.31), names) == "no significant difference (p = 0.31)"
     assert verdict(PairedTestResult(9.9, -1, 20, 0.05), names) == "no significant difference (p = 0.050)"
@@ -156,7 +156,7 @@ def test_verdict_names_a_winner_only_when_there_is_one() -> None:
     assert "p < 0.001" in verdict(PairedTestResult(-2.5, -3.5, -1.5, 0.0009, False), names)
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_input_is_named() -> None:
     with pytest.raises(InputError, match="2 of one system, 3 of the other"):
         paired_bootstrap(ExactMatch(), np.ones((2, 2)), np.ones((3, 2)), 10, 1)
     with pytest.raises(InputError, match="no lines"):

@@ -1,4 +1,4 @@
-"""Metrics agree with the libraries that define them, and their statistics add up over any set of lines."""
+"""Text metrics against sacrebleu and jiwer; additivity of their statistics."""
 
 import random
 
@@ -59,7 +59,7 @@ def total(metric: Metric, hypotheses: list[str], references: list[list[str]]) ->
 @pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", SACRE)
-def test_corpus_value_is_that_of_sacrebleu(name: str, seed: int, most: int) -> None:
+def test_corpus_score_equals_that_of_sacrebleu(name: str, seed: int, most: int) -> None:
     hypotheses, references = corpus(seed, most=most)
     metric, oracle = find_metric(name), SACRE[name]()
     expected = oracle.corpus_score(hypotheses, streams(references)).score
@@ -68,7 +68,7 @@ def test_corpus_value_is_that_of_sacrebleu(name: str, seed: int, most: int) -> N
 
 
 @pytest.mark.parametrize("name", SACRE)
-def test_edge_lines_are_scored_as_sacrebleu_does(name: str) -> None:
+def test_edge_cases_are_scored_as_by_sacrebleu(name: str) -> None:
     for hypotheses, references in [
         (["", ""], [["a b"], ["c"]]),
         (["a"], [["a"]]),  # shorter than every order of BLEU but the first
@@ -81,7 +81,7 @@ def test_edge_lines_are_scored_as_sacrebleu_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SACRE)
-def test_signature_names_the_number_of_references(name: str) -> None:
+def test_signature_has_the_number_of_references(name: str) -> None:
     metric = find_metric(name)
     assert "nrefs:1|" in metric.signature
     metric.statistics(["a", "b"], [["a", "c"], ["b", "d"]])
@@ -92,7 +92,7 @@ def test_signature_names_the_number_of_references(name: str) -> None:
 
 # The columns of macro_f1 follow the labels; how rare words are, for cider, follows from all lines.
 @pytest.mark.parametrize("name", [name for name in OF_TEXTS if name not in ("macro_f1", "cider")])
-def test_statistics_of_a_part_are_the_part_of_the_statistics(name: str) -> None:
+def test_statistics_of_a_subset_are_a_subset_of_the_statistics(name: str) -> None:
     hypotheses, references = corpus(7)
     metric = find_metric(name)
     rows = metric.statistics(hypotheses, references)
@@ -105,7 +105,7 @@ def test_statistics_of_a_part_are_the_part_of_the_statistics(name: str) -> None:
 # ROUGE sees nothing in another script, and no pair in one word: what a perfect output is, test_overlap.py says. What
 # cider gives to a perfect output follows from the set: test_consensus.py.
 @pytest.mark.parametrize("name", [name for name in OF_TEXTS if not name.startswith("rouge") and name != "cider"])
-def test_perfect_output_has_the_perfect_score(name: str) -> None:
+def test_perfect_output_has_the_best_score(name: str) -> None:
     _, references = corpus(3)
     first = [line[-1] for line in references]
     metric = find_metric(name)
@@ -117,7 +117,7 @@ def test_perfect_output_has_the_perfect_score(name: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(*[st.lists(st.sampled_from("ab c"), max_size=6).map("".join)] * 2), min_size=1, max_size=6))
-def test_error_rates_are_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
+def test_error_rates_equal_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
     pairs = [(h, r) for h, r in pairs if r.strip()]
     if not pairs:
         return
@@ -127,13 +127,13 @@ def test_error_rates_are_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
         assert total(find_metric(name), hypotheses, [[r] for r in references]) == pytest.approx(100 * value, abs=1e-9)
 
 
-def test_error_rate_takes_the_closest_reference() -> None:
+def test_error_rate_uses_the_closest_reference() -> None:
     assert find_metric("wer").statistics(["a b c"], [["x y z", "a b", "a b c d"]]).tolist() == [[1, 4]]
     assert find_metric("per").statistics(["K AE1 T"], [["K AE1 D"]]).tolist() == [[1, 3]]
     assert find_metric("cer").statistics(["kitten"], [["sitting"]]).tolist() == [[3, 7]]
 
 
-def test_error_rate_of_nothing() -> None:
+def test_error_rate_of_empty_references() -> None:
     assert total(find_metric("wer"), [""], [[""]]) == 0
     assert total(find_metric("wer"), ["a"], [[""]]) == 100
     assert total(find_metric("wer"), ["a b c d"], [["a"]]) == 300  # more than everything can be wrong
@@ -144,7 +144,7 @@ def test_exact_match() -> None:
     assert total(metric, ["a", "b", "c ", "d"], [["a"], ["x", "b"], ["c"], ["D"]]) == 50
 
 
-def test_a_plain_string_is_one_reference() -> None:
+def test_a_string_is_a_single_reference() -> None:
     for name in OF_TEXTS:
         metric = find_metric(name)
         np.testing.assert_array_equal(
@@ -153,14 +153,14 @@ def test_a_plain_string_is_one_reference() -> None:
 
 
 @pytest.mark.parametrize("name", OF_TEXTS)
-def test_bad_input_is_named(name: str) -> None:
+def test_invalid_input_is_named(name: str) -> None:
     with pytest.raises(InputError, match="2 hypotheses but 1 lines"):
         find_metric(name).statistics(["a", "b"], [["a"]])
     with pytest.raises(InputError, match="line 2 has no reference"):
         find_metric(name).statistics(["a", "b"], [["a"], []])
 
 
-def test_the_shelf() -> None:
+def test_the_metric_registry() -> None:
     for name, kind in METRICS.items():
         assert kind().name == name
         assert kind.__doc__

@@ -1,4 +1,4 @@
-"""Batches of round shapes, for passes that are recorded: the same loss and the same gradient as they had."""
+"""Captured training passes: padded shapes, gradients, capture and replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch_of(lengths: list[tuple[int, int]]) -> Batch:
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=30), st.integers(16, 2000))
-def test_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
+def test_padding_to_buckets_gives_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
     batch = batch_of(lengths)
     made = pad_to_bucket(batch, budget)
     assert made.source is not None
@@ -39,7 +39,7 @@ def test_few_shapes(lengths: list[tuple[int, int]], budget: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=9), st.integers(1, 30))
-def test_nothing_is_filled_up_beyond_the_last_place(lengths: list[tuple[int, int]], most: int) -> None:
+def test_padding_does_not_exceed_the_maximum_length(lengths: list[tuple[int, int]], most: int) -> None:
     batch = batch_of(lengths)
     made = pad_to_bucket(batch, 100, most)
     assert batch.source is not None
@@ -49,7 +49,7 @@ def test_nothing_is_filled_up_beyond_the_last_place(lengths: list[tuple[int, int
         assert after.values.size(1) % COLUMN_MULTIPLE == 0 or after.values.size(1) >= most
 
 
-def test_where_places_end() -> None:
+def test_maximum_length_of_positions() -> None:
     part = {"kind": "transformer", "width": 8, "heads": 2, "ff_width": 8}
     found = []
     for position in ({"kind": "learned", "longest": 600}, "sinusoidal"):
@@ -59,7 +59,7 @@ def test_where_places_end() -> None:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "convolutional", "recurrent"])
-def test_the_same_gradient(kind: str) -> None:
+def test_padded_batches_have_the_same_gradient(kind: str) -> None:
     torch.manual_seed(1)
     part = {"kind": kind, "width": 8, "dropout": 0.0, **({"heads": 2, "ff_width": 8} if kind == "transformer" else {})}
     recipe = complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
@@ -119,7 +119,7 @@ def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], graphs
 
 
-def test_a_shape_that_comes_again_is_recorded_and_adds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_shape_is_captured_and_accumulates_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     often, rare = batch_of([(3, 5), (9, 2)]), batch_of([(2, 2)])
     batches = [often, rare, often, often, often, rare]
     monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
@@ -133,7 +133,7 @@ def test_a_shape_that_comes_again_is_recorded_and_adds_the_same(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_every_update_begins_with_no_gradient(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_every_update_starts_from_zero_gradients(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The first pass writes over what is there, the others add to it; an update without any has none."""
     monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
     batches = [batch_of([(3, 5), (9, 2)])] * count
@@ -145,7 +145,7 @@ def test_every_update_begins_with_no_gradient(monkeypatch: pytest.MonkeyPatch, c
         torch.testing.assert_close(one, other)
 
 
-def test_the_first_recording_leaves_its_gradients_where_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_capture_keeps_its_gradient_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """And all others write theirs to the same places, so that whoever moves the weights finds them there."""
     monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
     copies = Counter[str]()
@@ -168,7 +168,7 @@ def counted(work: Any, calls: Counter[str], name: str) -> Any:
     return run
 
 
-def test_what_cannot_be_recorded_is_told_and_still_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_capture_is_reported_and_training_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(run: Pass, batch: Batch, factor: torch.Tensor, other: Any) -> None:
         run(batch, factor)  # half of it was added already
         raise RuntimeError("operation not permitted when stream is capturing")

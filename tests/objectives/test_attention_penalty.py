@@ -1,4 +1,4 @@
-"""The two penalties on attention against plain loops, and what they refuse."""
+"""Attention penalties against plain loops; refused models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def direct(kind: str, weights: torch.Tensor, batch: Batch) -> float:
 @pytest.mark.parametrize(
     ("decoder", "options"), [(RECURRENT, {}), (TRANSFORMER, {}), (TRANSFORMER, {"layer": 0, "head": 1})]
 )
-def test_penalty(kind, decoder, options):
+def test_attention_penalty_equals_its_formula(kind, decoder, options):
     model, batch = build(decoder), a_batch()
     found = AttentionPenalty(penalty=kind, weight=0.7, label_smoothing=0.1, **options)(model, batch)
     cross = model(batch, with_attention=True).attention.cross[:, options.get("layer", -1)]
@@ -60,7 +60,7 @@ def test_penalty(kind, decoder, options):
 
 
 @pytest.mark.parametrize("kind", ["doubly_stochastic", "coverage"])
-def test_slices_add_up(kind):
+def test_attention_penalty_is_a_sum_over_rows(kind):
     model, batch, objective = build(TRANSFORMER), a_batch(), AttentionPenalty(penalty=kind)
     objective(model, batch).total.backward()
     whole = [parameter.grad.clone() for parameter in model.parameters()]
@@ -73,7 +73,7 @@ def test_slices_add_up(kind):
         torch.testing.assert_close(parameter.grad, one, rtol=1e-4, atol=1e-5)
 
 
-def test_best_and_worst():
+def test_attention_penalty_of_best_and_worst_attention():
     """Each row once costs nothing; the same row each time costs all that it can."""
     once, again = torch.eye(3)[None], torch.eye(3)[:1].expand(1, 3, 3)
     mask = torch.ones(1, 3, dtype=torch.bool)
@@ -95,13 +95,13 @@ def test_best_and_worst():
         (TRANSFORMER, {"head": -3}, "2 layers of 2 heads"),
     ],
 )
-def test_refused_when_the_recipe_is_read(decoder, options, words):
+def test_unsuitable_models_are_refused_by_the_recipe(decoder, options, words):
     with pytest.raises(InputError, match=words) as told:
         build(decoder, kind="attention_penalty", **options)
     assert "training.objective" in str(told.value)
 
 
-def test_refused_at_the_first_batch():
+def test_a_model_without_attention_is_refused_at_the_first_batch():
     def model(batch: Batch, with_attention: bool = False) -> Step:
         return Step(torch.zeros(3, 4, SIZE), State({}, {}), Attention())
 

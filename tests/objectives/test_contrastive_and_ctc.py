@@ -1,4 +1,4 @@
-"""The contrastive loss and CTC, against torch, the formula and the sum over all paths."""
+"""Contrastive and CTC loss against torch, the formula and the sum over all paths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def different(rows: int) -> Batch:
 
 @trials(deadline=None, max_examples=30)
 @given(st.integers(1, 6), st.floats(0.05, 2), st.booleans(), st.integers(0, 99))
-def test_contrastive_is_its_formula(rows: int, temperature: float, symmetric: bool, seed: int) -> None:
+def test_contrastive_loss_equals_its_formula(rows: int, temperature: float, symmetric: bool, seed: int) -> None:
     torch.manual_seed(seed)
     one, other = torch.randn(2, rows, 5)
     objective = Contrastive(temperature=temperature, symmetric=symmetric)
@@ -45,7 +45,7 @@ def test_contrastive_is_its_formula(rows: int, temperature: float, symmetric: bo
     assert loss.parts["right"] == sum(int(line.argmax()) == number for number, line in enumerate(fit))
 
 
-def test_partners_that_are_alike_cost_nothing() -> None:
+def test_contrastive_loss_of_aligned_pairs_is_zero() -> None:
     summaries = torch.eye(4)
     # The length of a vector does not matter.
     found = Contrastive(temperature=0.01)(giving(summaries, 3 * summaries), different(4))
@@ -53,7 +53,7 @@ def test_partners_that_are_alike_cost_nothing() -> None:
     assert found.parts["right"] == 4
 
 
-def test_the_same_text_twice_is_no_negative() -> None:
+def test_equal_texts_are_not_negatives() -> None:
     """Two pairs with one target: neither must be told from the other, whatever their vectors."""
     one, other = torch.randn(2, 3, 5)
     twins = Batch(Padded.from_rows([[4, 2], [5, 2], [6, 2]]), Padded.from_rows([[1, 7, 2], [1, 7, 2], [1, 8, 9, 2]]))
@@ -64,7 +64,7 @@ def test_the_same_text_twice_is_no_negative() -> None:
     torch.testing.assert_close(loss.total, direct)
 
 
-def test_ctc_is_torchs_and_the_sum_over_all_paths() -> None:
+def test_ctc_loss_equals_that_of_torch_and_the_sum_over_all_paths() -> None:
     torch.manual_seed(1)
     logits = torch.randn(3, 5, 4, requires_grad=True)
     mask = torch.arange(5) < torch.tensor([5, 4, 3])[:, None]
@@ -90,7 +90,7 @@ def test_ctc_is_torchs_and_the_sum_over_all_paths() -> None:
     torch.testing.assert_close(sum(slices), loss.total)
 
 
-def test_ctc_tells_of_what_cannot_fit() -> None:
+def test_ctc_reports_targets_that_are_too_long() -> None:
     logits = torch.randn(3, 3, 4, requires_grad=True)
     target = Padded.from_rows([[1, 1, 1], [1, 2, 3], [1, 1]])
     loss = path_cost(logits.log_softmax(-1), torch.full((3,), 3), target)

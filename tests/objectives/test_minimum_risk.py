@@ -1,4 +1,4 @@
-"""Minimum risk: candidates, costs and the expectation, each against a direct computation."""
+"""Minimum risk training: candidates, costs and expected risk against direct computations."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def built(kind: str) -> Transducer:
 
 
 @given(IDS, IDS.filter(bool))
-def test_edits_are_jiwers(hypothesis: list[int], reference: list[int]) -> None:
+def test_edit_cost_equals_that_of_jiwer(hypothesis: list[int], reference: list[int]) -> None:
     found = jiwer.process_words(" ".join(map(str, reference)), " ".join(map(str, hypothesis)))
     edits = found.substitutions + found.deletions + found.insertions
     assert edit_cost(hypothesis, reference) * (len(reference) + 1) == pytest.approx(edits)
 
 
 @given(IDS, IDS)
-def test_f1_is_the_harmonic_mean(hypothesis: list[int], reference: list[int]) -> None:
+def test_f1_cost_is_the_harmonic_mean(hypothesis: list[int], reference: list[int]) -> None:
     rest, shared = list(reference), 0
     for token in hypothesis:
         if token in rest:
@@ -64,7 +64,7 @@ def test_f1_is_the_harmonic_mean(hypothesis: list[int], reference: list[int]) ->
     st.sampled_from([0.005, 0.5, 1.0]),
     st.sampled_from([0.3, 1.0]),
 )
-def test_minimum_risk_is_its_formula(kind: str, cost: str, sharpness: float, weight: float) -> None:
+def test_minimum_risk_equals_its_formula(kind: str, cost: str, sharpness: float, weight: float) -> None:
     model, batch = built(kind), TinyBatches(3).at(DataPosition())
     objective = MinimumRisk(samples=4, sharpness=sharpness, cost=cost, weight=weight)  # type: ignore[arg-type]
     torch.manual_seed(7)
@@ -99,7 +99,7 @@ def one_by_one(model: Transducer, batch: Batch, ids: tuple[int, ...]) -> float:
     return total
 
 
-def test_samples_do_not_depend_on_the_neighbours() -> None:
+def test_samples_do_not_depend_on_other_rows() -> None:
     model, batch, objective = built("recurrent"), TinyBatches(6).at(DataPosition()), MinimumRisk(samples=5)
     torch.manual_seed(1)
     together = objective._candidates(model, batch)
@@ -108,7 +108,7 @@ def test_samples_do_not_depend_on_the_neighbours() -> None:
     assert alone.ids == [one for one, owner in zip(together.ids, together.owners.tolist(), strict=True) if owner == 4]
 
 
-def test_risk_falls_when_it_is_made_small() -> None:
+def test_training_reduces_the_risk() -> None:
     model, batch = built("transformer"), TinyBatches(4).at(DataPosition())
     objective = MinimumRisk(samples=8, sharpness=0.5)
     optimiser = torch.optim.Adam(model.parameters(), 0.01)

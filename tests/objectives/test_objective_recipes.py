@@ -1,4 +1,4 @@
-"""Objectives from a recipe: every row trains, teachers are opened or refused, and resuming keeps the objective."""
+"""Objectives in recipes: training, teachers, options, resumption."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
     assert set(OBJECTIVES[kind].parts) <= told.keys()
 
 
-def test_a_teacher_is_opened_once_and_not_changed(pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
+def test_a_teacher_is_loaded_once_and_not_changed(pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
     before = transduce.load(teacher.run.folder).network.state_dict()
     student = recipe(pairs, {"kind": "distillation", "teacher": str(teacher.run.folder), "weight": 1.0})
     train(student, tmp_path / "run")
@@ -90,7 +90,7 @@ def test_a_teacher_is_opened_once_and_not_changed(pairs: Path, teacher: Training
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_what_is_no_teacher(pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
+def test_unsuitable_teachers_are_refused(pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs a teacher"):
         settle(recipe(pairs, {"kind": "distillation"}))
     with pytest.raises(InputError, match="not a run directory"):
@@ -101,13 +101,15 @@ def test_what_is_no_teacher(pairs: Path, teacher: TrainingResult, tmp_path: Path
         train(other, tmp_path / "run")
 
 
-def test_a_teacher_is_named_in_full(pairs: Path, teacher: TrainingResult, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_teacher_path_is_stored_as_an_absolute_path(
+    pairs: Path, teacher: TrainingResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(teacher.run.folder.parent)
     settled = settle(recipe(pairs, {"kind": "distillation", "teacher": "run"}))
     assert settled.training.objective["teacher"] == str(teacher.run.folder)
 
 
-def test_a_run_goes_on_with_the_objective_it_began_with(pairs: Path, tmp_path: Path) -> None:
+def test_resume_with_another_objective_is_refused(pairs: Path, tmp_path: Path) -> None:
     train(recipe(pairs, {"kind": "r_drop", "weight": 2.0}), tmp_path / "run")
     with pytest.raises(InputError, match=r"training\.objective\.weight was 2\.0"):
         train(recipe(pairs, {"kind": "r_drop"}), tmp_path / "run", resume=True)
@@ -117,7 +119,7 @@ def refused(_: str) -> torch.nn.Module:
     raise AssertionError("no teacher was asked for")
 
 
-def test_options_reach_the_objective() -> None:
+def test_recipe_options_are_passed_to_the_objective() -> None:
     def made(spec: dict[str, Any]) -> Any:
         return build.build_objective(build.complete_objective(spec, "here"), refused)
 
@@ -149,12 +151,12 @@ def test_options_reach_the_objective() -> None:
         ({"kind": 3}, "kind"),
     ],
 )
-def test_bad_options_are_named(spec: dict[str, Any], told: str) -> None:
+def test_invalid_options_are_named(spec: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         build.complete_recipe(parse({"model": {"encoder": PART, "decoder": PART}, "training": {"objective": spec}}))
 
 
-def test_own_objective(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_objective_from_a_user_file(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     train(recipe(pairs, {"kind": "mine:Louder"}), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Objectives: the sums they give, against torch and against the formula."""
+"""Objectives against torch and their formulas."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def cases(draw: st.DrawFn) -> tuple[Batch, Tensor]:
 
 @trials(deadline=None)
 @given(cases(), st.sampled_from([0.0, 0.1, 0.5]))
-def test_cross_entropy_is_torchs_and_the_formulas(case: tuple[Batch, Tensor], smoothing: float) -> None:
+def test_cross_entropy_equals_that_of_torch_and_its_formula(case: tuple[Batch, Tensor], smoothing: float) -> None:
     batch, logits = case
     logits.requires_grad_()
     objective = CrossEntropy(label_smoothing=smoothing)
@@ -117,7 +117,7 @@ def test_every_objective_is_a_sum_over_rows(name: str) -> None:
     assert whole.total.requires_grad
 
 
-def test_half_precision_logits_are_summed_in_single_precision() -> None:
+def test_bf16_logits_are_summed_in_single_precision() -> None:
     batch = TinyBatches(4).at(DataPosition())
     model = TinyModel()
     logits = model(batch).logits
@@ -128,7 +128,7 @@ def test_half_precision_logits_are_summed_in_single_precision() -> None:
 
 @trials(deadline=None, max_examples=30)
 @given(cases(), st.floats(0, 9), st.integers(0, 99))
-def test_r_drop_is_its_formula(case: tuple[Batch, Tensor], weight: float, seed: int) -> None:
+def test_r_drop_equals_its_formula(case: tuple[Batch, Tensor], weight: float, seed: int) -> None:
     batch, first = case
     torch.manual_seed(seed)
     second = first + torch.randn_like(first)
@@ -144,7 +144,7 @@ def test_r_drop_is_its_formula(case: tuple[Batch, Tensor], weight: float, seed: 
     assert loss.total.item() == pytest.approx(nll + weight * apart / 2, rel=1e-4, abs=1e-4)
 
 
-def test_r_drop_needs_two_different_passes() -> None:
+def test_r_drop_needs_dropout() -> None:
     batch = TinyBatches(4).at(DataPosition())
     plain, dropped = TinyModel(), TinyModel(dropout=0.4)
     assert RDrop()(plain, batch).parts["divergence"].item() == pytest.approx(0, abs=1e-5)
@@ -169,7 +169,7 @@ class Recorder(nn.Module):
 
 
 @pytest.mark.parametrize("kind", sorted(PARTS))
-def test_scheduled_sampling_reads_its_own_predictions(kind: str) -> None:
+def test_scheduled_sampling_feeds_back_predictions(kind: str) -> None:
     model, batch = Recorder(built(kind)), TinyBatches(5).at(DataPosition())
     loss = ScheduledSampling(rate=1.0, label_smoothing=0.0)(model, batch)
     first, second = model.given
@@ -189,7 +189,7 @@ def test_scheduled_sampling_reads_its_own_predictions(kind: str) -> None:
     torch.testing.assert_close(loss.total, direct)
 
 
-def test_scheduled_sampling_mixes_by_its_rate() -> None:
+def test_scheduled_sampling_replaces_tokens_at_its_rate() -> None:
     batch = TinyBatches(200).at(DataPosition())
     assert batch.target is not None
     for rate in (0.0, 0.3, 1.0):
@@ -206,7 +206,7 @@ def test_scheduled_sampling_mixes_by_its_rate() -> None:
 
 
 @pytest.mark.parametrize("name", ["scheduled_sampling", "minimum_risk"])
-def test_a_pass_without_gradient_does_not_starve_the_next_one(name: str) -> None:
+def test_a_pass_without_gradients_does_not_affect_the_next_one(name: str) -> None:
     """Autocast keeps the weights it has cast: those of the first pass carry no gradient."""
     model, batch = built("transformer"), TinyBatches(4).at(DataPosition())
     with torch.autocast("cpu", torch.bfloat16):
@@ -217,7 +217,9 @@ def test_a_pass_without_gradient_does_not_starve_the_next_one(name: str) -> None
 
 @trials(deadline=None, max_examples=30)
 @given(cases(), st.floats(0.5, 4), st.floats(0, 1), st.integers(0, 99))
-def test_distillation_is_its_formula(case: tuple[Batch, Tensor], temperature: float, weight: float, seed: int) -> None:
+def test_distillation_equals_its_formula(
+    case: tuple[Batch, Tensor], temperature: float, weight: float, seed: int
+) -> None:
     batch, logits = case
     torch.manual_seed(seed)
     taught = torch.randn_like(logits)
@@ -231,7 +233,7 @@ def test_distillation_is_its_formula(case: tuple[Batch, Tensor], temperature: fl
     assert loss.total.item() == pytest.approx(total, rel=1e-4, abs=1e-4)
 
 
-def test_a_teacher_is_not_taught() -> None:
+def test_the_teacher_gets_no_gradient() -> None:
     teacher, student = TinyModel(seed=1), TinyModel(seed=2)
     batch = TinyBatches(4).at(DataPosition())
     Distillation(teacher, weight=1.0)(student, batch).total.backward()
@@ -256,7 +258,7 @@ def linked(rows: int) -> Batch:
 
 @pytest.mark.parametrize("kind", sorted(PARTS))
 @pytest.mark.parametrize("head", [None, 0])
-def test_guided_alignment_is_its_formula(kind: str, head: int | None) -> None:
+def test_guided_alignment_equals_its_formula(kind: str, head: int | None) -> None:
     model, batch = built(kind), linked(5)
     objective = GuidedAlignment(weight=2.0, head=head)
     loss = objective(model, batch)
@@ -276,7 +278,7 @@ def test_guided_alignment_is_its_formula(kind: str, head: int | None) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(PARTS))
-def test_attention_learns_from_links_alone(kind: str) -> None:
+def test_attention_learns_from_alignment_links_alone(kind: str) -> None:
     model, batch = built(kind), linked(12)
     objective = GuidedAlignment(weight=100.0)
     optimiser = torch.optim.Adam(model.parameters(), 0.02)
@@ -290,6 +292,6 @@ def test_attention_learns_from_links_alone(kind: str) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_guided_alignment_says_what_is_missing() -> None:
+def test_guided_alignment_reports_missing_alignments() -> None:
     with pytest.raises(InputError, match="links"):
         GuidedAlignment()(built("transformer"), TinyBatches(2).at(DataPosition()))

@@ -1,7 +1,4 @@
-"""Drawn attention: its gradient, in the mean over all draws, is that of the expected loss; it learns; it resumes.
-
-The entropy of what is drawn from is that of the definition, and so is its gradient.
-"""
+"""REINFORCE for sampled attention: gradient estimator, baseline, entropy bonus, learning, resumption."""
 
 from __future__ import annotations
 
@@ -99,7 +96,7 @@ def means(model, objective, monkeypatch) -> tuple[torch.Tensor, torch.Tensor, fl
 
 
 @pytest.mark.parametrize("context", CONTEXT_MECHANISMS)
-def test_the_mean_is_the_gradient_of_the_expected_loss(context, monkeypatch):
+def test_mean_over_samples_is_the_gradient_of_the_expected_loss(context, monkeypatch):
     model = build(CONTEXT_MECHANISMS[context])
     exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
     assert_close(mean, exact, rtol=1e-4, atol=1e-5)
@@ -126,7 +123,7 @@ def fit(baseline: torch.nn.Module, objective: Reinforce, model) -> None:
         optimiser.step()
 
 
-def test_step_is_exact_where_nothing_depends_on_a_draw_later(monkeypatch):
+def test_step_baseline_is_exact_without_later_dependence(monkeypatch):
     """Without input feeding a step alone is rewarded: the same mean, less noise. With it, the mean is another."""
     model = build(UNFED)
     exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
@@ -138,7 +135,7 @@ def test_step_is_exact_where_nothing_depends_on_a_draw_later(monkeypatch):
     assert not torch.allclose(mean, exact, rtol=1e-2, atol=1e-3)
 
 
-def test_rows_are_drawn_as_often_as_they_are_probable():
+def test_sampling_frequencies_equal_the_probabilities():
     torch.manual_seed(1)
     scores, mask = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([True, True, True, False])
     weights = StochasticHard().train()(scores.expand(20000, 1, 4), mask)
@@ -148,7 +145,7 @@ def test_rows_are_drawn_as_often_as_they_are_probable():
     assert StochasticHard().eval()(scores[None], mask).tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 
-def test_weights_carry_the_gradient_of_the_choice():
+def test_sampled_weights_have_the_score_function_gradient():
     scores = torch.randn(5, dtype=torch.double, requires_grad=True)
     weights = StochasticHard().eval()(scores[None], None)
     (found,) = torch.autograd.grad(weights.sum(), scores)
@@ -156,7 +153,7 @@ def test_weights_carry_the_gradient_of_the_choice():
     assert_close(found, wanted)
 
 
-def test_entropy_is_that_of_the_definition():
+def test_entropy_equals_its_definition():
     mask = torch.tensor([True, True, False])
     found = StochasticHard().entropy(torch.tensor([[0.0, math.log(3), 9.0]]), mask)
     assert_close(found, torch.tensor([0.25 * math.log(4) + 0.75 * math.log(4 / 3)]))
@@ -167,7 +164,7 @@ def test_entropy_is_that_of_the_definition():
     assert Softmax().entropy(torch.zeros(1, 3), None) is None
 
 
-def test_entropy_has_the_gradient_of_finite_differences():
+def test_entropy_gradient_equals_finite_differences():
     scores = torch.randn(2, 3, 4, dtype=torch.double, requires_grad=True)
     mask = torch.tensor([[[True, True, False, True]], [[True, False, True, True]]])
     assert torch.autograd.gradcheck(lambda x: StochasticHard().entropy(x, mask), (scores,))
@@ -177,7 +174,7 @@ def test_entropy_has_the_gradient_of_finite_differences():
 
 
 @pytest.mark.parametrize("context", CONTEXT_MECHANISMS)
-def test_the_objective_raises_the_entropy_of_every_step(context, monkeypatch):
+def test_the_objective_increases_the_entropy_of_every_step(context, monkeypatch):
     """With the draws of one path: what is told is the entropy of the scores that were drawn from, and the gradient of
     the objective along some direction is changed by just its finite difference."""
     model, seen = build(CONTEXT_MECHANISMS[context]).double(), []
@@ -239,7 +236,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("decoder", "objective", "more", "words"), REFUSED)
-def test_what_cannot_work_is_refused(decoder, objective, more, words):
+def test_unsuitable_recipes_are_refused(decoder, objective, more, words):
     model = {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "recurrent", **decoder}, **more}
     with pytest.raises(InputError) as told:
         complete_recipe(parse({"tokens": {"shared": True}, "model": model, "training": {"objective": objective}}))
@@ -287,7 +284,7 @@ def learn(weight: float, entropy: float, steps: int = 400) -> float:
 
 
 @pytest.mark.slow
-def test_learns():
+def test_sampled_attention_learns_with_reward_only():
     assert learn(weight=1.0, entropy=0.3) >= 95
     assert learn(weight=0.0, entropy=0.3) <= 50  # without reward the draws learn nothing
 
@@ -316,7 +313,7 @@ def a_recipe(folder, steps: int) -> dict:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_a_resumed_reinforce_run_equals_an_uninterrupted_one(tmp_path):
     recipe = a_recipe(tmp_path, 8)
     straight = train(recipe, tmp_path / "straight")
     short = {**recipe, "training": {**recipe["training"], "steps": 4}}

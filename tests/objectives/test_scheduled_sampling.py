@@ -1,4 +1,4 @@
-"""An objective knows the update: scheduled sampling grows its rate as the paper says, also when a run is resumed."""
+"""Scheduled sampling: growth of the sampling rate, also in a resumed run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def rates(steps: int, **options: object) -> list[float]:
     return [objective.at_step(step, steps).rate for step in range(1, steps + 1)]
 
 
-def test_linear_growth() -> None:
+def test_linear_growth_of_the_sampling_rate() -> None:
     assert rates(4, rate=0.4, growth="linear") == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert rates(4, rate=0.4, growth="linear", over=0.5) == pytest.approx([0.2, 0.4, 0.4, 0.4])
     assert rates(3, rate=0.4) == [0.4, 0.4, 0.4]
 
 
 @given(st.integers(20, 10_000), st.floats(0.1, 1))
-def test_the_inverse_sigmoid_is_the_papers(steps: int, over: float) -> None:
+def test_inverse_sigmoid_growth_equals_the_formula_of_the_paper(steps: int, over: float) -> None:
     """1 - k / (k + exp(i / k)) for one k at every update, half-way in the middle of `over`."""
     objective = ScheduledSampling(rate=1.0, growth="sigmoid", over=over)
     middle = max(over * steps / 2, 1.0)
@@ -46,7 +46,7 @@ def test_the_inverse_sigmoid_is_the_papers(steps: int, over: float) -> None:
 
 
 @given(st.sampled_from(["linear", "sigmoid"]), st.integers(1, 300), st.floats(0, 1), st.floats(0.05, 1))
-def test_it_grows_and_never_passes_the_rate(growth: str, steps: int, rate: float, over: float) -> None:
+def test_the_sampling_rate_grows_up_to_its_limit(growth: str, steps: int, rate: float, over: float) -> None:
     found = rates(steps, rate=rate, growth=growth, over=over)
     assert all(0 <= one <= other <= rate + 1e-12 for one, other in itertools.pairwise(found))
 
@@ -71,7 +71,7 @@ class Other(CrossEntropy):
         return super().__call__(model, batch)
 
 
-def test_training_tells_the_update_and_uses_what_it_gets(tmp_path: Path) -> None:
+def test_training_uses_the_objective_of_each_update(tmp_path: Path) -> None:
     Other.seen, diary = 0, Diary()
     for steps in (3, 5):  # the second goes on
         train(
@@ -82,6 +82,6 @@ def test_training_tells_the_update_and_uses_what_it_gets(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("options", [{"growth": "fast"}, {"over": 0.0}, {"over": 1.5}])
-def test_bad_options_are_named(options: dict[str, object]) -> None:
+def test_invalid_options_are_named(options: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(options))):
         complete_objective({"kind": "scheduled_sampling", **options}, "recipe")

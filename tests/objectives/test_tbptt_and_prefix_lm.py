@@ -1,4 +1,4 @@
-"""Truncated back-propagation: the loss of the plain cross-entropy, and a gradient that ends where a window begins."""
+"""Truncated back-propagation through time and the prefix language-model objective."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def gradient(objective: Any, model: nn.Module, batch: Batch) -> tuple[Tensor, li
 
 @pytest.mark.parametrize("kind", PARTS)
 @pytest.mark.parametrize("encoder", [False, True])
-def test_the_value_is_that_of_cross_entropy(kind: str, encoder: bool) -> None:
+def test_tbptt_loss_equals_cross_entropy(kind: str, encoder: bool) -> None:
     model, batch = built(kind, encoder), text()
     batch = with_source(batch) if encoder else batch
     expected, whole = gradient(CrossEntropy(label_smoothing=0.1), model, batch)
@@ -75,7 +75,7 @@ def test_the_value_is_that_of_cross_entropy(kind: str, encoder: bool) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])
-def test_the_gradient_is_that_of_a_network_whose_state_is_cut(window: int) -> None:
+def test_tbptt_gradient_equals_that_of_a_detached_state(window: int) -> None:
     """The oracle is torch's own GRU with the same weights, its state detached between windows."""
     model, batch = built("gru"), text()
     decoder: Any = model.decoder
@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_a_network_whose_state_is_cut(window: int) -> No
     torch.testing.assert_close(decoder.rnn.layers[1].weight_ih_l0.grad, own.weight_ih_l1.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_the_stream_holds_both_sides() -> None:
+def test_prefix_lm_stream_contains_source_and_target() -> None:
     batch = with_source(text())
     whole = joined(batch)
     assert whole.source is None
@@ -117,7 +117,7 @@ def test_the_stream_holds_both_sides() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gru", "transformer"])
-def test_the_loss_of_the_stream_is_that_of_source_and_target(kind: str) -> None:
+def test_prefix_lm_loss_is_that_of_source_and_target(kind: str) -> None:
     model, batch = built(kind), with_source(text())
     with torch.no_grad():
         target = CrossEntropy(label_smoothing=0.0)(model, batch)

@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass: the same gradients, to the bit, from less memory."""
+"""Gradient checkpointing: the same gradients with fewer stored activations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def update_of(gradient_checkpointing: bool, layers: int = 2, kind: str = "transf
     return Update(model, optimiser, CrossEntropy(), recipe.training, Processes(), torch.device("cpu"))
 
 
-def test_same_weights_after_updates_with_dropout():
+def test_gradient_checkpointing_gives_the_same_weights_with_dropout():
     batch, weights = batch_of(5, 7), []
     for asked in (False, True):
         update = update_of(asked)
@@ -50,7 +50,7 @@ def test_same_weights_after_updates_with_dropout():
         assert torch.equal(weight, weights[1][name]), name
 
 
-def test_less_is_kept():
+def test_gradient_checkpointing_stores_fewer_activations():
     def kept(asked: bool) -> int:
         update, batch = update_of(asked, layers=6), batch_of(16, 40)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
@@ -65,6 +65,6 @@ def test_less_is_kept():
     assert kept(True) < kept(False) / 2
 
 
-def test_models_without_blocks_say_so():
+def test_gradient_checkpointing_of_recurrent_models_is_refused():
     with pytest.raises(InputError, match="no Transformer blocks"):
         update_of(True, kind="recurrent")

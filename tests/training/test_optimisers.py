@@ -1,4 +1,4 @@
-"""Optimisers and schedules: closed forms, torch's own schedulers, and a memory that survives being written down."""
+"""Optimisers and schedules against closed forms and torch; optimiser state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def steps_of(model: TinyModel, optimiser: torch.optim.Optimizer, first: int, las
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_step_is_the_textbook_step(kind: str) -> None:
+def test_one_step_equals_the_textbook_formula(kind: str) -> None:
     settings = OptimiserRecipe(kind=kind, learning_rate=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2)  # type: ignore[arg-type]
     model = torch.nn.Linear(3, 2)
     before = {name: p.detach().double() for name, p in model.named_parameters()}
@@ -56,7 +56,7 @@ def test_one_step_is_the_textbook_step(kind: str) -> None:
         torch.testing.assert_close(parameter.double(), new, rtol=1e-5, atol=1e-6)
 
 
-def test_only_matrices_are_decayed() -> None:
+def test_weight_decay_applies_to_matrices_only() -> None:
     model = TinyModel()
     optimiser = build_optimiser(OptimiserRecipe(weight_decay=0.5), model)
     decayed = {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
@@ -65,7 +65,7 @@ def test_only_matrices_are_decayed() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_written_down_and_restored_goes_on_bit_for_bit(kind: str) -> None:
+def test_a_restored_optimiser_state_continues_bit_for_bit(kind: str) -> None:
     settings = OptimiserRecipe(kind=kind)  # type: ignore[arg-type]
     whole, broken = TinyModel(), TinyModel()
     steps_of(whole, build_optimiser(settings, whole), 0, 6)
@@ -84,7 +84,7 @@ def shares(kind: str, steps: int, **options: float) -> list[float]:
     return [schedule_factor(step, steps, settings, Plateau()) for step in range(1, steps + 1)]
 
 
-def test_inverse_sqrt_closed_form() -> None:
+def test_inverse_sqrt_schedule_equals_its_closed_form() -> None:
     values = shares("inverse_sqrt", 100, warmup=16)
     assert values[15] == 1.0 == max(values)
     assert values[7] == 0.5
@@ -94,7 +94,7 @@ def test_inverse_sqrt_closed_form() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
-def test_schedules_are_torchs(kind: str) -> None:
+def test_schedules_equal_those_of_torch(kind: str) -> None:
     """Without warm-up; torch counts from 0, where no update was made yet."""
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler: torch.optim.lr_scheduler.LRScheduler
@@ -112,9 +112,7 @@ def test_schedules_are_torchs(kind: str) -> None:
 
 @trials(deadline=None)
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(0, 40), st.integers(1, 80), st.floats(0, 0.9))
-def test_every_schedule_warms_up_and_stays_between_zero_and_one(
-    kind: str, warmup: int, steps: int, floor: float
-) -> None:
+def test_schedules_warm_up_and_stay_between_zero_and_one(kind: str, warmup: int, steps: int, floor: float) -> None:
     values = shares(kind, steps, warmup=warmup, floor=floor)
     assert all(0 <= value <= 1 for value in values)
     for step, value in enumerate(values[:warmup], 1):
@@ -125,7 +123,7 @@ def test_every_schedule_warms_up_and_stays_between_zero_and_one(
 
 @trials(deadline=None)
 @given(st.lists(st.floats(0, 10) | st.just(math.nan), max_size=30), st.booleans(), st.integers(0, 3))
-def test_plateau_lowers_when_torchs_does(values: list[float], lower: bool, patience: int) -> None:
+def test_plateau_schedule_equals_that_of_torch(values: list[float], lower: bool, patience: int) -> None:
     settings = ScheduleRecipe(kind="plateau", factor=0.5, patience=patience, floor=0.1)
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     reference = torch.optim.lr_scheduler.ReduceLROnPlateau(
@@ -138,7 +136,7 @@ def test_plateau_lowers_when_torchs_does(values: list[float], lower: bool, patie
         assert plateau.factor == pytest.approx(optimiser.param_groups[0]["lr"])
 
 
-def test_set_rate_reaches_every_group() -> None:
+def test_learning_rate_is_set_in_every_group() -> None:
     optimiser = build_optimiser(OptimiserRecipe(weight_decay=0.1), TinyModel())
     set_learning_rate(optimiser, 0.25)
     assert [group["lr"] for group in optimiser.param_groups] == [0.25, 0.25]

@@ -1,4 +1,4 @@
-"""`training.packing`: several pairs in a row from the recipe on, settled once, and the same when a run goes on."""
+"""Training with packed batches (`training.packing`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_batch_size import asked
+from test_batch_size import small_recipe
 from torch.testing import assert_close
 
 from transduce.data.prepare import prepare_data, train_tokenizers
@@ -23,8 +23,8 @@ def changed(recipe: Recipe, **training: Any) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
 
 
-def test_a_run_that_is_stopped_and_goes_on_is_the_same_run(tmp_path: Path) -> None:
-    recipe = changed(asked(tmp_path), packing=True, batch_tokens=600, steps=6, checkpoint_every=3)
+def test_a_resumed_packed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    recipe = changed(small_recipe(tmp_path), packing=True, batch_tokens=600, steps=6, checkpoint_every=3)
     whole = train(recipe, tmp_path / "whole").model.network.state_dict()
     train(changed(recipe, steps=3), tmp_path / "parts")
     parts = train(changed(recipe, packing="auto"), tmp_path / "parts", resume=True).model.network.state_dict()
@@ -33,11 +33,11 @@ def test_a_run_that_is_stopped_and_goes_on_is_the_same_run(tmp_path: Path) -> No
         assert torch.equal(weight, parts[name])
 
 
-def test_what_is_packed_learns_what_is_padded(tmp_path: Path) -> None:
-    """One update over all pairs: the same weights, packed in one piece, packed in three, and padded."""
+def test_packed_and_padded_batches_give_the_same_update(tmp_path: Path) -> None:
+    """One update over all pairs: packed in one micro-batch, packed in three, and padded."""
     found = []
-    for number, ways in enumerate(({"packing": True}, {"packing": True, "accumulate": 3}, {"packing": False})):
-        recipe = changed(asked(tmp_path), batch_tokens=4096, steps=1, **ways)
+    for number, options in enumerate(({"packing": True}, {"packing": True, "accumulate": 3}, {"packing": False})):
+        recipe = changed(small_recipe(tmp_path), batch_tokens=4096, steps=1, **options)
         assert recipe.model.encoder is not None
         assert recipe.model.decoder is not None
         recipe.model.encoder["dropout"] = recipe.model.decoder["dropout"] = 0.0
@@ -46,34 +46,29 @@ def test_what_is_packed_learns_what_is_padded(tmp_path: Path) -> None:
         assert_close(found[0], other, atol=1e-5, rtol=1e-3)
 
 
-def test_where_nothing_is_recorded_auto_is_no(tmp_path: Path) -> None:
-    train(changed(asked(tmp_path), steps=1), tmp_path / "run")
-    assert Run(tmp_path / "run").recipe().training.packing is False
-
-
-def settled(recipe: Recipe, objective: Any = None, device: str = "cuda") -> bool | str:
+def resolved_packing(recipe: Recipe, objective: Any = None, device: str = "cuda") -> bool | str:
     tokenizers = train_tokenizers(recipe)
     data = prepare_data(recipe, tokenizers)
     made = with_packing(recipe, tokenizers, data, objective or CrossEntropy(), torch.device(device))
     return made.training.packing
 
 
-def test_where_passes_are_recorded_auto_is_yes(tmp_path: Path) -> None:
-    recipe = changed(asked(tmp_path), batch_tokens=4096)
-    assert settled(recipe) is True
-    assert settled(recipe, device="cpu") is False
-    assert settled(changed(recipe, cuda_graphs=False)) is False
-    assert settled(changed(recipe, packing=False)) is False
+def test_auto_packing_applies_with_cuda_graphs_and_fused_attention(tmp_path: Path) -> None:
+    recipe = changed(small_recipe(tmp_path), batch_tokens=4096)
+    assert resolved_packing(recipe) is True
+    assert resolved_packing(recipe, device="cpu") is False
+    assert resolved_packing(changed(recipe, cuda_graphs=False)) is False
+    assert resolved_packing(changed(recipe, packing=False)) is False
     kinds = {"position": {"rotary": True, "learned": True, "relative": False, "alibi": False}}
     kinds |= {"normaliser": {"softmax": True, "sparsemax": False}, "score": {"scaled_dot": True, "mlp": False}}
     for option, names in kinds.items():
-        for name, pays in names.items():
-            assert settled(with_parts(recipe, kind="transformer", **{option: name})) is pays
-    assert settled(changed(with_parts(recipe, kind="transformer", position="alibi"), packing=True)) is True
+        for name, packed in names.items():
+            assert resolved_packing(with_parts(recipe, kind="transformer", **{option: name})) is packed
+    assert resolved_packing(changed(with_parts(recipe, kind="transformer", position="alibi"), packing=True)) is True
 
 
-def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
-    recipe = changed(asked(tmp_path), batch_tokens=4096, packing=True)
+def test_packing_is_refused_with_the_reason(tmp_path: Path) -> None:
+    recipe = changed(small_recipe(tmp_path), batch_tokens=4096, packing=True)
     short = {"kind": "learned", "longest": 40}
     cases: list[tuple[Recipe, Any, str]] = [
         (changed(recipe, batch_tokens=200), None, "200 tokens are not one row"),
@@ -84,9 +79,9 @@ def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
     ]
     for one, objective, reason in cases:
         with pytest.raises(InputError, match=reason) as error:
-            settled(one, objective)
+            resolved_packing(one, objective)
         assert "false" in (error.value.remedy or "")
-        assert settled(changed(one, packing="auto"), objective) is False
+        assert resolved_packing(changed(one, packing="auto"), objective) is False
 
 
 def with_parts(recipe: Recipe, **options: Any) -> Recipe:
@@ -101,8 +96,8 @@ def with_parts(recipe: Recipe, **options: Any) -> Recipe:
     return settle(recipe.model_copy(update={"model": model, "data": data}))
 
 
-def test_dropout_of_merges_is_not_packed(tmp_path: Path) -> None:
-    recipe = changed(asked(tmp_path), batch_tokens=4096, packing=True)
+def test_packing_with_bpe_dropout_is_refused(tmp_path: Path) -> None:
+    recipe = changed(small_recipe(tmp_path), batch_tokens=4096, packing=True)
     tokenizers = train_tokenizers(recipe)
     data = prepare_data(recipe, tokenizers)
     side = recipe.tokens.source.model_copy(update={"dropout": 0.1})

@@ -1,4 +1,4 @@
-"""The report: each update once in the log, whatever lives the run had."""
+"""Training report: log entries, progress bar, TensorBoard, learning curves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shown(made: RunReport) -> str:
     return made.console.file.getvalue()
 
 
-def test_a_line_has_what_the_log_promises(tmp_path: Path) -> None:
+def test_log_entries_have_the_documented_fields(tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
         told.log(line(1))
@@ -46,7 +46,7 @@ def test_a_line_has_what_the_log_promises(tmp_path: Path) -> None:
     assert event == {"kind": "event", "event": "skipped", "step": 2, "text": "update skipped"}
 
 
-def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
+def test_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
         told.log(line(3))
@@ -57,7 +57,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
     assert "step 3  development  loss 1.5\n" in text
 
 
-def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
+def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     with report(tmp_path, terminal=True) as told:
         told.start(2, 10, 0)
         told.advance(3)
@@ -67,7 +67,7 @@ def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
     assert "loss 2.000" in text
 
 
-def test_on_resume_every_step_stands_once(tmp_path: Path) -> None:
+def test_each_step_is_logged_once_after_a_resume(tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
         for step in range(1, 8):
@@ -87,7 +87,7 @@ def test_on_resume_every_step_stands_once(tmp_path: Path) -> None:
     assert [item["step"] for item in log_lines if item["kind"] == "validation"] == [2, 4]
 
 
-def test_a_skipped_update_has_no_loss(tmp_path: Path) -> None:
+def test_a_skipped_update_is_logged_without_a_loss(tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
         told.log(LogEntry(1, 0, None, {}, 1e-3, math.nan, 0.0, 0.0, 1.0, 1))
@@ -95,13 +95,13 @@ def test_a_skipped_update_has_no_loss(tmp_path: Path) -> None:
     assert content["loss"] is content["gradient_norm"] is content["perplexity"] is None
 
 
-def test_tensorboard_is_named_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_is_reported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match=r"transduce\[tensorboard\]"):
         RunReport(tmp_path, tensorboard=True)
 
 
-def test_tensorboard_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_receives_training_and_validation_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[str, tuple[float, int]] = {}
 
     class Writer:
@@ -126,7 +126,7 @@ def test_tensorboard_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("validated", [True, False])
-def test_curves_are_drawn(validated: bool, tmp_path: Path) -> None:
+def test_learning_curves_are_drawn(validated: bool, tmp_path: Path) -> None:
     with report(tmp_path) as told:
         told.start(0, 10, 0)
         for step in range(1, 6):
@@ -138,7 +138,7 @@ def test_curves_are_drawn(validated: bool, tmp_path: Path) -> None:
     assert (tmp_path / "pictures" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_silence_is_broken_by_damage_alone() -> None:
+def test_silent_report_warns_of_damaged_checkpoints_only() -> None:
     silent: Report = SilentReport()
     silent.start(0, 1, 0)
     silent.log(line(1))
@@ -147,7 +147,7 @@ def test_silence_is_broken_by_damage_alone() -> None:
         silent.event("damaged", 1, "step 5 is damaged")
 
 
-def test_durations() -> None:
+def test_durations_are_formatted() -> None:
     assert [duration(seconds) for seconds in (0, 59.6, 61, 3600, 86399)] == [
         "0:00",
         "1:00",

@@ -1,4 +1,4 @@
-"""CIDEr-D against its equation written out once more, and BLEU of other orders against sacrebleu's own score."""
+"""CIDEr-D against its equation, and BLEU of lower order against sacrebleu."""
 
 import math
 
@@ -42,13 +42,13 @@ def cider_d(pairs) -> float:
 
 
 @given(SETS)
-def test_cider_is_its_equation(pairs):
+def test_cider_equals_its_equation(pairs):
     metric = find_metric("cider")
     rows = metric.statistics([said for said, _ in pairs], [references for _, references in pairs])
     assert metric.value(rows.sum(0)) == pytest.approx(cider_d(pairs), abs=1e-6)
 
 
-def test_what_is_said_of_everything_counts_nothing_and_what_is_said_again_no_more():
+def test_cider_ignores_ubiquitous_ngrams_and_clips_repetitions():
     metric = find_metric("cider")
 
     def score(*said: str) -> float:
@@ -62,7 +62,7 @@ def test_what_is_said_of_everything_counts_nothing_and_what_is_said_again_no_mor
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @given(SETS)
-def test_bleu_of_another_order_is_sacrebleus(order, pairs):
+def test_bleu_of_lower_order_equals_that_of_sacrebleu(order, pairs):
     metric = find_metric(f"bleu{order}")
     said, references = [one for one, _ in pairs], [lines for _, lines in pairs]
     most = max(map(len, references))
