@@ -1,4 +1,4 @@
-"""Every extension point on one page: what a new part takes and gives.
+"""Contracts of all extension points.
 
 Constructors follow one rule, which lets a recipe reach every part without a settings class: positional parameters
 are finished parts and sizes that `build.py` supplies; keyword-only parameters are the options a user may write in
@@ -8,7 +8,7 @@ a recipe, with their types, ranges and defaults stated once, in the signature.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -17,6 +17,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
+from transduce.errors import InputError
 from transduce.flow import Batch, Memory, PackedLayout, Padded, State, Step, TopK, Tree
 
 Count = Annotated[int, Gt(0)]
@@ -73,7 +74,7 @@ class FrontEnd(nn.Module, ABC):
     """Maps the rows of a modality to vectors. Built as `FrontEnd(width)`; build.py supplies the option `shape`."""
 
     width: int  # D
-    leading: int = 0  # rows before those of the grid, which stand for no place in it, such as <cls>
+    leading: int = 0  # rows before those of the grid, such as <cls>
 
     def rows(self, source: Padded) -> Padded:
         """B S ... -> B S' D."""
@@ -81,72 +82,69 @@ class FrontEnd(nn.Module, ABC):
         return entered
 
     def grid(self, length: int) -> tuple[int, ...]:
-        """How the rows S' of a source of so many rows S lie, but the leading ones; their number is its product."""
+        """The grid that the rows S' of a source with `length` rows S form, without the leading ones."""
         return (length,)
 
 
 class Encoder(nn.Module, ABC):
-    """Reads the sources of a batch into a memory."""
+    """Encodes the sources of a batch as a memory. Built as `Encoder(front_end)`."""
 
-    width: int  # D of the memory it gives
-    capturable: bool = False  # True: what it does follows from the shapes of a batch alone, so it can be recorded
-    separate_directions: bool = (
-        False  # True: the first half of a row knows nothing of what follows it, the second of what precedes
-    )
-    embedding: FrontEnd  # what makes vectors of the source
+    width: int  # D of the memory
+    capturable: bool = False  # True: its operations depend on shapes alone, so a CUDA graph can capture them
+    # True: the first half of a row depends on the tokens up to it alone, the second half on those from it on.
+    separate_directions: bool = False
+    embedding: FrontEnd  # maps the source to vectors
 
     @abstractmethod
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory: ...
 
     @property
     def supports_packing(self) -> bool:
-        """Whether several sequences may share a row of a batch, and none knows of the others."""
+        """Whether several sequences may be packed into one row of a batch without attending to each other."""
         return False
 
     def grids(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-        """How the rows of the memory lie, for each part of a source whose parts have so many rows."""
+        """The grid of the memory rows of each part of a source, given the lengths of the parts."""
         return [self.embedding.grid(length) for length in lengths]
 
     def leading(self) -> list[int]:
-        """For each part of a source, the rows of the memory before those of its grid."""
+        """For each part of a source, the number of memory rows before those of its grid."""
         return [self.embedding.leading]
 
 
 @dataclass(frozen=True)
 class Shortlists:
-    """What each source may be answered with: nothing else has a chance, nor counts in the probabilities."""
+    """The target tokens allowed for each source. The softmax is taken over them alone."""
 
-    tokens: Tensor  # int32: the lists one after the other, each in order
-    begins: Tensor  # of each list, and where the last one ends
+    tokens: Tensor  # int32: the lists, concatenated, each sorted
+    begins: Tensor  # the offset of each list, and the end of the last one
     which: Tensor  # B: the list of each source
 
 
 @dataclass(frozen=True)
 class TopKRequest:
-    """What a search asks of one step."""
+    """Arguments of one top-k step of a search."""
 
-    k: int  # M: how many of the best next tokens
-    suppressed: tuple[int, ...]  # what may not be among them; it counts in the probabilities all the same
-    active: Tensor  # R: the rows that go on; of the others nothing is told
-    shortlists: Shortlists | None = None  # None: every token may be said
+    k: int  # M: the number of best next tokens
+    suppressed: tuple[int, ...]  # tokens left out of the result, though not of the softmax
+    active: Tensor  # R: the rows that continue; the results of the others are undefined
+    shortlists: Shortlists | None = None  # None: all tokens are allowed
 
 
 class Decoder(nn.Module, ABC):
-    """Turns a memory into scores for target tokens, one call for all tokens or one call a token."""
+    """Maps a memory to logits of target tokens, in one call for all tokens or in one call per token."""
 
-    constant_state: bool = (
-        False  # True: its state neither grows nor counts places, so it can go on over any length of text
-    )
-    supports_shortlists: bool = False  # True: where it proposes, it can be asked for the best of each source's own list
+    constant_state: bool = False  # True: its state neither grows nor counts positions, so texts may be of any length
+    supports_shortlists: bool = False  # True: `propose` accepts a shortlist for each source
 
     @property
     def attention_shape(self) -> tuple[int, int]:
-        """Layers and heads of the attention over the memory that a step can tell; (0, 0): there is none."""
+        """Layers and heads of the cross-attention weights of a step; (0, 0): none."""
         return 0, 0
 
     @abstractmethod
     def start(self, memory: Memory) -> State:
-        """The state before the first token. Everything that depends on the memory alone is computed here, once."""
+        """The state before the first token. Whatever depends on the memory alone is computed here, once."""
 
     @abstractmethod
     def advance(
@@ -154,50 +152,48 @@ class Decoder(nn.Module, ABC):
     ) -> Step:
         """Reads `tokens` (R T) after `state`.
 
-        `mask` (R T) marks the real tokens of right-padded rows: a padded token leaves no trace in the next state.
+        `mask` (R T) marks the real tokens of right-padded rows: a padded token does not change the next state.
         Every row has at least one real token.
         """
 
     @property
     def supports_packing(self) -> bool:
-        """Whether it can be asked to `share`."""
+        """Whether `pack` is implemented."""
         return False
 
     def pack(self, state: State, rows: PackedLayout) -> State:
-        """The state from `start`, before rows that several sequences share: each reads its own part of the memory.
+        """The state from `start` for rows of packed sequences: each attends to its own part of the memory.
 
-        Asked in training, where all tokens come in one call.
+        Used in training alone, where all tokens come in one call.
         """
-        raise NotImplementedError("ask `packs` first")
+        raise NotImplementedError("check `supports_packing` first")
 
     @property
     def proposes(self) -> bool:
-        """Whether it finds the best next tokens of a row without writing the scores of all down: see `propose`."""
+        """Whether `propose` is implemented."""
         return False
 
     def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
-        """As `advance` over one token a row (R 1), after `reserve`; only the best next tokens come back."""
-        raise NotImplementedError("ask `proposes` first")
+        """`advance` over one token per row (R 1), after `reserve`, fused with the selection of the top k."""
+        raise NotImplementedError("check `proposes` first")
 
     def reserve(self, state: State, more: int, beams: int) -> State:
-        """The same state with room for so many more tokens and beams: what would grow is then filled in place.
+        """The same state with a preallocated cache for `more` tokens and `beams`, which later steps fill in place.
 
-        Asked before a search, of a state with one row a source, and again when that room is used up. From there on
+        Called before a search with a state of one row per source, and again when the cache is full. From then on
         tokens come one at a time.
         """
         return state
 
 
 class Head(nn.Module, ABC):
-    """Turns an encoder alone into a classifier or tagger. Built as `Head(width, labels)`."""
+    """The output layer of an encoder-only model. Built as `Head(width, labels)`."""
 
-    label_unit: Literal["line", "word", "token", "path"] = (
-        "line"  # what has a label: all of the source, each of its parts,
-    )
-    # or as many of its rows as a text needs
-    input_noise: str = "mask_tokens"  # per token: the noise of the text that it reads
-    needs_separate_directions: bool = False  # True: it needs an encoder that keeps the two directions apart
-    is_embedding: bool = False  # True: no labels at all but one vector for the source, B D
+    # What has a label: the whole source, each word, each token; `path`: the alignment paths of CTC.
+    label_unit: Literal["line", "word", "token", "path"] = "line"
+    input_noise: str = "mask_tokens"  # where `label_unit` is "token": the noise of the input
+    needs_separate_directions: bool = False  # True: it needs an encoder with `separate_directions`
+    is_embedding: bool = False  # True: the output is one vector per source, B D
 
     @abstractmethod
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
@@ -205,30 +201,30 @@ class Head(nn.Module, ABC):
 
 
 class AttentionPart(nn.Module, ABC):
-    """What scores, normalisers and windows share: a part may remember what was looked at in earlier steps.
+    """Base of scores, normalisers and windows, which may depend on the attention weights of earlier steps.
 
-    What it remembers is kept in the state, one row a hypothesis, and comes back to it as `past`. Only the readers of
-    a recurrent decoder carry it; Attend refuses such a part everywhere else.
+    The history of a stateful part is in the decoder state, one row per hypothesis, and is passed to it as `past`.
+    Only the context mechanisms of a recurrent decoder keep it; Attend refuses stateful parts elsewhere.
     """
 
     stateful: bool = False
 
     def start(self, mask: Tensor) -> Tree:
-        """What is remembered before the first step: mask (B S) of the memory -> tensors with B rows."""
+        """The history before the first step: mask (B S) of the memory -> tensors with B rows."""
         return {}
 
     def update(self, past: Tree, weights: Tensor) -> Tree:
-        """What is remembered after a step whose weights (R S) are these."""
+        """The history after a step with these weights (R S)."""
         return past
 
 
 class AttentionScore(AttentionPart):
-    """How well a query fits each key. Built as `Score(query_width, memory_width)`."""
+    """The score of a query and a key. Built as `AttentionScore(query_width, memory_width)`."""
 
-    scale: float | None = None  # set where the score is just scale * query . key, which fused kernels can compute
+    scale: float | None = None  # set where the score is scale * (query . key), which fused kernels compute
 
     def keys(self, values: Tensor) -> Tensor:
-        """What can be computed from the memory alone: (... S D) -> (... S K)."""
+        """The part of the score that depends on the memory alone: (... S D) -> (... S K)."""
         return values
 
     @abstractmethod
@@ -236,7 +232,7 @@ class AttentionScore(AttentionPart):
         """query (... T Q), keys (... S K) -> scores (... T S)."""
 
     def stateful_forward(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
-        """The same for one step of hypotheses that have a past each: query (B N Q), keys (B S K), past (B N ...)."""
+        """The scores of one step, given the history: query (B N Q), keys (B S K), past (B N ...)."""
         return self.forward(query, keys)
 
     def contexts(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -245,88 +241,90 @@ class AttentionScore(AttentionPart):
 
 
 class Normaliser(AttentionPart):
-    """Scores to weights that sum to 1 over the visible rows. Built as `Normaliser()`."""
+    """Maps scores to weights that sum to 1 over the unmasked rows. Built as `Normaliser()`."""
 
     fusible: bool = False  # True for softmax, which fused kernels compute
-    stochastic: bool = False  # True: reading passes no gradient on; the weights told carry one of their own (see Drawn)
+    # True: rows are sampled. The context has no gradient; the weights carry the score-function gradient instead.
+    stochastic: bool = False
 
     @abstractmethod
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """scores (... T S), mask broadcastable to it -> weights (... T S), 0 where the mask is False."""
 
     def stateful_forward(self, scores: Tensor, mask: Tensor | None, past: Tree) -> Tensor:
-        """The same for one step of hypotheses that have a past each: scores (B N S), past (B N ...)."""
+        """The weights of one step, given the history: scores (B N S), past (B N ...)."""
         return self.forward(scores, mask)
 
     def entropy(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Of what rows are drawn from, which the weights do not tell: ... T, in nats; None: nothing is drawn."""
+        """The entropy of the sampling distribution (... T), in nats; None: not stochastic."""
         return None
 
 
 @dataclass(frozen=True)
 class WindowMask:
-    """The part of the memory that a window leaves in sight."""
+    """The memory rows inside the window of each query."""
 
     mask: Tensor  # broadcastable to B T S
     bias: Tensor | None = None  # B T S: added to the scores
 
 
 class Window(AttentionPart):
-    """Which neighbourhood of the memory a query may see. Built as `Window(query_width)`."""
+    """Local attention: the neighbourhood of the memory that a query attends to. Built as `Window(query_width)`."""
 
     @abstractmethod
     def forward(self, query: Tensor, mask: Tensor, past: Tree) -> WindowMask:
-        """query (B T Q), mask (B 1 S) of the memory, past (B T ...) -> at least one row in sight of each query."""
+        """query (B T Q), mask (B 1 S) of the memory, past (B T ...) -> the window, at least one row per query."""
 
 
 class PositionEncoding(nn.Module):
-    """Where a token stands. A kind overrides the one place where it speaks.
+    """Position information, added to embeddings, queries and keys, or scores; a subclass overrides one of the three.
 
-    Built as `Position(width, heads, causal)`. Positions are whole numbers of shape (1 T) or (R T).
+    Built as `PositionEncoding(width, heads, causal)`. Positions are integers of shape (1 T) or (R T).
     """
 
-    longest: int | None = None  # how many there are; None: no end
+    longest: int | None = None  # the number of positions; None: unlimited
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
-        """Into the embeddings (R T D)."""
+        """The embeddings (R T D) with positions."""
         return values
 
     def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Into queries and keys (R H T K)."""
+        """Queries or keys (R H T K) with positions."""
         return heads
 
     def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Into the scores: query heads (R H T K), positions (. T) and (. S) -> (. H T S)."""
+        """A bias of the scores: queries (R H T K), positions (. T) and (. S) -> (. H T S)."""
         return None
 
 
 @dataclass(frozen=True)
 class ContextOutput:
-    """What a reader makes of the memory and the hidden states of T steps."""
+    """The output of a context mechanism for T steps."""
 
     output: Tensor  # R T O
-    past: dict[str, Tree]  # one row a hypothesis: what the next step needs
-    weights: Tensor | None = None  # R T S, when asked for
-    entropy: Tensor | None = None  # R T, with them: of what was drawn from, where they were drawn
+    past: dict[str, Tree]  # one row per hypothesis: the history that the next step needs
+    weights: Tensor | None = None  # R T S, where requested
+    entropy: Tensor | None = None  # R T, with the weights: of the sampling distribution, where they are sampled
 
 
 class ContextMechanism(nn.Module, ABC):
-    """How a recurrent decoder reads the memory. Built as `Reader(width, memory_width)`.
+    """How a recurrent decoder uses the memory. Built as `ContextMechanism(width, memory_width)`.
 
-    `before` gives what is fed into the network beside the token, `after` makes the output of the hidden states.
+    `step_input` gives a vector that is concatenated with the token embedding; `step_output` combines the hidden
+    states with the context.
     """
 
     feed_width: int = 0
     output_width: int
-    has_attention: bool = False  # True: `Read.weights` are there when asked for
-    stepwise: bool = False  # True: what is fed depends on the step before, so tokens go one at a time
+    has_attention: bool = False  # True: `ContextOutput.weights` are set where requested
+    stepwise: bool = False  # True: the input depends on the previous step, so tokens are processed one by one
 
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        """(fixed, past): what depends on the memory alone, and the reader's own first past."""
+        """(fixed, past): tensors that depend on the memory alone, and the initial history."""
         return {}, {}
 
     def step_input(self, hidden: Tensor, state: State, steps: int, with_attention: bool) -> ContextOutput | None:
-        """hidden (R D) before these steps -> what to feed (R T F), or None for nothing."""
+        """hidden (R D) before these steps -> additional input (R T F); None: no additional input."""
         return None
 
     @abstractmethod
@@ -338,16 +336,16 @@ class ContextMechanism(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class Selection:
-    """What a strategy continues with: for each source N rows, by parent beam and token."""
+    """The continuations that a strategy selected: N rows per source, by parent beam and token."""
 
-    parents: Tensor  # B N; or more than N: of those that do not end, the N best go on
+    parents: Tensor  # B N; or more than N: the N best of those that do not end continue
     tokens: Tensor  # B N
-    totals: Tensor  # B N: running rank scores, -inf for a row that is dead
+    totals: Tensor  # B N: cumulative scores, -inf for an inactive row
     indices: Tensor | None = None  # B N: index among the N*M candidates, where only those were given
 
 
 class Strategy(ABC):
-    """Chooses the next tokens. `width` is N, the rows kept for each source."""
+    """Selects the next tokens. `width` is N, the number of rows per source."""
 
     width: int
     random: bool = False  # True: `select` needs noise
@@ -399,9 +397,9 @@ class LogitsProcessor(ABC):
 
 
 class Metric(ABC):
-    """A corpus score made of per-line statistics that add up, so any resample of the lines is one sum away.
+    """A corpus score computed from additive statistics per line, so that any resample of the lines needs one sum.
 
-    What the statistics are made from tells the kinds apart: texts, log-probabilities, vectors.
+    There are three kinds, by the input of the statistics: texts, log-probabilities, embeddings.
     """
 
     name: str
@@ -409,28 +407,28 @@ class Metric(ABC):
 
     @abstractmethod
     def value(self, totals: np.ndarray) -> float:
-        """Summed statistics (last axis) -> the corpus score, on the scale people publish (0 to 100 for rates)."""
+        """Summed statistics (last axis) -> the corpus score, on the usual scale (0 to 100 for rates)."""
 
     @property
     def signature(self) -> str:
-        """What must be stated beside the number for others to reproduce it."""
+        """The settings to report with the score, for others to reproduce it."""
         return self.name
 
 
 class TextMetric(Metric):
-    """Reads what a model wrote: an evaluation with one of these generates."""
+    """A metric of generated texts."""
 
     @abstractmethod
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """One row of numbers for each line; each line may have several references."""
+        """One row of statistics per line; each line may have several references."""
 
 
 @dataclass(frozen=True)
 class ScoredText:
-    """How probable a model holds a given text, and how much text that is.
+    """The log-probability of a text under a model, and the length of the text.
 
-    Words are runs of other characters than white space, each counted where it begins. The closing </s> is a token
-    that the model had to foretell, so it counts as one word and as one character: where a line ends is part of it.
+    Words are separated by white space, and each is counted at its first character. The final </s> is a predicted
+    token, so it counts as one word and one character: the end of a line is part of the text.
     """
 
     log_probability: float  # natural logarithm
@@ -440,16 +438,16 @@ class ScoredText:
 
 
 class ScoreMetric(Metric):
-    """Reads how probable the right text is to a model: an evaluation with one of these scores, teacher forced."""
+    """A metric of the log-probabilities of references, teacher forced."""
 
     @abstractmethod
     def statistics(self, scored: Sequence[ScoredText]) -> np.ndarray:
-        """One row of numbers for each line, or for each passage of a running text."""
+        """One row of statistics per line, or per block of a running text."""
 
 
 @dataclass(frozen=True)
 class EmbeddedCorpus:
-    """The vectors of queries and documents, and which documents answer which query: at least one."""
+    """Embeddings of queries and documents, and the relevant documents of each query (at least one)."""
 
     queries: np.ndarray  # Q D
     documents: np.ndarray  # M D, each text once
@@ -457,8 +455,51 @@ class EmbeddedCorpus:
 
 
 class VectorMetric(Metric):
-    """Reads vectors, those of sources and of targets: an evaluation with one of these embeds."""
+    """A metric of embeddings of sources and targets."""
 
     @abstractmethod
     def statistics(self, embedded: EmbeddedCorpus) -> np.ndarray:
-        """One row of numbers for each query."""
+        """One row of statistics per query."""
+
+
+Forward = Callable[[Batch], Step]  # the model, as an objective calls it
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums, not means: the sums of several micro-batches are added and divided once, by the count of the update."""
+
+    total: Tensor  # scalar, with gradient: a sum over the items that the objective counts
+    parts: dict[str, Tensor]  # scalars without gradient, sums over the same items; `nll` gives the perplexity
+
+
+class Objective(ABC):
+    """A training loss."""
+
+    parts: tuple[str, ...] = ("nll",)  # the names in Loss.parts, known before the first batch
+    capturable: bool = False  # True: its operations depend on shapes alone, so a CUDA graph can capture them
+    supports_packing: bool = False  # True: it accepts packed batches, whose rows hold several pairs
+    uses_embeddings: bool = False  # True: the model returns model.PairEmbeddings, not a Step
+
+    @abstractmethod
+    def __call__(self, model: Forward, batch: Batch) -> Loss: ...
+
+    def check(self, model: nn.Module) -> None:
+        """Raises an InputError for a model that it cannot train. Called before any data are read."""
+        if any(isinstance(part, Normaliser) and part.stochastic for part in model.modules()):
+            raise InputError(
+                "drawn attention learns by reward alone",
+                remedy="set training.objective: {kind: reinforce}, or another normaliser",
+            )
+
+    def auxiliary_module(self, width: int) -> nn.Module | None:
+        """A module that is trained with the model, on rows of this width, and dropped when training ends."""
+        return None
+
+    def at_step(self, step: int, steps: int) -> Objective:
+        """The objective of update `step` (from 1) of `steps`, for objectives that change during training."""
+        return self
+
+    def count(self, batch: Batch) -> int:
+        """The number of items that the total sums over; it depends on the batch alone."""
+        return int(batch.labels.mask.sum())

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from training_fixtures import TinyBatches, TinyModel, settings
 
 from transduce.build import complete_objective
+from transduce.contracts import Forward
 from transduce.errors import InputError
 from transduce.flow import Batch
-from transduce.objectives import CrossEntropy, Loss, Model, Objective, ScheduledSampling
+from transduce.objectives import CrossEntropy, Loss, Objective, ScheduledSampling
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.trainer import train
 
@@ -66,7 +67,7 @@ class Diary(CrossEntropy):
 class Other(CrossEntropy):
     seen = 0
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         Other.seen += 1
         return super().__call__(model, batch)
 

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transduce.contracts import Forward
 from transduce.data.batching import DataPosition
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
-from transduce.objectives import CrossEntropy, Loss, Model
+from transduce.objectives import CrossEntropy, Loss
 from transduce.recipe import TrainingRecipe
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.distributed import Processes, pick_device
@@ -93,7 +94,7 @@ def loss_on(batches: TinyBatches) -> Callable[[nn.Module], dict[str, float]]:
 class FailingObjective(CrossEntropy):
     """Example 7 never fits into memory; example 20 has the loss NaN."""
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         if 7 in batch.rows:
             raise torch.OutOfMemoryError("CUDA out of memory")
         loss = super().__call__(model, batch)

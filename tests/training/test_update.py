@@ -17,9 +17,10 @@ from training_fixtures import (
     settings,
 )
 
+from transduce.contracts import Forward
 from transduce.data.batching import DataPosition
 from transduce.flow import Batch
-from transduce.objectives import CrossEntropy, Loss, Model
+from transduce.objectives import CrossEntropy, Loss
 from transduce.recipe import parse
 from transduce.training.distributed import Processes
 from transduce.training.optimisers import build_optimiser, optimiser_state
@@ -79,7 +80,7 @@ class LimitedMemory(CrossEntropy):
         super().__init__(label_smoothing=0.1)
         self.rows, self.when, self.never, self.calls = rows, when, never, 0
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         self.calls += 1
         if batch.size <= self.rows and self.never not in batch.rows:
             return super().__call__(model, batch)
@@ -144,7 +145,7 @@ def test_a_micro_batch_size_that_failed_is_not_tried_again() -> None:
 
 def test_other_runtime_errors_are_raised() -> None:
     class Broken(CrossEntropy):
-        def __call__(self, model: Model, batch: Batch) -> Loss:
+        def __call__(self, model: Forward, batch: Batch) -> Loss:
             raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
@@ -154,7 +155,7 @@ def test_other_runtime_errors_are_raised() -> None:
 class NanObjective(CrossEntropy):
     """The loss of the third batch is NaN."""
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         loss = super().__call__(model, batch)
         third = torch.equal(batch.labels.values, TinyBatches().at(DataPosition(0, 3)).labels.values)
         return Loss(loss.total * float("nan"), loss.parts) if third else loss

@@ -1,5 +1,6 @@
-"""A model and a batch enter; the loss that training makes small leaves."""
+"""Training objectives and their registry."""
 
+from transduce.contracts import Loss, Objective
 from transduce.objectives.attention_penalty import AttentionPenalty
 from transduce.objectives.contrastive import Contrastive
 from transduce.objectives.cross_entropy import CrossEntropy, RDrop, ScheduledSampling
@@ -7,7 +8,6 @@ from transduce.objectives.ctc import Ctc, JointCtc, path_cost
 from transduce.objectives.distillation import Distillation
 from transduce.objectives.guided_alignment import GuidedAlignment
 from transduce.objectives.minimum_risk import MinimumRisk
-from transduce.objectives.objective import Loss, Model, Objective
 from transduce.objectives.prefix_lm import WholeStream
 from transduce.objectives.reinforce import Reinforce
 from transduce.objectives.tbptt import Truncated
@@ -23,7 +23,6 @@ __all__ = [
     "JointCtc",
     "Loss",
     "MinimumRisk",
-    "Model",
     "Objective",
     "RDrop",
     "Reinforce",

@@ -6,10 +6,10 @@ from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
-from transduce.contracts import Decoder, Rate
+from transduce.contracts import Decoder, Forward, Loss, Objective, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch
-from transduce.objectives.objective import Loss, Model, Objective, Weight, likelihood, log_probabilities
+from transduce.objectives.likelihood import Weight, likelihood, log_probabilities
 
 
 class AttentionPenalty(Objective):
@@ -50,7 +50,7 @@ class AttentionPenalty(Objective):
                 remedy="leave them out: the mean of all heads of the last layer",
             )
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         step = cast(Any, model)(batch, with_attention=True)
         if step.attention is None or step.attention.cross is None:
             raise InputError("attention_penalty needs a decoder that attends to the source")

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transduce.contracts import Forward, Loss, Objective
 from transduce.flow import Batch, Padded
 from transduce.model import PairEmbeddings
-from transduce.objectives.objective import Loss, Model, Objective, Sharpness
+from transduce.objectives.likelihood import Sharpness
 
 
 class Contrastive(Objective):
@@ -26,7 +27,7 @@ class Contrastive(Objective):
     def __init__(self, *, temperature: Sharpness = 0.05, symmetric: bool = True) -> None:
         self.temperature, self.symmetric = temperature, symmetric
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         assert batch.source is not None, "a contrast needs both sides"
         found = cast(PairEmbeddings, model(batch))
         fit = F.normalize(found.source.float(), dim=-1) @ F.normalize(found.target.float(), dim=-1).T  # B B

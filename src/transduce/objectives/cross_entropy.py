@@ -11,19 +11,9 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from transduce.contracts import Rate
+from transduce.contracts import Forward, Loss, Objective, Rate
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
-from transduce.objectives.objective import (
-    Loss,
-    Model,
-    Objective,
-    Share,
-    Weight,
-    cross_entropy,
-    divergence,
-    likelihood,
-    log_probabilities,
-)
+from transduce.objectives.likelihood import Share, Weight, cross_entropy, divergence, likelihood, log_probabilities
 
 NEVER_READ = [PAD, BOS, EOS]  # nothing follows them, so a decoder never meets them inside a sentence
 
@@ -37,7 +27,7 @@ class CrossEntropy(Objective):
     def __init__(self, *, label_smoothing: Rate = 0.1) -> None:
         self.label_smoothing = label_smoothing
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         found = cross_entropy(model(batch).logits, batch.labels, self.label_smoothing, reuse_logits=True)
         return Loss(found.smoothed, {"nll": found.nll})
 
@@ -56,7 +46,7 @@ class RDrop(Objective):
     def __init__(self, *, weight: Weight = 5.0, label_smoothing: Rate = 0.1) -> None:
         self.weight, self.label_smoothing = weight, label_smoothing
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         gold = batch.labels
         first, second = (log_probabilities(model(batch).logits) for _ in range(2))
         one, two = (likelihood(scores, gold, self.label_smoothing) for scores in (first, second))
@@ -97,13 +87,13 @@ class ScheduledSampling(Objective):
         now.rate = self.rate * grown
         return now
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         logits = model(self._mixed(model, batch)).logits
         found = cross_entropy(logits, batch.labels, self.label_smoothing)  # the gold stays, whatever was read
         return Loss(found.smoothed, {"nll": found.nll})
 
     @torch.no_grad()
-    def _mixed(self, model: Model, batch: Batch) -> Batch:
+    def _mixed(self, model: Forward, batch: Batch) -> Batch:
         """The batch with own predictions among the target tokens. </s> is never read, so it may be replaced too."""
         logits = model(batch).logits.float()  # B T V: what stands at t + 1, after the gold up to t
         logits = logits.index_fill(-1, torch.tensor(NEVER_READ, device=logits.device), -torch.inf)

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transduce.contracts import Rate
+from transduce.contracts import Forward, Loss, Objective, Rate
 from transduce.decoders.joint_ctc import JointCTCDecoder
 from transduce.decoding.ctc_prefix import BLANK
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
 from transduce.model import CTCModel
-from transduce.objectives.objective import Loss, Model, Objective, Share, cross_entropy
+from transduce.objectives.likelihood import Share, cross_entropy
 
 
 def path_cost(logs: Tensor, rows: Tensor, target: Padded) -> Loss:
@@ -52,7 +52,7 @@ class Ctc(Objective):
 
     parts = ("nll", "impossible")
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         return _of(model(replace(batch, target=None)), batch)
 
     def check(self, model: nn.Module) -> None:
@@ -74,7 +74,7 @@ class JointCtc(Objective):
     def __init__(self, *, weight: Share = 0.3, label_smoothing: Rate = 0.1) -> None:
         self.weight, self.label_smoothing = weight, label_smoothing
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         step = model(batch)
         found, paths = cross_entropy(step.logits, batch.labels, self.label_smoothing), _of(step, batch)
         total = torch.lerp(found.smoothed, paths.total.to(found.smoothed), self.weight)

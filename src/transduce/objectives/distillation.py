@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from transduce.contracts import Rate
+from transduce.contracts import Forward, Loss, Objective, Rate
 from transduce.flow import Batch
-from transduce.objectives.objective import (
-    Loss,
-    Model,
-    Objective,
-    Share,
-    Sharpness,
-    divergence,
-    likelihood,
-    log_probabilities,
-)
+from transduce.objectives.likelihood import Share, Sharpness, divergence, likelihood, log_probabilities
 
 
 class Distillation(Objective):
@@ -29,7 +20,7 @@ class Distillation(Objective):
 
     def __init__(
         self,
-        opened: Model,
+        opened: Forward,
         *,
         teacher: str = "",
         temperature: Sharpness = 1.0,
@@ -39,7 +30,7 @@ class Distillation(Objective):
         self.opened, self.teacher = opened, teacher
         self.temperature, self.weight, self.label_smoothing = temperature, weight, label_smoothing
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         gold = batch.labels
         with torch.no_grad():
             wanted = log_probabilities(self.opened(batch).logits.float() / self.temperature)

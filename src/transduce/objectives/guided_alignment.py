@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from transduce.contracts import Rate
+from transduce.contracts import Forward, Loss, Objective, Rate
 from transduce.errors import InputError
 from transduce.flow import Attention, Batch, Padded
-from transduce.objectives.objective import Loss, Model, Objective, Weight, likelihood, log_probabilities
+from transduce.objectives.likelihood import Weight, likelihood, log_probabilities
 
 SMALLEST = 1e-9  # a sparse normaliser may give a linked word exactly nothing
 
@@ -30,7 +30,7 @@ class GuidedAlignment(Objective):
     ) -> None:
         self.weight, self.layer, self.head, self.label_smoothing = weight, layer, head, label_smoothing
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         if "alignment" not in batch.extra:
             raise InputError("guided alignment needs the links of every pair", remedy="set `alignment` of the corpus")
         step = cast(Any, model)(batch, with_attention=True)

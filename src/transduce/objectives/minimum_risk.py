@@ -10,12 +10,12 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from transduce.contracts import Count
+from transduce.contracts import Count, Forward, Loss, Objective
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Sample
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.model import Transducer
-from transduce.objectives.objective import Loss, Model, Objective, Share, Sharpness, log_probabilities
+from transduce.objectives.likelihood import Share, Sharpness, log_probabilities
 
 Ids = Sequence[int]
 LONGEST = 2  # samples are cut at so many times the reference
@@ -72,7 +72,7 @@ class MinimumRisk(Objective):
     ) -> None:
         self.samples, self.sharpness, self.cost, self.weight = samples, sharpness, cost, weight
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         device, tokens = batch.device, batch.labels.mask.sum(1)  # B
         found = self._candidates(cast(Transducer, model), batch)
         read = Padded.from_rows([[BOS, *ids] for ids in found.ids]).to(device)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from transduce.contracts import Rate
+from transduce.contracts import Forward, Loss, Objective, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded
 from transduce.model import DecoderOnly
-from transduce.objectives.objective import Loss, Model, Objective, likelihood, log_probabilities
+from transduce.objectives.likelihood import likelihood, log_probabilities
 
 
 class WholeStream(Objective):
@@ -30,7 +30,7 @@ class WholeStream(Objective):
                 remedy="leave model.encoder out, or set training.objective: {kind: cross_entropy}",
             )
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         whole = joined(batch)
         found = likelihood(log_probabilities(model(whole).logits), whole.labels, self.label_smoothing)
         return Loss(found.smoothed, {"nll": found.nll.detach()})

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.contracts import Decoder, Normaliser, Rate
+from transduce.contracts import Decoder, Forward, Loss, Normaliser, Objective, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Step
 from transduce.layers.feed_forward import dense
-from transduce.objectives.objective import Loss, Model, Objective, Weight, likelihood, log_probabilities
+from transduce.objectives.likelihood import Weight, likelihood, log_probabilities
 
 
 class Reinforce(Objective):
@@ -52,7 +52,7 @@ class Reinforce(Objective):
                 remedy="set model.decoder.context: {kind: luong, normaliser: sampled}, or another objective",
             )
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         step = cast(Any, model)(batch, with_attention=True)
         scores = log_probabilities(step.logits)
         found = likelihood(scores, batch.labels, self.label_smoothing)

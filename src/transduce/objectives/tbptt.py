@@ -7,10 +7,10 @@ from typing import cast
 
 import torch
 
-from transduce.contracts import Count, Rate
+from transduce.contracts import Count, Forward, Loss, Objective, Rate
 from transduce.flow import Batch, Padded, State, map_tensors
 from transduce.model import Transducer
-from transduce.objectives.objective import Loss, Model, Objective, cross_entropy
+from transduce.objectives.likelihood import cross_entropy
 
 
 class Truncated(Objective):
@@ -26,7 +26,7 @@ class Truncated(Objective):
     def __init__(self, *, window: Count = 64, label_smoothing: Rate = 0.0) -> None:
         self.window, self.label_smoothing = window, label_smoothing
 
-    def __call__(self, model: Model, batch: Batch) -> Loss:
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
         network = cast(Transducer, model)
         inputs, gold = batch.decoder_inputs, batch.labels
         state = network.start(batch)
