@@ -1,13 +1,13 @@
-"""What travels along the line: Example -> Batch -> Memory -> State -> Step -> Hypothesis.
+"""Values of the pipeline: Example, Batch, Memory, State, Step, Hypothesis.
 
 Shape letters, used in every trailing comment and einsum of the code base:
 
     B  sources in a batch        R  rows: hypotheses in flight, R = B * N    N  beams per source
     S  source or memory length   T  target length of this call              U  target length so far
     D  width                     H  heads      K  width of one head         L  layers
-    V  vocabulary                M  alternatives of a choice
+    V  vocabulary                M  candidates of a top-k
 
-Tensors are batch first. Masks are boolean and True means "may look" (a real token, a visible row).
+Tensors are batch first. Masks are boolean and True means "may attend" (a real token, a visible row).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Every vocabulary begins with these four, in this order.
+# The first four tokens of every vocabulary, in this order.
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One item of a data set as it was read: raw text, not yet tokens."""
+    """One item of a data set: raw text, before tokenisation."""
 
     source: str
     target: str | None = None
@@ -38,16 +38,16 @@ class Example:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """How several sequences lie end to end in each row of a packed batch."""
+    """The positions of several sequences packed end to end in each row of a batch."""
 
     segment_ids: (
         Tensor  # B S: which of a row's sequences, from 1, each token is of; sequences of a pair have one number
     )
-    positions: Tensor  # B S: where it stands in it, from 0
+    positions: Tensor  # B S: the position in its sequence, from 0
 
-    def same_segment(self, others: Tensor) -> Tensor:
-        """B 1 T S: which places, whose owners are these (B S), are of the same sequence or pair."""
-        return (self.segment_ids[:, :, None] == others[:, None])[:, None]
+    def same_segment(self, segment_ids: Tensor) -> Tensor:
+        """B 1 T S: which tokens with these segment ids (B S) belong to the same sequence or pair."""
+        return (self.segment_ids[:, :, None] == segment_ids[:, None])[:, None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Padded:
 
     values: Tensor  # B S (ids) or B S D (frames) ...
     mask: Tensor  # B S
-    layout: PackedLayout | None = None  # None: every row is one sequence
+    layout: PackedLayout | None = None  # of a packed batch; None: every row is one sequence
 
     @classmethod
     def from_rows(cls, rows: list[list[int]], pad: int = PAD) -> Padded:
@@ -74,10 +74,10 @@ class Padded:
         shared = (
             None if self.layout is None else PackedLayout(*(part.to(device) for part in vars(self.layout).values()))
         )
-        return Padded(self.values.to(device), self.mask.to(device), shared)
+        return Padded(self.values.to(device), self.mask.to(device), layout)
 
     def select(self, rows: Tensor) -> Padded:
-        """These rows, without the columns that only the others needed; shared rows keep theirs."""
+        """These rows, without columns that are padding in all of them; packed rows keep all columns."""
         mask = self.mask[rows]
         if self.layout is not None:
             return Padded(self.values[rows], mask, PackedLayout(*(part[rows] for part in vars(self.layout).values())))
@@ -85,14 +85,14 @@ class Padded:
         return Padded(self.values[rows, :longest], mask[:, :longest])
 
     def pad_to_multiple(self, multiple: int, max_length: int | None = None, uncounted: int = 0) -> Padded:
-        """Filled up to a multiple of so many columns: few different shapes, for what is recorded. Only of ids.
+        """Padded to a multiple of columns, so that CUDA graphs see few different shapes; ids only.
 
-        `most`: where a model's places end, never beyond. `beside`: columns that do not count.
+        `max_length`: never padded beyond this. `uncounted`: columns that do not count.
         """
-        wide = self.values.size(1) - uncounted
-        more = -wide % multiple if self.ids is not None else 0
-        more = more if max_length is None else min(more, max(max_length - wide, 0))
-        return Padded(F.pad(self.values, (0, more)), F.pad(self.mask, (0, more))) if more else self
+        length = self.values.size(1) - uncounted
+        padding = -length % multiple if self.ids is not None else 0
+        padding = padding if max_length is None else min(padding, max(max_length - length, 0))
+        return Padded(F.pad(self.values, (0, padding)), F.pad(self.mask, (0, padding))) if padding else self
 
     def __len__(self) -> int:
         return self.values.size(0)
@@ -102,23 +102,22 @@ class Padded:
 class Batch:
     """Tensors of several examples. A target row is `<s> y1 .. yn </s>`, a source row `x1 .. xm </s>`.
 
-    Packed, a row holds several pairs: then the target is `<s> y1 .. yn` of each, and `said` is `y1 .. yn </s>`.
+    In a packed batch a row holds several pairs: the target is then `<s> y1 .. yn` of each, and `packed_labels` is
+    `y1 .. yn </s>`.
     """
 
     source: Padded | None = None
     target: Padded | None = None
     extra: Mapping[str, Padded] = field(default_factory=dict)  # further named sources
     rows: tuple[int, ...] = ()  # which examples of the data set these are
-    loss_mask: Padded | None = (
-        None  # B T bool, beside `target`: which of its tokens count in the loss; None: all real ones
-    )
-    packed_labels: Padded | None = None  # B T, beside a packed `target`: what follows each of its tokens
+    loss_mask: Padded | None = None  # B T bool: which tokens of `target` count in the loss; None: all
+    packed_labels: Padded | None = None  # B T: the next token of each token of a packed `target`
 
     def _parts(self) -> list[Padded]:
         return [part for part in (self.source, self.target, *self.extra.values()) if part is not None]
 
     def map(self, change: Callable[[Padded], Padded]) -> Batch:
-        """The same batch with every part changed."""
+        """The same batch with a function applied to every part."""
         return replace(
             self,
             source=change(self.source) if self.source else None,
@@ -132,7 +131,7 @@ class Batch:
         return self.map(lambda part: part.to(device))
 
     def select(self, rows: Tensor) -> Batch:
-        """The same batch with only these rows: how a batch is split over processes or after running out of memory."""
+        """These rows of the batch: used to split it over processes, or after running out of memory."""
         numbers = tuple(self.rows[i] for i in rows.tolist()) if self.rows else ()
         return replace(self.map(lambda part: part.select(rows.to(part.values.device))), rows=numbers)
 
@@ -146,17 +145,17 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Real tokens, source and target together."""
+        """The number of tokens of source and target, without padding."""
         return sum(int(part.mask.sum()) for part in self._parts())
 
     @property
     def slots(self) -> int:
-        """Tokens including the padding."""
+        """The number of tokens including padding."""
         return sum(part.mask.numel() for part in self._parts())
 
     @property
     def decoder_inputs(self) -> Padded:
-        """What the decoder reads: the target without its last column."""
+        """The input of the decoder: the target without its last column."""
         assert self.target is not None, "this batch has no target"
         if self.packed_labels is not None:
             return self.target
@@ -164,39 +163,37 @@ class Batch:
 
     @property
     def labels(self) -> Padded:
-        """What the decoder must say: the target without its first column; where not all is asked, only that."""
+        """The labels: the target without its first column, masked by `loss_mask`."""
         assert self.target is not None, "this batch has no target"
         if self.packed_labels is not None:
             return self.packed_labels
-        wanted = self.target.mask if self.loss_mask is None else self.target.mask & self.loss_mask.values
-        return Padded(self.target.values[:, 1:], wanted[:, 1:])
+        mask = self.target.mask if self.loss_mask is None else self.target.mask & self.loss_mask.values
+        return Padded(self.target.values[:, 1:], mask[:, 1:])
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What an encoder leaves behind, the same whatever was read: words, patches, cells, frames."""
+    """The output of an encoder, the same for words, image patches, grid cells and audio frames."""
 
-    values: Tensor  # B S D: what attention reads
+    values: Tensor  # B S D: attended to
     mask: Tensor  # B S
-    summary: Tensor  # B D: the one vector of the bottleneck
-    attention: Tensor | None = None  # B L H S S: the encoder's own attention, when asked for
-    tokens: Tensor | None = None  # B S: the source id that each row stands for, where rows stand for tokens
-    segment_ids: Tensor | None = (
-        None  # B S: of which sequence each row is, where several share a row of the batch: `Shared`
-    )
+    summary: Tensor  # B D: the whole source as one vector
+    attention: Tensor | None = None  # B L H S S: self-attention of the encoder, where requested
+    tokens: Tensor | None = None  # B S: the source token of each row, where rows are tokens
+    segment_ids: Tensor | None = None  # B S: the sequence of each row, in a packed batch: see `PackedLayout`
 
     @classmethod
     def empty(cls, size: int, device: torch.device | str = "cpu") -> Memory:
-        """Nothing to read: a decoder that starts from it is a language model."""
+        """A memory of no rows: a decoder that starts from it is a language model."""
         nothing = torch.zeros(size, 0, device=device)
         return cls(nothing[:, :, None], nothing.bool(), nothing)
 
 
-Tree = Any  # a tensor, or tuples and dicts of trees: what a decoder keeps is its own affair
+Tree = Any  # a tensor, or tuples and dicts of trees; each decoder defines its own
 
 
 def map_tensors(change: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
-    """The same tree of changed tensors; `change` is given what other trees of that form have at the same place too."""
+    """Applies `change` to each tensor of a tree, and to the corresponding tensors of other trees of that form."""
     if isinstance(tree, Tensor):
         return change(tree, *others)
     if isinstance(tree, dict):
@@ -206,10 +203,10 @@ def map_tensors(change: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tre
 
 @dataclass(frozen=True)
 class State:
-    """All a decoder knows between two calls.
+    """The state of a decoder between two calls.
 
-    `fixed` holds one row a source (projected keys and values, the summary): beams share it, so it is neither
-    repeated nor reordered. `past` holds one row a hypothesis (recurrent states, caches).
+    `fixed` has one row per source (projected keys and values, the summary): beams share it, so it is neither repeated
+    nor reordered. `past` has one row per hypothesis (recurrent states, KV caches).
     """
 
     fixed: dict[str, Tree]
@@ -217,7 +214,7 @@ class State:
     beams: int = 1  # N: rows of `past` for each row of `fixed`
 
     def repeat(self, n: int) -> State:
-        """Every hypothesis n times, side by side."""
+        """Every hypothesis n times, in adjacent rows."""
         past = {name: map_tensors(lambda x: x.repeat_interleave(n, 0), tree) for name, tree in self.past.items()}
         return State(self.fixed, past, self.beams * n)
 
@@ -227,10 +224,10 @@ class State:
         return State(self.fixed, past, self.beams)
 
     def select_sources(self, sources: Tensor, *, owned: bool = False) -> State:
-        """Only these sources, with all their beams: finished ones leave the batch.
+        """Only these sources, with all their beams: finished sources leave the batch.
 
-        `owned`: nobody else reads `fixed`, as after an earlier `keep`. Then only sources that change places are copied,
-        so each must stay where it is or come from behind those that stay.
+        `owned`: no other state shares `fixed`, as after an earlier call. Then only sources whose index changes are copied
+        in place, so each must keep its index or come from behind those that do.
         """
         moved = (sources != torch.arange(len(sources), device=sources.device)).nonzero().flatten() if owned else None
 
@@ -243,15 +240,15 @@ class State:
         return State(fixed, self.reorder(self._rows(sources)).past, self.beams)
 
     def replace_sources(self, sources: Tensor, other: State, *, owned: bool = False) -> State:
-        """The sources at these places replaced, with all their beams, by the first ones of another state.
+        """The sources at these indices replaced, with all their beams, by the first ones of another state.
 
-        The other has the same form: names, and shapes but for the number of sources. `owned`: nobody else reads this
-        state, so it is written over.
+        The other has the same names and, but for the number of sources, the same shapes. `owned`: no other state shares
+        these tensors, so they are overwritten.
         """
 
         def replaced(x: Tensor, new: Tensor, places: Tensor) -> Tensor:
             new = new[: len(places)].to(x.dtype)
-            # Not where several places of a tensor lie at one address, as after `expand`.
+            # Not in place where elements share an address, as after `expand`.
             return x.index_copy_(0, places, new) if owned and x.is_contiguous() else x.index_copy(0, places, new)
 
         fixed = map_tensors(lambda x, new: replaced(x, new, sources), self.fixed, other.fixed)
@@ -260,46 +257,48 @@ class State:
         return State(fixed, past, self.beams)
 
     def _rows(self, sources: Tensor) -> Tensor:
-        """The hypotheses of these sources."""
+        """The rows of the hypotheses of these sources."""
         return (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Exact weights; each row of the last axis sums to 1. None where a decoder has no such attention."""
+    """Exact attention weights; the last axis sums to 1. None: the decoder has no such attention."""
 
     cross: Tensor | None = None  # R L H T S: over the memory
     past: Tensor | None = None  # R L H T U: over the target so far
-    entropy: Tensor | None = None  # R L H T: of what `cross` was drawn from, where it was drawn
+    entropy: Tensor | None = (
+        None  # R L H T: entropy of the distribution that `cross` was sampled from, where it was sampled
+    )
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one `advance` gives: scores for the next tokens, and the state that follows."""
+    """The result of one `advance`: logits of the next tokens, and the next state."""
 
     logits: Tensor  # R T V
     state: State
     attention: Attention | None = None
-    hidden: Tensor | None = None  # R T D: what the output layer read
+    hidden: Tensor | None = None  # R T D: the input of the output layer
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The best next tokens of each row, best first, with their log-probabilities, and the state that follows."""
+    """The k best next tokens of each row, best first, with their log-probabilities, and the next state."""
 
-    log_probs: Tensor  # R M: -inf where there are no more, or nothing was asked
+    log_probs: Tensor  # R M: -inf beyond the last candidate and in inactive rows
     tokens: Tensor  # R M
     state: State
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One finished path of the search. `score` is the sum of `token_scores`, natural logarithms."""
+    """One finished hypothesis of a search. `score` is the sum of `token_scores`, natural logarithms."""
 
     ids: tuple[int, ...]  # without <s>; with </s> when complete
     token_scores: tuple[float, ...]
-    rank: float  # what the search sorted by: the score after the length penalty
-    complete: bool = True  # False: cut at the maximum length
+    rank: float  # the sorting key of the search: the score after the length penalty
+    complete: bool = True  # False: truncated at the maximum length
 
     @property
     def score(self) -> float:
@@ -307,5 +306,5 @@ class Hypothesis:
 
     @property
     def text_ids(self) -> tuple[int, ...]:
-        """The ids that are text: without the closing </s>."""
+        """The ids without the final </s>."""
         return self.ids[:-1] if self.complete else self.ids

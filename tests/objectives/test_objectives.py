@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from training_fixtures import WORDS, TinyBatches, TinyModel
 
 from transduce.build import build_model, complete_recipe
+from transduce.contracts import Forward
 from transduce.data.batching import DataPosition
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded, State, Step
@@ -22,7 +23,6 @@ from transduce.objectives import (
     CrossEntropy,
     Distillation,
     GuidedAlignment,
-    Model,
     Objective,
     RDrop,
     ScheduledSampling,
@@ -34,7 +34,7 @@ TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 2, "heads": 3, "ff_
 PARTS = {"recurrent": RECURRENT, "transformer": TRANSFORMER}
 
 
-def saying(*answers: Tensor) -> Model:
+def saying(*answers: Tensor) -> Forward:
     """A model that gives these logits, one a call and the last for ever, whatever it is asked."""
     left = list(answers)
     return lambda batch: Step(left.pop(0) if len(left) > 1 else left[0], State({}, {}))
