@@ -71,7 +71,7 @@ class Padded:
         return self.values if self.values.dim() == 2 else None
 
     def to(self, device: torch.device | str) -> Padded:
-        shared = (
+        layout = (
             None if self.layout is None else PackedLayout(*(part.to(device) for part in vars(self.layout).values()))
         )
         return Padded(self.values.to(device), self.mask.to(device), layout)
@@ -226,8 +226,8 @@ class State:
     def select_sources(self, sources: Tensor, *, owned: bool = False) -> State:
         """Only these sources, with all their beams: finished sources leave the batch.
 
-        `owned`: no other state shares `fixed`, as after an earlier call. Then only sources whose index changes are copied
-        in place, so each must keep its index or come from behind those that do.
+        `owned`: no other state shares `fixed`, as after an earlier call. Then only sources whose index changes are
+        copied, in place, so each must keep its index or come from behind those that do.
         """
         moved = (sources != torch.arange(len(sources), device=sources.device)).nonzero().flatten() if owned else None
 
