@@ -22,7 +22,7 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy, HuggingFaceBeam
 from transduce.flow import EOS, Batch, Padded
 from transduce.inference.generation import spread
-from transduce.inference.lowering import for_generation
+from transduce.inference.lowering import lower_network
 
 MAX_LENGTH = 64
 PROCESSORS = (MinLength(length=2),)  # CTranslate2 writes at least one token before </s>
@@ -36,7 +36,7 @@ def run(
     other = theirs(SIZES[size])
     with torch.no_grad():
         other.final_logits_bias[0, EOS] += eos_bias
-    own = for_generation(ours(SIZES[size], other), "int8")
+    own = lower_network(ours(SIZES[size], other), "int8")
     # Several batches at a time on one core each, or one batch on all cores.
     peers = [Translator(other, "int8", *shape) for shape in dict.fromkeys(((workers, 1), (1, workers)))]
     draw = torch.Generator().manual_seed(3)

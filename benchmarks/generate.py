@@ -14,7 +14,7 @@ from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import EOS, Batch, Padded
-from transduce.inference.lowering import for_generation
+from transduce.inference.lowering import lower_network
 from transduce.kernels.cuda_graph import SearchGraphs
 
 SOURCE = 32  # tokens per source
@@ -36,9 +36,9 @@ def run(
     peers: list[Translator] = []
     if device.type == "cpu":
         peers = [Translator(other, kind) for kind in ("float32", "int8")]
-        own = for_generation(own, {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}[precision])
+        own = lower_network(own, {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}[precision])
     else:
-        own = for_generation(own.to(device), {"float32": "fp32", "bfloat16": "bf16"}[precision])
+        own = lower_network(own.to(device), {"float32": "fp32", "bfloat16": "bf16"}[precision])
         other = other.to(device, getattr(torch, precision))
     rows: list[Measurement] = []
     for count in batches:

@@ -24,7 +24,7 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import EOS, Batch, Padded
 from transduce.inference import load
-from transduce.inference.lowering import for_generation
+from transduce.inference.lowering import lower_network
 from transduce.inference.shortlist import OutputRows, Shortlist, narrow
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ WHOLE = "whole vocabulary"
 
 def random_weights(size: str, lists: list[int], beams: list[int], length: int, repeats: int, clock: str) -> list[Any]:
     """One line of forced length. Making the lists counts: they are made anew for every batch."""
-    network = for_generation(ours(SIZES[size], theirs(SIZES[size])), "int8")
+    network = lower_network(ours(SIZES[size], theirs(SIZES[size])), "int8")
     vocabulary, layers = SIZES[size].vocabulary, OutputRows(network)
     torch.manual_seed(2)
     ids = torch.randint(4, vocabulary, (1, SOURCE))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -135,7 +135,6 @@ class Decoder(nn.Module, ABC):
     """Maps a memory to logits of target tokens, in one call for all tokens or in one call per token."""
 
     constant_state: bool = False  # True: its state neither grows nor counts positions, so texts may be of any length
-    supports_shortlists: bool = False  # True: `propose` accepts a shortlist for each source
 
     @property
     def attention_shape(self) -> tuple[int, int]:
@@ -168,15 +167,6 @@ class Decoder(nn.Module, ABC):
         """
         raise NotImplementedError("check `supports_packing` first")
 
-    @property
-    def proposes(self) -> bool:
-        """Whether `propose` is implemented."""
-        return False
-
-    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
-        """`advance` over one token per row (R 1), after `reserve`, fused with the selection of the top k."""
-        raise NotImplementedError("check `proposes` first")
-
     def reserve(self, state: State, more: int, beams: int) -> State:
         """The same state with a preallocated cache for `more` tokens and `beams`, which later steps fill in place.
 
@@ -184,6 +174,18 @@ class Decoder(nn.Module, ABC):
         tokens come one at a time.
         """
         return state
+
+
+@runtime_checkable
+class TopKDecoder(Protocol):
+    """A decoder that finds the top k next tokens without storing all logits: a lowered one (inference/lowering)."""
+
+    @property
+    def supports_shortlists(self) -> bool:
+        """Whether a request may have shortlists."""
+
+    def top_k(self, tokens: Tensor, state: State, request: TopKRequest) -> TopK:
+        """As `Decoder.advance` over one token per row (R 1), after `reserve`."""
 
 
 class Head(nn.Module, ABC):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Decoder, Encoder, Head, TopKRequest
+from transduce.contracts import Decoder, Encoder, Head, TopKDecoder, TopKRequest
 from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step, TopK
 from transduce.heads import pool
 
 NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothed and averaged
+
+
+TopKStep = Callable[[Tensor, State, TopKRequest], TopK]
 
 
 class Transducer(nn.Module, ABC):
@@ -44,13 +47,9 @@ class Transducer(nn.Module, ABC):
         """Reads `tokens` (R T) after `state`: see `contracts.Decoder.advance`."""
 
     @property
-    def proposes(self) -> bool:
-        """Whether it can be asked to `propose`: see `contracts.Decoder`."""
-        return False
-
-    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
-        """The best next tokens alone: see `contracts.Decoder.propose`."""
-        raise NotImplementedError("ask `proposes` first")
+    def top_k(self) -> TopKStep | None:
+        """The step that finds the top k next tokens without storing all logits, of a `TopKDecoder`; else None."""
+        return None
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         """Room for a search: see `contracts.Decoder.reserve`."""
@@ -83,11 +82,8 @@ class DecoderModel(Transducer):
         return self.decoder.advance(tokens, state, mask, with_attention=with_attention)
 
     @property
-    def proposes(self) -> bool:
-        return self.decoder.proposes
-
-    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
-        return self.decoder.propose(tokens, state, asked)
+    def top_k(self) -> TopKStep | None:
+        return self.decoder.top_k if isinstance(self.decoder, TopKDecoder) else None
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.decoder.reserve(state, more, beams)

@@ -135,7 +135,7 @@ def test_the_widest_beam_finds_what_the_sum_over_all_paths_finds(rows: int, more
 class Fixed(torch.nn.Module):
     """A model whose rows say the same, whatever it reads."""
 
-    proposes = False
+    top_k = None
 
     def __init__(self, fixed: dict) -> None:
         super().__init__()

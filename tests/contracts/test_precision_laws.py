@@ -14,9 +14,9 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Padded
-from transduce.inference.lowering import Precision, for_generation
-from transduce.inference.lowering.joint_projections import JointSelf
-from transduce.inference.lowering.lean import LeanBlock, LeanReading
+from transduce.inference.lowering import Precision, lower_network
+from transduce.inference.lowering.backends import NativeBackend, NativeEncoderBlock, OperationsBackend
+from transduce.inference.lowering.joint_projections import JointSelfAttention
 from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder, Transducer
@@ -30,7 +30,7 @@ def test_logits_stay(case: str, model: nn.Module, batch: Batch, precision: str) 
     if precision == "int8" and any(name in case for name in CHOICES):
         pytest.skip("an attention that chooses one row may choose another after the least rounding")
     model = model.eval()
-    made = for_generation(model, precision)
+    made = lower_network(model, precision)
     with torch.inference_mode():
         before, after = model(batch).logits.float(), made(batch).logits.float()
     seen = before > -1e3  # what may never be said has no size
@@ -38,7 +38,7 @@ def test_logits_stay(case: str, model: nn.Module, batch: Batch, precision: str) 
 
 
 def test_no_matrix_is_left_out(model: nn.Module) -> None:
-    made = for_generation(model, "int8")
+    made = lower_network(model, "int8")
     kinds = (nn.Linear, nn.RNNBase, nn.Dropout)
     left = [part for part in made.modules() if isinstance(part, kinds) and getattr(part, "out_features", 2) > 1]
     assert not left
@@ -47,13 +47,13 @@ def test_no_matrix_is_left_out(model: nn.Module) -> None:
 
 def test_projections_are_read_once(model: nn.Module, batch: Batch) -> None:
     """A joint projection that were asked three times would give the same numbers, three times as slowly."""
-    made = for_generation(model.eval(), "int8")
-    joint = [part for part in made.decoder.modules() if isinstance(part, JointSelf)]  # type: ignore[union-attr]
+    made = lower_network(model.eval(), "int8")
+    joint = [part for part in made.decoder.modules() if isinstance(part, JointSelfAttention)]  # type: ignore[union-attr]
     calls = []
     with torch.inference_mode():
         state = made.start(batch)  # type: ignore[operator]
         for part in joint:
-            part.all.register_forward_hook(lambda *_: calls.append(1))
+            part.qkv_proj.register_forward_hook(lambda *_: calls.append(1))
         made.advance(batch.decoder_inputs.values[:, :1], state)  # type: ignore[operator]
     assert len(calls) == len(joint)
 
@@ -62,7 +62,7 @@ def test_the_model_given_stays_as_it_is(model: nn.Module, batch: Batch) -> None:
     model = model.eval()
     with torch.inference_mode():
         before = model(batch).logits
-        for_generation(model, "int8")
+        lower_network(model, "int8")
         assert torch.equal(model(batch).logits, before)
 
 
@@ -73,7 +73,7 @@ def test_a_packed_search_finds_the_same(model: Transducer, batch: Batch, strateg
     batch = batch if rows == "all" else batch.select(torch.tensor([0]))
     longest = torch.full((batch.size,), 40)  # more than the first room: caches grow on the way
     before = search(model.eval(), batch, strategy, max_lengths=longest)
-    after = search(for_generation(model, "fp32"), batch, strategy, max_lengths=longest)
+    after = search(lower_network(model, "fp32"), batch, strategy, max_lengths=longest)
     for plain, packed in zip(before, after, strict=True):
         twin = next(one for one in plain if one.ids == packed[0].ids)  # two paths may be as good as each other
         assert twin.rank == pytest.approx(plain[0].rank, abs=1e-5)
@@ -83,22 +83,25 @@ def test_a_packed_search_finds_the_same(model: Transducer, batch: Batch, strateg
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("native", ["1", "0"])
-def test_steps_are_lean(norm: str, precision: Precision, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that fell back to the plain blocks would find the same, and take longer."""
+def test_decoding_steps_run_on_the_backend(
+    norm: str, precision: Precision, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that fell back to the modules would find the same, and take longer."""
     monkeypatch.setenv("TRANSDUCE_NATIVE", native)
     table = Embedding(20, 16)
     options: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "ff_width": 24, "norm": norm}
     decoder = TransformerDecoder(table, Output(16, 20), 16, **options)
-    network = for_generation(EncoderDecoder(TransformerEncoder(table, **options), decoder), precision)
+    network = lower_network(EncoderDecoder(TransformerEncoder(table, **options), decoder), precision)
     source = Padded.from_rows([[5, 6, 7, 2]])
-    blocks = [part for part in network.decoder.modules() if isinstance(part, LeanBlock)]
-    assert len(blocks) == 2
-    assert sum(isinstance(part, LeanReading) for part in network.encoder.modules()) == (2 if native == "1" else 0)
+    lowered: Any = network.decoder
+    assert isinstance(lowered.backend, NativeBackend if native == "1" else OperationsBackend)
+    encoded = sum(isinstance(part, NativeEncoderBlock) for part in network.encoder.modules())
+    assert encoded == (2 if native == "1" else 0)
     called: list[nn.Module] = []
-    for block in blocks:
+    for block in lowered.layers:
         for part in (block.self_attention, block.cross_attention, block.feed_forward):
             assert part is not None
             part.register_forward_pre_hook(lambda module, _: called.append(module))
     search(network, Batch(source), Greedy(), max_lengths=torch.tensor([6]))
-    # By our own kernels the blocks are one call; else both attentions of each are asked where <s> is read, and no more.
-    assert len(called) == (0 if native == "1" else 4)
+    # The native library reads <s> too; else the modules of each block read it, and no other token.
+    assert len(called) == (0 if native == "1" else 6)

@@ -149,7 +149,7 @@ class Growing(torch.nn.Module):
         super().__init__()
         self.inner = inner
 
-    proposes = steady = False
+    top_k, capturable = None, False
 
     def start(self, batch: Batch) -> State:
         return self.inner.start(batch)

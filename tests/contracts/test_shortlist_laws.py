@@ -16,7 +16,7 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis
-from transduce.inference.lowering import for_generation
+from transduce.inference.lowering import lower_network
 from transduce.inference.shortlist import Listed, Narrowed, OutputRows, narrow
 from transduce.kernels.native.library import library
 from transduce.layers.embedding import Output
@@ -77,7 +77,7 @@ def test_a_line_says_the_same_alone_and_beside_others(decoder: str, precision: s
     if precision == "int8" and library() is None:
         pytest.skip("torch's kernels round all rows of a call by one scale")
     model, batch = make(decoder), example_batch(LENGTHS)
-    model = model if precision is None else for_generation(model, precision)  # type: ignore[arg-type]
+    model = model if precision is None else lower_network(model, precision)  # type: ignore[arg-type]
     rows, allowed = OutputRows(model), lists(len(LENGTHS))
     together = found(rows, batch, allowed, width)
     for number, one in enumerate(together):
@@ -92,7 +92,7 @@ def test_a_line_says_the_same_alone_and_beside_others(decoder: str, precision: s
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_with_every_token_nothing_changes(decoder: str, precision: str | None) -> None:
     model, batch = make(decoder), example_batch(LENGTHS)
-    model = model if precision is None else for_generation(model, precision)  # type: ignore[arg-type]
+    model = model if precision is None else lower_network(model, precision)  # type: ignore[arg-type]
     every = torch.ones(len(LENGTHS), SIZE, dtype=torch.bool)
     plain = search(model, batch, Beam(width=3, length_penalty=1.0), max_lengths=torch.full((4,), 12), nbest=1)
     few = found(OutputRows(model), batch, every, 3)
@@ -108,9 +108,9 @@ def test_the_best_of_each_list_come_without_a_layer(
     precision: Any, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What makes it fast: the plain way gives the same outputs from a layer of all that any line may use."""
-    listed = narrow(OutputRows(for_generation(make("transformer"), precision)), lists(len(LENGTHS)))
+    listed = narrow(OutputRows(lower_network(make("transformer"), precision)), lists(len(LENGTHS)))
     assert isinstance(listed, Listed)
-    assert listed.proposes
+    assert listed.top_k is not None
     strategy = Greedy() if width == 1 else Beam(width=width, length_penalty=1.0)
 
     def found() -> list[list[Hypothesis]]:
@@ -121,7 +121,7 @@ def test_the_best_of_each_list_come_without_a_layer(
 
     best = found()
     assert "narrowed" not in vars(listed)
-    monkeypatch.setattr(Listed, "proposes", False)
+    monkeypatch.setattr(Listed, "top_k", None)
     for line, wanted in zip(best, found(), strict=True):
         assert [one.ids for one in line] == [one.ids for one in wanted]
         for one, other in zip(line, wanted, strict=True):
@@ -131,12 +131,12 @@ def test_the_best_of_each_list_come_without_a_layer(
 
 def test_a_packed_layer_is_smaller_and_packed() -> None:
     """What makes other ways faster: were the whole layer read and cut afterwards, outputs would be the same."""
-    model = for_generation(make("transformer"), "int8")
+    model = lower_network(make("transformer"), "int8")
     rows = OutputRows(model)
     small = Narrowed(rows, lists(1))
     layer = small.inner.decoder.output.projection  # type: ignore[union-attr]
     assert type(layer) is type(rows.layer)
     assert layer.out_features == len(small.ids) < SIZE
     assert model.decoder.output.projection.out_features == SIZE  # type: ignore[union-attr]
-    assert small.proposes == model.proposes  # no slower way is taken for a line alone
+    assert (small.top_k is None) == (model.top_k is None)  # no slower way is taken for a line alone
     assert small.inner.decoder.layers is model.decoder.layers  # type: ignore[union-attr]

@@ -13,8 +13,8 @@ from torch import nn
 
 import transduce
 from transduce.errors import InputError
-from transduce.inference.lowering import for_generation
-from transduce.inference.lowering.network import PackedCells
+from transduce.inference.lowering import lower_network
+from transduce.inference.lowering.lower import PackedRecurrent
 from transduce.kernels.packed_linear import PackedBFloat16, PackedFloat32, PackedInt8, has_vnni
 
 
@@ -51,7 +51,7 @@ def test_packed_cells_are_torchs_own(kind: type[nn.RNNBase], both: bool, padded:
     read = nn.utils.rnn.pack_padded_sequence(values, lengths, batch_first=True, enforce_sorted=False)
     with torch.inference_mode():
         wanted, wanted_last = layer(read if padded else values, first)
-        made, last = PackedCells(layer, PackedFloat32)(read if padded else values, first)
+        made, last = PackedRecurrent(layer, PackedFloat32)(read if padded else values, first)
     if padded:
         wanted, made = wanted.data, made.data
     torch.testing.assert_close(made, wanted)
@@ -102,4 +102,4 @@ def test_on_the_command_line(command: Command, attention_run: Path) -> None:
 
 
 def test_what_is_packed_learns_no_more(model: transduce.Model) -> None:
-    assert not any(part.requires_grad for part in for_generation(model.network, "int8").parameters())
+    assert not any(part.requires_grad for part in lower_network(model.network, "int8").parameters())

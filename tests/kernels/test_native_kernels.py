@@ -20,8 +20,8 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Hypothesis, Padded
-from transduce.inference.lowering import for_generation
-from transduce.inference.lowering.lean import LeanBlock
+from transduce.inference.lowering import lower_network
+from transduce.inference.lowering.backends import NativeBackend, OperationsBackend
 from transduce.kernels.native import library as libraries
 from transduce.kernels.native import top_k as native
 from transduce.kernels.native.linear import NativeLinear
@@ -241,8 +241,8 @@ def found_by(network: EncoderDecoder, strategy: Strategy, prefix: Padded | None 
 def test_a_step_is_that_of_the_plain_block(level: str, options: dict[str, Any], strategy: Strategy) -> None:
     """Sources and prefixes of different lengths, beams that change places, caches that grow on the way."""
     plain = transformer(options)
-    made = for_generation(plain, "fp32")
-    assert all(block.whole is not None for block in made.modules() if isinstance(block, LeanBlock))
+    made = lower_network(plain, "fp32")
+    assert isinstance(made.decoder.backend, NativeBackend)  # type: ignore[union-attr]
     for prefix in (None, Padded.from_rows([[5], [6, 4, 5], [4, 4]])):
         for before, after in zip(found_by(plain, strategy, prefix), found_by(made, strategy, prefix), strict=True):
             assert [one.ids for one in after] == [one.ids for one in before]
@@ -257,10 +257,8 @@ def test_without_kernels_a_step_is_the_same(
 ) -> None:
     monkeypatch.setenv(libraries.SWITCH, "0")
     plain = transformer(options)
-    made = for_generation(plain, "fp32")
-    blocks = [block for block in made.modules() if isinstance(block, LeanBlock)]
-    assert len(blocks) == 2
-    assert all(block.whole is None for block in blocks)
+    made = lower_network(plain, "fp32")
+    assert isinstance(made.decoder.backend, OperationsBackend)  # type: ignore[union-attr]
     for before, after in zip(found_by(plain, strategy), found_by(made, strategy), strict=True):
         assert after[0].ids == before[0].ids
         assert after[0].token_scores == pytest.approx(before[0].token_scores, rel=1e-4, abs=1e-4)
@@ -269,14 +267,14 @@ def test_without_kernels_a_step_is_the_same(
 def test_the_smallest_vocabulary() -> None:
     network = transformer({}, vocabulary=7)
     for before, after in zip(
-        found_by(network, Beam(width=5)), found_by(for_generation(network), Beam(width=5)), strict=True
+        found_by(network, Beam(width=5)), found_by(lower_network(network), Beam(width=5)), strict=True
     ):
         assert before[0].ids == after[0].ids
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
 def test_int8_outputs_do_not_depend_on_the_batch(strategy: Strategy) -> None:
-    network = for_generation(transformer({"width": 32, "ff_width": 64}), "int8")
+    network = lower_network(transformer({"width": 32, "ff_width": 64}), "int8")
     rows = [[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]]
     together = search(network, Batch(Padded.from_rows(rows)), strategy, max_lengths=torch.full((3,), 12))
     for row, beside in zip(rows, together, strict=True):
@@ -288,13 +286,13 @@ def test_int8_outputs_do_not_depend_on_the_batch(strategy: Strategy) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that went without them would find the same, and take longer."""
-    network = for_generation(transformer({}), precision)
+    network = lower_network(transformer({}), precision)
     assert all(part.native is not None for part in network.modules() if isinstance(part, PackedLinear))
     steps: list[Tensor] = []
-    for block in (part for part in network.modules() if type(part) is LeanBlock):
-        run = block.whole
-        assert run is not None
-        monkeypatch.setattr(block, "whole", lambda values, *rest, run=run: steps.append(values) or run(values, *rest))
+    backend: Any = network.decoder.backend  # type: ignore[union-attr]
+    assert isinstance(backend, NativeBackend)
+    counted = [lambda values, *rest, run=run: steps.append(values) or run(values, *rest) for run in backend.blocks]
+    monkeypatch.setattr(backend, "blocks", counted)
     top = native.top_k
     asked: list[int] = []
     monkeypatch.setattr(native, "top_k", lambda scores, count: asked.append(count) or top(scores, count))

@@ -25,8 +25,8 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State, TopK
-from transduce.inference.lowering import for_generation
-from transduce.inference.lowering.proposing import LeanDecoder
+from transduce.inference.lowering import lower_network
+from transduce.inference.lowering.program import TopKLoweredDecoder
 from transduce.kernels.native import library as libraries
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer
@@ -84,8 +84,8 @@ def test_what_is_proposed_is_what_all_scores_would_give(
     kind: str, rules: list[LogitsProcessor], strategy: Strategy
 ) -> None:
     plain = network(kind)
-    made = for_generation(plain, "fp32")
-    assert made.proposes
+    made = lower_network(plain, "fp32")
+    assert made.top_k is not None
     for prefix in (None, Padded.from_rows(PREFIX)):
         for before, after in zip(
             found_by(plain, strategy, rules, prefix), found_by(made, strategy, rules, prefix), strict=True
@@ -98,21 +98,21 @@ def test_what_is_proposed_is_what_all_scores_would_give(
 
 def counted(model: Transducer, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often each way through the decoder is taken from now on."""
-    calls = {"propose": 0, "advance": 0, "rows": 0}
+    calls = {"top_k": 0, "advance": 0, "rows": 0}
     kind = type(model.decoder)  # type: ignore[arg-type]
-    propose: Callable[..., TopK] = kind.propose
+    top_k: Callable[..., TopK] = kind.top_k
     advance = kind.advance
 
     def proposed(self: Any, tokens: torch.Tensor, state: State, asked: TopKRequest) -> TopK:
-        calls["propose"] += 1
+        calls["top_k"] += 1
         calls["rows"] += int(asked.active.sum())
-        return propose(self, tokens, state, asked)
+        return top_k(self, tokens, state, asked)
 
     def advanced(self: Any, *given: Any, **named: Any) -> Any:
         calls["advance"] += 1
         return advance(self, *given, **named)
 
-    monkeypatch.setattr(kind, "propose", proposed)
+    monkeypatch.setattr(kind, "top_k", proposed)
     monkeypatch.setattr(kind, "advance", advanced)
     return calls
 
@@ -120,11 +120,11 @@ def counted(model: Transducer, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
 @native
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_the_common_search_never_writes_all_scores_down(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = for_generation(network(), precision)
+    made = lower_network(network(), precision)
     calls = counted(made, monkeypatch)
     found = found_by(made, Greedy(), [MinLength(length=2)])
     assert calls["advance"] == 0
-    assert calls["propose"] == max(len(line[0].ids) for line in found)
+    assert calls["top_k"] == max(len(line[0].ids) for line in found)
     assert calls["rows"] == sum(len(line[0].ids) for line in found)  # a line that ended is read no more
     found_by(made, Beam(width=4), [], best=1)
     assert calls["advance"] == 0
@@ -135,21 +135,21 @@ def test_the_common_search_never_writes_all_scores_down(precision: Any, monkeypa
 @native
 def test_what_cannot_be_proposed_is_left_as_it_was() -> None:
     """Kernels know no norm over the batch, and bf16 has none of ours."""
-    assert not for_generation(network(), "bf16").proposes or not torch.backends.mkldnn.is_available()
+    assert lower_network(network(), "bf16").top_k is None or not torch.backends.mkldnn.is_available()
     table = Embedding(SIZE, 16)
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "norm_kind": "rms"}
     other = EncoderDecoder(
         TransformerEncoder(table, **sizes), TransformerDecoder(table, Output(16, SIZE), 16, **sizes)
     ).eval()
-    assert not for_generation(other, "int8").proposes
-    assert isinstance(for_generation(network(), "int8").decoder, LeanDecoder)
+    assert lower_network(other, "int8").top_k is None
+    assert isinstance(lower_network(network(), "int8").decoder, TopKLoweredDecoder)
 
 
 def test_without_kernels_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(libraries.SWITCH, "0")
     plain = network()
-    made = for_generation(plain, "fp32")
-    assert not made.proposes
+    made = lower_network(plain, "fp32")
+    assert made.top_k is None
     for before, after in zip(found_by(plain, Beam(width=3), []), found_by(made, Beam(width=3), []), strict=True):
         assert before[0].ids == after[0].ids
 
@@ -157,7 +157,7 @@ def test_without_kernels_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch) ->
 @native
 def test_a_beam_of_one_reads_fewer_rows_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that could not come first are given up: the same answer, from fewer of them."""
-    made = for_generation(network(ending=2.5), "fp32")
+    made = lower_network(network(ending=2.5), "fp32")
     calls = counted(made, monkeypatch)
     several = found_by(made, Beam(width=4), [])
     every = calls["rows"]
@@ -167,8 +167,8 @@ def test_a_beam_of_one_reads_fewer_rows_for_one_answer(monkeypatch: pytest.Monke
 
 
 KINDS: list[Callable[[int], LogitsProcessor]] = [
-    MinLength,
-    NoRepeatNgram,
+    lambda number: MinLength(length=number),
+    lambda number: NoRepeatNgram(size=number),
     lambda number: RepetitionPenalty(penalty=1.0 + number),
     lambda number: ForcedBOS(token=4 + number),
     lambda number: ForcedEOS(max_length=number + 1),
@@ -196,7 +196,7 @@ def test_what_a_rule_forbids_is_what_it_does(
 @pytest.mark.parametrize("made", [False, pytest.param(True, marks=native)], ids=["plain", "packed"])
 def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
     """Sources that are done are written over in place, but never what was given."""
-    model = for_generation(network(), "fp32") if made else network()
+    model = lower_network(network(), "fp32") if made else network()
     source = Padded.from_rows(SOURCES)
     kept = Padded(source.values.clone(), source.mask.clone())
     search(model, Batch(source), Beam(width=3), max_lengths=torch.tensor([2, 9, 3, 12]))
@@ -213,8 +213,8 @@ def test_rows_that_stand_at_different_places_are_proposed_for(
     strategy: Strategy, rules: list[LogitsProcessor], precision: Any
 ) -> None:
     """Sources come into places that are free: kernels read each row's own place, and leave out those that are done."""
-    model = for_generation(network(), precision)
-    assert model.proposes
+    model = lower_network(network(), precision)
+    assert model.top_k is not None
     rows = [*SOURCES, *SOURCES[::-1], *SOURCES[1:]]
     longest = torch.tensor([LONGEST, 3, 9, 5, LONGEST, 1, 7, LONGEST, 4, 12, 2])
     asked = [

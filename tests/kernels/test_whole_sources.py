@@ -7,8 +7,8 @@ import torch
 
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import PAD, Batch, Padded
-from transduce.inference.lowering import for_generation
-from transduce.inference.lowering.lean import LeanReading
+from transduce.inference.lowering import lower_network
+from transduce.inference.lowering.backends import NativeEncoderBlock
 from transduce.kernels.native.library import library
 from transduce.layers.embedding import Embedding
 
@@ -26,8 +26,8 @@ def test_a_source_is_read_as_by_the_plain_block(lengths: list[int], options: dic
     torch.manual_seed(len(lengths))
     embedding = Embedding(50, int(str(options["width"])))
     plain = TransformerEncoder(embedding, layers=2, ff_width=48, activation="gelu", **options).eval()  # type: ignore[arg-type]
-    made = for_generation(plain, "fp32")
-    assert all(isinstance(block, LeanReading) and block.whole is not None for block in made.blocks)
+    made = lower_network(plain, "fp32")
+    assert all(isinstance(block, NativeEncoderBlock) for block in made.layers)
     rows = [torch.randint(4, 50, (length,)).tolist() for length in lengths]
     source = Padded.from_rows(rows, PAD)
     with torch.inference_mode():

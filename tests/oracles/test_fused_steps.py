@@ -1,4 +1,4 @@
-"""A decoder whose steps are fused says what the plain one says; no decoder that fits falls back in silence."""
+"""Decoder programs on the operations backend equal the modules; no supported decoder falls back silently."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
+from transduce.errors import InputError
 from transduce.flow import EOS, Batch, Padded
-from transduce.inference.lowering import fused, network
-from transduce.inference.lowering.fused import FusedDecoder, fuse
+from transduce.inference.lowering import backends, lower
+from transduce.inference.lowering.lower import lower_for_gpu, lower_for_operations, lower_network
+from transduce.inference.lowering.program import LoweredDecoder, TopKLoweredDecoder
 from transduce.kernels.cuda_graph import SearchGraphs, copy_tensors, copy_tensors_together, tensors_of
-from transduce.kernels.decode_rows import Plain
+from transduce.kernels.decode_step import TorchOperations
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer
 
@@ -58,32 +60,28 @@ def build(options: dict[str, Any], *, alone: bool = False) -> Transducer:
     return made.eval()
 
 
-class Counting(Plain):
-    """Tells what it was asked for."""
+class CountingOperations(TorchOperations):
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
 
-    def product(self, *given: Any) -> Any:
-        self.calls["product"] += 1
-        return super().product(*given)
+    def qkv(self, *given: Any) -> Any:
+        self.calls["qkv"] += 1
+        return super().qkv(*given)
 
-    def look(self, *given: Any) -> Any:
-        self.calls["look"] += 1
-        return super().look(*given)
-
-    def best(self, *given: Any) -> Any:
-        self.calls["best"] += 1
-        return super().best(*given)
+    def top_k(self, *given: Any) -> Any:
+        self.calls["top_k"] += 1
+        return super().top_k(*given)
 
 
-def pair(model: Transducer) -> tuple[Transducer, Transducer, Counting]:
-    """The plain network and the fused one, and a count of what the latter does."""
-    network._replace(model, network._prepared)
-    made, counting = copy.deepcopy(model), Counting()
-    assert fuse(made) == COMMON["layers"]
-    made.decoder.pieces = counting  # type: ignore[union-attr]
-    return model, made, counting
+def pair(model: Transducer) -> tuple[Transducer, Transducer, CountingOperations]:
+    """The modules, the lowered network, and its counting operations."""
+    lower._replace(model, lower._join_projections)
+    lowered, counting = copy.deepcopy(model), CountingOperations()
+    lower_for_operations(lowered, counting)
+    assert isinstance(lowered.decoder, TopKLoweredDecoder)
+    return model, lowered, counting
 
 
 def sources(alone: bool = False) -> Batch:
@@ -94,7 +92,7 @@ def sources(alone: bool = False) -> Batch:
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with memory", "alone"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_steps_are_those_of_the_plain_blocks_and_beams_read_each_other(shape: str, alone: bool) -> None:
+def test_steps_equal_the_modules_and_beams_share_caches(shape: str, alone: bool) -> None:
     plain, quick, counting = pair(build(SHAPES[shape], alone=alone))
     beams, batch = 3, sources()
     with torch.inference_mode():
@@ -111,21 +109,21 @@ def test_steps_are_those_of_the_plain_blocks_and_beams_read_each_other(shape: st
                 assert torch.equal(two.state.past[name], value)
             order = (torch.randint(0, beams, (3, beams)) + torch.arange(3)[:, None] * beams).flatten()
             states = [one.state.reorder(order), two.state.reorder(order)]
-            assert counting.calls["look"] == COMMON["layers"] * (number + 1)
+            assert counting.calls["qkv"] == COMMON["layers"] * (number + 1)
         for before, after in zip(states[0].fixed["room"], states[1].fixed["room"], strict=True):
             torch.testing.assert_close(after, before, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
 @pytest.mark.parametrize("shape", ["before", "after"])
-def test_a_search_finds_the_same(shape: str, strategy: Any) -> None:
+def test_search_equals_the_modules(shape: str, strategy: Any) -> None:
     plain, quick, counting = pair(build(SHAPES[shape]))
     batch, longest = sources(), torch.tensor([9, 12, 40])
     found = [search(model, batch, strategy, max_lengths=longest) for model in (plain, quick)]
     assert [[one.ids for one in row] for row in found[0]] == [[one.ids for one in row] for row in found[1]]
     for ours, theirs in zip(found[1], found[0], strict=True):
         assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-3)
-    assert counting.calls["look"] > 0
+    assert counting.calls["qkv"] > 0
 
 
 class Written:
@@ -144,7 +142,7 @@ class Written:
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
-def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_are_keyed_by_suppressed_tokens(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     plain.decoder.output.projection.bias.data[EOS] = quick.decoder.output.projection.bias.data[EOS] = 9.0  # type: ignore[union-attr]
@@ -156,12 +154,12 @@ def test_recorded_steps_follow_the_rules_by_their_kind(strategy: Any, monkeypatc
     (recording,) = graphs.captured.values()
     assert list(recording.steps) == [(0, 1, EOS), (0, 1)]  # before the least length, and after
     assert all(len(row[0].ids) >= 5 for row in found)
-    assert counting.calls["best"] > graphs.replayed > 0
+    assert counting.calls["top_k"] > graphs.replayed > 0
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
-def test_places_that_are_filled_again(strategy: Any, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continuous_batching_equals_the_modules(strategy: Any, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", Written)
     plain, quick, counting = pair(build(SHAPES["after"]))
     longest = torch.tensor([9, 12, 40, 3, 20, 6, 14, 2, 5])
@@ -169,10 +167,10 @@ def test_places_that_are_filled_again(strategy: Any, recorded: bool, monkeypatch
     found = continuous_search(quick, asked, strategy, slots=4, graphs=SearchGraphs() if recorded else None)
     wanted = [row for one in asked for row in search(plain, one.batch, strategy, max_lengths=one.max_lengths)]
     assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
-    assert counting.calls["best"] > 0
+    assert counting.calls["top_k"] > 0
 
 
-def test_what_is_asked_beside_a_step_goes_the_plain_way() -> None:
+def test_other_calls_run_the_modules() -> None:
     plain, quick, counting = pair(build(SHAPES["after"]))
     batch, tokens = sources(), torch.randint(4, VOCABULARY, (3, 5))
     with torch.inference_mode():
@@ -182,39 +180,67 @@ def test_what_is_asked_beside_a_step_goes_the_plain_way() -> None:
         torch.testing.assert_close(looked.logits, plain.advance(tokens[:, :1], states[0]).logits, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(whole[1].logits, whole[0].logits)
     assert whole[1].attention is not None
-    assert counting.calls["look"] == COMMON["layers"]
+    assert counting.calls["qkv"] == COMMON["layers"]
 
 
-def test_more_rows_than_pay_go_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_run_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     _, quick, counting = pair(build(SHAPES["before"]))
-    monkeypatch.setattr(fused, "ROWS", 2)
+    monkeypatch.setattr(backends, "MAX_ROWS", 2)
     search(quick, sources(), Greedy(), max_lengths=torch.tensor([3, 3, 3]))
-    assert not counting.calls["look"]
+    assert not counting.calls["qkv"]
 
 
 @pytest.mark.parametrize(
     "options",
     [{"position": Rotary}, {"norm_kind": "rms"}, {"token_mixer": "ssru"}, {"heads": 4}, {"projections": "none"}],
 )
-def test_other_kinds_stay_as_they_are(options: dict[str, Any]) -> None:
+def test_unsupported_decoders_are_not_lowered(options: dict[str, Any]) -> None:
     model = build({**options, "position": options.get("position", Sinusoidal)})
-    network._replace(model, network._prepared)
-    assert fuse(model) == 0
+    lower._replace(model, lower._join_projections)
+    lower_for_operations(model, TorchOperations())
     assert type(model.decoder) is TransformerDecoder  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("shape", ["before", "after"])
-def test_a_network_made_ready_for_a_gpu_is_fused_and_places_keep_their_digits(shape: str) -> None:
+def test_gpu_lowering_in_bf16_keeps_exact_positions(shape: str) -> None:
     model = build(SHAPES[shape])
-    made = network.for_gpu(model, "bf16")
-    assert isinstance(made.decoder, FusedDecoder)  # type: ignore[union-attr]
-    assert len(made.decoder.fused) == COMMON["layers"]  # type: ignore[union-attr]
+    made = lower_for_gpu(model, "bf16")
+    assert isinstance(made.decoder, LoweredDecoder)
+    backend: Any = made.decoder.backend
+    assert len(backend.blocks) == COMMON["layers"]
     assert {one.dtype for one in made.parameters()} == {torch.bfloat16}
     place: Any = made.decoder.position  # type: ignore[union-attr]
     assert place.frequencies.dtype == torch.float32  # in bf16 the places from 256 on would fall together
     asked = torch.arange(200, 203)[None]
     exact = model.decoder.position.add(torch.zeros(1, 3, WIDTH), asked)  # type: ignore[union-attr]
-    torch.testing.assert_close(made.decoder.waves[200:203].float(), exact[0], atol=5e-3, rtol=0)  # type: ignore[union-attr]
+    torch.testing.assert_close(backend.tables.positions[200:203].float(), exact[0], atol=5e-3, rtol=0)  # type: ignore[union-attr]
     found = search(made, sources(), Greedy(), max_lengths=torch.tensor([6, 6, 6]))
     assert all(len(row[0].ids) == 6 or row[0].ids[-1] == EOS for row in found)
-    assert type(network.for_gpu(model, "fp32").decoder) is TransformerDecoder  # type: ignore[union-attr]
+    assert type(lower_for_gpu(model, "fp32").decoder) is TransformerDecoder  # type: ignore[union-attr]
+
+
+def test_auto_precision_reaches_the_fused_decoder_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is stood in for: the choice depends on the device alone, the weights stay on the CPU."""
+    gpu = torch.device("cuda")
+    for fast, dtype, kind in ((True, torch.bfloat16, TopKLoweredDecoder), (False, torch.float32, TransformerDecoder)):
+        monkeypatch.setattr(lower, "has_fast_bf16", lambda device, fast=fast: fast)
+        lowered: Any = lower_network(build(SHAPES["after"]), "auto", device=gpu)
+        assert type(lowered.decoder) is kind
+        assert {one.dtype for one in lowered.parameters()} == {dtype}
+    monkeypatch.setattr(lower, "has_fast_bf16", lambda device: True)
+    rotary: Any = lower_network(build({"position": Rotary}), "auto", device=gpu)  # the kernels do not support it
+    assert type(rotary.decoder) is TransformerDecoder
+    assert {one.dtype for one in rotary.parameters()} == {torch.float32}
+
+
+def test_choice_of_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(lower, "has_fast_bf16", lambda device: True)
+    assert lower.choose_precision("auto", cpu) == "fp32"
+    assert lower.choose_precision("auto", cpu, "int8") == "int8"
+    assert lower.choose_precision("auto", gpu, "int8") == "bf16"
+    assert lower.choose_precision("fp32", gpu) == "fp32"
+    with pytest.raises(InputError, match="int8"):
+        lower.choose_precision("int8", gpu)
+    with pytest.raises(InputError, match="unknown precision"):
+        lower.choose_precision("int9", cpu)  # type: ignore[arg-type]

@@ -20,11 +20,10 @@ from transduce.decoding.search import search
 from transduce.decoding.search_state import BeamState, FinishedHypotheses
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import EOS, State
-from transduce.inference.lowering.fused import fuse
-from transduce.inference.lowering.network import for_gpu
+from transduce.inference.lowering.lower import lower_for_gpu, lower_for_operations
 from transduce.kernels import beam_update as settling
 from transduce.kernels.cuda_graph import SearchGraphs
-from transduce.kernels.decode_rows import Kernels
+from transduce.kernels.decode_step import TritonOperations
 
 
 @pytest.mark.parametrize(
@@ -119,9 +118,8 @@ def test_a_search_goes_on_the_same(strategy: Strategy, enough: int | None, monke
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=3)], ids=["greedy", "beam"])
 def test_a_whole_search_by_kernels_finds_the_same(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = build(SHAPES["after"]).to(DEVICE, torch.float32 if INTERPRETED else torch.float16)
-    made = for_gpu(made, "auto")
-    fuse(made)
-    made.decoder.pieces = Kernels()
+    made = lower_for_gpu(made, "fp32")
+    lower_for_operations(made, TritonOperations())
     batch, longest = sources().to(DEVICE), torch.tensor([5, 6, 7])
     found = []
     if INTERPRETED:

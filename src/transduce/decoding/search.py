@@ -59,7 +59,7 @@ class Stepper:
         # used would only cost time.
         self.max_length = -(-max_length // INITIAL_CAPACITY) * INITIAL_CAPACITY if capturable else max_length
         self.capacity = self.max_length if capturable else min(max_length, INITIAL_CAPACITY - 1)  # and <s>
-        self.uses_top_k = model.proposes and 0 < strategy.candidates <= MAX_K
+        self.top_k = model.top_k if 0 < strategy.candidates <= MAX_K else None
         self.num_results = min(nbest or strategy.width, strategy.width) if strategy.exact else strategy.width
 
     @property
@@ -78,7 +78,7 @@ class Stepper:
 
     def begin(self, given: SearchInput) -> BeamState:
         """The search after its first selection."""
-        if self.uses_top_k and given.prefix is None:
+        if self.top_k is not None and given.prefix is None:
             suppressed = _suppressed(self.processors, 0)
             if suppressed is not None:
                 beams = initial_beams(self.model, self.strategy, given, self.capacity)
@@ -107,7 +107,7 @@ class Stepper:
 
     def suppressed(self, length: int | None) -> tuple[int, ...] | None:
         """Tokens suppressed after `length` tokens, if the top k suffice for the step; None: all logits are needed."""
-        if not self.uses_top_k:
+        if self.top_k is None:
             return None
         return self._always_suppressed if self.prefixed or length is None else _suppressed(self.processors, length)
 
@@ -126,7 +126,8 @@ class Stepper:
 
     def _top_k_step(self, beams: BeamState, tokens: Tensor, suppressed: tuple[int, ...]) -> BeamState:
         request = TopKRequest(self.strategy.candidates, suppressed, (beams.totals > -torch.inf).flatten())
-        best = self.model.propose(tokens, beams.state, request)
+        assert self.top_k is not None
+        best = self.top_k(tokens, beams.state, request)
         return update_from_top_k(self.strategy, beams, best, self.num_results)
 
 
@@ -229,7 +230,7 @@ class SearchLoop:
             return beams
         # On a CPU an inactive row costs as much as an active one, and compaction copies only the rows that move. The
         # top-k step skips inactive rows by itself.
-        top_k = self.stepper.uses_top_k
+        top_k = self.stepper.top_k is not None
         share = TOP_K_COMPACT_SHARE if top_k else COMPACT_SHARE
         if left < size if beams.totals.is_cpu and not top_k else left <= share * size:
             self._collect(beams, (~active).nonzero().flatten())

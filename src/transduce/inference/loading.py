@@ -10,7 +10,7 @@ from torch import Tensor
 from transduce import build, interop
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.inference.lowering import Precision, for_generation
+from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.model import Model
 from transduce.interop import bundle
 from transduce.kernels.cuda_graph import SearchGraphs
@@ -62,9 +62,8 @@ def _placed(
 ) -> Model:
     network = network.to(pick_device(device))
     parameters = build.count_parameters(network)
-    if precision == "auto" and recipe.model.weight_dtype == "int8" and pick_device(device).type == "cpu":
-        precision = "int8"  # rounded already: reading it so changes nothing more
-    network = network if precision is None else for_generation(network, precision)
+    if precision is not None:
+        network = lower_network(network, precision, weight_dtype=recipe.model.weight_dtype)
     graphs = SearchGraphs() if next(network.parameters()).is_cuda else None
     return Model(network, *tokenizers, recipe, parameters=parameters, graphs=graphs)
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from transduce.contracts import Shortlists, TopKRequest
+from transduce.contracts import Shortlists, TopKDecoder, TopKRequest
 from transduce.data.store import Store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
@@ -23,7 +23,7 @@ from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, State,
 from transduce.kernels.dispatch import has_hooks
 from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Output
-from transduce.model import Transducer
+from transduce.model import TopKStep, Transducer
 from transduce.storage import replace_file
 
 FORMAT = "transduce shortlist 1"
@@ -261,12 +261,12 @@ class Narrowed(Transducer):
         return replace(step, logits=step.logits.masked_fill(forbidden, -torch.inf))
 
     @property
-    def proposes(self) -> bool:
-        """Where all lines have one list: the best of it are the best of each line."""
-        return self.forbidden is None and self.inner.proposes
-
-    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
-        return self.inner.propose(self.ids[tokens], state, asked)
+    def top_k(self) -> TopKStep | None:
+        """Where all sources have one list: its top k are those of each source."""
+        inner = self.inner.top_k
+        if inner is None or self.forbidden is not None:
+            return None
+        return lambda tokens, state, request: inner(self.ids[tokens], state, request)
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.inner.reserve(state, more, beams)
@@ -310,12 +310,13 @@ class Listed(Transducer):
         return replace(step, logits=every.index_copy_(-1, few.ids, step.logits))
 
     @property
-    def proposes(self) -> bool:
-        return self.inner.proposes
+    def top_k(self) -> TopKStep | None:
+        return self._top_k
 
-    def propose(self, tokens: Tensor, state: State, asked: TopKRequest) -> TopK:
+    def _top_k(self, tokens: Tensor, state: State, request: TopKRequest) -> TopK:
         lists = Shortlists(self._tokens, self._begins, state.fixed[LINE])
-        return self.inner.propose(tokens, state, TopKRequest(asked.k, asked.suppressed, asked.active, lists))
+        assert self.inner.top_k is not None
+        return self.inner.top_k(tokens, state, TopKRequest(request.k, request.suppressed, request.active, lists))
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.inner.reserve(state, more, beams)
@@ -334,5 +335,6 @@ def _numbered(state: State, batch: Batch) -> State:
 
 def narrow(rows: OutputRows, allowed: Tensor) -> Narrowed | Listed:
     """allowed (B V) -> a network over all that any line may use, in which each line has its own."""
-    knows = rows.network.proposes and rows.network.decoder.supports_shortlists
-    return (Listed if knows else Narrowed)(rows, allowed)
+    decoder = rows.network.decoder
+    supported = isinstance(decoder, TopKDecoder) and decoder.supports_shortlists
+    return (Listed if supported else Narrowed)(rows, allowed)

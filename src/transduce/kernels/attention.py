@@ -66,12 +66,12 @@ def masks_keys(mask: Tensor | None) -> bool:
 def accepts_decode(given: AttentionInput) -> bool:
     """Few queries, in search on a GPU."""
     plain_softmax = given.bias is None and not given.causal and given.mask is not None
-    return plain_softmax and attention_decode.suits(given.query, given.keys, given.mask)
+    return plain_softmax and attention_decode.supports(given.query, given.keys, given.mask)
 
 
 def decode_attention(given: AttentionInput) -> Tensor:
     assert given.mask is not None
-    return attention_decode.attend_few(given.query, given.keys, given.values, given.mask, given.scale)
+    return attention_decode.decode_attention(given.query, given.keys, given.values, given.mask, given.scale)
 
 
 def accepts_triton(given: AttentionInput) -> bool:

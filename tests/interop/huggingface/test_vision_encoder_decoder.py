@@ -15,7 +15,7 @@ import transduce
 from transduce import interop
 from transduce.errors import InputError
 from transduce.flow import BOS, Batch, Padded
-from transduce.inference.lowering.network import for_generation
+from transduce.inference.lowering.lower import lower_network
 from transduce.interop import ctranslate2
 from transduce.interop.export import export
 
@@ -158,8 +158,8 @@ def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
     make(tmp_path / "theirs", decoder_type="bert")
     opened = transduce.load(interop.convert(tmp_path / "theirs", tmp_path / "run").folder, device="cpu")
     assert opened.recipe.model.output == "deep"
-    exact = for_generation(opened.network, "fp32")
-    rough = for_generation(opened.network, "int8")
+    exact = lower_network(opened.network, "fp32")
+    rough = lower_network(opened.network, "int8")
     batch, tokens = (
         Batch(Padded(pixels(images).permute(0, 2, 3, 1), torch.ones(4, 16, dtype=torch.bool))),
         [[1, 9, 7]],

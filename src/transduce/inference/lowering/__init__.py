@@ -1,5 +1,5 @@
-"""A trained network in, the same network for generation in another precision out."""
+"""Lowering: a trained network as a program for inference, in a precision and on a backend."""
 
-from transduce.inference.lowering.network import Precision, for_generation
+from transduce.inference.lowering.lower import Precision, lower_network
 
-__all__ = ["Precision", "for_generation"]
+__all__ = ["Precision", "lower_network"]

@@ -1,0 +1,270 @@
+"""Operations of one decoding step: embedding, fused linear layers, attention over caches and memories, top-k.
+
+A kernel costs about a microsecond on a GPU however little it does. So a linear layer includes the norm of its input,
+the activation, the gate, the residual sum and the write into the KV cache. `TorchOperations` is the reference, and what
+runs without a GPU; `TritonOperations` runs each operation as one GPU kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.attention.self_attention import CacheSlots
+from transduce.kernels.attention_decode import MAX_QUERIES, decode_attention
+from transduce.kernels.linear import ACTIVATIONS
+from transduce.kernels.packed_linear import LinearFunction, PackedLinear
+
+MAX_ROWS_WITHOUT_MMA = 4  # up to here a product is faster without the matrix unit, which takes sixteen rows
+TOP_K_TILE = 1024  # scores that one program scans
+REGISTER_NUMBERS = 8192  # numbers that the 128 threads of a program hold in registers
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class FusedLinear:
+    """f(W norm(x) + b), times a gate, plus a residual: all that a block does between two attentions."""
+
+    layer: nn.Module  # nn.Linear or PackedLinear
+    norm: nn.LayerNorm | None = None
+    returns_norm: bool = False  # True: norm(x) is returned too, as the next residual
+    activation: str = ""
+    gate: nn.Module | None = None
+
+    @cached_property
+    def compute(self) -> LinearFunction:
+        """f(W x + b); ReLU in the same pass where the layer can."""
+        if isinstance(self.layer, PackedLinear) and self.activation == "relu":
+            return self.layer.function(relu=True)
+        linear = _function(self.layer)
+        if not self.activation:
+            return linear
+        activation = ACTIVATIONS[self.activation]
+        return lambda values: activation(linear(values))
+
+    @cached_property
+    def compute_gate(self) -> LinearFunction | None:
+        return None if self.gate is None else _function(self.gate)
+
+
+def _function(layer: nn.Module) -> LinearFunction:
+    if isinstance(layer, PackedLinear):
+        return layer.function()
+    return lambda values: F.linear(values, layer.weight, layer.bias)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class EmbeddingTables:
+    """Token and position embeddings: s E[token] + P[position]."""
+
+    tokens: Tensor  # V D
+    scale: float
+    positions: Tensor | None  # P D
+
+
+@dataclass(frozen=True)
+class EmbeddedStep:
+    """Input of the first block, and the cache bookkeeping of the next step."""
+
+    rows: Tensor  # R D
+    next_positions: Tensor  # R
+    indirection: Tensor  # R L: see `CacheSlots`
+
+
+class TorchOperations:
+    """The operations in torch, on any device and in any precision."""
+
+    def linear(self, op: FusedLinear, rows: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """R I -> R O, and the residual (R I) for what follows."""
+        norm, read = op.norm, rows
+        if norm is not None:
+            read = torch.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        output = op.compute(read)
+        if op.compute_gate is not None:
+            output = output * op.compute_gate(read)
+        return output if residual is None else output.add_(residual), read if op.returns_norm else rows
+
+    def qkv(self, op: FusedLinear, rows: Tensor, cache: KeysValues, slots: CacheSlots) -> tuple[Tensor, Tensor]:
+        """Queries R H*K of rows, and the residual; keys and values are written into the cache (B N L G K)."""
+        output, residual = self.linear(op, rows)
+        size = cache[0].size(3) * cache[0].size(4)
+        query, keys, values = output.split((output.size(1) - 2 * size, size, size), 1)
+        for part, new in zip(cache, (keys, values), strict=True):
+            part.view(-1, size).index_copy_(0, slots.rows, new)
+        return query, residual
+
+    def attend_cache(self, query: Tensor, cache: KeysValues, slots: CacheSlots, scale: float) -> Tensor:
+        """Queries R H*K over caches B N L G K, each beam over the slots that hold its tokens -> R H*K"""
+        keys, values = (part.flatten(1, 2).transpose(1, 2) for part in cache)  # B G N*L K
+        queries = query.unflatten(1, (-1, keys.size(3))).unflatten(0, (-1, slots.beams)).transpose(1, 2)  # B H N K
+        additive = query.is_cpu and query.dtype == torch.float32  # made once for all blocks: CPU kernels add masks
+        return _merge_heads(self._attend(queries, keys, values, slots.shade if additive else slots.mask, scale))
+
+    def attend_memory(self, query: Tensor, memory: KeysValues, mask: Tensor, scale: float) -> Tensor:
+        """Queries R H*K over the memory of their source, B G S K -> R H*K; mask (B 1 1 S) is boolean or additive."""
+        keys, values = memory
+        queries = query.unflatten(1, (-1, keys.size(3))).unflatten(0, (len(keys), -1)).transpose(1, 2)  # B H N K
+        if mask.dtype != torch.bool and len(keys) > 1 and keys.size(1) == queries.size(1):
+            return _merge_heads(_attend_by_bmm(queries, keys, values, mask, scale))
+        return _merge_heads(self._attend(queries, keys, values, mask, scale))
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+        grouped = keys.size(1) < query.size(1)
+        return F.scaled_dot_product_attention(query, keys, values, mask, scale=scale, enable_gqa=grouped)
+
+    def embed(self, tables: EmbeddingTables, tokens: Tensor, slots: CacheSlots) -> EmbeddedStep:
+        """Tokens (R) at their positions."""
+        positions, indirection = slots.places, slots.owners
+        rows = tables.tokens[tokens] * tables.scale
+        if tables.positions is not None:
+            rows = rows + tables.positions[positions.clamp(max=len(tables.positions) - 1)]
+        if slots.beams > 1:
+            beam = torch.arange(slots.beams, dtype=indirection.dtype, device=positions.device)  # N
+            beam = beam.repeat(len(positions) // slots.beams)
+            indirection = indirection.scatter(1, positions[:, None], beam[:, None])
+        return EmbeddedStep(rows, (positions + 1).clamp(max=indirection.size(1) - 1), indirection)
+
+    def top_k(self, logits: Tensor, k: int, suppressed: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and tokens (R M) of the k best logits (R V) not suppressed; -inf where there are fewer."""
+        log_probs = logits.log_softmax(-1, dtype=torch.float)
+        ids = torch.tensor(suppressed, dtype=torch.long, device=logits.device)
+        best = log_probs.index_fill(1, ids, -torch.inf).topk(min(k, log_probs.size(1)))
+        missing = (0, k - best.values.size(1))
+        return F.pad(best.values, missing, value=-torch.inf), F.pad(best.indices, missing)
+
+
+class TritonOperations(TorchOperations):
+    """Each operation as one GPU kernel; top-k as two."""
+
+    def __init__(self) -> None:
+        self._suppressed: dict[Any, Tensor] = {}  # by device: a captured step cannot copy them from the host
+
+    def linear(self, op: FusedLinear, rows: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self._launch(op, rows, op.layer.out_features, residual)  # type: ignore[arg-type]
+
+    def qkv(self, op: FusedLinear, rows: Tensor, cache: KeysValues, slots: CacheSlots) -> tuple[Tensor, Tensor]:
+        outputs: Any = op.layer.out_features
+        width = outputs - 2 * cache[0].size(3) * cache[0].size(4)
+        return self._launch(op, rows, width, None, (*cache, slots.places, cache[0].size(2)))
+
+    def _launch(
+        self, op: FusedLinear, rows: Tensor, width: int, residual: Tensor | None, cache: tuple[Any, ...] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        from transduce.kernels.triton.decode_step import fused_linear
+
+        layer: Any = op.layer
+        gate: Any = op.gate
+        number, inputs = rows.shape
+        outputs = layer.out_features
+        result = rows.new_empty(number, width)
+        normed = torch.empty_like(rows) if op.returns_norm else None
+        keys, values, positions, capacity = cache or (None, None, None, 1)
+        tile_rows, tile_out, tile_in = tile_sizes(number, inputs, outputs)
+        fused_linear[(-(-outputs // tile_out), -(-number // tile_rows))](
+            rows, layer.weight, layer.bias,
+            *((None, None) if gate is None else (gate.weight, gate.bias)),
+            *((None, None) if op.norm is None else (op.norm.weight, op.norm.bias)),
+            residual, normed, result, keys, values, positions, number, outputs, width, capacity,
+            0.0 if op.norm is None else op.norm.eps,
+            inputs=inputs, activation=op.activation, use_mma=number > MAX_ROWS_WITHOUT_MMA,
+            tile_rows=tile_rows, tile_out=tile_out, tile_in=tile_in, num_warps=4,
+        )  # fmt: skip
+        return result, rows if normed is None else normed
+
+    def attend_cache(self, query: Tensor, cache: KeysValues, slots: CacheSlots, scale: float) -> Tensor:
+        from transduce.kernels.triton.attention_decode import cache_attention
+
+        keys, values = cache
+        capacity, groups, width = keys.shape[2:]
+        heads, result = query.size(1) // width, torch.empty_like(query)
+        indirection = slots.owners if slots.beams > 1 else None
+        cache_attention[(len(keys) * heads,)](
+            query, keys, values, slots.places, indirection, result, scale, slots.reach, heads, heads // groups,
+            slots.beams, capacity, width=width, block=_tile(slots.beams * capacity, 16, 128), max_queries=MAX_QUERIES,
+        )  # fmt: skip
+        return result
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+        return decode_attention(query, keys, values, mask, scale)
+
+    def embed(self, tables: EmbeddingTables, tokens: Tensor, slots: CacheSlots) -> EmbeddedStep:
+        from transduce.kernels.triton.decode_step import embed
+
+        positions, indirection = slots.places, slots.owners
+        number, width = len(tokens), tables.tokens.size(1)
+        rows = tables.tokens.new_empty(number, width)
+        next_positions, several = torch.empty_like(positions), slots.beams > 1
+        updated = torch.empty_like(indirection) if several else indirection
+        last = 0 if tables.positions is None else len(tables.positions) - 1
+        embed[(number,)](
+            tokens, tables.tokens, tables.positions, positions, indirection if several else None, rows,
+            next_positions, updated, tables.scale, tokens.stride(0), width, indirection.size(1), last, slots.beams,
+            tile=_tile(width, 16, 1024),
+        )  # fmt: skip
+        return EmbeddedStep(rows, next_positions, updated)
+
+    def top_k(self, logits: Tensor, k: int, suppressed: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        from transduce.kernels.triton.decode_step import merge_top_k, partial_top_k
+
+        rows, size = logits.shape
+        key = (suppressed, logits.device)
+        if key not in self._suppressed:
+            self._suppressed[key] = torch.tensor(suppressed or (-1,), device=logits.device)
+        parts, slots = -(-size // TOP_K_TILE), _tile(k, 2, 64)
+        maxima, sums = logits.new_empty(2, rows, parts, dtype=torch.float)
+        values = logits.new_empty(rows, parts, k, dtype=torch.float)
+        ids = logits.new_empty(rows, parts, k, dtype=torch.int32)
+        partial_top_k[(parts, rows)](
+            logits, self._suppressed[key], values, ids, maxima, sums, size, len(suppressed),
+            count=k, slots=slots, tile=TOP_K_TILE,
+        )  # fmt: skip
+        log_probs = logits.new_empty(rows, k, dtype=torch.float)
+        tokens = logits.new_empty(rows, k, dtype=torch.long)
+        candidates, part_tile = _tile(parts * k, 16, 1 << 20), _tile(parts, 16, 1 << 20)
+        merge_top_k[(rows,)](
+            values, ids, maxima, sums, log_probs, tokens, parts,
+            count=k, slots=slots, candidates=candidates, part_tile=part_tile,
+        )  # fmt: skip
+        return log_probs, tokens
+
+
+def _merge_heads(context: Tensor) -> Tensor:
+    """B H N K -> R H*K"""
+    return context.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def _attend_by_bmm(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """softmax(scale q k + mask) v for the few queries of many sources, by batched matrix products: B H N K.
+
+    Torch's fused CPU kernel has an overhead for each source and head: 402 instead of 202 microseconds for 32 sources of
+    32 tokens.
+    """
+    sources, heads, rows, width = query.shape
+    flat_keys, flat_values = (part.reshape(sources * heads, -1, width) for part in (keys, values))
+    scores = torch.bmm(query.reshape(sources * heads, rows, width), flat_keys.transpose(1, 2)).mul_(scale)
+    weights = scores.view(sources, heads, rows, -1).add_(mask).softmax(-1)
+    return torch.bmm(weights.flatten(0, 1), flat_values).view(query.shape)
+
+
+def tile_sizes(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
+    """Rows, outputs and inputs of the tile of one program.
+
+    Few outputs per tile where there are few in all: memory bandwidth needs a hundred programs or more.
+    """
+    if rows <= MAX_ROWS_WITHOUT_MMA:
+        high = _tile(rows, 1, MAX_ROWS_WITHOUT_MMA)
+        out = 4 if outputs <= 1024 else 8 if outputs <= 4096 else 16
+        return high, out, _tile(inputs, 16, REGISTER_NUMBERS // (high * out))
+    high = _tile(rows, 16, 64)
+    return high, 16 if outputs <= 2048 else 32, _tile(inputs, 16, REGISTER_NUMBERS // 2 // high)
+
+
+def _tile(size: int, least: int, most: int) -> int:
+    """The smallest power of two not below the size, within bounds."""
+    return min(most, max(least, 1 << max(size - 1, 0).bit_length()))
