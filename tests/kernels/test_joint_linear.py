@@ -1,4 +1,4 @@
-"""Several matrices over the same rows as one product, as in training: the same values and gradients."""
+"""Several linear layers over the same rows as one matrix product."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def model_of(**options: object) -> nn.Module:
 
 
 @pytest.mark.parametrize(("bias", "kv_heads", "projections"), list(product((False, True), (2, 4), ("all", "none"))))
-def test_the_same_gradients(bias: bool, kv_heads: int, projections: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_projections_have_the_same_gradients(
+    bias: bool, kv_heads: int, projections: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if projections == "none" and kv_heads == 2:
         pytest.skip("heads are not shared there")
     model = model_of(bias=bias, kv_heads=kv_heads, projections=projections).double()
@@ -57,7 +59,7 @@ def test_the_same_gradients(bias: bool, kv_heads: int, projections: str, monkeyp
         assert_close(one, other, rtol=0, atol=1e-10)
 
 
-def test_the_same_within_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_projections_are_as_exact_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not farther from the exact gradient than separate products, but for a rounding."""
     model = model_of()
     exact = gradients(model)
@@ -75,7 +77,7 @@ def test_the_same_within_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     assert separate < 0.02
 
 
-def test_one_product_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_linear_computes_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "can_join", always)
     layers = [nn.Linear(4, 3), nn.Linear(4, 5)]
     for layer in layers:
@@ -86,7 +88,7 @@ def test_one_product_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(found[1], rows @ layers[1].weight.T + layers[1].bias)
 
 
-def test_elsewhere_layers_are_called() -> None:
+def test_outside_training_and_with_hooks_layers_are_called() -> None:
     layer = nn.Linear(2, 2)
     assert can_join([layer])
     with torch.no_grad():
@@ -97,7 +99,7 @@ def test_elsewhere_layers_are_called() -> None:
     assert_close(joint_linear([layer], rows)[0], layer(rows))
 
 
-def test_precision_is_lowered_once_and_only_under_autocast() -> None:
+def test_matmul_dtype_is_that_of_autocast() -> None:
     values = torch.randn(3)
     assert to_matmul_dtype(values) is values
     with torch.autocast("cpu", torch.bfloat16):

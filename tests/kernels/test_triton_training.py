@@ -1,4 +1,4 @@
-"""Each GPU kernel of training gives what torch's operations give: on a GPU, or anywhere by Triton's interpreter.
+"""Triton kernels of training against torch's operations: on a GPU, or anywhere in Triton's interpreter.
 
 TRITON_INTERPRET=1 python -m pytest tests/kernels/test_triton_training.py
 """
@@ -56,8 +56,8 @@ def near(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], kind: 
         assert_close(one.float(), other.float(), atol=ROOM[kind], rtol=ROOM[kind])  # type: ignore[union-attr]
 
 
-def slopes_of(made: Tensor, inputs: Sequence[Tensor], slope: Tensor) -> list[Tensor]:
-    return [made, *torch.autograd.grad(made, inputs, slope.to(made))]
+def results_and_gradients(made: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
+    return [made, *torch.autograd.grad(made, inputs, grad.to(made))]
 
 
 NORMS: dict[str, Any] = {
@@ -77,17 +77,19 @@ def norm_of(name: str, width: int) -> nn.Module:
 
 @pytest.mark.parametrize(("width", "kind"), [(48, KINDS[0]), (64, NARROW), (1100, KINDS[0])], ids=str)
 @pytest.mark.parametrize("name", NORMS)
-def test_norms(name: str, width: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norm_equals_that_of_torch(name: str, width: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of values alone, and of their sum with changes, which a matrix made in its own precision."""
     monkeypatch.setattr(
         add_norm, "_multiprocessors", lambda device: 1
     )  # so few programs that some have two of the longest rows
     norm, values, changes = norm_of(name, width), numbers(2, 5, width), numbers(2, 5, width, kind=kind)
-    slope, learned = torch.randn(2, 5, width, device=DEVICE), list(norm.parameters())
+    grad, learned = torch.randn(2, 5, width, device=DEVICE), list(norm.parameters())
     inputs = [values, *learned]
-    near(slopes_of(fused_norm(norm, values), inputs, slope), slopes_of(norm(values), inputs, slope))
-    found = slopes_of(fused_post_norm(norm, values, changes, 0.0)[1], [changes, *inputs], slope)
-    near(found, slopes_of(norm(values + changes), [changes, *inputs], slope), kind)
+    near(
+        results_and_gradients(fused_norm(norm, values), inputs, grad), results_and_gradients(norm(values), inputs, grad)
+    )
+    found = results_and_gradients(fused_post_norm(norm, values, changes, 0.0)[1], [changes, *inputs], grad)
+    near(found, results_and_gradients(norm(values + changes), [changes, *inputs], grad), kind)
     assert found[1].dtype == kind
     with torch.autocast(DEVICE, NARROW):
         assert fused_norm(norm, values).dtype == NARROW  # as the matrix after it reads it
@@ -95,9 +97,9 @@ def test_norms(name: str, width: int, kind: torch.dtype, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("given", [(True, True), (True, False), (False, True)], ids=["both", "first", "second"])
-def test_norms_for_two_readers(name: str, given: tuple[bool, bool]) -> None:
+def test_add_norm_adds_the_gradients_of_two_readers(name: str, given: tuple[bool, bool]) -> None:
     norm, values, changes = norm_of(name, 40), numbers(30, 40), numbers(30, 40)
-    inputs, slopes = [values, changes, *norm.parameters()], torch.randn(2, 30, 40, device=DEVICE)
+    inputs, grads = [values, changes, *norm.parameters()], torch.randn(2, 30, 40, device=DEVICE)
     total = values + changes
     for found, wanted in (
         (fused_pre_norm(norm, values, changes, 0.0), (total, norm(total))),
@@ -106,7 +108,7 @@ def test_norms_for_two_readers(name: str, given: tuple[bool, bool]) -> None:
         near(found, wanted)
         asked = [number for number, so in enumerate(given) if so]
         ours, theirs = (
-            torch.autograd.grad([made[x] for x in asked], inputs, [slopes[x] for x in asked], True, allow_unused=True)
+            torch.autograd.grad([made[x] for x in asked], inputs, [grads[x] for x in asked], True, allow_unused=True)
             for made in (found, wanted)
         )
         near(ours, theirs)
@@ -126,45 +128,48 @@ def chosen(drawn: Tensor, rate: float) -> Tensor:
 
 
 @pytest.mark.parametrize("rate", [0.25, 0.6])
-def test_sums_with_dropout(rate: float) -> None:
+def test_dropout_add(rate: float) -> None:
     values, changes = numbers(48, 64), torch.ones(48, 64, device=DEVICE).requires_grad_()
     found = triton_dropout_add(values, changes, rate)
     kept = chosen((found - values).detach().round(decimals=2), rate)
-    slope = torch.randn(48, 64, device=DEVICE)
-    near(slopes_of(found, [values, changes], slope), [values + kept / (1 - rate), slope, slope * kept / (1 - rate)])
+    grad = torch.randn(48, 64, device=DEVICE)
+    near(
+        results_and_gradients(found, [values, changes], grad),
+        [values + kept / (1 - rate), grad, grad * kept / (1 - rate)],
+    )
     again = (triton_dropout_add(values, changes, rate) - values).round(decimals=2) != 0
     assert (again.float() != kept).any()
 
 
-def test_sums_without_dropout() -> None:
+def test_dropout_add_without_dropout() -> None:
     values, changes = numbers(5, 13), numbers(5, 13, kind=NARROW)
-    slope = torch.randn(5, 13, device=DEVICE)
-    found = slopes_of(triton_dropout_add(values, changes, 0.0), [values, changes], slope)
-    near(found[:2], [values + changes, slope])
-    assert torch.equal(found[2], slope.to(NARROW))
+    grad = torch.randn(5, 13, device=DEVICE)
+    found = results_and_gradients(triton_dropout_add(values, changes, 0.0), [values, changes], grad)
+    near(found[:2], [values + changes, grad])
+    assert torch.equal(found[2], grad.to(NARROW))
 
 
 @pytest.mark.parametrize("name", ["layer", "rms"])
-def test_norms_with_dropout(name: str) -> None:
+def test_add_norm_has_the_same_dropout_mask_in_both_passes(name: str) -> None:
     """The backward pass leaves out what the forward pass left out."""
     rate, norm, values = 0.3, norm_of(name, 64), numbers(48, 64)
     changes = torch.ones(48, 64, device=DEVICE).requires_grad_()
-    inputs, slopes = [values, changes, *norm.parameters()], torch.randn(2, 48, 64, device=DEVICE)
+    inputs, grads = [values, changes, *norm.parameters()], torch.randn(2, 48, 64, device=DEVICE)
     total, level = fused_pre_norm(norm, values, changes, rate)
     kept = chosen((total - values).detach().round(decimals=2), rate)
     whole = values + changes * kept / (1 - rate)
     near([total, level], [whole, norm(whole)])
-    wanted = torch.autograd.grad([whole, norm(whole)], inputs, [*slopes])
-    near(torch.autograd.grad([total, level], inputs, [*slopes]), wanted)
+    wanted = torch.autograd.grad([whole, norm(whole)], inputs, [*grads])
+    near(torch.autograd.grad([total, level], inputs, [*grads]), wanted)
     for made in (fused_post_norm(norm, values, changes, rate)[number] for number in (1, 0)):
-        found = slopes_of(made, inputs, slopes[0])
+        found = results_and_gradients(made, inputs, grads[0])
         kept = chosen(found[2], rate)
-        near(found, slopes_of(norm(values + changes * kept / (1 - rate)), inputs, slopes[0]))
+        near(found, results_and_gradients(norm(values + changes * kept / (1 - rate)), inputs, grads[0]))
 
 
 @pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
 @pytest.mark.parametrize(("count", "size"), [(5, 77), (130, 64), (200, 130)])
-def test_sums_of_columns(activation: str, count: int, size: int) -> None:
+def test_column_sums(activation: str, count: int, size: int) -> None:
     values = torch.randn(count, size, device=DEVICE)
     gates = 2 * numbers(count, size).detach() if activation else None
     result, sums = column_sums(values, gates, activation)
@@ -179,14 +184,14 @@ def test_sums_of_columns(activation: str, count: int, size: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-def test_products(activation: str, bias: bool, kind: torch.dtype) -> None:
+def test_linear_equals_that_of_torch(activation: str, bias: bool, kind: torch.dtype) -> None:
     """As torch's in the same precision: a rectifier would not forgive a rounding."""
     layer, rows = nn.Linear(48, 72, bias).to(DEVICE), numbers(2, 35, 48, kind=kind)
-    slope, inputs = torch.randn(2, 35, 72, device=DEVICE), [rows, *layer.parameters()]
+    grad, inputs = torch.randn(2, 35, 72, device=DEVICE), [rows, *layer.parameters()]
     made = F.linear(rows, layer.weight.to(kind), layer.bias.to(kind) if bias else None)
-    wanted = slopes_of(ACTIVATIONS[activation](made) if activation else made, inputs, slope)
-    found = slopes_of(
-        fused_linear(rows, [layer.weight], [layer.bias] if layer.bias is not None else [], activation), inputs, slope
+    wanted = results_and_gradients(ACTIVATIONS[activation](made) if activation else made, inputs, grad)
+    found = results_and_gradients(
+        fused_linear(rows, [layer.weight], [layer.bias] if layer.bias is not None else [], activation), inputs, grad
     )
     assert [one.dtype for one in found] == [one.dtype for one in wanted]
     near(found, wanted, kind)
@@ -195,7 +200,7 @@ def test_products(activation: str, bias: bool, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize("width", [40, 1100])
 @pytest.mark.parametrize("made_by", [fused_pre_norm, fused_post_norm])
-def test_a_bias_is_summed_up_with_the_norm(
+def test_add_norm_returns_the_bias_gradient_of_its_input(
     made_by: Any, width: int, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its gradient is the sum of the gradient of what it was added to, and nobody goes over that once more."""
@@ -211,26 +216,26 @@ def test_a_bias_is_summed_up_with_the_norm(
     kept = linear.column_sums
     summed: list[int] = []
     monkeypatch.setattr(linear, "column_sums", lambda *given: summed.append(1) or kept(*given))
-    slopes = torch.randn(2, 2, 7, width, device=DEVICE)
+    grads = torch.randn(2, 2, 7, width, device=DEVICE)
     inputs = [changes.raw, layer.bias, layer.weight, rows]
-    found = torch.autograd.grad(made_by(norm, values, changes, rate), inputs, [*slopes])
+    found = torch.autograd.grad(made_by(norm, values, changes, rate), inputs, [*grads])
     assert not summed
     near(found[1:], [found[0].sum((0, 1)), *torch.autograd.grad(layer(rows), [layer.weight, rows], found[0])])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_scores_of_an_odd_vocabulary(bias: bool, kind: torch.dtype) -> None:
+def test_padded_output_projection(bias: bool, kind: torch.dtype) -> None:
     layer, values = nn.Linear(48, 77, bias).to(DEVICE), numbers(2, 5, 48, kind=kind)
-    slope, inputs = torch.randn(2, 5, 77).to(DEVICE, kind), [values, *layer.parameters()]
+    grad, inputs = torch.randn(2, 5, 77).to(DEVICE, kind), [values, *layer.parameters()]
     made = F.linear(values, layer.weight.to(kind), layer.bias.to(kind) if bias else None)
-    wanted = slopes_of(made, inputs, slope)
+    wanted = results_and_gradients(made, inputs, grad)
     found = padded_projection(values, layer.weight, layer.bias)
     assert found.stride() == (5 * 128, 128, 1)
-    near(slopes_of(found, inputs, slope), wanted, kind)
+    near(results_and_gradients(found, inputs, grad), wanted, kind)
     logits = padded_projection(values, layer.weight, layer.bias)
     assert isinstance(logits, LinearOutput)
-    padded = F.pad(slope, (0, 128 - 77))
+    padded = F.pad(grad, (0, 128 - 77))
     near(torch.autograd.grad(logits.raw, inputs, padded), wanted[1:], kind)
 
 
@@ -259,7 +264,7 @@ ATTENTIONS: dict[str, Any] = {  # sources, heads, steps, slots, width, causal, l
 @pytest.mark.parametrize(
     ("joint", "kind"), [(True, KINDS[0] if INTERPRETED else torch.float16), (True, NARROW), (False, NARROW)], ids=str
 )
-def test_attention(given: Any, joint: bool, kind: torch.dtype) -> None:
+def test_attention_equals_that_of_torch(given: Any, joint: bool, kind: torch.dtype) -> None:
     sources, heads, steps, slots, width, causal, lengths = given
     if joint and steps == slots:
         parts = heads_of(sources, steps, heads, width, kind, parts=3)
@@ -270,9 +275,9 @@ def test_attention(given: Any, joint: bool, kind: torch.dtype) -> None:
         parts = [query, *(numbers(sources, heads, slots, width, kind=kind) for _ in range(2))]
     mask = None if lengths is None else torch.arange(slots) < torch.tensor(lengths)[:, None]
     mask = None if mask is None else mask[:, None, None].to(DEVICE)
-    slope = heads_of(sources, steps, heads, width, kind)[0].detach()
+    grad = heads_of(sources, steps, heads, width, kind)[0].detach()
     made = attend(parts[0], parts[1], parts[2], mask, 0.3, causal)
-    found = slopes_of(made, parts, slope)
+    found = results_and_gradients(made, parts, grad)
     seen = mask
     if causal and mask is not None:
         seen = mask & torch.ones(steps, slots, dtype=torch.bool, device=DEVICE).tril()
@@ -280,7 +285,7 @@ def test_attention(given: Any, joint: bool, kind: torch.dtype) -> None:
     asked = F.scaled_dot_product_attention(
         wide[0], wide[1], wide[2], seen, is_causal=causal and mask is None, scale=0.3
     )
-    near(found, slopes_of(asked, wide, slope), kind)
+    near(found, results_and_gradients(asked, wide, grad), kind)
 
 
 @pytest.mark.parametrize("kind", [KINDS[0] if INTERPRETED else torch.float16, NARROW], ids=str)
@@ -290,16 +295,16 @@ def test_attention_with_a_mask_for_every_step(kind: torch.dtype) -> None:
     mask = (torch.rand(3, 1, 19, 35) < 0.4).to(DEVICE)
     mask[..., 0] = True
     mask[1, :, 4] = False
-    slope = heads_of(3, 19, 2, 16, kind)[0].detach()
-    found = slopes_of(attend(parts[0], parts[1], parts[2], mask, 0.3, False), parts, slope)
+    grad = heads_of(3, 19, 2, 16, kind)[0].detach()
+    found = results_and_gradients(attend(parts[0], parts[1], parts[2], mask, 0.3, False), parts, grad)
     wide = [part.detach().float().contiguous().requires_grad_() for part in parts]
     scores = (wide[0] @ wide[1].mT * 0.3).masked_fill(~mask, -1e30)
     weights = torch.where(mask, scores.softmax(-1), 0.0)
-    near(found, slopes_of(weights @ wide[2], wide, slope), kind)
+    near(found, results_and_gradients(weights @ wide[2], wide, grad), kind)
 
 
 @pytest.mark.parametrize("given", ATTENTIONS.values(), ids=ATTENTIONS.keys())
-def test_biases_are_summed_up_with_attention(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_returns_the_bias_gradients_of_its_projections(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of queries, keys and values, made together or apart: as torch sums them up."""
     sources, heads, steps, slots, width, causal, lengths = given
     wide, alike = heads * width, steps == slots
@@ -327,18 +332,20 @@ def test_biases_are_summed_up_with_attention(given: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_source_without_anything_to_see(causal: bool) -> None:
+def test_attention_of_a_fully_masked_source_is_zero(causal: bool) -> None:
     """Its contexts and gradients are zero, and the other source does not notice."""
     parts = heads_of(2, 6, 2, 16, NARROW, parts=3)
     mask = torch.tensor([[True] * 6, [False] * 6])[:, None, None].to(DEVICE)
-    found = slopes_of(attend(parts[0], parts[1], parts[2], mask, 0.3, causal), parts, torch.ones_like(parts[0]))
+    found = results_and_gradients(
+        attend(parts[0], parts[1], parts[2], mask, 0.3, causal), parts, torch.ones_like(parts[0])
+    )
     for one in found:
         assert torch.isfinite(one).all()
         assert (one[1] == 0).all()
     assert (found[0][0] != 0).any()
 
 
-def test_gradients_lie_side_by_side() -> None:
+def test_gradients_of_joint_projections_are_adjacent() -> None:
     for count in (3, 2):
         parts = heads_of(2, 6, 2, 16, NARROW, parts=count)
         asked = parts if count == 3 else heads_of(2, 4, 2, 16, NARROW) + parts
@@ -382,7 +389,7 @@ def test_cross_entropy(size: int, smoothing: float, apart: bool, kind: torch.dty
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(("rows", "size"), [(6, 48), (150, 80)], ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_bias_of_scores_is_summed_up_with_their_gradient(
+def test_cross_entropy_returns_the_bias_gradient_of_the_output_layer(
     rows: int, size: int, smoothing: float, kind: torch.dtype
 ) -> None:
     given, factor = (5 * numbers(rows, size, kind=kind)).detach(), torch.tensor(0.7, device=DEVICE)
@@ -400,7 +407,7 @@ def test_the_bias_of_scores_is_summed_up_with_their_gradient(
 
 @pytest.mark.skipif(INTERPRETED, reason="there the kernels are not asked")
 @pytest.mark.parametrize("size", [80, 4096])
-def test_the_bias_of_scores_on_a_gpu(size: int) -> None:
+def test_bias_gradient_of_the_output_layer_on_a_gpu(size: int) -> None:
     layer, rows = nn.Linear(48, size).to(DEVICE), numbers(7, 48, kind=NARROW)
     gold, inputs = torch.randint(size, (7,), device=DEVICE), list(layer.parameters())
     with captured_pass():
@@ -413,7 +420,7 @@ def test_the_bias_of_scores_on_a_gpu(size: int) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="there the kernels are not asked")
 @pytest.mark.parametrize("size", [77, 4096, 9001])
-def test_cross_entropy_of_a_gpu(size: int) -> None:
+def test_cross_entropy_on_a_gpu(size: int) -> None:
     table = padded_rows(numbers(5, size).detach()).requires_grad_()
     gold = torch.tensor([0, size - 1, IGNORED, 5, 6], device=DEVICE)
     wanted = F.cross_entropy(table, gold, reduction="sum", label_smoothing=0.1)
@@ -434,7 +441,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
-def test_whole_models(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_passes_of_whole_models(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same loss and gradients as the plain way; in bf16, which a GPU's kernels ask for, to its roundings."""
     model, batch = model_of(layers=1, **options).to(DEVICE), BATCH.to(DEVICE)
     plain = gradients(model, batch)

@@ -50,31 +50,29 @@ def kept(shape: torch.Size, seed: Tensor, limit: int) -> Tensor:
     return torch.randint(0, 2**32, shape, generator=dice) >= limit
 
 
-def joined(values: Tensor, changes: Tensor | None, seed: Tensor, limit: int, factor: float, drops: bool) -> Tensor:
-    if changes is None:
+def joined(values: Tensor, x: Tensor | None, seed: Tensor, limit: int, factor: float, drops: bool) -> Tensor:
+    if x is None:
         return values.float()
-    change = changes.float()
-    return values.float() + (change * factor * kept(change.shape, seed, limit) if drops else change)
+    addend = x.float()
+    return values.float() + (addend * factor * kept(addend.shape, seed, limit) if drops else addend)
 
 
 def dropout_add_forward(
-    grid: Any, values: Any, changes: Any, seed: Any, result: Any, size: int, *rest: Any, block: int
+    grid: Any, values: Any, x: Any, seed: Any, result: Any, size: int, *rest: Any, block: int
 ) -> None:
     assert grid[0] * block >= size == values.numel()
-    result.copy_(joined(values, changes, seed, *rest))
+    result.copy_(joined(values, x, seed, *rest))
 
 
-def dropout_backward(
-    grid: Any, changes: Any, seed: Any, result: Any, size: int, limit: int, factor: float, **_: Any
-) -> None:
-    result.copy_(changes.float() * factor * kept(changes.shape, seed, limit))
+def dropout_backward(grid: Any, x: Any, seed: Any, result: Any, size: int, limit: int, factor: float, **_: Any) -> None:
+    result.copy_(x.float() * factor * kept(x.shape, seed, limit))
 
 
 def add_norm_forward(grid: Any, *given: Any, width: int, drops: bool, centred: bool, block: int, rows: int) -> None:
-    values, changes, seed, weight, bias, totals, result, means, scales, count, limit, factor, epsilon = given
+    values, x, seed, weight, bias, totals, result, means, scales, count, limit, factor, epsilon = given
     assert grid[0] * rows >= count == values.numel() // width
     assert block >= width == values.size(-1)
-    total = joined(values, changes, seed, limit, factor, drops)
+    total = joined(values, x, seed, limit, factor, drops)
     if totals is not None:
         totals.copy_(total)
     total = total.view(count, width)
@@ -89,29 +87,29 @@ def add_norm_forward(grid: Any, *given: Any, width: int, drops: bool, centred: b
 def add_norm_backward(
     grid: Any, *given: Any, width: int, drops: bool, centred: bool, keep_sum: bool, sums_x: bool, block: int, rows: int
 ) -> None:
-    slopes, beside, values, changes, seed, weight, means, scales, to_values, to_changes, sums = given[:11]
+    grads, second_grads, values, x, seed, weight, means, scales, residual_grad, x_grad, sums = given[:11]
     count, limit, factor = given[11:]
     assert sums.shape == (grid[0], (3 if sums_x else 2) * width)
     assert grid[0] <= -(-count // rows)
-    total = joined(values, changes, seed, limit, factor, drops).view(count, width)
+    total = joined(values, x, seed, limit, factor, drops).view(count, width)
     level = (total - means[:, None] if centred else total) * scales[:, None]
-    slope = slopes.float().view(count, width)
-    if beside is not None and not keep_sum:
-        slope = slope + beside.float().view(count, width)
+    grad = grads.float().view(count, width)
+    if second_grads is not None and not keep_sum:
+        grad = grad + second_grads.float().view(count, width)
     sums.zero_()
-    sums[0, : 2 * width] = torch.cat(((slope * level).sum(0), slope.sum(0)))
-    slope = slope * weight.float()
-    back = slope - level * (slope * level).mean(1, keepdim=True)
-    back = (back - slope.mean(1, keepdim=True) if centred else back) * scales[:, None]
-    back = back.view_as(values)
-    if beside is not None and keep_sum:
-        back = back + beside.float()
-    to_values.copy_(back)
-    if changes is not None:
-        back = back * factor * kept(back.shape, seed, limit) if drops else back
-        to_changes.copy_(back)
+    sums[0, : 2 * width] = torch.cat(((grad * level).sum(0), grad.sum(0)))
+    grad = grad * weight.float()
+    input_grad = grad - level * (grad * level).mean(1, keepdim=True)
+    input_grad = (input_grad - grad.mean(1, keepdim=True) if centred else input_grad) * scales[:, None]
+    input_grad = input_grad.view_as(values)
+    if second_grads is not None and keep_sum:
+        input_grad = input_grad + second_grads.float()
+    residual_grad.copy_(input_grad)
+    if x is not None:
+        input_grad = input_grad * factor * kept(input_grad.shape, seed, limit) if drops else input_grad
+        x_grad.copy_(input_grad)
         if sums_x:
-            sums[0, 2 * width :] = back.view(count, width).sum(0)
+            sums[0, 2 * width :] = input_grad.view(count, width).sum(0)
 
 
 def sum_columns(grid: Any, *given: Any, activation: str, tile_rows: int, tile_columns: int) -> None:
@@ -163,17 +161,17 @@ def attention_forward(
 def attention_backward(
     grid: Any, *given: Any, causal: bool, by_query: bool, width: int, query_block: int, key_block: int
 ) -> None:
-    query, keys, values, real, slopes, to_query, to_keys, to_values, sums, scale, *numbers = given
+    query, keys, values, real, grads, query_grad, keys_grad, residual_grad, sums, scale, *numbers = given
     assert by_query == (real is not None and real.size(2) > 1)
-    check_places([query, keys, values, slopes, to_query, to_keys, to_values], tuple(numbers), real)
-    weights, slope = weights_of(query, keys, real, scale, causal), slopes.float()
-    to_values.copy_(weights.to(slopes.dtype).float().mT @ slope)
-    back = slope @ values.float().mT
-    back = (weights * (back - (weights * back).sum(-1, keepdim=True)) * scale).to(keys.dtype).float()
-    to_query.copy_(back @ keys.float())
-    to_keys.copy_(back.mT @ query.float())
+    check_places([query, keys, values, grads, query_grad, keys_grad, residual_grad], tuple(numbers), real)
+    weights, grad = weights_of(query, keys, real, scale, causal), grads.float()
+    residual_grad.copy_(weights.to(grads.dtype).float().mT @ grad)
+    input_grad = grad @ values.float().mT
+    input_grad = (weights * (input_grad - (weights * input_grad).sum(-1, keepdim=True)) * scale).to(keys.dtype).float()
+    query_grad.copy_(input_grad @ keys.float())
+    keys_grad.copy_(input_grad.mT @ query.float())
     if sums is not None:
-        parts = [part.float().sum(2).flatten(1) for part in (to_query, to_keys, to_values)]  # each B (H K)
+        parts = [part.float().sum(2).flatten(1) for part in (query_grad, keys_grad, residual_grad)]  # each B (H K)
         sums.copy_(torch.cat(parts, 1))
 
 
