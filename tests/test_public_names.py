@@ -1,4 +1,4 @@
-"""The public names: few, sorted, importable, and light to import."""
+"""The public names of the package."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 import transduce
 
 
-def test_sorted_and_importable() -> None:
+def test_public_names_are_sorted_and_documented() -> None:
     assert transduce.__all__ == sorted(transduce.__all__)
     assert len(set(transduce.__all__)) == len(transduce.__all__)
     for name in transduce.__all__:
         assert inspect.getdoc(getattr(transduce, name)), name
 
 
-def test_names_and_homes_agree() -> None:
+def test_public_names_and_their_modules_agree() -> None:
     assert set(transduce._MODULES) == set(transduce.__all__)
     with pytest.raises(AttributeError, match="nothing_here"):
         transduce.nothing_here  # noqa: B018
 
 
-def test_importing_is_light() -> None:
+def test_import_does_not_load_torch() -> None:
     code = "import sys, transduce\nassert not {'torch', 'numpy', 'pydantic'} & sys.modules.keys(), sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

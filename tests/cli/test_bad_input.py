@@ -1,4 +1,4 @@
-"""What a user can get wrong: exit code 2, no traceback, the place named, and nothing left that blocks a second try."""
+"""Errors of the user: exit code 2, no traceback, the place is named, and a second attempt is not blocked."""
 
 from __future__ import annotations
 
@@ -57,38 +57,42 @@ class TestData:
             (b"red\tRED\n", ("1 pair", "data.dev")),
         ],
     )
-    def test_a_file(self, train, tmp_path: Path, content: bytes, told: tuple[str, ...]) -> None:
+    def test_bad_lines_and_empty_files_are_rejected(
+        self, train, tmp_path: Path, content: bytes, told: tuple[str, ...]
+    ) -> None:
         path = tmp_path / "pairs.tsv"
         path.write_bytes(content)
         refused(train(path), *told)
 
-    def test_names_the_file(self, train, tmp_path: Path) -> None:
+    def test_the_error_names_file_and_line(self, train, tmp_path: Path) -> None:
         path = tmp_path / "pairs.tsv"
         path.write_bytes(GOOD + b"\xff\t\n")
         refused(train(path), f"{path}:41")
 
-    def test_no_such_file(self, train, tmp_path: Path) -> None:
+    def test_a_missing_file_is_rejected(self, train, tmp_path: Path) -> None:
         refused(train(tmp_path / "nothing.tsv"), str(tmp_path / "nothing.tsv"), "no such file")
 
-    def test_a_directory(self, train, tmp_path: Path) -> None:
-        refused(train(tmp_path), str(tmp_path), "directory", "name the files in it")
+    def test_a_directory_is_rejected(self, train, tmp_path: Path) -> None:
+        refused(train(tmp_path), str(tmp_path), "directory", "give a file in it")
 
-    def test_parallel_files_of_different_length(self, train, tmp_path: Path) -> None:
+    def test_parallel_files_of_different_length_are_rejected(self, train, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("x\n" * 30)
         (tmp_path / "b").write_text("x\n" * 31)
         refused(train(f"{tmp_path / 'a'},{tmp_path / 'b'}"), "30", "31", "first suspicious line")
 
     @pytest.mark.parametrize("name", ["dev", "test"])
-    def test_a_missing_set_is_told_before_training(self, train, pairs: Path, tmp_path: Path, name: str) -> None:
+    def test_a_missing_dev_or_test_set_is_reported_before_training(
+        self, train, pairs: Path, tmp_path: Path, name: str
+    ) -> None:
         refused(train(pairs, f"data.{name}={tmp_path / 'no.tsv'}"), "no.tsv", "no such file")
 
-    def test_all_pairs_filtered_away(self, train, pairs: Path) -> None:
+    def test_a_corpus_without_remaining_pairs_is_rejected(self, train, pairs: Path) -> None:
         refused(train(pairs, "data.max_length=1"), str(pairs), "dropped: too long")
 
-    def test_more_held_out_than_there_is(self, train, pairs: Path) -> None:
+    def test_a_dev_set_larger_than_the_corpus_is_rejected(self, train, pairs: Path) -> None:
         refused(train(pairs, "data.dev_size=400"), "400", "data.dev_size")
 
-    def test_dropped_and_counted_when_asked(self, command: Command, tmp_path: Path) -> None:
+    def test_invalid_lines_are_dropped_and_counted_on_request(self, command: Command, tmp_path: Path) -> None:
         path = tmp_path / "pairs.tsv"
         path.write_bytes(GOOD + b"caf\xe9\tx\na\0b\tx\none column\nred\t\n" + b"x " * 100_000 + b"\tx\n")
         called = command("train", path, "--run", tmp_path / "run", *QUICK, "data.invalid=drop")
@@ -98,7 +102,7 @@ class TestData:
         dropped = json.loads((tmp_path / "run" / "metrics.json").read_text())["data"]["dropped"]
         assert sum(dropped.values()) == 5
 
-    def test_one_endless_line_does_not_change_the_choice(self, command: Command, tmp_path: Path) -> None:
+    def test_one_very_long_line_does_not_change_the_chosen_recipe(self, command: Command, tmp_path: Path) -> None:
         path = tmp_path / "pairs.tsv"
         path.write_bytes(GOOD + b"x " * 100_000 + b"\ty\n")
         called = command("train", path, "--run", tmp_path / "run", *QUICK)
@@ -109,7 +113,7 @@ class TestData:
         recipes = [yaml.safe_load((tmp_path / name / "recipe.yaml").read_text()) for name in ("run", "plain")]
         assert recipes[0]["model"] == recipes[1]["model"]
 
-    def test_byte_order_mark_and_carriage_returns(self, command: Command, tmp_path: Path) -> None:
+    def test_byte_order_mark_and_carriage_returns_are_removed(self, command: Command, tmp_path: Path) -> None:
         path = tmp_path / "pairs.tsv"
         path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace(b"\n", b"\r\n"))
         assert command("train", path, "--run", tmp_path / "run", *QUICK).code == 0
@@ -152,7 +156,7 @@ class TestSettings:
             ("{1: 2}=3", ("{1: 2}",)),
         ],
     )
-    def test_on_top_of_pairs(self, train, pairs: Path, setting: str, told: tuple[str, ...]) -> None:
+    def test_wrong_settings_are_rejected(self, train, pairs: Path, setting: str, told: tuple[str, ...]) -> None:
         refused(train(pairs, setting), *told)
 
     @pytest.mark.parametrize(
@@ -166,7 +170,7 @@ class TestSettings:
             ({"encoder": {"kind": "nothing:Here"}}, ("nothing.py",)),
         ],
     )
-    def test_models_that_cannot_be(self, command, tmp_path: Path, pairs: Path, model: dict, told) -> None:
+    def test_impossible_models_are_rejected(self, command, tmp_path: Path, pairs: Path, model: dict, told) -> None:
         path = tmp_path / "recipe.yaml"
         whole = {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "recurrent"}, **model}
         path.write_text(yaml.safe_dump({"model": whole, "data": {"train": str(pairs)}}))
@@ -174,18 +178,18 @@ class TestSettings:
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize("content", [b"- a\n- b\n", b"a: [", b"\xff\xfe", b"just words", b"!!python/object:x {}"])
-    def test_recipes_that_are_none(self, command: Command, tmp_path: Path, content: bytes) -> None:
+    def test_malformed_recipes_are_rejected(self, command: Command, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "recipe.yaml"
         path.write_bytes(content)
         refused(command("train", path, "--run", tmp_path / "run"), str(path))
         assert not (tmp_path / "run").exists()
 
-    def test_recipes_that_are_not_there(self, command: Command, tmp_path: Path) -> None:
+    def test_missing_recipes_are_rejected(self, command: Command, tmp_path: Path) -> None:
         refused(command("train", tmp_path / "no.yaml"), "no.yaml")
         (tmp_path / "folder.yaml").mkdir()
         refused(command("train", tmp_path / "folder.yaml"), "folder.yaml")
 
-    def test_an_empty_recipe_says_what_it_lacks(self, command: Command, tmp_path: Path) -> None:
+    def test_the_error_of_an_empty_recipe_names_the_missing_keys(self, command: Command, tmp_path: Path) -> None:
         (tmp_path / "r.yaml").write_text("")
         refused(command("train", tmp_path / "r.yaml", "--run", tmp_path / "run"), "model.decoder")
         part = "model.encoder={kind: recurrent}", "model.decoder={kind: recurrent}"
@@ -199,7 +203,7 @@ def run(attention_run: Path, tmp_path: Path) -> Path:
 
 
 class TestRuns:
-    def test_not_a_run(self, command: Command, tmp_path: Path) -> None:
+    def test_a_folder_without_a_recipe_is_not_a_run(self, command: Command, tmp_path: Path) -> None:
         for name in ("generate", "evaluate"):
             refused(command(name, tmp_path), str(tmp_path), "not a run directory", "transduce train")
             refused(command(name, tmp_path / "nothing"), "not a run directory")
@@ -212,11 +216,13 @@ class TestRuns:
         (run / "recipe.yaml").write_bytes(before)
         assert command("generate", run, stdin=b"red green\n").out == "GREEN RED\n"
 
-    def test_resume_with_another_recipe(self, command: Command, run: Path) -> None:
+    def test_resuming_with_another_recipe_is_rejected(self, command: Command, run: Path) -> None:
         called = command("train", run / "recipe.yaml", "--run", run, "--resume", "model.encoder.width=16")
         refused(called, "model.encoder.width", "32", "16")
 
-    def test_leftovers_of_a_run_that_never_began(self, command: Command, pairs: Path, tmp_path: Path) -> None:
+    def test_tokenizers_of_an_aborted_preparation_are_not_reused(
+        self, command: Command, pairs: Path, tmp_path: Path
+    ) -> None:
         """Killed between its tokenizers and its recipe: the tokenizers are not those of the next run."""
         assert command("train", pairs, "--run", tmp_path / "a", "--quiet", *QUICK).code == 0
         (tmp_path / "b").mkdir()
@@ -226,17 +232,17 @@ class TestRuns:
         assert called.code == 0, called.err
         assert json.loads((tmp_path / "b" / "tokenizer.source.json").read_text())["kind"] == "chars"
 
-    def test_a_vocabulary_that_does_not_fit(self, command: Command, run: Path, transformer_run: Path) -> None:
+    def test_a_vocabulary_of_another_size_is_rejected(self, command: Command, run: Path, transformer_run: Path) -> None:
         shutil.copy(transformer_run / "tokenizer.target.json", run)
         refused(command("generate", run, stdin=b"red\n"), "tokenizers", str(run))
 
-    def test_a_broken_vocabulary(self, command: Command, run: Path) -> None:
+    def test_damaged_and_missing_tokenizers_are_rejected(self, command: Command, run: Path) -> None:
         (run / "tokenizer.target.json").write_text("{}")
         refused(command("generate", run), "tokenizer.target.json")
         (run / "tokenizer.target.json").unlink()
         refused(command("generate", run), str(run), "tokenizers are missing")
 
-    def test_damaged_weights_fall_back_with_a_warning(self, command: Command, run: Path) -> None:
+    def test_damaged_weights_fall_back_to_an_older_checkpoint_with_a_warning(self, command: Command, run: Path) -> None:
         weights = run / "checkpoints" / "final" / "weights.safetensors"
         content = bytearray(weights.read_bytes())
         content[-1] ^= 1
@@ -246,7 +252,7 @@ class TestRuns:
         assert called.err.startswith("warning: ")
         assert "damaged" in called.err
 
-    def test_no_whole_weights(self, command: Command, run: Path) -> None:
+    def test_a_run_with_only_damaged_weights_is_rejected(self, command: Command, run: Path) -> None:
         for weights in run.glob("checkpoints/*/weights.safetensors"):
             weights.write_bytes(weights.read_bytes()[:100])
         called = command("generate", run)
@@ -254,7 +260,7 @@ class TestRuns:
         assert "checkpoints are damaged" in called.err
         assert "Traceback" not in called.err
 
-    def test_no_checkpoint(self, command: Command, run: Path) -> None:
+    def test_a_run_without_checkpoints_is_rejected(self, command: Command, run: Path) -> None:
         shutil.rmtree(run / "checkpoints")
         refused(command("generate", run), str(run), "no checkpoint", "--resume")
 
@@ -268,13 +274,15 @@ class TestRuns:
             (lambda model: model.update(decoder=None), "decoder"),
         ],
     )
-    def test_a_recipe_changed_by_hand(self, command: Command, run: Path, change, told: str) -> None:
+    def test_a_recipe_that_does_not_fit_the_weights_is_rejected(
+        self, command: Command, run: Path, change, told: str
+    ) -> None:
         content = yaml.safe_load((run / "recipe.yaml").read_text())
         change(content["model"])
         (run / "recipe.yaml").write_text(yaml.safe_dump(content))
         refused(command("generate", run, stdin=b"red\n"), told)
 
-    def test_data_that_is_gone(self, command: Command, run: Path) -> None:
+    def test_missing_data_of_a_run_is_reported(self, command: Command, run: Path) -> None:
         content = yaml.safe_load((run / "recipe.yaml").read_text())
         content["data"]["train"][0]["path"] = "/nothing/here.tsv"
         (run / "recipe.yaml").write_text(yaml.safe_dump(content))
@@ -297,26 +305,30 @@ class TestRequests:
             (("--device", "cuda:99"), ("cuda:99",)),
         ],
     )
-    def test_generate(self, command: Command, attention_run: Path, arguments, told) -> None:
+    def test_wrong_generation_settings_are_rejected(
+        self, command: Command, attention_run: Path, arguments, told
+    ) -> None:
         refused(command("generate", attention_run, *arguments, stdin=b"red\n"), *told)
 
-    def test_a_line_that_cannot_be_read(self, command: Command, attention_run: Path) -> None:
+    def test_input_that_is_not_utf8_is_rejected(self, command: Command, attention_run: Path) -> None:
         refused(command("generate", attention_run, stdin=b"red\nr\xffd\n"), "standard input:2", "UTF-8")
 
-    def test_no_such_input(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+    def test_missing_input_files_are_rejected(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         refused(command("generate", attention_run, tmp_path / "no.txt"), "no.txt")
         refused(command("score", attention_run, tmp_path / "no.tsv"), "no.tsv")
         refused(command("evaluate", attention_run, tmp_path / "no.tsv"), "no.tsv")
         refused(command("evaluate", attention_run, "--against", tmp_path), "not a run directory")
 
-    def test_an_output_that_cannot_be_written(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+    def test_an_output_in_a_missing_folder_is_rejected(
+        self, command: Command, attention_run: Path, tmp_path: Path
+    ) -> None:
         refused(command("generate", attention_run, "--output", tmp_path / "no" / "out", stdin=b"red\n"), "no/out")
         refused(command("explain", attention_run, "red", "--html", tmp_path / "no" / "x"), "no/x")
 
-    def test_nothing_to_explain(self, command: Command, attention_run: Path) -> None:
+    def test_explain_rejects_an_empty_or_invalid_source(self, command: Command, attention_run: Path) -> None:
         refused(command("explain", attention_run, " "), "empty")
         refused(command("explain", attention_run, "r\udcff"), "Unicode")
 
-    def test_a_huge_seed(self, command: Command, attention_run: Path) -> None:
+    def test_a_seed_of_any_size_is_accepted(self, command: Command, attention_run: Path) -> None:
         called = command("generate", attention_run, "--sample", "--set", f"seed={10**30}", stdin=b"red\n")
         assert called.code == 0, called.err

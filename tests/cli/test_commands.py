@@ -1,4 +1,4 @@
-"""Every command as a user meets it: what it writes, what it prints, how it ends."""
+"""The commands: output files, printed text, exit codes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from run_fixtures import Command, colour_pairs
+
+import transduce
 
 QUICK = (
     "training.steps=12",
@@ -54,7 +56,7 @@ def shell(*arguments: str | Path, stdin: bytes = b"", env: dict[str, str] | None
 
 
 class TestTrain:
-    def test_pairs_alone_are_enough(self, command: Command, pairs: Path, tmp_path: Path) -> None:
+    def test_train_from_pairs_alone(self, command: Command, pairs: Path, tmp_path: Path) -> None:
         run = tmp_path / "run"
         called = command("train", pairs, "--run", run, *QUICK)
         assert called.code == 0, called.err
@@ -75,7 +77,7 @@ class TestTrain:
         for told in ("the recipe:", "kind: recurrent", "400 of 400 pairs kept", f"transduce generate {run}"):
             assert told in called.out
 
-    def test_recipe_with_changes_on_top(self, command: Command, pairs: Path, tmp_path: Path) -> None:
+    def test_train_from_a_recipe_with_overrides(self, command: Command, pairs: Path, tmp_path: Path) -> None:
         test = tmp_path / "test.tsv"
         test.write_text("red green\tGREEN RED\n" * 3)
         recipe = tmp_path / "small.yaml"
@@ -88,7 +90,7 @@ class TestTrain:
         assert saved["model"]["tie"] == "all"
         assert json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["count"] == 3
 
-    def test_parallel_files(self, command: Command, tmp_path: Path) -> None:
+    def test_train_and_evaluate_parallel_files(self, command: Command, tmp_path: Path) -> None:
         for side, name in enumerate(("a.src", "a.tgt")):
             (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in colour_pairs(60)))
         both = f"{tmp_path / 'a.src'},{tmp_path / 'a.tgt'}"
@@ -97,14 +99,14 @@ class TestTrain:
         evaluated = command("evaluate", tmp_path / "run", both)
         assert evaluated.code == 0, evaluated.err
 
-    def test_a_finished_run_resumes_to_more_steps(self, command: Command, pairs: Path, tmp_path: Path) -> None:
+    def test_a_finished_run_resumes_with_more_steps(self, command: Command, pairs: Path, tmp_path: Path) -> None:
         line = ("train", pairs, "--run", tmp_path / "run", *QUICK)
         assert command(*line).code == 0
         called = command(*line, "training.steps=18", "--resume")
         assert called.code == 0, called.err
         assert (tmp_path / "run" / "checkpoints" / "step-00000018").is_dir()
 
-    def test_names_that_look_like_markup_are_shown_as_they_are(self, command: Command, tmp_path: Path) -> None:
+    def test_names_that_look_like_markup_are_printed_verbatim(self, command: Command, tmp_path: Path) -> None:
         data = tmp_path / "[bold]pairs.tsv"
         data.write_text("".join(f"[red]{s}[/x]\t{t}\n" for s, t in colour_pairs(40)) + "no target\t\n")
         called = command("train", data, "--run", tmp_path / "[dim]", *QUICK)
@@ -123,17 +125,17 @@ class TestTrain:
 
 
 class TestGenerate:
-    def test_standard_input_to_standard_output(self, command: Command, attention_run: Path) -> None:
+    def test_generate_from_standard_input(self, command: Command, attention_run: Path) -> None:
         called = command("generate", attention_run, stdin=b"red green\nblue white black\n")
         assert (called.code, called.out) == (0, "GREEN RED\nBLACK WHITE BLUE\n")
 
-    def test_file_to_file(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+    def test_generate_from_file_to_file(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         (tmp_path / "in").write_text("red green\n")
         called = command("generate", attention_run, tmp_path / "in", "--output", tmp_path / "out", "--beam", "2")
         assert (called.code, called.out) == (0, "")
         assert (tmp_path / "out").read_text() == "GREEN RED\n"
 
-    def test_json_says_all(self, command: Command, attention_run: Path) -> None:
+    def test_json_output_has_tokens_scores_alignment_and_nbest(self, command: Command, attention_run: Path) -> None:
         called = command("generate", attention_run, "--json", "--nbest", "3", "--align", stdin=b"red green\n\n")
         first, empty = map(json.loads, called.out.splitlines())
         assert first["text"] == "GREEN RED"
@@ -147,16 +149,16 @@ class TestGenerate:
         assert (empty["text"], empty["tokens"], empty["alignment"]) == ("", [], [])
         assert "empty lines: 1" in called.err
 
-    def test_align_writes_pharaoh_links(self, command: Command, attention_run: Path) -> None:
+    def test_align_writes_pharaoh_format(self, command: Command, attention_run: Path) -> None:
         called = command("generate", attention_run, "--align", stdin=b"red green blue\n\nwhite red\n")
         assert called.out == "0-2 1-1 2-0\n\n0-1 1-0\n"
 
-    def test_align_without_attention_is_told(self, command: Command, bottleneck_run: Path) -> None:
+    def test_align_without_attention_is_counted(self, command: Command, bottleneck_run: Path) -> None:
         called = command("generate", bottleneck_run, "--align", stdin=b"red green\n\n")
         assert called.out == "\n\n"
         assert "lines without alignment, because the model has no attention: 1" in called.err
 
-    def test_samples_follow_the_seed(self, command: Command, bottleneck_run: Path) -> None:
+    def test_samples_depend_on_the_seed(self, command: Command, bottleneck_run: Path) -> None:
         lines = b"red green\n" * 20
 
         def draw(seed: int) -> str:
@@ -167,7 +169,7 @@ class TestGenerate:
         assert one == draw(7) != draw(8)
         assert len(set(one.splitlines())) > 5  # equal lines are drawn apart
 
-    def test_prefix(self, command: Command, attention_run: Path) -> None:
+    def test_outputs_begin_with_the_prefix(self, command: Command, attention_run: Path) -> None:
         called = command("generate", attention_run, "--prefix", "BLACK BLACK", stdin=b"red green\nblue red\n\n")
         first, second, empty = called.out.split("\n")[:3]
         assert first.startswith("BLACK BLACK")
@@ -176,16 +178,14 @@ class TestGenerate:
         plain = command("generate", attention_run, stdin=b"red green\n").out
         assert command("generate", attention_run, "--prefix", "", stdin=b"red green\n").out == plain
 
-    def test_the_file_being_read_is_not_overwritten(
-        self, command: Command, attention_run: Path, tmp_path: Path
-    ) -> None:
+    def test_the_input_file_is_not_overwritten(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         (tmp_path / "in").write_text("red green\n")
         assert command("generate", attention_run, tmp_path / "in", "--output", tmp_path / "in").code == 2
         assert (tmp_path / "in").read_text() == "red green\n"
 
-    def test_a_reader_that_has_seen_enough(self, attention_run: Path) -> None:
+    def test_a_closed_pipe_ends_the_command_quietly(self, attention_run: Path) -> None:
         line = (
-            f"yes 'red green' | head -20000 | {sys.executable} -m transduce generate {attention_run} --beam 1 | head -1"
+            f"yes 'red green' | head -8000 | {sys.executable} -m transduce generate {attention_run} --beam 1 | head -1"
         )
         done = subprocess.run(["bash", "-c", f"{line}; exit ${{PIPESTATUS[2]}}"], capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (141, "GREEN RED\n", "")
@@ -218,7 +218,9 @@ class TestOneLineInOneLineOut:
     @pytest.mark.parametrize("run", ["attention_run", "transformer_run"])
     @profile(deadline=None, max_examples=12)
     @given(lines=LINES, ending=st.sampled_from(["\n", "\r\n"]), closed=st.booleans())
-    def test_any_file(self, command: Command, request, run: str, lines: list[str], ending: str, closed: bool) -> None:
+    def test_any_file_gives_one_output_per_line(
+        self, command: Command, request, run: str, lines: list[str], ending: str, closed: bool
+    ) -> None:
         text = ending.join(lines) + (ending if closed or not lines[-1] else "")
         folder = request.getfixturevalue(run)
         called = command("generate", folder, "--beam", "1", "--set", "max_length=8", stdin=text.encode())
@@ -231,7 +233,7 @@ class TestOneLineInOneLineOut:
 
     @pytest.mark.parametrize("run", ["attention_run", "transformer_run"])
     @pytest.mark.parametrize("beam", ["1", "4"])
-    def test_the_size_of_a_batch_changes_nothing(self, command: Command, request, run: str, beam: str) -> None:
+    def test_outputs_do_not_depend_on_the_batch_size(self, command: Command, request, run: str, beam: str) -> None:
         folder = request.getfixturevalue(run)
         lines = [*HOSTILE, *(source for source, _ in colour_pairs(40, seed=9)), "white " * 70]
         stdin = "".join(f"{line}\n" for line in lines).encode()
@@ -246,23 +248,22 @@ class TestOneLineInOneLineOut:
             [json.loads(line)["score"] for line in together], abs=1e-4
         )
 
-    def test_a_line_break_inside_an_output(self) -> None:
+    def test_line_breaks_inside_an_output_become_spaces(self) -> None:
         from transduce.storage import single_line
 
         assert single_line("a\nb\r\nc") == "a b  c"
 
-    def test_order_is_kept(self, command: Command, attention_run: Path) -> None:
+    def test_outputs_are_in_the_order_of_the_inputs(
+        self, command: Command, attention_run: Path, model: transduce.Model
+    ) -> None:
         lines = [source for source, _ in colour_pairs(40, seed=5)]
-
-        def outputs(lines: list[str]) -> list[str]:
-            return command("generate", attention_run, stdin="".join(f"{line}\n" for line in lines).encode()).out.split()
-
-        written = [outputs([line]) for line in lines]
-        assert outputs(lines) == [word for words in written for word in words]
-        assert len({tuple(words) for words in written}) > 20
+        stdin = "".join(f"{line}\n" for line in lines).encode()
+        one_by_one = [model.generate([line])[0].text for line in lines]
+        assert command("generate", attention_run, stdin=stdin).out.splitlines() == one_by_one
+        assert len(set(one_by_one)) > 20
 
     @pytest.mark.parametrize("run", ["attention_run", "transformer_run"])
-    def test_long_lines_are_cut_and_counted(self, command: Command, request, run: str) -> None:
+    def test_long_sources_are_cut_and_counted(self, command: Command, request, run: str) -> None:
         """At `max_source_length`, or where learned positions end."""
         stdin = b"red green\n" + b"white " * 500 + b"\n"
         called = command(
@@ -272,21 +273,15 @@ class TestOneLineInOneLineOut:
         assert (short["source_cut"], long["source_cut"]) == (False, True)
         assert "sources cut to `max_source_length`: 1" in called.err
 
-    def test_whatever_the_locale_is(self, attention_run: Path) -> None:
-        env = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
-        done = shell("generate", attention_run, "--json", stdin="rød\n".encode(), env=env)
-        assert done.returncode == 0
-        assert json.loads(done.stdout.decode())["source"] == "rød"
-
 
 class TestEvaluate:
-    def test_by_default_on_what_was_held_out(self, command: Command, attention_run: Path) -> None:
+    def test_evaluate_uses_the_development_set_by_default(self, command: Command, attention_run: Path) -> None:
         called = command("evaluate", attention_run)
         assert called.code == 0, called.err
         for told in ("dev", "exact", "wer", "source tokens"):
             assert told in called.out
 
-    def test_on_given_pairs_with_all_numbers(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+    def test_evaluate_writes_all_numbers_as_json(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         (tmp_path / "test.tsv").write_text("red green\tGREEN RED\nblue red\tnonsense\n")
         called = command("evaluate", attention_run, tmp_path / "test.tsv", "--json", tmp_path / "scores.json")
         assert called.code == 0, called.err
@@ -296,7 +291,7 @@ class TestEvaluate:
         assert content["set"] == str(tmp_path / "test.tsv")
         assert content["by_length"]["exact"]
 
-    def test_against_a_second_run(
+    def test_evaluate_against_a_second_run(
         self, command: Command, attention_run: Path, bottleneck_run: Path, pairs: Path, tmp_path: Path
     ) -> None:
         line = ("evaluate", attention_run, "--json", tmp_path / "a.json", "--against")
@@ -306,14 +301,16 @@ class TestEvaluate:
         assert str(attention_run) in verdict
         assert command(*line, attention_run).code == 2  # a run against itself
 
-    def test_an_output_folder_that_is_not_there(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+    def test_evaluate_rejects_an_output_in_a_missing_folder(
+        self, command: Command, attention_run: Path, tmp_path: Path
+    ) -> None:
         called = command("evaluate", attention_run, "--json", tmp_path / "no" / "a.json")
         assert called.code == 2
         assert str(tmp_path / "no") in called.err
 
 
 class TestScore:
-    def test_one_line_a_pair(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+    def test_score_writes_one_line_per_pair(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         (tmp_path / "p.tsv").write_text("red green\tGREEN RED\nred green\tRED\n")
         called = command("score", attention_run, tmp_path / "p.tsv")
         right, wrong = ([float(part) for part in line.split("\t")] for line in called.out.splitlines())
@@ -321,7 +318,7 @@ class TestScore:
         assert right[1] < wrong[1]
         assert "2 pairs, perplexity" in called.err
 
-    def test_equals_what_generate_says(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+    def test_scores_equal_those_of_generate(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         said = json.loads(command("generate", attention_run, "--json", stdin=b"red green\n").out)
         (tmp_path / "p.tsv").write_text(f"red green\t{said['text']}\n")
         command("score", attention_run, tmp_path / "p.tsv", "--json", "--output", tmp_path / "scores")
@@ -331,7 +328,7 @@ class TestScore:
 
 
 class TestExplain:
-    def test_pictures(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
+    def test_explain_writes_png_and_html(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         html, png = tmp_path / "a.html", tmp_path / "a.png"
         called = command("explain", attention_run, "red [b]green", "--html", html, "--png", png)
         assert called.code == 0, called.err
@@ -343,7 +340,7 @@ class TestExplain:
         assert "http://" not in page
         assert "https://" not in page
 
-    def test_without_attention(self, command: Command, bottleneck_run: Path, tmp_path: Path) -> None:
+    def test_explain_without_attention(self, command: Command, bottleneck_run: Path, tmp_path: Path) -> None:
         html, png = tmp_path / "a.html", tmp_path / "a.png"
         called = command("explain", bottleneck_run, "red green", "--html", html)
         assert called.code == 0, called.err
@@ -354,7 +351,7 @@ class TestExplain:
         assert html.is_file()  # what can be drawn is drawn
         assert not png.exists()
 
-    def test_layers_heads_and_levels(self, command: Command, transformer_run: Path) -> None:
+    def test_explain_selects_layers_heads_and_levels(self, command: Command, transformer_run: Path) -> None:
         line = ("explain", transformer_run, "red green")
         assert command(*line, "--layer", "0", "--head", "1", "--level", "token").code == 0
         for wrong in (("--layer", "1"), ("--head", "two"), ("--level", "letter")):
@@ -384,7 +381,7 @@ class TestHelp:
 
         assert {info.name or info.callback.__name__ for info in app.registered_commands} == set(COMMANDS)
 
-    def test_help_is_fast_and_light(self) -> None:
+    def test_help_is_fast_and_does_not_import_torch(self) -> None:
         code = "import sys; sys.argv = ['transduce', '--help']\nfrom transduce.cli import main\n"
         code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
         seconds = []
@@ -398,9 +395,13 @@ class TestHelp:
 
 
 class TestProcesses:
-    def test_exit_codes_and_streams(self, attention_run: Path, tmp_path: Path) -> None:
-        good = shell("generate", attention_run, stdin=b"red green\n")
-        assert (good.returncode, good.stdout, good.stderr) == (0, b"GREEN RED\n", b"")
+    def test_exit_codes_streams_and_encoding(self, attention_run: Path, tmp_path: Path) -> None:
+        ascii_locale = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}  # input and output are UTF-8 all the same
+        good = shell("generate", attention_run, "--pairs", stdin="red green\nrød\n".encode(), env=ascii_locale)
+        assert (good.returncode, good.stderr) == (0, b"")
+        pairs = [line.split("\t") for line in good.stdout.decode().splitlines()]
+        assert pairs[0] == ["red green", "GREEN RED"]
+        assert pairs[1][0] == "rød"
         bad = shell("generate", tmp_path)
         assert (bad.returncode, bad.stdout) == (2, b"")
         assert bad.stderr.startswith(b"error: ")

@@ -1,4 +1,4 @@
-"""Maps keep their mass on the way to words, and links and error rates are those worked out by hand."""
+"""Attention maps between words, alignment links, symmetrisation, alignment error rate."""
 
 from itertools import chain, combinations, product
 
@@ -46,7 +46,7 @@ def test_words_get_the_sum_of_source_tokens_and_the_mean_of_target_tokens(
     np.testing.assert_allclose(to_words(words, keep_end=True).weights, words.weights)  # words are their own words
 
 
-def test_labels_of_words() -> None:
+def test_word_labels_default_to_joined_tokens() -> None:
     weights = np.array([[0.2, 0.3, 0.5]])
     tokens = AttentionMap(weights, ["▁un", "like", "</s>"], ["▁no"], [0, 0, -1], [0])
     assert list(to_words(tokens, keep_end=True).source_tokens) == ["unlike", "</s>"]
@@ -56,7 +56,7 @@ def test_labels_of_words() -> None:
     np.testing.assert_allclose(words.weights, [[0.5, 0]])  # a word without tokens was not looked at
 
 
-def test_a_map_that_does_not_fit_is_refused() -> None:
+def test_inconsistent_maps_are_rejected() -> None:
     with pytest.raises(ValueError, match="shape"):
         AttentionMap(np.ones((1, 2)), ["a"], ["b"], [0], [0])
     with pytest.raises(ValueError, match="word numbers"):
@@ -65,7 +65,7 @@ def test_a_map_that_does_not_fit_is_refused() -> None:
         AttentionMap(np.ones((1, 1)), ["a"], ["b"], [1], [0], ["a"], ["b"])
 
 
-def test_combine_takes_layers_and_heads_apart() -> None:
+def test_combine_heads_selects_and_averages() -> None:
     cross = np.random.default_rng(0).dirichlet(np.ones(5), size=(3, 2, 4))  # L H T S
     np.testing.assert_allclose(combine_heads(cross).sum(-1), 1)
     np.testing.assert_allclose(combine_heads(cross), cross.reshape(6, 4, 5).mean(0))
@@ -80,7 +80,7 @@ def test_combine_takes_layers_and_heads_apart() -> None:
         combine_heads(cross[:0])
 
 
-def test_links_follow_the_largest_weight_and_leave_the_end_alone() -> None:
+def test_links_follow_the_largest_weight_and_skip_the_end_token() -> None:
     weights = np.array([[0.1, 0.7, 0.2], [0.4, 0.1, 0.5], [0.5, 0.2, 0.3], [0.9, 0.1, 0.0]])
     attention = AttentionMap(weights, ["a", "b", "</s>"], ["x", "y", "z", "</s>"], [0, 1, -1], [0, 1, 2, -1])
     assert links(attention) == [(0, 2), (1, 0)]  # y looked at </s>: not linked
@@ -132,7 +132,7 @@ def test_alignment_error_rate_by_hand() -> None:
     assert alignment_error_rate({(0, 0, 0), (1, 0, 0)}, {(0, 0, 0), (1, 1, 1)}) == pytest.approx(0.5)  # two lines
 
 
-def test_alignment_error_rate_by_counting_everything() -> None:
+def test_alignment_error_rate_equals_exhaustive_counting() -> None:
     cells = list(product(range(2), range(2)))
     subsets = [set(part) for part in chain.from_iterable(combinations(cells, n) for n in range(5))]
     for predicted, sure, extra in product(subsets, repeat=3):
@@ -142,7 +142,7 @@ def test_alignment_error_rate_by_counting_everything() -> None:
         assert alignment_error_rate(predicted, sure, extra) == pytest.approx(expected)
 
 
-def test_labels_can_neither_move_the_cursor_nor_turn_the_line() -> None:
+def test_visible_labels_contain_no_control_or_direction_characters() -> None:
     assert visible(" ") == "␣"
     assert visible("a\tb\n") == "a\ufffdb\ufffd"
     assert visible("\x1b[31mred") == "\ufffd[31mred"

@@ -1,4 +1,4 @@
-"""Every tensor of a model by its letters: right for each shape of model, unambiguous, and true to the sizes."""
+"""Shape letters of every tensor: correct for each kind of model, and unambiguous."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_an_embedder_has_vectors_and_no_generation_step() -> None:
+def test_embedding_model_has_no_generation_step() -> None:
     recipe = {
         "tokens": {"shared": True},
         "model": {"encoder": BLOCKS, "head": {"kind": "embedder", "projection": 20}},
@@ -77,7 +77,7 @@ def check_letters(rows: list[ShapeRow]) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_size_is_what_its_letter_says(name: str) -> None:
+def test_every_axis_has_the_size_of_its_letter(name: str) -> None:
     check_letters(rows_of(name))
 
 
@@ -89,7 +89,9 @@ def test_every_size_is_what_its_letter_says(name: str) -> None:
     kernel=st.integers(2, 4),
     decoder=st.sampled_from(["recurrent", "transformer", "convolutional"]),
 )
-def test_no_recipe_makes_letters_ambiguous(heads: int, head_width: int, layers: int, kernel: int, decoder: str) -> None:
+def test_letters_are_unambiguous_for_any_recipe(
+    heads: int, head_width: int, layers: int, kernel: int, decoder: str
+) -> None:
     width = heads * head_width
     kinds = {
         "recurrent": {"kind": "recurrent", "width": width, "layers": layers},
@@ -103,7 +105,7 @@ def test_no_recipe_makes_letters_ambiguous(heads: int, head_width: int, layers: 
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer", "convolutional"])
-def test_an_encoder_with_a_decoder(name: str) -> None:
+def test_shapes_of_encoder_decoder_models(name: str) -> None:
     rows = rows_of(name)
     assert letters(rows, "training: batch")["source.values"] == "B S"
     memory = letters(rows, "training: memory")
@@ -120,7 +122,7 @@ def test_an_encoder_with_a_decoder(name: str) -> None:
     assert not any(name.startswith("encoder") for name in letters(rows, "generation: modules"))  # it read once
 
 
-def test_what_each_decoder_keeps() -> None:
+def test_shapes_of_decoder_states() -> None:
     cells = letters(rows_of("bahdanau"), "generation: state")
     assert cells["past.cells.0.0"] == "R D"
     assert cells["fixed.keys"] == cells["fixed.values"] == "B S D"
@@ -132,14 +134,14 @@ def test_what_each_decoder_keeps() -> None:
     assert "attention.cross" not in letters(rows_of("bottleneck"), "training: step")
 
 
-def test_an_axis_of_one_is_a_letter_only_where_its_place_tells() -> None:
+def test_an_axis_of_one_gets_a_letter_only_by_its_position() -> None:
     inside = letters(rows_of("bottleneck"), "generation: modules")
     assert inside["decoder.rnn.layers.0:0"] == "R T D"
     assert inside["decoder.rnn.layers.0:1.0"] == "1 R D"  # one direction, not one token
     assert letters(rows_of("average"), "generation: state")["past.layers.0.1"] == "R 1"  # a count
 
 
-def test_a_decoder_alone_has_its_prompt_in_the_past() -> None:
+def test_decoder_only_model_has_the_prompt_in_its_past() -> None:
     rows = rows_of("decoder alone")
     assert not letters(rows, "training: memory")
     assert letters(rows, "generation: state")["past.layers.0.0"] == "R H U K"
@@ -148,7 +150,7 @@ def test_a_decoder_alone_has_its_prompt_in_the_past() -> None:
     assert key["U"] == key["S"] + key["T"]
 
 
-def test_heads_say_their_labels_at_once() -> None:
+def test_shapes_of_classification_heads() -> None:
     rows = rows_of("classifier")
     assert letters(rows, "training: memory")["values"] == "B S D"
     assert letters(rows, "training: modules")["head"] == "B V"
@@ -157,7 +159,7 @@ def test_heads_say_their_labels_at_once() -> None:
     assert letters(rows_of("tagger"), "training: modules")["head"] == "B S V"
 
 
-def test_widths_that_differ_have_letters_of_their_own() -> None:
+def test_different_encoder_sizes_get_primed_letters() -> None:
     rows = rows_of("hybrid")
     assert letters(rows, "training: memory") == {
         "values": "B S D'",
@@ -174,7 +176,7 @@ def test_a_vocabulary_as_large_as_the_width_is_not_guessed() -> None:
     assert letters(rows, "training: modules")["decoder.output"] == "B T 24"
 
 
-def test_modules_come_in_the_order_of_their_calls_and_equal_layers_once() -> None:
+def test_modules_are_in_call_order_and_equal_layers_merged() -> None:
     rows = [row for row in rows_of("transformer") if row.section == "training: modules"]
     names = [row.name.partition(":")[0] for row in rows]
     assert names.index("encoder") < names.index("encoder.embedding") < names.index("encoder.layers.0")
@@ -185,7 +187,7 @@ def test_modules_come_in_the_order_of_their_calls_and_equal_layers_once() -> Non
     assert all(row.meaning for row in rows if ":" not in row.name)
 
 
-def test_layers_that_differ_are_told_apart() -> None:
+def test_different_layers_are_not_merged() -> None:
     looks = [(2, 3), (2, 4), (2, 4), (2, 3), (2, 4)]
     entries = [ShapeEntry(f"blocks.{number}", "a", (("", look),)) for number, look in enumerate(looks)]
     assert merge_repeated(entries[:2]) == entries[:2]
@@ -196,7 +198,7 @@ def test_layers_that_differ_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_parameters_are_counted(name: str) -> None:
+def test_parameter_counts_equal_those_of_the_model(name: str) -> None:
     recipe = complete_recipe(parse(RECIPES[name]))
     rows = explain_shapes(recipe)
     vocabulary = next(row.sizes[0] for row in rows if row.section == "training: letters" and row.name == "V")
@@ -206,7 +208,7 @@ def test_parameters_are_counted(name: str) -> None:
     assert sum(counted.values()) == count_parameters(model)
 
 
-def test_the_command_prints_and_writes(command: Command, tmp_path: Path) -> None:
+def test_explain_shapes_prints_and_writes_json(command: Command, tmp_path: Path) -> None:
     recipe, output = tmp_path / "recipe.yaml", tmp_path / "shapes.json"
     recipe.write_text(yaml.safe_dump(RECIPES["transformer"]))
     called = command("explain-shapes", recipe, "model.decoder.layers=3", "--json", output)
@@ -218,7 +220,7 @@ def test_the_command_prints_and_writes(command: Command, tmp_path: Path) -> None
     assert written == explain_shapes(parse(content))
 
 
-def test_a_run_shows_its_own_vocabulary(command: Command, bottleneck_run: Path, tmp_path: Path) -> None:
+def test_explain_shapes_of_a_run_uses_its_vocabulary(command: Command, bottleneck_run: Path, tmp_path: Path) -> None:
     called = command("explain-shapes", bottleneck_run, "--json", tmp_path / "shapes.json")
     assert called.code == 0, called.err
     rows = json.loads((tmp_path / "shapes.json").read_text())
@@ -228,7 +230,9 @@ def test_a_run_shows_its_own_vocabulary(command: Command, bottleneck_run: Path, 
     assert logits["sizes"][-1] == len(pieces)
 
 
-def test_what_cannot_be_shown_is_told(command: Command, bottleneck_run: Path, tmp_path: Path) -> None:
+def test_explain_shapes_rejects_missing_recipes_and_overrides_of_runs(
+    command: Command, bottleneck_run: Path, tmp_path: Path
+) -> None:
     missing = command("explain-shapes", tmp_path / "nothing.yaml")
     assert missing.code == 2
     assert "no such recipe" in missing.err

@@ -1,4 +1,4 @@
-"""The heat map in the terminal lines up in every script, fits the width, and says the same without colour."""
+"""Heat maps in the terminal: alignment of columns in any script, width, colour."""
 
 import io
 
@@ -31,7 +31,7 @@ def drawn(
     return raw.getvalue().decode(encoding).split("\n")
 
 
-def test_a_small_map_is_drawn_as_expected() -> None:
+def test_small_map_output() -> None:
     map_ = attention(["ab", "c"], ["x", "yy"], np.array([[1.0, 0.0], [0.26, 0.74]]))
     assert drawn(map_)[:5] == ["      a", "      b   c", "x   █99   ·", "yy  ▒26 ▓74", ""]
 
@@ -42,7 +42,7 @@ def test_a_small_map_is_drawn_as_expected() -> None:
     st.lists(st.sampled_from(SCRIPTS), min_size=1, max_size=5),
     st.integers(24, 100),
 )
-def test_every_row_has_the_same_width_in_any_script_and_fits(source: list[str], target: list[str], width: int) -> None:
+def test_rows_have_equal_width_in_any_script_and_fit(source: list[str], target: list[str], width: int) -> None:
     lines = drawn(attention(source, target), width)
     body = lines[: lines.index(next(line for line in lines if line.startswith("percent")))]
     panels, panel = [], []
@@ -66,7 +66,7 @@ def _shown(token: str) -> int:
     return cell_len(terminal._label(token, False))
 
 
-def test_headers_stand_over_their_columns() -> None:
+def test_headers_are_above_their_columns() -> None:
     lines = drawn(attention(["x", "日", "y"], ["t"], np.array([[0.5, 0.3, 0.2]])))
     header, row = lines[:2]
     assert header.index("x") == row.index("50") + 1
@@ -74,7 +74,7 @@ def test_headers_stand_over_their_columns() -> None:
     assert cell_len(before) == row.index("30")  # a wide character stands over both digits
 
 
-def test_colour_shows_the_same_numbers() -> None:
+def test_coloured_output_has_the_same_numbers() -> None:
     map_ = attention(["ab", "c"], ["x"], np.array([[0.64, 0.36]]))
     text = "\n".join(drawn(map_, colour="truecolor"))
     assert "64" in text
@@ -82,29 +82,29 @@ def test_colour_shows_the_same_numbers() -> None:
     assert "\x1b[" in text
 
 
-def test_long_sources_go_on_in_further_panels() -> None:
+def test_long_sources_continue_in_further_panels() -> None:
     lines = drawn(attention([f"w{i:02}" for i in range(50)], ["t"]), width=40)
     assert sum(line.startswith("t ") for line in lines) == 5  # 38 cells, 3 each: 12 columns a panel
 
 
-def test_hostile_labels_are_inert() -> None:
+def test_control_characters_in_labels_are_removed() -> None:
     text = "\n".join(drawn(attention(["\x1b[2J", "[red]a[/red]"], ["[bold]", "\r\n"])))
     assert "\x1b" not in text
     assert "\r" not in text
     assert "[bold]" in text
 
 
-def test_plain_ascii_terminals() -> None:
+def test_ascii_terminals() -> None:
     lines = drawn(attention(["März", "日"], ["x" * 30, " "], np.array([[1, 0], [0.3, 0.7]])), encoding="ascii")
     assert any("#99" in line for line in lines)
     assert any("?" in line for line in lines)
 
 
-def test_nothing_to_draw() -> None:
+def test_empty_map() -> None:
     assert "empty" in drawn(attention([], ["a"], np.zeros((1, 0))))[0]
 
 
-def test_of_many_places_those_looked_at_most_are_named() -> None:
+def test_draw_strongest_prints_the_largest_weights() -> None:
     map_ = attention(["1,1", "1,2", "2,1"], ["x", "yyy"], np.array([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4]]))
     lines = drawn(map_, how=lambda map_, console: terminal.draw_strongest(map_, console, count=2))
     assert lines[:2] == ["x   1,2 70%  2,1 20%", "yyy 1,1 50%  2,1 40%"]

@@ -1,4 +1,4 @@
-"""Low-rank adapters: they begin as nothing, are kept apart from their base, and are the same when put together."""
+"""LoRA adapters: initial outputs, checkpoints, resuming, merging."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_first_output_is_that_of_the_base(name: str) -> None:
+def test_new_adapters_do_not_change_the_output(name: str) -> None:
     model = build.complete_recipe(parse({"model": MODELS[name]})).model
     network = build.build_model(model, 9, 9).eval()
     batch = transduce.flow.Batch(
@@ -104,7 +104,7 @@ def test_the_first_output_is_that_of_the_base(name: str) -> None:
     torch.testing.assert_close(plain(batch).logits, moved, atol=1e-5, rtol=1e-4)
 
 
-def test_recurrent_cells_are_adapted_too(adapted: transduce.Model) -> None:
+def test_attention_and_recurrent_matrices_get_adapters(adapted: transduce.Model) -> None:
     names = [name for name, _ in adapted.network.named_parameters() if name.endswith(".lora_a")]
     kind = adapted.recipe.model.encoder["kind"]  # type: ignore[index]
     looked_for = (
@@ -117,14 +117,14 @@ def test_recurrent_cells_are_adapted_too(adapted: transduce.Model) -> None:
     assert len(moved) == len(names)
 
 
-def test_save_and_load_give_the_same_logits(adapted: transduce.Model) -> None:
+def test_adapted_model_has_the_same_logits_after_loading(adapted: transduce.Model) -> None:
     loaded = transduce.load(folder_of(adapted), device="cpu")
     assert not any("adapters" in name for name in loaded.network.state_dict())  # put together on loading
     torch.testing.assert_close(logits(loaded), logits(adapted), atol=1e-5, rtol=1e-5)
     assert [one.text for one in loaded.generate(TEXTS)] == [one.text for one in adapted.generate(TEXTS)]
 
 
-def test_checkpoints_hold_what_was_learned_and_nothing_of_the_base(adapted: transduce.Model) -> None:
+def test_checkpoints_hold_adapters_only(adapted: transduce.Model) -> None:
     run = Run(folder_of(adapted))
     base = Run(Path(str(adapted.recipe.init.model))).checkpoints.for_inference()
     assert base is not None
@@ -135,15 +135,15 @@ def test_checkpoints_hold_what_was_learned_and_nothing_of_the_base(adapted: tran
         assert all(".adapters." in name for name in held.tensors["optimiser"])
 
 
-def test_the_base_is_not_touched(bases: dict[str, Path], other_pairs: Path, tmp_path: Path) -> None:
+def test_training_adapters_does_not_change_the_base_run(
+    bases: dict[str, Path], other_pairs: Path, tmp_path: Path
+) -> None:
     before = files(bases["transformer"])
     train(recipe(other_pairs, MODELS["transformer"], bases["transformer"]), tmp_path / "run")
     assert files(bases["transformer"]) == before
 
 
-def test_merged_is_a_plain_run_with_the_same_outputs(
-    adapted: transduce.Model, tmp_path: Path, command: Command
-) -> None:
+def test_merged_run_has_the_same_outputs(adapted: transduce.Model, tmp_path: Path, command: Command) -> None:
     folder = folder_of(adapted)
     assert command("merge", folder, tmp_path / "merged").code == 0
     merged = transduce.load(tmp_path / "merged", device="cpu")
@@ -155,10 +155,8 @@ def test_merged_is_a_plain_run_with_the_same_outputs(
     assert (plain.code, "no adapters" in plain.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    "training", [{}, {"ema": 0.9}, {"average_checkpoints": 2}, {"unfreeze": 2, "layer_decay": 0.5}]
-)
-def test_stopped_and_resumed_is_the_same_run(
+@pytest.mark.parametrize("training", [{"average_checkpoints": 2}, {"ema": 0.9, "unfreeze": 2, "layer_decay": 0.5}])
+def test_resumed_adapter_training_equals_an_uninterrupted_run(
     training: dict[str, Any], bases: dict[str, Path], other_pairs: Path, tmp_path: Path
 ) -> None:
     def until(steps: int, folder: str) -> Any:
@@ -179,7 +177,7 @@ def test_stopped_and_resumed_is_the_same_run(
     torch.testing.assert_close(logits(transduce.load(tmp_path / "parts", device="cpu")), logits(parts.model))
 
 
-def test_a_new_head_is_learned_whole_beside_the_adapters(bases: dict[str, Path], bench: Path, tmp_path: Path) -> None:
+def test_a_new_head_is_trained_in_full_with_adapters(bases: dict[str, Path], bench: Path, tmp_path: Path) -> None:
     labelled = bench / "labelled.tsv"
     labelled.write_text("".join(f"{one}\t{one.split()[0]}\n" for one, _ in colour_pairs(100)))
     wanted = recipe(labelled, {"encoder": BLOCKS, "head": {"kind": "classifier"}}, bases["transformer"])
@@ -197,7 +195,7 @@ def test_a_new_head_is_learned_whole_beside_the_adapters(bases: dict[str, Path],
     assert pretrained.weights.keys() == loaded.network.state_dict().keys()
 
 
-def test_a_base_that_is_gone_or_changed_is_told(bases: dict[str, Path], other_pairs: Path, tmp_path: Path) -> None:
+def test_a_missing_or_changed_base_is_rejected(bases: dict[str, Path], other_pairs: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(bases["transformer"], base)
     wanted = recipe(other_pairs, MODELS["transformer"], base)
@@ -218,12 +216,12 @@ def test_a_base_that_is_gone_or_changed_is_told(bases: dict[str, Path], other_pa
         train(longer, tmp_path / "run", resume=True)
 
 
-def test_what_cannot_work_is_refused_before_anything_runs(bases: dict[str, Path], pairs: Path) -> None:
+def test_impossible_adapter_settings_are_rejected_early(bases: dict[str, Path], pairs: Path) -> None:
     base, model = bases["transformer"], MODELS["transformer"]
     alone = recipe(pairs, model, adapters={"rank": 2})
     with pytest.raises(InputError, match=r"init\.model"):
         settle(alone)
-    with pytest.raises(InputError, match="one base"):
+    with pytest.raises(InputError, match="a single base"):
         settle({**alone, "init": {"model": str(base), "encoder": str(base)}})
     with pytest.raises(InputError, match=r"did you mean .*decoder"):
         settle(recipe(pairs, model, base, adapters={"targets": "decodr"}))
@@ -231,7 +229,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(bases: dict[str, Path]
         settle(recipe(pairs, model, base, adapters={"rank": 0}))
 
 
-def test_a_tied_matrix_is_left_as_it_is() -> None:
+def test_tied_matrices_get_no_adapter() -> None:
     model = build.complete_recipe(parse({"model": {**MODELS["transformer"], "tie": "target"}})).model
     network = build.build_model(model, 9, 9)
     assert "decoder.output.projection.weight" not in transfer.adapter_targets(network, AdaptersRecipe())
@@ -239,7 +237,7 @@ def test_a_tied_matrix_is_left_as_it_is() -> None:
         transfer.adapter_targets(network, AdaptersRecipe(targets=("decoder.output",)))
 
 
-def test_joining_is_the_formula() -> None:
+def test_merge_weights_computes_w_plus_scaled_b_a() -> None:
     base = {"a.weight": torch.eye(3), "a.bias": torch.ones(3)}
     up, down = torch.randn(3, 2), torch.randn(2, 3)
     learned = {"a.adapters.weight.lora_b": up, "a.adapters.weight.lora_a": down, BASE_FINGERPRINT: fingerprint(base)}

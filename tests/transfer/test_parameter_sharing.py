@@ -1,4 +1,4 @@
-"""Encoder and decoder with one set of weights: fewer numbers, gradients from both, saved and loaded as one."""
+"""Parameter sharing between encoder and decoder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def count(part, *inside: str) -> int:
         (TRANSFORMER, TRANSFORMER, (".self_attention.", ".feed_forward.", "er.final_norm.")),
     ],
 )
-def test_fewer_numbers(encoder, decoder, inside):
+def test_sharing_reduces_the_number_of_parameters(encoder, decoder, inside):
     apart = build(encoder, decoder, "none")
     layers, all_of_it = (build(encoder, decoder, share) for share in ("layers", "all"))
     saved = count(apart, *(f"encoder.{one}" if one == "rnn." else one for one in inside))
@@ -53,7 +53,7 @@ def test_fewer_numbers(encoder, decoder, inside):
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(ONE_WAY, STARTED), (ONE_WAY, GRU), (TRANSFORMER, TRANSFORMER)])
 @pytest.mark.parametrize(("share", "tie"), [("layers", "none"), ("all", "none"), ("all", "target"), ("layers", "all")])
-def test_gradients_come_from_both(encoder, decoder, share, tie):
+def test_shared_gradient_is_the_sum_of_both_sides(encoder, decoder, share, tie):
     """A twin whose weights are apart but equal: the shared gradient is the sum of its two."""
     model, twin = build(encoder, decoder, share, tie), build(encoder, decoder, "none", tie)
     twin.load_state_dict(model.state_dict())
@@ -70,7 +70,7 @@ def test_gradients_come_from_both(encoder, decoder, share, tie):
     assert any(len({id(one) for one in several}) > 1 for several in places.values())
 
 
-def test_norms_of_unlike_blocks_are_not_mixed_up():
+def test_norms_of_encoder_and_decoder_layers_are_not_shared():
     """The second norm of a decoder's block is that of its cross-attention; the encoder has none."""
     model = build(TRANSFORMER, TRANSFORMER, "layers")
     one, other = (
@@ -93,13 +93,13 @@ def test_norms_of_unlike_blocks_are_not_mixed_up():
         (ONE_WAY, {**STARTED, "width": 10}, "all", True, "equal width"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(encoder, decoder, share, shared, words):
+def test_impossible_sharing_is_rejected(encoder, decoder, share, shared, words):
     with pytest.raises(InputError) as told:
         build(encoder, decoder, share, shared=shared)
     assert words in str(told.value)
 
 
-def test_trained_saved_and_loaded(tmp_path):
+def test_shared_model_trains_saves_and_loads(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"a b {one}\t{one} b a\n" for one in "cdefgh" * 10))
     tokens = {"kind": "words"}

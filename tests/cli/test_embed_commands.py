@@ -1,4 +1,4 @@
-"""embed, search, cluster and similarity, as a shell would call them; and what an embedder cannot do."""
+"""`transduce embed`, `search`, `cluster` and `similarity`; commands that embedding models reject."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def documents(bench: Path) -> Path:
     return path
 
 
-def test_vectors_are_one_row_a_line(embedder: Path, documents: Path, command: Command, tmp_path: Path) -> None:
+def test_embed_writes_one_row_per_line(embedder: Path, documents: Path, command: Command, tmp_path: Path) -> None:
     lines = documents.read_text().splitlines()
     file = tmp_path / "vectors.npy"
     assert command("embed", embedder, documents, "--output", file).code == 0
@@ -53,7 +53,7 @@ def test_vectors_are_one_row_a_line(embedder: Path, documents: Path, command: Co
     assert "--output" in told.err
 
 
-def test_search_finds_the_line_itself(
+def test_search_finds_the_query_itself_and_caches_documents(
     embedder: Path, documents: Path, command: Command, bench: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = documents.read_text().splitlines()
@@ -79,7 +79,7 @@ def test_search_finds_the_line_itself(
     documents.write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_clusters_and_their_map(embedder: Path, documents: Path, command: Command, tmp_path: Path) -> None:
+def test_cluster_writes_labels_and_a_map(embedder: Path, documents: Path, command: Command, tmp_path: Path) -> None:
     picture, table = tmp_path / "map.png", tmp_path / "clusters.tsv"
     arguments = (embedder, documents, "--clusters", "4", "--png", picture, "--output", table)
     assert command("cluster", *arguments).code == 0
@@ -95,7 +95,7 @@ def test_clusters_and_their_map(embedder: Path, documents: Path, command: Comman
     assert "99 clusters" in told.err
 
 
-def test_similarity_of_pairs(embedder: Path, command: Command, tmp_path: Path) -> None:
+def test_similarity_of_pairs_and_rank_correlation(embedder: Path, command: Command, tmp_path: Path) -> None:
     pairs = tmp_path / "sts.tsv"
     same, other = EXAMPLES[0].source, EXAMPLES[1].source
     pairs.write_text(f"{same}\t{same}\t5\n{same}\t{other}\t1\n{same}\t{EXAMPLES[0].target}\t4\n")
@@ -112,14 +112,14 @@ def test_similarity_of_pairs(embedder: Path, command: Command, tmp_path: Path) -
     assert "sts.tsv:2" in command("similarity", embedder, pairs).err
 
 
-def test_evaluation_with_intervals(embedder: Path, command: Command) -> None:
+def test_evaluate_prints_retrieval_metrics(embedder: Path, command: Command) -> None:
     out = command("evaluate", embedder).out
     for metric in ("recall@1", "recall@10", "mrr"):
         assert metric in out
     assert "30" in out
 
 
-def test_a_translation_model_embeds_too(model: Model, attention_run: Path, command: Command, tmp_path: Path) -> None:
+def test_a_translation_model_can_embed(model: Model, attention_run: Path, command: Command, tmp_path: Path) -> None:
     vectors = model.embed(["red blue", "", "green"])
     assert vectors.shape[0] == 3
     assert vectors[2] == pytest.approx(model.embed(["green"])[0], abs=1e-5)
@@ -128,14 +128,14 @@ def test_a_translation_model_embeds_too(model: Model, attention_run: Path, comma
     assert "red blue" in command("search", attention_run, tmp_path / "lines.txt", "red blue", "--top", "1").out
 
 
-def test_long_texts_are_cut_aloud(embedder: Path) -> None:
+def test_cut_texts_give_a_warning(embedder: Path) -> None:
     model = transduce.load(embedder)
     with pytest.warns(UserWarning, match="1 texts were cut"):
         model.embed(["word " * 5000, "short"])
 
 
 @pytest.mark.parametrize("arguments", [("generate", "{}", "{}"), ("explain", "{}", "a line"), ("score", "{}", "{}")])
-def test_it_writes_no_text(
+def test_an_embedding_model_does_not_generate(
     arguments: tuple[str, ...], embedder: Path, bench: Path, documents: Path, command: Command
 ) -> None:
     name, *_, last = arguments

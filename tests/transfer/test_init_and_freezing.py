@@ -105,7 +105,7 @@ def alone(copies: Path) -> Path:
 
 
 class TestTaking:
-    def test_an_encoder_is_taken_whole_with_its_tokens(self, both: Path, fewer: Path) -> None:
+    def test_encoder_is_loaded_with_its_vocabulary(self, both: Path, fewer: Path) -> None:
         wanted = recipe(fewer, {"encoder": GRU, "decoder": BLOCKS}, init={"encoder": str(both)})
         first, report = begun(wanted)
         given = weights_of(both)
@@ -120,13 +120,13 @@ class TestTaking:
         plain = build.build_model(wanted.model, *sizes).state_dict()  # type: ignore[arg-type]
         assert all(torch.equal(first[name], plain[name]) for name in report.new)  # as it would have been
 
-    def test_the_whole_model(self, both: Path, fewer: Path) -> None:
+    def test_whole_model_is_loaded(self, both: Path, fewer: Path) -> None:
         first, report = begun(recipe(fewer, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)}))
         assert equal(weights_of(both), first)
         assert report.new == report.runs[0].skipped == ()
         assert report.runs[0].same_vocabulary == ("source", "target")
 
-    def test_tokens_of_another_kind_leave_embeddings_new(self, both: Path, copies: Path) -> None:
+    def test_other_tokenizer_leaves_embeddings_newly_initialised(self, both: Path, copies: Path) -> None:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)})
         source = wanted.tokens.source.model_copy(update={"kind": "chars"})
         wanted = wanted.model_copy(update={"tokens": wanted.tokens.model_copy(update={"source": source})})
@@ -135,7 +135,7 @@ class TestTaking:
         assert report.runs[0].skipped == report.new
         assert report.runs[0].same_vocabulary == ("target",)
 
-    def test_equal_shapes_are_not_equal_tokens(self, both: Path, copies: Path, tmp_path: Path) -> None:
+    def test_embeddings_of_another_vocabulary_are_not_loaded(self, both: Path, copies: Path, tmp_path: Path) -> None:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)})
         (run,) = transfer.open_pretrained(wanted.init)
         source, target = run.tokenizers
@@ -145,14 +145,14 @@ class TestTaking:
         report = transfer.load_pretrained(network, wanted.model, (turned, target), [run])
         assert report.new == ("encoder.embedding.weight",)
 
-    def test_a_shape_that_does_not_fit_is_new(self, both: Path, copies: Path) -> None:
+    def test_weights_of_another_shape_are_newly_initialised(self, both: Path, copies: Path) -> None:
         wide = {**GRU, "width": 24}
         first, report = begun(recipe(copies, {"encoder": GRU, "decoder": wide}, init={"model": str(both)}))
         shapes = {name: tensor.shape for name, tensor in weights_of(both).items()}
         assert {name for name in first if shapes.get(name) != first[name].shape} == set(report.new)
         assert "decoder.embedding.weight" in report.new
 
-    def test_a_decoder_trained_alone_joins_an_encoder(self, alone: Path, both: Path, copies: Path) -> None:
+    def test_encoder_and_decoder_from_two_runs(self, alone: Path, both: Path, copies: Path) -> None:
         init = {"encoder": str(both), "decoder": str(alone)}
         first, report = begun(recipe(copies, {"encoder": GRU, "decoder": BLOCKS}, init=init))
         given = weights_of(alone)
@@ -162,7 +162,7 @@ class TestTaking:
         assert report.new  # alone it had nothing to read from a memory
         assert all(name.startswith("decoder.") and name not in given for name in report.new)
 
-    def test_a_tied_tensor_is_filled_once(self, both: Path, copies: Path) -> None:
+    def test_tied_weights_are_loaded_once(self, both: Path, copies: Path) -> None:
         model = {"encoder": GRU, "decoder": GRU, "tie": "target"}
         first, report = begun(recipe(copies, model, init={"model": str(both)}))
         given = weights_of(both)
@@ -170,7 +170,7 @@ class TestTaking:
         assert report.runs[0].skipped == ("decoder.output.projection.weight",)
         assert report.new == ()
 
-    def test_a_head_learns_its_own_labels(self, both: Path, copies: Path) -> None:
+    def test_labels_of_a_head_are_collected_from_its_own_data(self, both: Path, copies: Path) -> None:
         labelled = copies.with_name("labelled.tsv")
         labelled.write_text("".join(f"{one.source}\t{len(one.source) % 3}\n" for one in generate("copy", 40, 5)))
         content = recipe(labelled, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)}).model_dump()
@@ -195,7 +195,7 @@ class TestTaking:
 
 
 class TestTelling:
-    def test_console_and_log_say_what_was_taken(self, both: Path, copies: Path, tmp_path: Path) -> None:
+    def test_console_and_log_report_the_loaded_weights(self, both: Path, copies: Path, tmp_path: Path) -> None:
         said = Console(file=io.StringIO(), width=200)
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"encoder": str(both)}, freeze="encoder")
         trained = train(wanted, tmp_path / "run", console=said)
@@ -211,7 +211,7 @@ class TestTelling:
         assert event["runs"][0]["loaded"] == list(report.runs[0].loaded)
         assert Run(tmp_path / "run").recipe().init.encoder == str(both)
 
-    def test_runs_are_named_in_full(self, both: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_init_paths_are_made_absolute(self, both: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(both.parent)
         assert recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"encoder": both.name}).init.encoder == str(both)
 
@@ -220,7 +220,7 @@ class TestFreezing:
     @pytest.mark.parametrize(
         ("kind", "average"), [("adamw", {}), ("sgd", {}), ("adam", {"ema": 0.9}), ("adamw", {"average_checkpoints": 2})]
     )
-    def test_frozen_weights_stay_to_the_bit(
+    def test_frozen_weights_do_not_change(
         self, kind: str, average: dict[str, Any], both: Path, copies: Path, tmp_path: Path
     ) -> None:
         optimiser = {"kind": kind, "learning_rate": 0.01, "weight_decay": 0.1}
@@ -233,7 +233,9 @@ class TestFreezing:
         assert "decoder.embedding.weight" in moved
         assert equal(last, weights_of(tmp_path / "run"))
 
-    def test_four_updates_and_four_more_are_eight(self, both: Path, copies: Path, tmp_path: Path) -> None:
+    def test_resumed_training_with_frozen_weights_equals_an_uninterrupted_run(
+        self, both: Path, copies: Path, tmp_path: Path
+    ) -> None:
         def wanted(steps: int) -> Recipe:
             freeze = ["encoder", "decoder.embedding"]
             model = {"encoder": GRU, "decoder": GRU}
@@ -256,7 +258,7 @@ class TestFreezing:
         with pytest.raises(InputError, match=r"training\.freeze was"):
             train(wanted(8).model_copy(update={"training": thawed}), tmp_path / "parts", resume=True)
 
-    def test_running_means_stand_still_too(self, alone: Path, copies: Path, tmp_path: Path) -> None:
+    def test_running_statistics_of_frozen_norms_do_not_change(self, alone: Path, copies: Path, tmp_path: Path) -> None:
         wanted = recipe(copies, {"encoder": BLOCKS, "decoder": BLOCKS}, freeze=["encoder"])
         first, last = begun(wanted)[0], train(wanted, tmp_path / "run").model.network.state_dict()
         assert any(name.endswith(".mean") for name in first)
@@ -265,21 +267,21 @@ class TestFreezing:
         assert moved
         assert all(name.startswith("decoder.") for name in moved)
 
-    def test_afterwards_all_is_free_again(self) -> None:
+    def test_parameters_are_trainable_again_after_the_block(self) -> None:
         network = build.build_model(settle_model({"encoder": GRU, "decoder": GRU}).model, 9, 9)
         with transfer.freeze(network, ["encoder"]):
             free = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
             assert free == {name for name, _ in network.named_parameters() if name.startswith("decoder.")}
         assert all(parameter.requires_grad for parameter in network.parameters())
 
-    def test_a_tied_weight_is_frozen_under_either_name(self) -> None:
+    def test_tied_weights_are_frozen_under_either_name(self) -> None:
         tied = settle_model({"encoder": GRU, "decoder": GRU, "tie": "target"})
         network = build.build_model(tied.model, 9, 9)
         with transfer.freeze(network, ["decoder.output.projection.weight"]):
             assert not network.get_parameter("decoder.embedding.weight").requires_grad
 
     @given(st.data())
-    def test_a_pattern_is_a_beginning_or_a_glob(self, data: st.DataObject) -> None:
+    def test_a_pattern_is_a_prefix_or_a_glob(self, data: st.DataObject) -> None:
         """Every beginning up to a dot names exactly the weights below it, with a star in any place as well."""
         parts = data.draw(st.sampled_from([name.split(".") for name in NAMES]))
         beginning = parts[: data.draw(st.integers(1, len(parts)))]
@@ -313,7 +315,7 @@ class TestRefusals:
             (["encoder", "decoder"], "everything is frozen"),
         ],
     )
-    def test_patterns(self, patterns: Any, said: str, copies: Path) -> None:
+    def test_wrong_patterns_are_rejected(self, patterns: Any, said: str, copies: Path) -> None:
         with pytest.raises(InputError, match=said) as caught:
             recipe(copies, {"encoder": GRU, "decoder": GRU}, freeze=patterns)
         assert caught.value.where == "training.freeze"
@@ -329,7 +331,7 @@ class TestRefusals:
             ({"encoder": GRU, "head": {"kind": "classifier"}}, "decoder", "this model has no decoder"),
         ],
     )
-    def test_a_run_that_gives_nothing(
+    def test_a_run_without_fitting_weights_is_rejected(
         self, model: dict[str, Any], section: str, said: str, both: Path, copies: Path, tmp_path: Path
     ) -> None:
         content = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={section: str(both)}).model_dump()
@@ -341,12 +343,12 @@ class TestRefusals:
         assert re.search(said, caught.value.remedy)
         assert not (tmp_path / "run").exists()
 
-    def test_a_decoder_alone_gives_no_encoder(self, alone: Path, copies: Path, tmp_path: Path) -> None:
+    def test_a_decoder_only_run_has_no_encoder_to_load(self, alone: Path, copies: Path, tmp_path: Path) -> None:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"encoder": str(alone)})
         with pytest.raises(InputError, match=r"it has .*decoder\..* this model needs .*encoder\."):
             train(wanted, tmp_path / "run")
 
-    def test_no_run_and_no_checkpoint(self, both: Path, copies: Path, tmp_path: Path) -> None:
+    def test_missing_runs_and_checkpoints_are_rejected(self, both: Path, copies: Path, tmp_path: Path) -> None:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"encoder": str(tmp_path / "none")})
         with pytest.raises(InputError, match="not a run directory"):
             train(wanted, tmp_path / "run")
@@ -356,6 +358,6 @@ class TestRefusals:
             train(wanted, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
-    def test_an_unknown_part(self) -> None:
+    def test_unknown_init_keys_are_rejected(self) -> None:
         with pytest.raises(InputError, match=r"init\.encodr"):
             parse({"init": {"encodr": "runs/a"}})

@@ -1,4 +1,4 @@
-"""Pictures are written for any script, size and label, without a warning and without global state."""
+"""PNG images of attention maps: scripts, sizes, labels, warnings."""
 
 import subprocess
 import sys
@@ -40,15 +40,15 @@ def test_any_label_is_drawn_without_a_warning(labels: list[str], tmp_path: Path)
     assert size(tmp_path / "grid.png")[0] > 100
 
 
-def test_the_picture_grows_with_the_map_up_to_a_limit(tmp_path: Path) -> None:
+def test_image_size_grows_with_the_map_up_to_a_limit(tmp_path: Path) -> None:
     sizes = []
-    for length in (3, 30, 700):
+    for length in (3, 30, 300):
         picture.draw(attention(["a"] * length, ["b"] * 5), tmp_path / "map.png")
         sizes.append(size(tmp_path / "map.png")[0])
     assert sizes[0] < sizes[1] < sizes[2] <= 30_000
 
 
-def test_the_weights_are_what_is_seen(tmp_path: Path) -> None:
+def test_large_weights_are_dark(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     one = AttentionMap(np.eye(4), list("abcd"), list("abcd"), [0, 1, 2, 3], [0, 1, 2, 3])
@@ -64,13 +64,13 @@ def test_the_weights_are_what_is_seen(tmp_path: Path) -> None:
     assert dark[1] < -0.8
 
 
-def test_empty_sides(tmp_path: Path) -> None:
+def test_single_cells_are_drawn_and_empty_grids_rejected(tmp_path: Path) -> None:
     picture.draw(AttentionMap(np.zeros((1, 1)), ["a"], ["b"], [0], [-1]), tmp_path / "one.png")
     with pytest.raises(ValueError, match="at least one"):
         picture.draw_grid([], tmp_path / "none.png")
 
 
-def test_no_global_state_and_a_late_import() -> None:
+def test_matplotlib_is_imported_late_and_without_pyplot() -> None:
     code = (
         "import sys, io, numpy as np\n"
         "from transduce.explain import png\n"

@@ -1,4 +1,4 @@
-"""Links between words: attention taught to follow them, `transduce align` to read them, and their error rate."""
+"""`transduce align`, guided alignment, alignment error rate."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def gold(bench: Path) -> Path:
     return written(bench / "gold.txt", [turned(target) for _, target in HELD_OUT])
 
 
-def trained(linked: Path, folder: Path, objective: dict[str, Any]) -> Path:
-    content = settings(linked, {"encoder": BLOCKS, "decoder": BLOCKS}, "words", steps=220, objective=objective)
+def trained(linked: Path, folder: Path, objective: dict[str, Any], steps: int = 220) -> Path:
+    content = settings(linked, {"encoder": BLOCKS, "decoder": BLOCKS}, "words", steps=steps, objective=objective)
     content["data"]["train"] = {"path": str(linked), "alignment": "column3"}
     train(content, folder)
     return folder
@@ -59,7 +59,7 @@ def guided_run(linked: Path, bench: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_run(linked: Path, bench: Path) -> Path:
-    return trained(linked, bench / "unguided", {"label_smoothing": 0.0})
+    return trained(linked, bench / "unguided", {"label_smoothing": 0.0}, steps=100)
 
 
 def rate(folder: Path) -> float:
@@ -69,13 +69,13 @@ def rate(folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_attention_follows_the_links_it_was_taught(guided_run: Path, plain_run: Path) -> None:
+def test_guided_alignment_lowers_the_alignment_error_rate(guided_run: Path, plain_run: Path) -> None:
     assert rate(guided_run) < 0.05
     assert rate(plain_run) > 0.05
 
 
 @pytest.mark.slow
-def test_the_command_writes_links_and_their_error_rate(
+def test_align_writes_links_and_prints_the_error_rate(
     guided_run: Path, held_out: Path, gold: Path, command: Command
 ) -> None:
     called = command("align", guided_run, held_out, "--gold", gold, "--layer", "last", "--device", "cpu")
@@ -87,7 +87,7 @@ def test_the_command_writes_links_and_their_error_rate(
     assert found == pytest.approx(rate(guided_run))
 
 
-def test_a_model_reads_what_it_would_have_written(model: transduce.Model) -> None:
+def test_alignment_of_given_outputs_equals_that_of_generated_ones(model: transduce.Model) -> None:
     """The law: the links of a model's own outputs, given to it as pairs, are those it had when it wrote them."""
     sources = [source for source, _ in HELD_OUT[:8]]
     outputs = model.generate(sources, beam=1)
@@ -97,7 +97,9 @@ def test_a_model_reads_what_it_would_have_written(model: transduce.Model) -> Non
         assert read.score == pytest.approx(one.score, abs=1e-4)
 
 
-def test_two_directions_are_joined(model: transduce.Model, bench: Path, attention_run: Path, command: Command) -> None:
+def test_both_directions_are_symmetrised(
+    model: transduce.Model, bench: Path, attention_run: Path, command: Command
+) -> None:
     back_pairs = written(bench / "back.tsv", [f"{target}\t{source}" for source, target in colour_pairs(400)])
     parts = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "luong"}}
     train(settings(back_pairs, parts, "words", steps=20), bench / "back")
@@ -115,7 +117,7 @@ def test_two_directions_are_joined(model: transduce.Model, bench: Path, attentio
     assert called.out.splitlines() == [pharaoh(links) for links in both]
 
 
-def test_what_cannot_be_aligned_is_told(
+def test_align_rejects_models_without_attention_and_bad_gold_files(
     attention_run: Path, bottleneck_run: Path, held_out: Path, tmp_path: Path, command: Command
 ) -> None:
     def told(*arguments: str | Path) -> str:

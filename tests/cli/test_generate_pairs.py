@@ -1,4 +1,4 @@
-"""Sequence-level distillation, end to end: a teacher writes pairs, a student learns from them."""
+"""`transduce generate --pairs`: training pairs for sequence-level distillation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transduce.cli.generate import pair_line
 from transduce.errors import InputError
 
 
-def test_a_student_learns_what_its_teacher_wrote(attention_run: Path, tmp_path: Path, command: Command) -> None:
+def test_a_student_trains_on_the_pairs_of_its_teacher(attention_run: Path, tmp_path: Path, command: Command) -> None:
     sources = [source for source, _ in colour_pairs(120, seed=3)]
     (tmp_path / "sources.txt").write_text("".join(f"{source}\n" for source in sources))
     taught = tmp_path / "taught.tsv"
@@ -28,7 +28,7 @@ def test_a_student_learns_what_its_teacher_wrote(attention_run: Path, tmp_path: 
     assert trained.outcome.scores["loss"] < 3.0
 
 
-def test_tabs_are_refused_with_their_line(attention_run: Path, tmp_path: Path, command: Command) -> None:
+def test_tabs_in_pairs_are_rejected_with_their_line(attention_run: Path, tmp_path: Path, command: Command) -> None:
     called = command("generate", attention_run, "-", "--pairs", stdin=b"red blue\nred\tblue\n")
     assert (called.code, "-:2: 1 tabs in a source of 1 columns" in called.err) == (2, True)
     assert pair_line("a\tb", "c", 2, "file:1") == "a\tb\tc"
@@ -38,13 +38,13 @@ def test_tabs_are_refused_with_their_line(attention_run: Path, tmp_path: Path, c
         pair_line("a", "b", 2, "file:1")
 
 
-def test_an_empty_line_stays_a_line(attention_run: Path, command: Command) -> None:
+def test_an_empty_source_gives_an_empty_pair(attention_run: Path, command: Command) -> None:
     called = command("generate", attention_run, "-", "--pairs", stdin=b"red\n\nblue\n")
     assert called.out.splitlines()[1] == "\t"
     assert len(called.out.splitlines()) == 3
 
 
 @pytest.mark.parametrize("option", ["--json", "--align"])
-def test_pairs_are_the_only_thing_written(option: str, attention_run: Path, command: Command) -> None:
+def test_pairs_excludes_json_and_align(option: str, attention_run: Path, command: Command) -> None:
     called = command("generate", attention_run, "-", "--pairs", option, stdin=b"red\n")
     assert (called.code, "--pairs" in called.err) == (2, True)
