@@ -490,7 +490,7 @@ class Objective(ABC):
         """Raises an InputError for a model that it cannot train. Called before any data are read."""
         if any(isinstance(part, Normaliser) and part.stochastic for part in model.modules()):
             raise InputError(
-                "drawn attention learns by reward alone",
+                "sampled attention is trained by reinforce alone",
                 remedy="set training.objective: {kind: reinforce}, or another normaliser",
             )
 

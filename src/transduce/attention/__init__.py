@@ -1,1 +1,1 @@
-"""Scores, normalisers and positions, and the attention made of them."""
+"""Attention: scores, normalisers, windows, position encodings, multi-head and self-attention."""

@@ -1,4 +1,4 @@
-"""Query, keys and values in, their weighted mean out, and the weights when somebody asks."""
+"""Attention with any score and any normaliser."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Attend(nn.Module):
         if self.stateful and not carries_past:
             part = type(score if score.stateful else normaliser).__name__.lower()
             raise InputError(
-                f"{part} attention remembers where it looked before, which only a recurrent decoder carries along",
+                f"{part} attention depends on earlier weights, which only a recurrent decoder keeps in its state",
                 remedy=f"choose another score or normaliser, or use {part} in the context of a recurrent decoder",
             )
         if normaliser.stochastic and not carries_past:
             raise InputError(
-                "drawn attention learns from the weights it tells, which are lost here",
+                "sampled attention learns from the weights it returns, which are not used here",
                 remedy="use it in the context of a recurrent decoder, or choose another normaliser",
             )
         self.score, self.normaliser, self.dropout = score, normaliser, dropout
@@ -50,7 +50,7 @@ class Attend(nn.Module):
         mask: Tensor | None = None,  # broadcastable to ... T S
         bias: Tensor | None = None,  # added to the scores
         *,
-        causal: bool = False,  # T = S, each row sees itself and what came before; stands instead of a mask
+        causal: bool = False,  # T = S: each row attends to itself and earlier rows; replaces the mask
         with_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         if self.fused and not with_attention:
@@ -65,7 +65,7 @@ class Attend(nn.Module):
         return context, weights if with_attention else None
 
     def plain(self, weights: Tensor) -> Tensor:
-        """Weights as they are used, whatever gradient they carry for others."""
+        """The weights as the context uses them: without gradient where they are sampled."""
         return weights.detach() if self.normaliser.stochastic else weights
 
     def entropy(
@@ -74,9 +74,9 @@ class Attend(nn.Module):
         keys: Tensor,
         mask: Tensor | None,
         bias: Tensor | None,
-        past: dict[str, Tree] | None = None,  # where parts remember
+        past: dict[str, Tree] | None = None,  # the history of stateful parts
     ) -> Tensor | None:
-        """Of what rows are drawn from, computed beside the draw; None where none are drawn."""
+        """The entropy of the sampling distribution; None where nothing is sampled."""
         if not self.normaliser.stochastic:
             return None
         scores = self.score(query, keys) if past is None else self.score.stateful_forward(query, keys, past["score"])
@@ -89,7 +89,7 @@ class Attend(nn.Module):
         values: Tensor,  # B S D
         mask: Tensor,  # broadcastable to B N S
         bias: Tensor | None,
-        past: dict[str, Tree],  # B N ...: what the score and the normaliser remember
+        past: dict[str, Tree],  # B N ...: the histories of score and normaliser
     ) -> tuple[Tensor, Tensor]:
         scores = self.score.stateful_forward(query, keys, past["score"])
         weights = self.normaliser.stateful_forward(scores if bias is None else scores + bias, mask, past["normaliser"])

@@ -1,4 +1,4 @@
-"""Rows in, rows out: attention in several heads, over the rows themselves or over a memory."""
+"""Multi-head attention and cross-attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class AttentionOptions:
     """The options that all attention layers of a model have in common."""
 
     heads: Count = 4
-    kv_heads: Count | None = None  # heads of keys and values, each shared by a group of query heads; None: all
+    kv_heads: Count | None = (
+        None  # heads of keys and values, each shared by a group of query heads; None: as many as heads
+    )
     head_width: Count | None = None  # None: the width of the model, divided by the heads
     score: type[AttentionScore] = ScaledDot
     normaliser: type[Normaliser] = Softmax
@@ -55,8 +57,8 @@ class MultiHeadAttention(nn.Module):
         self.v_proj: nn.Module = nn.Identity()
         self.out_proj: nn.Module = nn.Identity()
         if options.projections == "all":
-            # A smaller start for the three: on Multi30k a post-norm model had a development loss of 2.5 after 1,000
-            # updates with it and of 3.3 without, which took 1,500 updates to come to 2.4 (one run each).
+            # A smaller gain for the three: on Multi30k a post-norm model had a development loss of 2.5 after 1,000
+            # updates with it and of 3.3 without, which took 1,500 updates to reach 2.4 (one run each).
             self.q_proj = dense(width, options.heads * head, bias, START)
             self.k_proj = dense(memory_width, options.key_value_heads * head, bias, START)
             self.v_proj = dense(memory_width, options.key_value_heads * head, bias, START)
@@ -64,11 +66,11 @@ class MultiHeadAttention(nn.Module):
         self.attend = Attend(options.score(head, head), options.normaliser(), options.attention_dropout)
 
     def queries(self, rows: Tensor) -> Tensor:
-        """Queries of rows: R T D -> R H T K"""
+        """Queries of rows: R T D -> R H T K."""
         return _heads(linear(self.q_proj, rows), self.heads)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a memory (B S D), computed once a source: B G S K, with G key heads."""
+        """Keys and values of a memory (B S D), computed once per source: B G S K, with G key-value heads."""
         keys, values = joint_linear((self.k_proj, self.v_proj), memory)
         return self.attend.keys(_heads(keys, self.kv_heads)), _heads(values, self.kv_heads)
 
@@ -80,7 +82,7 @@ class MultiHeadAttention(nn.Module):
 
     def attend_heads(
         self,
-        query: Tensor,  # R H T K: ask(x), turned by its positions where it has any
+        query: Tensor,  # R H T K: queries(x), rotated by the position encoding where it does so
         keys: Tensor,  # R G S K
         values: Tensor,  # R G S K
         mask: Tensor | None = None,
@@ -89,7 +91,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         with_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        if self.kv_heads < self.heads:  # every head of a group sees the same keys
+        if self.kv_heads < self.heads:  # all heads of a group use the same keys and values
             group = self.heads // self.kv_heads
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         context, weights = self.attend(query, keys, values, mask, bias, causal=causal, with_attention=with_attention)
@@ -102,7 +104,7 @@ class CrossAttention(MultiHeadAttention):
     def forward(
         self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, with_attention: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Cross-attention of rows (R T D) to a memory with one row a source (B G S K); mask: B S, or B T S.
+        """Cross-attention of rows (R T D) to a memory with one row per source (B G S K); mask: B S or B T S.
 
         The beams of a source become further query rows, so that its keys and values are never copied.
         """
@@ -123,7 +125,7 @@ def _heads(rows: Tensor, number: int) -> Tensor:
 
 
 def layers_and_heads(attentions: Sequence[CrossAttention | None]) -> tuple[int, int]:
-    """How many layers look at a memory, and with how many heads each."""
+    """The number of layers with cross-attention, and of heads in each."""
     found = [one for one in attentions if one is not None]
     return len(found), found[0].heads if found else 0
 

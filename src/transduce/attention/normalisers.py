@@ -1,4 +1,4 @@
-"""Scores in, weights that sum to 1 over the visible rows out."""
+"""Attention normalisers: softmax, sparsemax, entmax, hard and monotonic attention."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Softmax(Normaliser):
 
 
 class Sparsemax(Normaliser):
-    """the point of the simplex nearest to the scores: many weights are exactly 0 (Martins & Astudillo 2016)"""
+    """the projection of the scores onto the simplex: many weights are exactly 0 (Martins & Astudillo 2016)"""
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         # The projection is max(e - tau, 0). With sorted scores, tau = (sum of the k largest - 1) / k for the
-        # largest k whose k-th score is still above it. Hidden scores are pushed out of any support, but finite.
+        # largest k whose k-th score is still above it. Masked scores lie below any support, but are finite.
         lowest = scores.amin(-1, keepdim=True) - 2
         scores = scores if mask is None else torch.where(mask, scores, lowest)
         ordered = scores.sort(-1, descending=True).values
@@ -47,10 +47,10 @@ class Entmax(Normaliser):
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         exact = _hide(scores, mask).to(torch.promote_types(scores.dtype, torch.float32))
-        # With the best at 0, tau lies in [-1, 0): whatever is below -1 has no weight, so -2 stands for all of it.
+        # With the maximum shifted to 0, tau is in [-1, 0): scores below -1 have no weight, so they are clamped to -2.
         halves = ((exact - exact.amax(-1, keepdim=True).detach()) / 2).clamp(min=-2)
         tau = self._threshold(halves.detach())
-        # One step of Newton on sum max(z - tau, 0)^2 = 1. At the root it moves nothing, but its gradient is the
+        # One step of Newton on sum max(z - tau, 0)^2 = 1. At the root it changes nothing, but its gradient is the
         # implicit one, d tau / d z_i = max(z_i - tau, 0) / sum_j max(z_j - tau, 0).
         roots = (halves - tau).clamp(min=0)
         tau = tau + (roots.square().sum(-1, keepdim=True) - 1) / (2 * roots.sum(-1, keepdim=True).detach())
@@ -70,20 +70,20 @@ class Entmax(Normaliser):
 
 
 def _straight_through(soft: Tensor) -> Tensor:
-    """The best row alone, with the gradient of the soft weights (Bengio 2013)."""
+    """One-hot weights of the best row, with the gradient of the soft weights (straight-through, Bengio 2013)."""
     best = torch.zeros_like(soft).scatter(-1, soft.argmax(-1, keepdim=True), 1.0)
     return best + (soft - soft.detach())
 
 
 class Hard(Normaliser):
-    """1 for the best score, 0 elsewhere; learns by the gradient of the softmax (straight-through, Bengio 2013)"""
+    """1 for the best score, 0 elsewhere, with the gradient of the softmax (straight-through, Bengio 2013)"""
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return _straight_through(_hide(scores, mask).softmax(-1))
 
 
 class Gumbel(Normaliser):
-    """one row drawn from the softmax in training, the best one after it; straight-through Gumbel (Jang 2017)"""
+    """one row sampled from the softmax in training, the best one at inference; straight-through Gumbel (Jang 2017)"""
 
     def __init__(self, *, temperature: Annotated[float, Gt(0)] = 1.0) -> None:
         super().__init__()
@@ -91,13 +91,13 @@ class Gumbel(Normaliser):
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if self.training:
-            # The largest of e_i + g_i is a draw from softmax(e); an exponential draw is never 0, and g = -log of it.
+            # argmax(e_i + g_i) is a sample from softmax(e); the Gumbel noise g is -log of an exponential sample.
             scores = scores - torch.empty_like(scores).exponential_().log()
         return _straight_through((_hide(scores, mask) / self.temperature).softmax(-1))
 
 
 class StochasticHard(Normaliser):
-    """one row drawn from the softmax in training, the likeliest after it; learns by the objective reinforce (Xu 2015)
+    """one row sampled from the softmax in training, the best one at inference; trained by reinforce (Xu 2015)
 
     The weights are 1 at the row and 0 elsewhere, times exp(log p - log p without gradient): their value is exact and
     their gradient is that of log p(row) (the DiCE operator, Foerster 2018). So the draw is a result like any other
@@ -114,19 +114,19 @@ class StochasticHard(Normaliser):
 
     def entropy(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         logs = _hide(scores, mask).log_softmax(-1)
-        # A hidden row has the limit of -p log p, which is 0; its -inf must meet no product, not even in the gradient.
+        # -p log p of a masked row is 0 in the limit; its -inf must not enter a product, not even in the gradient.
         logs = logs if mask is None else logs.masked_fill(~mask, 0.0)
         chances = logs.exp() if mask is None else logs.exp() * mask
         return -(chances * logs).sum(-1)
 
     @staticmethod
     def draw(logs: Tensor) -> Tensor:
-        """... T S -> ... T 1: the largest of log p + g is a draw, as for Gumbel."""
+        """... T S -> ... T 1: argmax(log p + g) is a sample, as in Gumbel."""
         return (logs.detach() - torch.empty_like(logs).exponential_().log()).argmax(-1, keepdim=True)
 
 
 class MonotonicExpected(Normaliser):
-    """stop at row j with chance sigmoid(e_j + r), never before the last stop (Raffel 2017)
+    """stop at row j with probability sigmoid(e_j + r), never before the previous stop (Raffel 2017)
 
     In training the mean over all walks, afterwards one walk that stops where the chance is above one half. The paper
     reads nothing where a walk stops nowhere; here it ends at the last row in sight, so that weights sum to 1.
@@ -156,12 +156,12 @@ class MonotonicExpected(Normaliser):
         return weights + last * (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
 
     def _expect(self, energies: Tensor, visible: Tensor, past: Tree) -> Tensor:
-        """alpha_j = p_j sum_{k <= j} alpha'_k prod_{k <= l < j} (1 - p_l), alpha' the weights of the step before."""
-        # Noise teaches energies far from 0, so that the mean comes close to the one walk taken after training.
+        """alpha_j = p_j sum_{k <= j} alpha'_k prod_{k <= l < j} (1 - p_l), alpha' the weights of the previous step."""
+        # Noise pushes the energies away from 0, so that the expectation approximates the hard decisions of inference.
         energies = energies + self.noise * torch.randn_like(energies)
-        passes = F.logsigmoid(-energies) * visible  # log (1 - p): a hidden row is always passed by
+        passes = F.logsigmoid(-energies) * visible  # log (1 - p): a masked row is always skipped
         before = F.pad(passes.cumsum(-1)[..., :-1], (1, 0))
-        # The paper's cumulative products underflow; every pair of rows costs S S but the exponents stay below 0.
+        # The cumulative products of the paper underflow; all pairs of rows cost S S, but the exponents stay below 0.
         ways = (before[..., :, None] - before[..., None, :]).tril(0).exp().tril(0)  # ... S S: from k (last) to j
         reached: Tensor = (ways @ past["stops"].to(ways.dtype).unsqueeze(-1)).squeeze(-1)
         return energies.sigmoid() * visible * reached

@@ -1,4 +1,4 @@
-"""Positions in; embeddings, queries and keys, or scores that know them out."""
+"""Position encodings: sinusoidal, learned, rotary, relative bias, Shaw, ALiBi."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Join = Literal["add", "concatenate"]
 
 
 class NoPosition(PositionEncoding):
-    """no positions: without a causal mask the order of the rows cannot matter"""
+    """no positions: without a causal mask, attention is independent of the order of rows"""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
 
 
 class AdditivePosition(PositionEncoding):
-    """What the kinds with one vector a position share: x + p, or W [x; p] where the two are concatenated."""
+    """Base of encodings with one vector per position: x + p, or W [x; p] with `join: concatenate`."""
 
     def __init__(self, width: int, join: Join) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class AdditivePosition(PositionEncoding):
 
 
 class Sinusoidal(AdditivePosition):
-    """sines and cosines of the position, joined to the embedding (Vaswani 2017)"""
+    """sines and cosines of the position, added to the embedding (Vaswani 2017)"""
 
     frequencies: Tensor
 
@@ -53,8 +53,8 @@ class Sinusoidal(AdditivePosition):
         inclusive: bool = False,
         first: Annotated[int, Ge(0)] = 0,
     ) -> None:
-        """`halves`: all sines before all cosines, in place of turn by turn. `inclusive`: the slowest wave is 1 / 10000
-        itself. `first` is the place of the first row. Marian has the first two so, fairseq begins at 2 besides."""
+        """`halves`: all sines before all cosines, instead of alternating. `inclusive`: the lowest frequency is exactly
+        1 / 10000. `first`: the position of the first row. Marian uses the first two; fairseq also starts at 2."""
         super().__init__(width, join)
         steps = torch.arange(0, width, 2) / (max(width - 2, 1) if inclusive else width)
         self.register_buffer("frequencies", 10000**-steps, persistent=False)
@@ -69,18 +69,18 @@ class Sinusoidal(AdditivePosition):
 
 
 class Learned(AdditivePosition):
-    """one trained vector a position, joined to the embedding (Gehring 2017)"""
+    """one learned vector per position, added to the embedding (Gehring 2017)"""
 
     def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 2048, join: Join = "add") -> None:
         super().__init__(width, join)
         self.longest: int = longest
         self.embed_positions = nn.Embedding(longest, width)
-        # As large as the sine waves, beside embeddings of deviation 1: with D ** -0.5 the order of a text was lost in
-        # them for the first few hundred updates (Shakespeare by characters: best development loss 1.505, now 1.468).
+        # As large as sinusoids, with embeddings of standard deviation 1. With D ** -0.5 the model ignored the order for
+        # the first few hundred updates (Shakespeare by characters: best development loss 1.505, now 1.468).
         nn.init.normal_(self.embed_positions.weight, std=0.5**0.5)
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
-        # A single step is that of a search, which knows its greatest length.
+        # A single step belongs to a search, which checks its maximum length itself.
         several = values.size(-2) > 1
         if values.size(-2) > self.longest or (several and may_look(values) and int(positions.max()) >= self.longest):
             raise InputError(
@@ -89,26 +89,26 @@ class Learned(AdditivePosition):
             )
         found = self.embed_positions(positions.clamp(max=self.longest - 1))
         if self.training and several and not may_look(values):
-            # Not cut in silence: an update that is not finite is run again by a road where one may look.
+            # Not truncated silently: a non-finite update is run again outside of the CUDA graph, where the check runs.
             found = found.masked_fill((positions >= self.longest)[..., None], torch.nan)
         return self.join(values, found)
 
 
 def places(model: nn.Module) -> int | None:
-    """Where the places of a model end, so that nothing is filled up beyond; None: nowhere."""
+    """The smallest number of positions of the encodings of a model; None: unlimited."""
     ends = [part.longest for part in model.modules() if isinstance(part, PositionEncoding) and part.longest is not None]
     return min(ends, default=None)
 
 
 def may_look(values: Tensor) -> bool:
-    """Whether the host may ask for numbers of a tensor now: it waits for the device, which no recording can."""
-    if torch.compiler.is_compiling():  # asked first: the compiler breaks its program at the other question
+    """Whether the host may read a tensor now: reading synchronises, which CUDA graph capture forbids."""
+    if torch.compiler.is_compiling():  # checked first: the next check breaks the graph of the compiler
         return False
     return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class Rotary(PositionEncoding):
-    """queries and keys turned by angles that grow with the position (Su 2021)"""
+    """queries and keys rotated by angles proportional to the position (Su 2021)"""
 
     frequencies: Tensor
 
@@ -127,7 +127,7 @@ class Rotary(PositionEncoding):
 
 
 class RelativeBias(PositionEncoding):
-    """one trained number a head and a bucket of distances, added to the scores (Raffel 2020)"""
+    """one learned bias per head and bucket of distances, added to the scores (Raffel 2020)"""
 
     def __init__(self, width: int, heads: int, causal: bool, *, buckets: Count = 32, distance: Count = 128) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class RelativeBias(PositionEncoding):
         )  # . H T S
 
     def _bucket(self, offsets: Tensor) -> Tensor:
-        """Near distances have a bucket each, far ones share logarithmic buckets; ahead and behind are told apart."""
+        """One bucket per near distance, logarithmic buckets for far ones; separate buckets ahead and behind."""
         buckets, side = self.buckets, torch.zeros_like(offsets)
         if self.causal:
             away = (-offsets).clamp(min=0)
@@ -155,7 +155,7 @@ class RelativeBias(PositionEncoding):
 
 
 class Shaw(PositionEncoding):
-    """one trained vector a clipped distance, added to the keys: q . (k + a) (Shaw 2018)"""
+    """one learned vector per clipped distance, added to the keys: q . (k + a) (Shaw 2018)"""
 
     def __init__(self, width: int, heads: int, causal: bool, *, max_distance: Count = 16) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Shaw(PositionEncoding):
 
 
 class ALiBi(PositionEncoding):
-    """a penalty that grows with the distance, at a slope of its own for each head (Press 2022)"""
+    """a penalty proportional to the distance, with a slope per head (Press 2022)"""
 
     slopes: Tensor
 
@@ -185,18 +185,18 @@ class ALiBi(PositionEncoding):
 
 
 def embedded_only(position: PositionEncoding, reader: str) -> PositionEncoding:
-    """Refuses a kind that speaks in self-attention where there is none."""
+    """Raises an InputError for an encoding that acts in self-attention where there is none."""
     kind = type(position)
     if kind.rotate is not PositionEncoding.rotate or kind.bias is not PositionEncoding.bias:
         raise InputError(
-            f"{kind.__name__} positions speak in the scores of self-attention, and {reader} has none",
+            f"{kind.__name__} positions act in self-attention, and {reader} has none",
             remedy="choose position: sinusoidal, learned or none",
         )
     return position
 
 
 def free_of_heads(position: PositionEncoding, head_width: int | None) -> None:
-    """Refuses a kind that turns or meets every head, whose width is then the model's divided by the heads."""
+    """Raises an InputError for an encoding of head vectors, whose width is the width of the model by the heads."""
     if isinstance(position, (Rotary, Shaw)):
         raise InputError(
             f"{type(position).__name__} positions need heads that share the width evenly, not head_width {head_width}",

@@ -1,4 +1,4 @@
-"""A query and keys in, one number for each key out: how well they fit."""
+"""Attention scores: dot product, bilinear, additive, coverage, location."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class MLP(AttentionScore):
 
 
 class Coverage(MLP):
-    """v . tanh(W s + U h_j + w c_j), c_j the sum of all weights h_j has had (Tu 2016, See 2017)"""
+    """v . tanh(W s + U h_j + w c_j), c_j the sum of the previous weights of h_j (Tu 2016, See 2017)"""
 
     stateful = True
 
@@ -98,7 +98,7 @@ class Coverage(MLP):
 
 
 class Location(MLP):
-    """v . tanh(W s + U h_j + V f_j), f = F * a_{t-1}: filters over the weights of the step before (Chorowski 2015)"""
+    """v . tanh(W s + U h_j + V f_j), f = F * a_{t-1}: a convolution of the previous weights (Chorowski 2015)"""
 
     stateful = True
 
@@ -114,10 +114,10 @@ class Location(MLP):
         return {"weights": weights.to(past["weights"].dtype)}
 
     def stateful_forward(self, query: Tensor, keys: Tensor, past: Tree) -> Tensor:
-        before: Tensor = past["weights"]  # B N S
-        around = self.location_conv(before.flatten(0, 1).unsqueeze(1))  # B*N C S
-        places = self.location_proj(around.transpose(1, 2)).unflatten(0, before.shape[:2])  # B N S Q
-        return self._score(self._meet(query, keys) + places)
+        previous: Tensor = past["weights"]  # B N S
+        filtered = self.location_conv(previous.flatten(0, 1).unsqueeze(1))  # B*N C S
+        features = self.location_proj(filtered.transpose(1, 2)).unflatten(0, previous.shape[:2])  # B N S Q
+        return self._score(self._meet(query, keys) + features)
 
 
 SCORES: dict[str, type[AttentionScore]] = {

@@ -1,4 +1,4 @@
-"""Rows of one sequence and its past in, rows that know what came before out: attention, or a state of fixed size."""
+"""Token mixers: self-attention, average attention and SSRU."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ TokenMixerKind = Literal["attention", "ssru", "average"]
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """Where the new rows of a search go in a cache that has room: B N L G K, one slot a beam and a place."""
+    """Slots of a preallocated KV cache B N L G K: one per beam and position."""
 
-    places: Tensor  # R: where each new row stands
-    owners: Tensor  # R L: which beam's slot holds a row's token at each place, its own at the new one
+    places: Tensor  # R: the position of each new row
+    owners: Tensor  # R L: the beam whose slot holds the token of a row at each position
     beams: int  # N
-    reach: int | None = None  # how far back a row sees; None: all that came before
+    reach: int | None = None  # how far back a row attends; None: to all earlier rows
 
     @cached_property
     def rows(self) -> Tensor:
-        """R: which of the B*N*L slots each new row fills."""
+        """R: the slot, of B*N*L, that each new row fills."""
         rows, room = self.owners.shape
         return torch.arange(rows, device=self.places.device) * room + self.places
 
     @cached_property
     def mask(self) -> Tensor:
-        """B 1 N N*L: the slots that each beam sees."""
+        """B 1 N N*L: the slots that each beam attends to."""
         slots = torch.arange(self.owners.size(1), device=self.places.device)
         seen = slots <= self.places[:, None]  # R L
         if self.reach is not None:
@@ -47,45 +47,45 @@ class CacheSlots:
 
     @cached_property
     def shade(self) -> Tensor:
-        """`mask` as numbers to add, made once for all blocks that want it so."""
+        """The additive form of `mask`, computed once for all layers."""
         return shade(self.mask)
 
 
 def shade(mask: Tensor) -> Tensor:
-    """What may not be seen as numbers to add to the scores: 0 or -inf."""
+    """A boolean mask as a bias of the scores: 0 or -inf."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 @dataclass(frozen=True)
 class SequenceContext:
-    """What the rows of one call may see of their sequence, and where everything stands."""
+    """Masks, positions and cache slots of one call, shared by all layers."""
 
     position: PositionEncoding
-    queries: Tensor  # 1 T or R T: places of the new rows
-    keys: Tensor  # 1 U or R U: places of all rows so far, the new ones included
+    queries: Tensor  # 1 T or R T: positions of the new rows
+    keys: Tensor  # 1 U or R U: positions of all rows so far, including the new ones
     mask: Tensor | None = None  # broadcastable to R H T U
-    causal: bool = False  # the plain triangle: no mask needed
+    causal: bool = False  # causal mask without padding: no mask tensor needed
     real: Tensor | None = None  # R T: the new rows that are not padding
-    padded: bool = False  # True: the past must be told which rows are real
+    padded: bool = False  # True: padding must not enter the state
     with_attention: bool = False
-    slots: CacheSlots | None = None  # the past has room: new rows are written into it
-    source: Tensor | None = None  # B 1 1 S: the memory's mask as numbers to add, 0 or -inf
+    slots: CacheSlots | None = None  # of a preallocated cache, which new rows are written into
+    source: Tensor | None = None  # B 1 1 S: the memory mask as a bias, 0 or -inf
 
 
 class TokenMixer(nn.Module, ABC):
-    """How a row learns of the other rows of its own sequence."""
+    """The sub-layer that mixes the rows of one sequence."""
 
     @abstractmethod
     def start(self, rows: int, like: Tensor) -> Tree:
-        """The past before the first row."""
+        """The state before the first row."""
 
     @abstractmethod
     def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
-        """rows (R T D) -> rows (R T D), the past after them, weights (R H T U) when asked for and there are any."""
+        """rows (R T D) -> rows (R T D), the next state, attention weights (R H T U) where requested and defined."""
 
 
 class SelfAttention(MultiHeadAttention, TokenMixer):
-    """every row looks at the others: all of them, those before it, or those in reach"""
+    """multi-head self-attention over all rows, earlier rows, or a window (Vaswani 2017)"""
 
     def start(self, rows: int, like: Tensor) -> Tree:
         empty = like.new_zeros(rows, self.kv_heads, 0, self.head_width)
@@ -112,9 +112,9 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
     def _fill(
         self, query: Tensor, keys: Tensor, values: Tensor, past: Tree, view: SequenceContext, slots: CacheSlots
     ) -> Tensor:
-        """One new row each, R H 1 K, written into the room; the beams of a source are query rows over all its slots."""
-        for room, new in zip(past, (keys, values), strict=True):  # B N L G K, R G 1 K
-            room.flatten(0, 2).index_copy_(0, slots.rows, new.squeeze(2).to(room.dtype))
+        """Attention of one new row each (R H 1 K), written into the cache. Beams of a source are query rows."""
+        for cache, new in zip(past, (keys, values), strict=True):  # B N L G K, R G 1 K
+            cache.flatten(0, 2).index_copy_(0, slots.rows, new.squeeze(2).to(cache.dtype))
         bias = view.position.bias(query, view.queries, view.keys)
         if bias is not None:  # . H 1 L -> B H N N*L: the same for every beam that a slot belongs to
             bias = bias.expand(len(query), -1, -1, -1).unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)
@@ -126,29 +126,29 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
 
 
 class SSRU(TokenMixer):
-    """f_t = sigmoid(W_f x_t + b), c_t = f_t c_{t-1} + (1 - f_t) W x_t, relu(c_t): the past is one vector (Kim 2019)"""
+    """f_t = sigmoid(W_f x_t + b), c_t = f_t c_{t-1} + (1 - f_t) W x_t, relu(c_t): the state is one vector (Kim 2019)"""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
-        # The forget gate keeps its bias whatever else has one: it decides how long a new layer remembers.
+        # The forget gate always has a bias: it sets the initial time scale of the state.
         self.forget, self.content = dense(width, width), dense(width, width, bias=False)
 
     def start(self, rows: int, like: Tensor) -> Tree:
         return like.new_zeros(rows, self.width)
 
     def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
-        # In the precision of the past even where matrices are multiplied in less: products over a past need it.
+        # In the precision of the state, even under autocast: long products need it.
         kept, content = torch.sigmoid(self.forget(rows)).to(past), self.content(rows).to(past)  # R T D
         if view.padded and view.real is not None:
-            kept = kept.masked_fill(~view.real[..., None], 1.0)  # padding forgets nothing and adds nothing
+            kept = kept.masked_fill(~view.real[..., None], 1.0)  # padding does not change the state
         kept, cells = scan(kept, (1 - kept) * content)
         cells = cells + kept * past[:, None]
         return torch.relu(cells), cells[:, -1], None
 
 
 def scan(decay: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """c_t = decay_t c_{t-1} + inputs_t from c = 0, for all t in log T steps: runs of 1, 2, 4 ... rows are joined.
+    """c_t = decay_t c_{t-1} + inputs_t from c = 0, for all t in log T steps (parallel scan).
 
     Gives the product of the decays up to each t, by which an earlier state would come through, and c_t.
     """
@@ -161,7 +161,7 @@ def scan(decay: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class AverageAttention(TokenMixer):
-    """g_t = FFN(mean of x_1 .. x_t), i x_t + f g_t with i, f = sigmoid(W [x_t; g_t]): the past is a sum (Zhang 2018)"""
+    """g_t = FFN(mean of x_1 .. x_t), i x_t + f g_t, i, f = sigmoid(W [x_t; g_t]): the state is a sum (Zhang 2018)"""
 
     def __init__(self, width: int, feed_forward: FeedForward, bias: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A query and the length of the memory in, the neighbourhood it may see out: local attention."""
+"""Windows of local attention: predicted and monotonic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transduce.layers.feed_forward import dense
 
 
 def _distances(mask: Tensor, centres: Tensor) -> Tensor:
-    """How far each row is from the centre: mask (B 1 S), centres (B T) -> B T S"""
+    """The distance of each row from the centre: mask (B 1 S), centres (B T) -> B T S."""
     return mask.cumsum(-1) - 1 - centres.unsqueeze(-1)
 
 
@@ -37,7 +37,7 @@ class PredictedWindow(Window):
 
 
 class MonotonicWindow(Window):
-    """p_t = t, rows within the radius; the last row once t is past it (Luong 2015, local-m)"""
+    """p_t = t, rows within the radius; the last row for larger t (Luong 2015, local-m)"""
 
     stateful = True
 

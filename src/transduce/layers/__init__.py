@@ -1,1 +1,1 @@
-"""The small parts that encoders and decoders are made of."""
+"""Layers that encoders and decoders are built of."""

@@ -1,4 +1,4 @@
-"""Rows and the rows around them in, gated rows out: the convolutions of a convolutional encoder or decoder."""
+"""Gated convolution."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch.nn import functional as F
 
 from transduce.layers.dropout import Dropout
 
-HALF = math.sqrt(0.5)  # keeps the size of a sum of two terms
+HALF = math.sqrt(0.5)  # keeps the variance of a sum of two terms
 
 
 class GatedConvolution(nn.Module):
-    """a * sigmoid(b) with [a; b] = W [x_{t-k+1} .. x_t] + c, for every run of k rows (Gehring 2017, Dauphin 2017)"""
+    """a * sigmoid(b) with [a; b] = W [x_{t-k+1} .. x_t] + c, over k rows (Gehring 2017, Dauphin 2017)"""
 
     def __init__(self, width: int, kernel: int, dropout: float) -> None:
         super().__init__()
         self.kernel, self.dropout = kernel, Dropout(dropout)
         self.conv = nn.Conv1d(width, 2 * width, kernel)
-        # Half of what enters a gated unit is lost at the gate, and dropout takes its share: the start makes up for it.
+        # The initialisation compensates for the gate, which halves the variance, and for dropout.
         nn.init.normal_(self.conv.weight, std=math.sqrt(4 * (1 - dropout) / (kernel * width)))
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """R (T + k - 1) D -> R T D"""
+        """R (T + k - 1) D -> R T D."""
         both = self.conv(self.dropout(rows).transpose(1, 2)).transpose(1, 2)
         return F.glu(both, -1)

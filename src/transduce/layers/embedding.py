@@ -1,4 +1,4 @@
-"""Ids in, vectors out; and, at the other end, vectors in, scores for every id out."""
+"""Token embedding and output projection."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transduce.flow import PAD, Padded
 from transduce.kernels.linear import output_projection
 from transduce.layers.feed_forward import dense
 
-EPSILON = 1e-5  # of a norm, where nothing else is said
+EPSILON = 1e-5  # the default of a norm
 
 
 class Embedding(nn.Embedding, FrontEnd):
-    """One vector an id. Stored with deviation D ** -0.5, as the output layer needs it, and scaled up on reading."""
+    """One vector per token, scaled by sqrt(D). The weights have deviation D ** -0.5, as a tied output needs it."""
 
-    source_eos: bool = True  # False: the </s> that closes a source is not read
+    source_eos: bool = True  # False: the final </s> of a source is masked
 
     def __init__(self, size: int, width: int, *, scale_embedding: bool = True) -> None:
         super().__init__(size, width, padding_idx=PAD)
@@ -32,19 +32,19 @@ class Embedding(nn.Embedding, FrontEnd):
 
     def rows(self, source: Padded) -> Padded:
         mask = source.mask
-        if not self.source_eos:  # of an empty source it stays, as there must be something to see
+        if not self.source_eos:  # not of an empty source: every row needs a real token
             lengths = (mask.sum(1, keepdim=True) - 1).clamp(min=1)
             mask = mask & (torch.arange(mask.size(1), device=mask.device) < lengths)
         return Padded(self(source.values), mask)
 
 
 def deepened(width: int, norm_eps: float | None = None) -> list[nn.Module]:
-    """What stands before the scores of a masked language model: LayerNorm(gelu(W x + b)) (Devlin 2019)."""
+    """The transform before the output projection of a masked language model: LayerNorm(gelu(W x + b)) (Devlin 2019)."""
     return [dense(width, width), nn.GELU(), nn.LayerNorm(width, norm_eps or EPSILON)]
 
 
 class Output(nn.Module):
-    """Scores for every id: W x + b; W may be the table of an embedding (Press & Wolf 2017).
+    """Logits W x + b; W may be the weight of an embedding (Press & Wolf 2017).
 
     `deep` comes first: see `deepened`.
     """

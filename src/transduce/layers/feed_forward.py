@@ -1,4 +1,4 @@
-"""A vector in, a vector of another width out; and the two-layer network between attention layers."""
+"""Position-wise feed-forward network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 
 def dense(width_in: int, width_out: int, bias: bool = True, gain: float = 1.0) -> nn.Linear:
-    """W x + b with Glorot's start (2010): activations and gradients keep their size through a deep stack."""
+    """W x + b with Glorot initialisation (2010), which keeps the variance of activations and gradients."""
     layer = nn.Linear(width_in, width_out, bias=bias)
     nn.init.xavier_uniform_(layer.weight, gain)
     if bias:

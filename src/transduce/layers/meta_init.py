@@ -1,4 +1,4 @@
-"""Nothing in; a place out where modules are built with shapes and no numbers."""
+"""Construction of modules on the meta device: shapes without values."""
 
 from __future__ import annotations
 

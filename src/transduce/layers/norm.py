@@ -1,4 +1,4 @@
-"""Rows in, rows of a steady size out: normalised over their own numbers, or over the batch."""
+"""Layer norm, RMS norm, batch norm, and the residual connection with pre- or post-norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Normalisation = Literal["layer", "rms", "batch"]
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean(x)) / deviation(x) * g + b, each row for itself (Ba 2016)"""
+    """(x - mean(x)) / deviation(x) * g + b, over the features of a row (Ba 2016)"""
 
     def __init__(self, width: int, bias: bool = True, *, eps: float = 1e-5) -> None:
         super().__init__(width, eps=eps, bias=bias)
@@ -26,7 +26,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / sqrt(mean(x^2)) * g, each row for itself (Zhang & Sennrich 2019)"""
+    """x / sqrt(mean(x^2)) * g, over the features of a row (Zhang & Sennrich 2019)"""
 
     def __init__(self, width: int, bias: bool = True, *, eps: float = 1e-6) -> None:
         super().__init__(width, eps=eps)  # it never has a bias
@@ -36,7 +36,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class BatchNorm(nn.Module):
-    """each feature by its mean and deviation over all real rows of a batch (Ioffe & Szegedy 2015)
+    """each feature by its mean and deviation over the unpadded rows of a batch (Ioffe & Szegedy 2015)
 
     In training a row depends on its batch, so micro-batches and processes no longer add up to one batch; running
     means take the batch's place at evaluation, where every law holds again. They fit what was trained only where
@@ -61,8 +61,8 @@ class BatchNorm(nn.Module):
         return (scaled if self.bias is None else scaled + self.bias).to(values.dtype)
 
     def _measure(self, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the real rows, which also move the running ones."""
-        values = values.float()  # R T D; sums over a batch need the digits
+        """Mean and variance of the unpadded rows; updates the running statistics."""
+        values = values.float()  # R T D; sums over a batch need the precision
         weights = torch.ones_like(values[..., :1]) if real is None else real[..., None].to(values)
         count = weights.sum()
         mean = (values * weights).sum((0, 1)) / count
@@ -70,7 +70,7 @@ class BatchNorm(nn.Module):
         with torch.no_grad():
             unbiased = variance * count / (count - 1).clamp(min=1)
             for running, now in ((self.mean, mean), (self.variance, unbiased)):
-                # One batch that is not finite is skipped by training; it must not stay in here for good.
+                # Training skips a non-finite batch, which must not stay in the running statistics.
                 running.lerp_(torch.where(torch.isfinite(now), now, running), self.momentum)
         return mean, variance
 
@@ -103,7 +103,7 @@ def make_norm(kind: Normalisation, width: int, bias: bool = True, eps: float | N
 
 
 class Residual(NamedTuple):
-    """before: x + f(norm(x)) (Xiong 2020); after: norm(x + f(x)) (Vaswani 2017)"""
+    """pre: x + f(norm(x)) (Xiong 2020); post: norm(x + f(x)) (Vaswani 2017)"""
 
     norm: nn.Module
     place: NormPlacement

@@ -1,4 +1,4 @@
-"""A sequence of vectors and a state in, a sequence and a state out: stacks of recurrent cells."""
+"""Recurrent stacks: RNN, GRU and LSTM layers, over whole sequences or step by step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CELLS: dict[str, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {
 
 CALLS: dict[type, Callable[..., Any]] = {nn.RNN: torch.rnn_tanh, nn.GRU: torch.gru, nn.LSTM: torch.lstm}
 WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-SHUT = 1e4  # added to a gate, its sigmoid is 1 exactly; taken away, 0
-SPARE = 8  # columns that tell padding: kernels want a multiple of so many
+SHUT = 1e4  # added to a gate, its sigmoid is exactly 1; subtracted, 0
+SPARE = 8  # columns that mark padding: kernels need a multiple of 8
 
 LayerState = tuple[Tensor, ...]  # (hidden,) or (hidden, cell): each R W, both directions side by side
 
 
 class RecurrentStack(nn.Module):
-    """Layers of one cell kind. One call may read one step or all of them: the cells are the same."""
+    """A stack of layers of one cell kind; a call processes one step or many."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RecurrentStack(nn.Module):
             raise InputError(
                 f"two directions cannot share a width of {width}", remedy="an even width, or bidirectional: false"
             )
-        self.tensors = 2 if cell == "lstm" else 1  # what a layer's state is made of
+        self.tensors = 2 if cell == "lstm" else 1  # tensors in the state of a layer
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(
             CELLS[cell](
@@ -158,7 +158,7 @@ def _stopped(rows: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
 
 
 def reverse(values: Tensor, mask: Tensor) -> Tensor:
-    """Each row's real steps backwards, the padding where it was (Sutskever 2014)."""
+    """Each row with its unpadded steps reversed and its padding in place (Sutskever 2014)."""
     steps = torch.arange(mask.size(1), device=mask.device)
     index = torch.where(mask, mask.sum(1, keepdim=True) - 1 - steps, steps)  # R T
     return values.gather(1, index[..., None].expand_as(values))
@@ -188,13 +188,13 @@ STEPS: dict[type, Callable[[Tensor, Tensor, LayerState], LayerState]] = {nn.RNN:
 
 
 class StepGradients:
-    """What a matrix was applied to in each step of one backward pass, and the gradient of what it gave."""
+    """Inputs and output gradients of a matrix in the steps of one backward pass."""
 
     def __init__(self) -> None:
         self.run, self.steps = -1, list[tuple[Tensor, Tensor]]()
 
     def add(self, values: Tensor, slope: Tensor) -> None:
-        # A pass that did not ask for the matrix leaves its steps behind: they are no part of the next one.
+        # A pass that needed no gradient of the matrix leaves its steps behind; they do not belong to the next pass.
         if self.run != (now := torch._C._current_graph_task_id()):
             self.run, self.steps = now, []
         self.steps.append((values, slope))
@@ -205,7 +205,7 @@ class StepGradients:
 
 
 class _Gather(torch.autograd.Function):
-    """A matrix and its bias, whose gradients are made here from what the steps left behind."""
+    """A matrix and its bias, whose gradients are computed at once from all steps."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, bias: Tensor | None, used: StepGradients) -> tuple[Tensor, Tensor | None]:
@@ -239,21 +239,21 @@ class _Apply(torch.autograd.Function):
 
 
 class StepLinear:
-    """A matrix that is applied once a step."""
+    """A matrix that is applied once per step."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kind: torch.dtype) -> None:
         self.used = StepGradients()
         self.weight, self.bias = _Gather.apply(weight.to(kind), None if bias is None else bias.to(kind), self.used)
 
     def __call__(self, values: Tensor, added: Tensor | None = None) -> Tensor:
-        """W x + b, or W x and what else is to be added (R G)."""
+        """W x + b, or W x plus a tensor of this step (R G)."""
         added = self.bias if added is None else added
         made: Tensor = _Apply.apply(values.to(self.weight.dtype), self.weight, added, self.used)
         return made
 
 
 class StepwiseRecurrence:
-    """The steps of a stack over `values` (R T D), beside which something is fed in at each."""
+    """Stepwise run of a stack over `values` (R T D), with a further input at each step."""
 
     def __init__(self, stack: RecurrentStack, values: Tensor) -> None:
         self.stack, device = stack, values.device.type
@@ -267,7 +267,7 @@ class StepwiseRecurrence:
 
     @staticmethod
     def suits(stack: RecurrentStack, values: Tensor) -> bool:
-        """Whether it pays: in training, over several steps. Cells must be torch's own, with nothing attached."""
+        """Whether it is faster: in training, over several steps, with plain torch cells without hooks."""
         if not all(type(layer) in STEPS and not has_hooks(layer) for layer in stack.layers):
             return False
         around = stack.residual and stack.layers[0].input_size == stack.width  # whole inputs are added to the output
@@ -276,7 +276,7 @@ class StepwiseRecurrence:
     def __call__(
         self, step: int, fed: Tensor | None, state: tuple[LayerState, ...]
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
-        """fed (R 1 F), the state before -> hidden (R 1 W), the state after."""
+        """fed (R 1 F), the state -> hidden (R 1 W), the next state."""
         stack, ends, values = self.stack, list[LayerState](), self.known[step]
         for number, (layer, begin) in enumerate(zip(stack.layers, state, strict=True)):
             inputs = values if number == 0 else stack.dropout(values)

@@ -1,4 +1,4 @@
-"""Rows in, rows out, through a stack of blocks: what a Transformer's encoder and decoder have in common."""
+"""Transformer layer and stack, shared by encoder and decoder."""
 
 from __future__ import annotations
 
@@ -35,30 +35,28 @@ KeysValues = tuple[Tensor, Tensor]  # each B G S K
 
 @dataclass(frozen=True)
 class ProjectedMemory:
-    """A memory as every block reads it: keys and values for each, and which rows are real."""
+    """Keys and values of a memory for each layer, and its mask."""
 
     projected: tuple[KeysValues, ...]
-    mask: Tensor  # B S, or B T S: to each of the rows that read it
+    mask: Tensor  # B S, or B T S: for each target row
 
 
 @dataclass(frozen=True)
 class StackOutput:
-    """What comes out of a stack of blocks."""
+    """The output of a stack."""
 
     values: Tensor  # R T D
-    past: tuple[Tree, ...]  # one a block
-    self_attention: Tensor | None  # R L H T U, when asked for
+    past: tuple[Tree, ...]  # one per layer
+    self_attention: Tensor | None  # R L H T U, where requested
     cross_attention: Tensor | None  # R L H T S
 
 
 class TransformerStack(nn.Module):
-    """The options of a Transformer, stated once, and its stack. Encoder and decoder inherit both."""
+    """A stack of Transformer layers and its options; encoder and decoder inherit both."""
 
     causal: bool
     layers: Sequence[TransformerLayer]
-    gradient_checkpointing: bool = (
-        False  # True: training keeps what enters a block, and computes what is in it again for gradients
-    )
+    gradient_checkpointing: bool = False  # True: activations are recomputed in the backward pass
 
     @flat_options
     def __init__(
@@ -112,11 +110,11 @@ class TransformerStack(nn.Module):
 
     @property
     def supports_packing(self) -> bool:
-        """Whether several sequences may share a row: each sees its own tokens alone."""
+        """Whether several sequences may be packed into one row, each attending to its own tokens."""
         return self.has_kv_cache and isinstance(self.embedding, Embedding) and self.embedding.source_eos
 
     def embed(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
-        """What the first block reads of vectors (R T D) at these places."""
+        """The input of the first layer: embeddings (R T D) with positions, norm and dropout."""
         values = self.position.add(embedded, places)
         result: Tensor = self.dropout(
             values if self.embedding_norm is None else self.embedding_norm(values, real).to(values)
@@ -124,12 +122,12 @@ class TransformerStack(nn.Module):
         return result
 
     def start_layers(self, rows: int) -> tuple[Tree, ...]:
-        """The past of every block before the first row."""
-        return tuple(block.self_attention.start(rows, self._like) for block in self.layers)
+        """The state of every layer before the first row."""
+        return tuple(block.self_attention.start(rows, self._reference_parameter) for block in self.layers)
 
     @property
-    def _like(self) -> Tensor:
-        """Any of its numbers: what is made anew has their kind and lies where they do."""
+    def _reference_parameter(self) -> Tensor:
+        """A parameter that gives dtype and device of new tensors."""
         return next(self.parameters())
 
     def run_layers(
@@ -145,7 +143,7 @@ class TransformerStack(nn.Module):
         again = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, block in enumerate(self.layers):
             source = None if memory is None else (memory.projected[number], memory.mask)
-            # Under the same random numbers the second time: what dropout left out is left out again.
+            # The recomputation restores the random state, so that dropout is the same.
             run = partial(checkpoint, block.run, use_reentrant=False) if again else block.run
             values, now, seen, found = run(values, past[number], view, source)
             after.append(now)
@@ -161,7 +159,7 @@ class TransformerStack(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """look back at the own sequence, look up in the memory where there is one, think"""
+    """Self-attention, cross-attention where there is a memory, and feed-forward, each with a residual connection."""
 
     def __init__(
         self,
@@ -191,7 +189,7 @@ class TransformerLayer(nn.Module):
     def run(
         self, values: ResidualStream, past: Tree, view: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
-        """Rows in; rows, the past after them, and what was looked at in it and in the memory, out."""
+        """The next residual stream, the next state, and the self- and cross-attention weights."""
         found = None
         values, past, seen = self.apply_self_attention(values, past, view)
         if source is not None:
@@ -230,8 +228,8 @@ def _check_token_mixer(kind: TokenMixerKind, position: PositionEncoding, window:
         raise InputError(f"token_mixer: {kind} has no window", remedy="leave window out, or set token_mixer: attention")
 
 
-def recompute(model: nn.Module) -> bool:
-    """Every stack of blocks in it does so from now on (Chen 2016); False: there is none."""
+def enable_gradient_checkpointing(model: nn.Module) -> bool:
+    """Enables gradient checkpointing in every stack of a model (Chen 2016); False: it has none."""
     stacks = [part for part in model.modules() if isinstance(part, TransformerStack)]
     for stack in stacks:
         stack.gradient_checkpointing = True

@@ -14,7 +14,7 @@ from transduce.data.noise import add_noise
 from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.data.row_selection import chunks
 from transduce.flow import Batch
-from transduce.layers.transformer import recompute
+from transduce.layers.transformer import enable_gradient_checkpointing
 from transduce.objectives import Objective
 from transduce.recipe import Recipe
 from transduce.training.distributed import autocast
@@ -92,7 +92,7 @@ def trial_updates(
     try:
         network = build.build_model(recipe.model, source.size, target.size, source.word_starts).to(device)
         if settings.gradient_checkpointing:
-            recompute(network)
+            enable_gradient_checkpointing(network)
         auxiliary = None if recipe.model.decoder is None else objective.auxiliary_module(recipe.model.decoder["width"])
         if auxiliary is not None:
             network.beside = auxiliary.to(device)

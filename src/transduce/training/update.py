@@ -17,7 +17,7 @@ from transduce.flow import Batch
 from transduce.kernels.native.library import library
 from transduce.kernels.training_graph import TrainingGraphs
 from transduce.kernels.weight_cast import ALIGNMENT, cast_weights
-from transduce.layers.transformer import recompute
+from transduce.layers.transformer import enable_gradient_checkpointing
 from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.distributed import Processes, autocast, seed_everything
@@ -122,7 +122,7 @@ class Update:
     ) -> None:
         self.model, self.optimiser, self.objective = model, optimiser, objective
         self.settings, self.processes, self.device = settings, processes, device
-        if settings.gradient_checkpointing and not recompute(model):
+        if settings.gradient_checkpointing and not enable_gradient_checkpointing(model):
             raise InputError(
                 "training.gradient_checkpointing: this model has no Transformer blocks",
                 remedy="leave it out; training.accumulate also reduces the memory of an update",
