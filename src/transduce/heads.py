@@ -1,4 +1,4 @@
-"""Encoded rows in, scores for labels out: one label for the whole input, or one for each row."""
+"""Heads of encoder-only models: classifier, tagger, masked and bidirectional LM, CTC, embedding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pooling = Literal["first", "last", "mean", "max"]
 
 
 def pool(values: Tensor, mask: Tensor, how: Pooling) -> Tensor:
-    """B S D -> B D, padding left out."""
+    """B S D -> B D, without padding."""
     if how == "first":
         return values[:, 0]
     if how == "last":
@@ -29,7 +29,7 @@ def pool(values: Tensor, mask: Tensor, how: Pooling) -> Tensor:
 
 
 class Classifier(Head):
-    """one label for the whole input, from its pooled rows"""
+    """one label per source, from its pooled rows"""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Classifier(Head):
         activation: Literal["tanh", "relu", "none"] = "tanh",
         dropout: Rate = 0.1,
     ) -> None:
-        """`activation: none`: one matrix alone, with no layer before it."""
+        """`activation: none`: one linear layer, without a hidden layer."""
         super().__init__()
         self.pooling: Pooling = pooling
         middle = nn.Tanh() if activation == "tanh" else nn.ReLU()
@@ -53,7 +53,7 @@ class Classifier(Head):
 
 
 class TokenHead(Head):
-    """Scores of the labels for every row by itself."""
+    """Logits of the labels of each row, independently."""
 
     def __init__(self, width: int, labels: int, *, dropout: Rate = 0.1) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ class TokenHead(Head):
 
 
 class Tagger(TokenHead):
-    """one label for each word, from the row where it begins"""
+    """one label per word, from its first row"""
 
     label_unit = "word"
 
 
 class MaskedLMHead(Head):
-    """the token that stood at each place: a masked language model (Devlin 2019)
+    """masked language model: the original token at each position (Devlin 2019)
 
     logits_t = W LayerNorm(gelu(W_1 h_t)) + b; with `model.tie: target`, W is the source embedding.
     """
@@ -95,7 +95,7 @@ class MaskedLMHead(Head):
 
 
 class BiLMHead(Head):
-    """each token from what stands before it and what stands after it: a language model both ways (Peters 2018)
+    """bidirectional language model: each token from its left and its right context (Peters 2018)
 
     p(x_t | others) = softmax(W_f forward_{t-1} + W_b backward_{t+1} + b): the two predictions are multiplied and
     normalised, so one distribution over tokens leaves, as from every head. The paper adds the losses of the two
@@ -116,20 +116,20 @@ class BiLMHead(Head):
         shown = values * mask[..., None]
         first = self.begin.expand(len(values), 1, -1)
         before = torch.cat((first, shown[:, :-1, : self.middle]), 1)
-        # After </s>, the last row, there is nothing, and no label is asked for it.
+        # There is no right context after </s>, the last row, and it has no label.
         after = torch.cat((shown[:, 1:, self.middle :], torch.zeros_like(shown[:, :1, self.middle :])), 1)
         logits: Tensor = self.output(self.dropout(torch.cat((before, after), -1)))
         return logits  # B S V
 
 
 class CTCHead(TokenHead):
-    """what each row says, or a blank: all paths that spell a text make it probable (CTC, Graves 2006)"""
+    """the token or blank of each row; the paths of a text are summed (CTC, Graves 2006)"""
 
     label_unit = "path"
 
 
 class EmbeddingHead(Head):
-    """one vector for the whole input, from its pooled rows: close where meanings are close"""
+    """one vector per source, from its pooled rows: close where meanings are close"""
 
     is_embedding = True
 
@@ -142,7 +142,7 @@ class EmbeddingHead(Head):
         projection: Count | None = None,
         normalise: bool = True,
     ) -> None:
-        """`projection` is the width of the vector; left out, that of the encoder. `labels` are none of its concern."""
+        """`projection`: the width of the vector; by default that of the encoder. `labels` is not used."""
         super().__init__()
         self.pooling: Pooling = pooling
         self.normalise = normalise

@@ -1,4 +1,4 @@
-"""A batch in, a step, labels or vectors out: the three shapes a model can have."""
+"""Model shapes: encoder-decoder, decoder-only, encoder-only."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step, TopK
 from transduce.heads import pool
 
-NEVER = -1e4  # a logit as good as minus infinity, but finite: it may be smoothed and averaged
+NEVER = -1e4  # a finite substitute for minus infinity, which label smoothing and averaging allow
 
 
 TopKStep = Callable[[Tensor, State, TopKRequest], TopK]
 
 
 class Transducer(nn.Module, ABC):
-    """Anything that speaks tokens: what training, search and scoring drive."""
+    """Base of all models: what training, search and scoring call."""
 
-    capturable: bool = False  # True: `start` follows from the shapes of a batch alone, so it can be recorded
+    capturable: bool = False  # True: `start` depends on shapes alone, so a CUDA graph can capture it
 
     @property
     def supports_packing(self) -> bool:
-        """Whether it learns from packed batches."""
+        """Whether it can be trained on packed batches."""
         return False
 
     @property
     def constant_state(self) -> bool:
-        """Whether its state can go on over any length of text: see `contracts.Decoder`."""
+        """Whether its state has a constant size: see `contracts.Decoder`."""
         return False
 
     @abstractmethod
     def start(self, batch: Batch) -> State:
-        """Reads the sources of a batch."""
+        """The state after encoding the sources of a batch."""
 
     @abstractmethod
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        """Reads `tokens` (R T) after `state`: see `contracts.Decoder.advance`."""
+        """Processes `tokens` (R T) after `state`: see `contracts.Decoder.advance`."""
 
     @property
     def top_k(self) -> TopKStep | None:
@@ -52,11 +52,11 @@ class Transducer(nn.Module, ABC):
         return None
 
     def reserve(self, state: State, more: int, beams: int) -> State:
-        """Room for a search: see `contracts.Decoder.reserve`."""
+        """Preallocated caches for a search: see `contracts.Decoder.reserve`."""
         return state
 
     def embed(self, texts: Padded, others: Mapping[str, Padded] | None = None) -> Tensor:
-        """Rows `x1 .. xm </s>` (B S), and other sources beside them -> B D: the mean of what the encoder remembers."""
+        """Rows `x1 .. xm </s>` (B S), and further sources -> B D: the mean of the encoder output."""
         if not isinstance(encoder := getattr(self, "encoder", None), Encoder):
             raise InputError("a decoder alone has no encoder to embed with", remedy="train with --task embed")
         memory = encoder(Batch(texts, extra=others or {}))
@@ -68,7 +68,7 @@ class Transducer(nn.Module, ABC):
 
 
 class DecoderModel(Transducer):
-    """A shape with a decoder, which does the speaking."""
+    """Base of models with a decoder."""
 
     decoder: Decoder
 
@@ -90,7 +90,7 @@ class DecoderModel(Transducer):
 
 
 class EncoderDecoder(DecoderModel):
-    """p(y | x): the decoder reads the encoder's memory"""
+    """p(y | x): a decoder that attends to the memory of an encoder"""
 
     def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class EncoderDecoder(DecoderModel):
 
 
 class DecoderOnly(DecoderModel):
-    """p(y), or p(y | x) with the source as the beginning of one stream: x </s> <s> y </s>"""
+    """p(y), or p(y | x) with the source as the prefix of one sequence: x </s> <s> y </s>"""
 
     capturable = True
 
@@ -129,10 +129,10 @@ class DecoderOnly(DecoderModel):
 
 
 class EncoderOnly(Transducer):
-    """labels from an encoder alone: one for the whole source, or one for each of its words
+    """an encoder and a head: one label for the source, or one for each of its words
 
-    The labels are spoken like any target, one after the other and then </s>, but each without looking at the ones
-    before. So training, search, scores and evaluation need to know nothing of heads.
+    The labels are generated like any target, one after the other and then </s>, each independent of the previous
+    ones. So training, search, scoring and evaluation treat heads like decoders.
     """
 
     starts: Tensor
@@ -140,7 +140,7 @@ class EncoderOnly(Transducer):
     def __init__(self, encoder: Encoder, head: Head, starts: Tensor) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
-        self.register_buffer("starts", starts, persistent=False)  # V of the source: which ids begin a word
+        self.register_buffer("starts", starts, persistent=False)  # source vocabulary: which tokens begin a word
 
     def start(self, batch: Batch) -> State:
         assert batch.source is not None, "an encoder alone reads the source of a batch"
@@ -149,14 +149,14 @@ class EncoderOnly(Transducer):
         if logits.dim() == 2:  # one label: B V -> B 1 V
             logits = logits[:, None]
             count = logits.new_ones(logits.size(0), dtype=torch.long)
-        else:  # the rows where words begin, moved to the front
+        else:  # rows at the beginning of a word are moved to the front
             begins = self.starts[batch.source.values] & batch.source.mask
             count = begins.sum(1)
             order = begins.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices  # as wide as the source
             logits = logits.gather(1, order[..., None].expand(-1, -1, logits.size(-1)))  # B S V
-        silent = logits.new_zeros(logits.size(-1), dtype=torch.bool)
-        silent[: len(SPECIALS)] = True
-        logits = logits.masked_fill(silent, NEVER)
+        specials = logits.new_zeros(logits.size(-1), dtype=torch.bool)
+        specials[: len(SPECIALS)] = True
+        logits = logits.masked_fill(specials, NEVER)
         return State({"logits": logits, "count": count}, {"place": torch.zeros_like(count)})
 
     def advance(
@@ -166,20 +166,20 @@ class EncoderOnly(Transducer):
         place = state.past["place"]
         steps = place[:, None] + torch.arange(tokens.size(1), device=tokens.device)  # R T
         rows = torch.arange(len(place), device=tokens.device)[:, None] // state.beams
-        said = logits[rows, steps.clamp(max=logits.size(1) - 1)]  # R T V
-        closed = torch.full_like(said, NEVER)
-        closed[..., EOS] = 0.0
-        said = torch.where((steps >= count[:, None])[..., None], closed, said)
+        selected = logits[rows, steps.clamp(max=logits.size(1) - 1)]  # R T V
+        end = torch.full_like(selected, NEVER)
+        end[..., EOS] = 0.0
+        selected = torch.where((steps >= count[:, None])[..., None], end, selected)
         read = tokens.size(1) if mask is None else mask.sum(1)
         attention = Attention() if with_attention else None
-        return Step(said, replace(state, past={"place": place + read}), attention)
+        return Step(selected, replace(state, past={"place": place + read}), attention)
 
 
 class CTCModel(Transducer):
-    """texts from an encoder alone, as long as its rows make them: p(y | x) is the sum over all paths that spell y
+    """CTC: p(y | x) is the sum over all alignment paths that spell y (Graves 2006)
 
-    Spoken token by token like any target, each after the ones before (layers/paths.py), so search and scores are
-    those of every model, and exact. A batch without a target gives the state alone: all that a sum over paths needs.
+    Generated token by token, each given the previous ones (decoding/ctc_prefix.py), so search and scores are those of
+    every model, and exact. A batch without a target gives the state alone, which suffices for the sum over paths.
     """
 
     def __init__(self, encoder: Encoder, head: Head) -> None:
@@ -207,16 +207,16 @@ class CTCModel(Transducer):
 
 @dataclass(frozen=True)
 class PairEmbeddings:
-    """The two sides of the pairs of a batch, each as one vector a row."""
+    """Embeddings of the sources and targets of a batch of pairs."""
 
     source: Tensor  # B D
     target: Tensor  # B D
 
 
 class EmbeddingModel(Transducer):
-    """one vector for a text, from an encoder alone: what training, search and maps compare
+    """an encoder and a head that give one vector per text
 
-    Both sides of a pair go through the same encoder. It speaks no tokens, and says so where it is asked to.
+    Both sides of a pair go through the same encoder. It generates no tokens.
     """
 
     def __init__(self, encoder: Encoder, head: Head) -> None:
@@ -230,9 +230,9 @@ class EmbeddingModel(Transducer):
         return vectors
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> PairEmbeddings:  # type: ignore[override]
-        """The vectors of a batch of pairs, in place of the step that a model with words would give."""
+        """The embeddings of a batch of pairs, instead of a Step."""
         assert batch.source is not None, "an encoder alone reads the source of a batch"
-        # A target row without its <s> looks as a source row does.
+        # A target row without its <s> has the form of a source row.
         return PairEmbeddings(self.embed(batch.source), self.embed(batch.labels))
 
     def start(self, batch: Batch) -> State:
@@ -245,7 +245,7 @@ class EmbeddingModel(Transducer):
 
 
 def no_decoder_error() -> InputError:
-    """What is told to whoever asks a model of vectors for tokens."""
+    """The error of models without a decoder."""
     return InputError(
         "this model gives vectors, not text",
         remedy="use `transduce embed`, `transduce search` or `transduce cluster`; in Python model.embed([...])",

@@ -1,4 +1,4 @@
-"""Decoders: a memory and target tokens in, scores for the next tokens out."""
+"""Decoders and their registry."""
 
 from transduce.contracts import Decoder
 from transduce.decoders.convolutional import ConvolutionalDecoder

@@ -1,4 +1,4 @@
-"""Hidden states and a memory in, what a recurrent decoder feeds and outputs out: from one vector to attention."""
+"""Context mechanisms of recurrent decoders: initial state, context at every step, Bahdanau and Luong attention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transduce.layers.feed_forward import dense
 
 
 class InitialContext(ContextMechanism):
-    """the memory is seen once, as the first state: s_0 = dense(h_T) (Sutskever 2014)"""
+    """the summary as the initial state alone: s_0 = dense(h_T) (Sutskever 2014)"""
 
     def __init__(self, width: int, memory_width: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class InitialContext(ContextMechanism):
 
 
 class EveryStepContext(ContextMechanism):
-    """the one vector again at every step: s_t = f(y_{t-1}, s_{t-1}, c) (Cho 2014)"""
+    """the summary as input of every step: s_t = f(y_{t-1}, s_{t-1}, c) (Cho 2014)"""
 
     def __init__(self, width: int, memory_width: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class EveryStepContext(ContextMechanism):
 
 
 class AttentionContext(ContextMechanism):
-    """What the two attention readers share: keys computed once a source, beams as further query rows.
+    """Base of the attention mechanisms: keys are computed once per source, and beams are query rows.
 
     Each part that remembers keeps its past under its own name; such a reader goes one step at a time.
     """
@@ -89,7 +89,7 @@ class AttentionContext(ContextMechanism):
         return fixed, {"seen": seen} if self.remembers else {}
 
     def read(self, query: Tensor, state: State, with_attention: bool) -> ContextOutput:
-        """query (R T D) -> context (R T D), weights (R T S), their entropy (R T), and what was seen so far"""
+        """query (R T D) -> context (R T D), weights (R T S), their entropy (R T), and the next history."""
         keys, values, mask = state.fixed["keys"], state.fixed["values"], state.fixed["mask"]
         rows, steps, width = query.shape
         query = query.reshape(keys.size(0), -1, width)  # B N*T D
@@ -123,7 +123,7 @@ class AttentionContext(ContextMechanism):
 
 
 class Bahdanau(AttentionContext):
-    """attend with the state before, feed the context in: s_t = f(y_{t-1}, s_{t-1}, c_t) (Bahdanau 2015)"""
+    """attention with the previous state; the context is an input: s_t = f(y_{t-1}, s_{t-1}, c_t) (Bahdanau 2015)"""
 
     stepwise = True
 
@@ -150,7 +150,7 @@ class Bahdanau(AttentionContext):
 
 
 class Luong(AttentionContext):
-    """attend with the state after: tanh(W [c_t; s_t]), fed into the next step or not (Luong 2015)"""
+    """attention with the new state: tanh(W [c_t; s_t]), optionally an input of the next step (Luong 2015)"""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A memory and target ids in, scores for the next ids out, by convolutions over the last few rows and attention."""
+"""Convolutional decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transduce.layers.embedding import Embedding, Output
 
 
 class ConvolutionalDecoder(Decoder):
-    """causal gated convolutions, each followed by attention over the memory (Gehring 2017)"""
+    """causal gated convolutions, each followed by cross-attention (Gehring 2017)"""
 
     layers: Sequence[ConvolutionalDecoderLayer]
 
@@ -62,7 +62,7 @@ class ConvolutionalDecoder(Decoder):
             if block.cross_attention is not None
         )
         rows, table = memory.mask.size(0), self.embedding.weight
-        # What lies before the first token is zero, k - 1 rows of it for each layer.
+        # k - 1 rows of zeros before the first token, for each layer.
         before = tuple(table.new_zeros(rows, block.convolution.kernel - 1, table.size(1)) for block in self.layers)
         places = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
         return State({"memory": projected, "mask": memory.mask}, {"layers": before, "next": places})
@@ -82,7 +82,7 @@ class ConvolutionalDecoder(Decoder):
             after.append(_last(around, lengths, block.convolution.kernel - 1))
             found = block.convolution(around)
             if block.cross_attention is not None:
-                # The target's embedding joins the question (equation 1): what was said last is part of it.
+                # The query is the hidden state plus the embedding of the previous token (equation 1).
                 question = (found + embedded) * HALF
                 keys, content = state.fixed["memory"][number]
                 answer, seen = block.cross_attention(
@@ -98,7 +98,7 @@ class ConvolutionalDecoder(Decoder):
 
 
 class ConvolutionalDecoderLayer(nn.Module):
-    """look back by a convolution, look up in the memory where there is one"""
+    """A causal convolution, and cross-attention where there is a memory."""
 
     def __init__(self, convolution: GatedConvolution, cross: CrossAttention | None) -> None:
         super().__init__()
@@ -106,6 +106,6 @@ class ConvolutionalDecoderLayer(nn.Module):
 
 
 def _last(around: Tensor, lengths: Tensor, count: int) -> Tensor:
-    """The last `count` real rows of each sequence: k - 1 old ones and T new ones, of which `lengths` are real."""
+    """The last `count` real rows of each sequence, of k - 1 old and T new ones, `lengths` of which are real."""
     index = lengths[:, None] + torch.arange(count, device=lengths.device)  # R k-1
     return around.gather(1, index[..., None].expand(-1, -1, around.size(2)))

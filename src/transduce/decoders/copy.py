@@ -1,4 +1,4 @@
-"""A finished decoder and a memory of tokens in; a decoder out that may also say what it looks at."""
+"""Pointer-generator copying of source words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transduce.errors import InputError
 from transduce.flow import Memory, State, Step
 from transduce.layers.feed_forward import dense
 
-SMALLEST = 1e-30  # a token that stands nowhere in the source is copied with chance 0, whose logarithm must be finite
+SMALLEST = 1e-30  # keeps the logarithm finite for tokens that are not in the source
 
 
 class PointerGeneratorDecoder(Decoder):
@@ -39,8 +39,8 @@ class PointerGeneratorDecoder(Decoder):
             )
         if any(isinstance(part, Normaliser) and part.stochastic for part in decoder.modules()):
             raise InputError(
-                "what is copied must learn from it, and drawn attention learns by reward alone",
-                remedy="choose another normaliser: softmax, or gumbel to draw",
+                "copying trains the attention weights, and sampled attention is trained by reinforce alone",
+                remedy="choose another normaliser: softmax, or gumbel to sample",
             )
         self.decoder, self.layer, self.head = decoder, layer, head
         self.gate = dense(width, 1)
@@ -51,7 +51,7 @@ class PointerGeneratorDecoder(Decoder):
 
     def start(self, memory: Memory) -> State:
         if memory.tokens is None:
-            raise InputError("there is nothing to copy: the rows of this memory do not stand for tokens")
+            raise InputError("copying needs a memory whose rows are tokens")
         state = self.decoder.start(memory)
         return replace(state, fixed={**state.fixed, "tokens": memory.tokens})
 
@@ -75,6 +75,6 @@ class PointerGeneratorDecoder(Decoder):
 
     @staticmethod
     def _copied(weights: Tensor, state: State, size: int) -> Tensor:
-        """R T V: the weight of each token, wherever it stands in the source."""
-        stands = state.fixed["tokens"].repeat_interleave(state.beams, 0)[:, None].expand_as(weights)  # R T S
-        return weights.new_zeros(*weights.shape[:2], size).scatter_add(-1, stands, weights)
+        """R T V: the attention weight of each token, summed over its source positions."""
+        positions = state.fixed["tokens"].repeat_interleave(state.beams, 0)[:, None].expand_as(weights)  # R T S
+        return weights.new_zeros(*weights.shape[:2], size).scatter_add(-1, positions, weights)

@@ -1,4 +1,4 @@
-"""A finished decoder and any memory in; a decoder out that also listens to what the rows of the memory spell."""
+"""Joint CTC/attention decoding: a decoder whose scores are combined with CTC prefix scores."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
 from transduce.flow import Memory, State, Step, Tree
 from transduce.layers.feed_forward import dense
 
-MINE = ("blank", "label", "last")  # what the paths keep of each hypothesis
+MINE = ("blank", "label", "last")  # the CTC prefix state of each hypothesis
 
 
 class JointCTCDecoder(Decoder):
-    """p(w) ~ p_decoder(w) ^ (1 - weight) p_paths(w) ^ weight, paths as CTC sums them (Watanabe 2017)
+    """p(w) ~ p_decoder(w) ^ (1 - weight) p_paths(w) ^ weight, p_paths the CTC prefix probability (Watanabe 2017)
 
-    p_paths is what all paths that spell the tokens so far say of the next one (layers/paths.py), so any search finds
-    what both agree on. Scores of a step are brought to a sum of 1, as all scores are. While it trains it says what the
-    decoder says, for the two learn apart: see objectives/ctc.py.
+    p_paths is the sum over all alignment paths with the prefix so far (decoding/ctc_prefix.py). The combined scores
+    of a step are normalised. In training the logits are those of the decoder, as the two losses are separate: see
+    objectives/ctc.py.
     """
 
     def __init__(self, decoder: Decoder, memory_width: int, size: int, *, weight: float = 0.3) -> None:
@@ -55,7 +55,7 @@ def _mine(state: State) -> dict[str, Tree]:
 
 
 def _without(state: State) -> State:
-    """What the decoder inside knows."""
+    """The state of the inner decoder."""
     return replace(state, past={name: tree for name, tree in state.past.items() if name not in MINE})
 
 

@@ -1,4 +1,4 @@
-"""A memory and target ids in, scores for the next ids out, by a recurrent network."""
+"""Recurrent decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from transduce.layers.feed_forward import dense
 from transduce.layers.recurrent import Cell, LayerState, RecurrentStack, StepwiseRecurrence
 
 Cells = tuple[LayerState, ...]
-Run = Callable[[Tensor | None, Cells], tuple[Tensor, Cells]]  # what is fed (R T F) and the state before -> R T W
+Run = Callable[
+    [Tensor | None, Cells], tuple[Tensor, Cells]
+]  # additional input (R T F) and the state -> hidden states (R T W) and the next state
 
 
 class RecurrentDecoder(Decoder):
@@ -42,11 +44,11 @@ class RecurrentDecoder(Decoder):
         residual: bool = False,
         dropout: Rate = 0.1,
     ) -> None:
-        """`bridge` leads from the summary of the memory to the first state; `none`: the summary is that state. `tanh`:
-        the cell state of an LSTM is bounded too. `states`: the summary is the state of every layer, one by one."""
+        """`bridge` maps the summary of the memory to the initial state; `none`: the summary is that state. `tanh`: the
+        cell state of an LSTM is bounded too. `states`: the summary holds the states of all layers."""
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
-        # Without a memory there is nothing to read: a language model.
+        # A language model has no memory, so no context.
         self.context = context(width, memory_width) if memory_width else InitialContext(width, memory_width)
         self.rnn = RecurrentStack(
             embedding.width + self.context.feed_width, width, cell, layers, residual=residual, dropout=dropout
@@ -57,7 +59,7 @@ class RecurrentDecoder(Decoder):
         self.bridge = dense(memory_width, states) if memory_width and dense_one else None
         if self.bridged and bridge == "none" and memory_width != states:
             raise InputError(
-                f"without a bridge a summary of {memory_width} numbers cannot be a first state of {states}",
+                f"without a bridge a summary of width {memory_width} cannot be an initial state of width {states}",
                 remedy="choose bridge: dense; or one layer of rnn or gru, as wide as the encoder",
             )
         plain = self.context.output_width == width
@@ -78,7 +80,7 @@ class RecurrentDecoder(Decoder):
         numbers = numbers.unflatten(-1, (len(self.rnn.layers), self.rnn.tensors, -1))
         if self.bridge is None:
             return tuple(layer.unbind(1) for layer in numbers.unbind(1))
-        # The hidden state of every cell lies in (-1, 1); the cell state of an LSTM need not.
+        # The hidden state of every cell is in (-1, 1); the cell state of an LSTM is unbounded.
         numbers = torch.tanh(numbers) if self.bounded else numbers
         return tuple(
             (layer[:, 0] if self.bounded else torch.tanh(layer[:, 0]), *layer[:, 1:].unbind(1))
@@ -101,8 +103,8 @@ class RecurrentDecoder(Decoder):
         else:
             read, state = self._read(values.size(1), partial(self._run, values, mask), state, with_attention)
             reads = [read]
-        hidden = self.dropout(self.readout(_joined([read.output for read in reads])))  # R T D
-        return Step(self.output(hidden), state, _told(reads) if with_attention else None, hidden)
+        hidden = self.dropout(self.readout(_concatenate([read.output for read in reads])))  # R T D
+        return Step(self.output(hidden), state, _attention(reads) if with_attention else None, hidden)
 
     def _run(self, values: Tensor, mask: Tensor | None, fed: Tensor | None, cells: Cells) -> tuple[Tensor, Cells]:
         made: tuple[Tensor, Cells] = self.rnn(values if fed is None else torch.cat((values, fed), -1), cells, mask)
@@ -116,22 +118,22 @@ class RecurrentDecoder(Decoder):
         return read, replace(state, past={"cells": cells, "context": read.past})
 
 
-def _told(reads: list[ContextOutput]) -> Attention:
-    """What the steps looked at, in one layer and one head: R 1 1 T S."""
+def _attention(reads: list[ContextOutput]) -> Attention:
+    """The attention weights of the steps, in one layer and one head: R 1 1 T S."""
     weights = [read.weights for read in reads if read.weights is not None]
     spread = [read.entropy for read in reads if read.entropy is not None]
     return Attention(
-        cross=_joined(weights)[:, None, None] if weights else None,
-        entropy=_joined(spread)[:, None, None] if spread else None,
+        cross=_concatenate(weights)[:, None, None] if weights else None,
+        entropy=_concatenate(spread)[:, None, None] if spread else None,
     )
 
 
-def _joined(steps: list[Tensor]) -> Tensor:
+def _concatenate(steps: list[Tensor]) -> Tensor:
     return steps[0] if len(steps) == 1 else torch.cat(steps, 1)
 
 
 def _where(mask: Tensor, new: State, old: State) -> State:
-    """The new state in the rows whose token was real, the old one elsewhere."""
+    """The new state in rows whose token is not padding, the old state elsewhere."""
 
     def choose(one: Tree, other: Tree) -> Tree:
         if isinstance(one, dict):

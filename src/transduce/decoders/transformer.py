@@ -1,4 +1,4 @@
-"""A memory and target ids in, scores for the next ids out, by a look back, a look up and a thought a layer."""
+"""Transformer decoder: masked self-attention, cross-attention, feed-forward."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from transduce.kernels.dispatch import to_matmul_dtype
 from transduce.layers.embedding import Output
 from transduce.layers.transformer import ProjectedMemory, TransformerStack
 
-ALIGNED = 16  # fused kernels want masks whose rows begin at round addresses
+ALIGNED = 16  # fused kernels need aligned mask rows
 
 
 class TransformerDecoder(TransformerStack, Decoder):
-    """masked self-attention, cross-attention and feed-forward blocks (Vaswani 2017)"""
+    """layers of masked self-attention, cross-attention and feed-forward (Vaswani 2017)"""
 
     causal = True
     output: Output
@@ -31,13 +31,13 @@ class TransformerDecoder(TransformerStack, Decoder):
         return layers_and_heads([block.cross_attention for block in self.layers])
 
     def start(self, memory: Memory) -> State:
-        values = to_matmul_dtype(memory.values)  # once for all blocks
+        values = to_matmul_dtype(memory.values)  # once for all layers
         projected = tuple(
             block.cross_attention.keys_values(values) for block in self.layers if block.cross_attention is not None
         )
         rows = memory.mask.size(0)
         past: dict[str, Tree] = {"layers": self.start_layers(rows)}
-        if not self.has_kv_cache:  # nothing whose length tells the place
+        if not self.has_kv_cache:  # no cache whose length gives the position
             past["next"] = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
         fixed: dict[str, Tree] = {"memory": projected, "mask": memory.mask}
         return State(fixed if memory.segment_ids is None else {**fixed, "owners": memory.segment_ids}, past)
@@ -53,9 +53,9 @@ class TransformerDecoder(TransformerStack, Decoder):
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        roomy = "room" in state.fixed  # a search asked for it: see `reserve`
+        roomy = "room" in state.fixed  # a search preallocated the cache: see `reserve`
         view, past = self._place(state) if roomy else self._look(tokens, state, mask)
-        # Training gives no mask, as padding on the right can reach no real row; only a batch norm must be told of it.
+        # Training gives no mask, as right padding cannot reach a real row; only batch norm needs it.
         real = tokens != PAD if mask is None else mask
         view = replace(view, real=real, padded=mask is not None, with_attention=with_attention)
         values = self.embed(self.embedding(tokens), view.queries, view.real)
@@ -66,8 +66,8 @@ class TransformerDecoder(TransformerStack, Decoder):
         return Step(self.output(passed.values), state, attention, passed.values)
 
     def reserve(self, state: State, more: int, beams: int) -> State:
-        """Caches with room, one slot a beam and a place, which lie with the source. A beam that goes on with the past
-        of another one reads that one's slots: `owners` says whose slot holds its token at each place."""
+        """Preallocated KV caches, with one slot per beam and position, stored per source. A beam that continues another
+        one reads the slots of that one: `owners` gives the beam whose slot holds its token at each position."""
         if not self.has_kv_cache:
             return state
         if "room" in state.fixed:
@@ -90,12 +90,12 @@ class TransformerDecoder(TransformerStack, Decoder):
         layers = tuple(tuple(widen(part) for part in layer) for layer in state.past["layers"])
         owners = torch.zeros(rows, room, dtype=torch.int16, device=lengths.device)
         fixed = {**state.fixed, "room": layers}
-        if lengths.is_cpu:  # kernels there want numbers to add: made once a search, not once a block and step
+        if lengths.is_cpu:  # CPU kernels need an additive mask: computed once per search, not per layer and step
             fixed["shade"] = shade(state.fixed["mask"][:, None, None])
         return State(fixed, {"next": lengths, "owners": owners}, state.beams)
 
     def _place(self, state: State) -> tuple[SequenceContext, dict[str, Tensor]]:
-        """What one new token a row sees where there is room, the slot it takes, and what the next state remembers."""
+        """Context of one new token per row in a preallocated cache, and the next state."""
         places, owners = state.past["next"], state.past["owners"]  # R, R L
         rows, beams, room = len(places), state.beams, owners.size(1)
         if beams > 1:
@@ -104,15 +104,14 @@ class TransformerDecoder(TransformerStack, Decoder):
         where = CacheSlots(places, owners, beams, self.window)
         every = torch.arange(room, device=places.device)[None]
         view = SequenceContext(self.position, places[:, None], every, slots=where, source=state.fixed.get("shade"))
-        # A recorded search looks up only now and then: the few steps it makes after its end stay in the last slot.
+        # A captured search checks for its end only now and then: steps after the end stay in the last slot.
         return view, {"next": (places + 1).clamp(max=room - 1), "owners": owners}
 
     def _look(self, tokens: Tensor, state: State, mask: Tensor | None) -> tuple[SequenceContext, dict[str, Tensor]]:
-        """What the new tokens see, and what the next state remembers of places.
+        """Context of the new tokens, and the positions in the next state.
 
-        Several sequences in a row see what `share` says, and nothing follows them.
-        Without padding, places are plain counts and nothing is remembered of them. Once a mask was given, the state
-        remembers which cached rows are real and where each stands.
+        Packed sequences use the masks of `pack`, and no step follows them. Without padding, positions are counts and
+        are not stored. Once a mask was given, the state stores which cached rows are real, and their positions.
         """
         if "shared" in state.fixed:
             shared = state.fixed["shared"]
@@ -126,7 +125,7 @@ class TransformerDecoder(TransformerStack, Decoder):
         before: int = state.past["layers"][0][0].size(2)
         if mask is None and "real" not in state.past:
             places = torch.arange(before + steps, device=tokens.device)[None]  # 1 U
-            whole = bool(before == 0) and self.window is None  # the plain triangle
+            whole = bool(before == 0) and self.window is None  # a plain causal mask
             seen = None if whole or (steps == 1 and self.window is None) else self._visible(places[:, before:], places)
             return SequenceContext(self.position, places[:, before:], places, seen, whole), {}
         fresh = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
@@ -138,7 +137,7 @@ class TransformerDecoder(TransformerStack, Decoder):
         return SequenceContext(self.position, queries, places, seen), {"real": real, "places": places}
 
     def _visible(self, queries: Tensor, places: Tensor, real: Tensor | None = None) -> Tensor:
-        """. 1 T U: a new token sees itself and, within its reach, the real ones before it."""
+        """. 1 T U: a new token attends to itself and to earlier real tokens within the window."""
         steps, total = queries.size(1), places.size(1)
         square = torch.ones(steps, total, dtype=torch.bool, device=queries.device)
         visible = square.tril(total - steps)[None]
@@ -146,20 +145,20 @@ class TransformerDecoder(TransformerStack, Decoder):
             visible = visible & real[:, None]
         if self.window is not None:
             visible = visible & (queries[:, :, None] - places[:, None] <= self.window)
-        # Padded rows see themselves at least: a row without anything to see would be nan.
+        # Padded rows attend to themselves: the softmax of an empty row would be nan.
         itself = square.tril(total - steps) & square.triu(total - steps)
         return (visible | itself)[:, None]
 
 
 def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """On a CPU numpy's, which the system clears where and when they are first read: most of a room never is."""
+    """Zeros; on a CPU from numpy, whose pages the system clears on first use: most of a cache is never used."""
     if like.is_cpu and like.dtype == torch.float32:
         return torch.from_numpy(np.zeros(shape, np.float32))
     return like.new_zeros(shape)
 
 
 def _enlarged(state: State, more: int) -> State:
-    """The same with so many more places in every cache."""
+    """The same state with `more` positions in every cache."""
     layers = tuple(tuple(F.pad(part, (0, 0, 0, 0, 0, more)) for part in layer) for layer in state.fixed["room"])
     past = {**state.past, "owners": F.pad(state.past["owners"], (0, more))}
     return State({**state.fixed, "room": layers}, past, state.beams)

@@ -1,4 +1,4 @@
-"""Encoders: the sources of a batch in, a memory out."""
+"""Encoders and their registry."""
 
 from transduce.contracts import Encoder
 from transduce.encoders.conformer import ConformerEncoder

@@ -1,4 +1,4 @@
-"""Sources in, a memory out: every row has looked at all others and, by a convolution, at those beside it."""
+"""Conformer encoder: self-attention and convolution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transduce.layers.norm import NORMALISATIONS, LayerNorm
 
 
 class ConformerEncoder(Encoder):
-    """x + 1/2 FFN, + self-attention, + convolution, + 1/2 FFN, normalised, in every block (Gulati 2020)"""
+    """x + 1/2 FFN, + self-attention, + convolution, + 1/2 FFN, norm, in each layer (Gulati 2020)"""
 
     capturable = True
 
@@ -37,7 +37,7 @@ class ConformerEncoder(Encoder):
         position: type[PositionEncoding] = RelativeBias,
         dropout: Rate = 0.1,
     ) -> None:
-        """`norm_kind` is that of the convolutions: the paper's is over the batch, see layers/norm.py."""
+        """`norm_kind`: the norm of the convolutions; the paper uses batch norm, see layers/norm.py."""
         super().__init__()
         if kernel % 2 == 0:
             raise InputError(f"a kernel of {kernel} has no middle row", remedy="set an odd kernel")
@@ -104,7 +104,7 @@ class ConformerLayer(nn.Module):
 
 
 class ConvolutionModule(nn.Module):
-    """W2 swish(norm(depthwise(glu(W1 x)))): each feature over the rows beside a row, padding left out"""
+    """W2 swish(norm(depthwise(glu(W1 x)))): a depthwise convolution over neighbouring rows, without padding"""
 
     def __init__(self, width: int, kernel: int, norm: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sources in, a memory out: every row has seen its neighbours, a kernel further with each layer."""
+"""Convolutional encoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transduce.layers.dropout import Dropout
 
 
 class ConvolutionalEncoder(Encoder):
-    """z^l = (glu(conv(z^{l-1})) + z^{l-1}) sqrt(1/2), and what is read is (z^L + e) sqrt(1/2) (Gehring 2017)"""
+    """z^l = (glu(conv(z^{l-1})) + z^{l-1}) sqrt(1/2); the memory is (z^L + e) sqrt(1/2) (Gehring 2017)"""
 
     capturable = True
 
@@ -31,9 +31,7 @@ class ConvolutionalEncoder(Encoder):
     ) -> None:
         super().__init__()
         if kernel % 2 == 0:
-            raise InputError(
-                f"a kernel of {kernel} has no middle row", remedy="an encoder that sees both sides needs an odd kernel"
-            )
+            raise InputError(f"a kernel of {kernel} has no middle row", remedy="set an odd kernel")
         self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
         self.position = embedded_only(position(width, 1, False), "a convolution")
         self.sides = (kernel - 1) // 2
@@ -48,10 +46,10 @@ class ConvolutionalEncoder(Encoder):
         embedded = self.dropout(self.position.add(entered.values, places))
         values = embedded
         for block in self.layers:
-            # Padding is zero before every layer, like what lies beyond the end: it cannot leak into real rows.
+            # Padding is zeroed before every layer, so it cannot leak into real rows.
             around = F.pad(values * shown, (0, 0, self.sides, self.sides))
             values = (block(around) + values) * HALF
-        # The paper adds the embedding to what attention takes, not to what it scores; a memory has one value a row.
+        # The paper adds the embedding to the values, not to the keys; a memory has one vector per row.
         values = (values + embedded) * HALF
         summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
         return Memory(values, mask, summary, tokens=batch.source.ids)

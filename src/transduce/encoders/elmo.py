@@ -1,4 +1,4 @@
-"""Sources in, a memory out: the layers of two language models, one for each direction, mixed by learned weights."""
+"""ELMo encoder: a forward and a backward language model, mixed by learned layer weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transduce.layers.recurrent import Cell, RecurrentStack, reverse
 
 
 class ElmoEncoder(Encoder):
-    """gamma * sum_j softmax(w)_j [forward_j ; backward_j]: two recurrent stacks that never meet (Peters 2018)
+    """gamma * sum_j softmax(w)_j [forward_j ; backward_j]: two independent recurrent stacks (Peters 2018)
 
     Layer 0 is the embedding, brought to half the width by one matrix and put on both sides. `bilm` makes of the
     memory a language model; then `training.freeze: [encoder.forward_layers, encoder.backward_layers, encoder.embedding,
@@ -53,12 +53,12 @@ class ElmoEncoder(Encoder):
         mixed = self.gamma * torch.einsum("l,lbsd->bsd", self.layer_weights.softmax(0), layers)
         last = (mask.sum(1) - 1)[:, None, None].expand(-1, -1, self.width // 2)
         half = mixed.size(-1) // 2
-        # Each direction ends where it has read everything.
+        # The last state of each direction.
         summary = torch.cat((mixed[..., :half].gather(1, last).squeeze(1), mixed[:, 0, half:]), -1)
         return Memory(self.dropout(mixed), mask, summary, tokens=batch.source.ids)
 
     def _layers(self, stacks: nn.ModuleList, values: Tensor, mask: Tensor) -> list[Tensor]:
-        """The values and what each layer makes of them; a layer adds to the one below (as the paper's do)."""
+        """The input and the output of each layer; layers are residual, as in the paper."""
         found = [values]
         for stack in stacks:
             assert isinstance(stack, RecurrentStack)

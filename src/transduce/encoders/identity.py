@@ -1,4 +1,4 @@
-"""Sources in, a memory out: the rows that the front gives, as they are."""
+"""Identity encoder: the memory is the output of the front end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from transduce.layers.dropout import Dropout
 
 
 class IdentityEncoder(Encoder):
-    """the rows of the front as they are, their mean as the summary: what is seen is what is read (Xu 2015)"""
+    """the rows of the front end unchanged, with their mean as the summary (Xu 2015)"""
 
     capturable = True
 
     def __init__(self, embedding: FrontEnd, *, width: Count = 256, dropout: Rate = 0.1) -> None:
         super().__init__()
         if embedding.width != width:
-            raise InputError(f"rows of {embedding.width} are read as they are, not as {width}")
+            raise InputError(f"the identity encoder keeps rows of width {embedding.width}; they cannot become {width}")
         self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:

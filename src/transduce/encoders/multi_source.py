@@ -1,4 +1,4 @@
-"""Several named sources in, one memory out: each is read by its own encoder, and its rows say which one it was."""
+"""Multi-source encoder: one encoder per named source, one joint memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transduce.layers.feed_forward import dense
 
 
 class MultiSourceEncoder(Encoder):
-    """[W1 m1 + t1 ; W2 m2 + t2 ; ...]: the memories of several sources, one after the other, each with a tag
+    """[W1 m1 + t1 ; W2 m2 + t2 ; ...]: concatenated memories, each with a learned source embedding
 
     A row of a batch begins with real rows, so those of all parts are moved to the front of the joined memory. The
     summary is the mean of W m. What is not beside the source in a batch by its name is read from the source.
@@ -40,7 +40,9 @@ class MultiSourceEncoder(Encoder):
         ]
         summary = torch.stack([self.projections[name](one.summary) for name, one in read.items()]).mean(0)
         mask = torch.cat([one.mask for one in read.values()], 1)
-        order = mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices  # real rows first, as they stood
+        order = (
+            mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+        )  # real rows first, in their order
         values = torch.cat(rows, 1).gather(1, order[..., None].expand(-1, -1, self.width))
         return Memory(values, mask.gather(1, order), summary, tokens=_tokens(list(read.values()), order))
 
@@ -53,6 +55,6 @@ class MultiSourceEncoder(Encoder):
 
 
 def _tokens(read: Sequence[Memory], order: Tensor) -> Tensor | None:
-    """What each row stands for, where every part is a text: then all of them can be copied from."""
+    """The source token of each row, where every part is a text: then all of them can be copied."""
     known = [one.tokens for one in read if one.tokens is not None]
     return torch.cat(known, 1).gather(1, order) if len(known) == len(read) else None

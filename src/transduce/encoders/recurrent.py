@@ -1,4 +1,4 @@
-"""Sources in, a memory out: hidden states of a recurrent network, and its last state as the summary."""
+"""Recurrent encoder."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RecurrentEncoder(Encoder):
         summary: Literal["top", "states"] = "top",
         dropout: Rate = 0.1,
     ) -> None:
-        """The summary is the last hidden vector of the top layer; `states`: the last state of every layer, one by one,
-        which is what a decoder with `bridge: states` starts from."""
+        """The summary is the last hidden vector of the top layer; `states`: the last states of all layers,
+        from which a decoder with `bridge: states` starts."""
         super().__init__()
         self.gives_states = summary == "states"
         self.width, self.embedding, self.reverse = width, embedding, reverse
@@ -54,7 +54,7 @@ class RecurrentEncoder(Encoder):
             values = reverse(values, mask)
         first = self.rnn.zeros(mask.size(0), values)
         values, state = self.rnn(self.dropout(values), first, mask, cells=self.gives_states)
-        if self.reverse:  # row i of the memory belongs to token i, whatever the order of reading
+        if self.reverse:  # row i of the memory belongs to token i
             values = reverse(values, mask)
         summary = torch.cat([part for layer in state for part in layer], -1) if self.gives_states else state[-1][0]
         return Memory(self.dropout(values), mask, summary, tokens=batch.source.ids)

@@ -1,4 +1,4 @@
-"""Sources in, a memory out: every row has looked at the others, in each of several layers."""
+"""Transformer encoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transduce.layers.transformer import TransformerStack
 
 
 class TransformerEncoder(TransformerStack, Encoder):
-    """self-attention and feed-forward blocks, all positions at once (Vaswani 2017)"""
+    """layers of self-attention and feed-forward (Vaswani 2017)"""
 
     causal = False
     capturable = True
@@ -28,7 +28,7 @@ class TransformerEncoder(TransformerStack, Encoder):
         )
         values = self.embed(entered.values, places, mask)
         passed = self.run_layers(values, self.start_layers(mask.size(0)), view)
-        read = passed.values.to(values)  # for all kinds of decoders
+        read = passed.values.to(values)  # in the dtype of the embeddings, for any decoder
         shown = mask[..., None]
         summary = (read * shown).sum(1) / shown.sum(1)  # the mean of the real rows
         return Memory(
@@ -36,12 +36,12 @@ class TransformerEncoder(TransformerStack, Encoder):
         )
 
     def _visible(self, mask: Tensor) -> Tensor:
-        """What rows see of those that are real (B S), or of those of their own sequence (B 1 S S)."""
+        """The attention mask from the padding mask (B S) or the packing mask (B 1 S S)."""
         visible = mask[:, None, None] if mask.dim() == 2 else mask  # B 1 . S
         if self.window is None:
             return visible
         columns = mask.size(-1)
         near = torch.ones(columns, columns, dtype=torch.bool, device=mask.device)
         near = near.tril(self.window).triu(-self.window)
-        # A padded row far from all real ones still sees itself: a row without anything to see would be nan.
+        # A padded row far from all real rows attends to itself: the softmax of an empty row would be nan.
         return visible & near | torch.eye(columns, dtype=torch.bool, device=mask.device)  # B 1 S S
