@@ -97,7 +97,7 @@ def test_unsuitable_teachers_are_refused(pairs: Path, teacher: TrainingResult, t
         train(recipe(pairs, {"kind": "distillation", "teacher": str(tmp_path)}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     other = recipe(pairs, {"kind": "distillation", "teacher": str(teacher.run.folder)}, size="words")
-    with pytest.raises(InputError, match="other tokens"):
+    with pytest.raises(InputError, match="tokenizers of the teacher differ"):
         train(other, tmp_path / "run")
 
 

@@ -1,6 +1,6 @@
 """Tiny model and batches for the tests of training, and training runs in processes of their own.
 
-python training_fixtures.py '[{"do": "train", "options": {"folder": ..., ...}}]'   see `act` and `main`
+`python training_fixtures.py` reads requests from standard input, one JSON list a line; see `act` and `main`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -182,13 +184,25 @@ def logged_losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in entries}
 
 
-def run_processes(*requests: dict[str, Any]) -> list[Any]:
-    """Carries out the requests one after the other in one process that forks, so that torch is loaded once."""
+@cache
+def fork_server() -> subprocess.Popen[str]:
+    """A process that forks for every training run, so that torch is imported once. It ends with its parent."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
-    command = [sys.executable, __file__, json.dumps(requests)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    result: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def run_processes(*requests: dict[str, Any]) -> list[Any]:
+    """Carries out the requests one after the other (see `act`), in processes of their own."""
+    server = fork_server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps(requests) + "\n")
+    server.stdin.flush()
+    ready, _, _ = select.select([server.stdout], [], [], 300)
+    assert ready, "no answer of the training processes within 300 seconds"
+    result: list[Any] = json.loads(server.stdout.readline())
     return result
 
 
@@ -242,6 +256,7 @@ def fork(options: dict[str, Any], environment: dict[str, str] | None = None) -> 
         return child
     code = 70
     try:
+        os.dup2(2, 1)  # standard output belongs to the answers
         os.environ.update(environment or {})
         main(options)
     except SystemExit as end:
@@ -310,4 +325,5 @@ if __name__ == "__main__":
     # Imported before the forks, not in each of them; torch imports this with its first optimiser.
     import torch._dynamo
 
-    print(json.dumps([act(request) for request in json.loads(sys.argv[1])]))
+    for line in sys.stdin:
+        print(json.dumps([act(request) for request in json.loads(line)]), flush=True)
