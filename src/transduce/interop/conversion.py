@@ -15,7 +15,7 @@ from pathlib import Path
 from transduce.errors import InputError
 from transduce.interop import bundle, g2p_en, legacy
 from transduce.interop.huggingface import importer as huggingface
-from transduce.interop.huggingface.family import ImportedModel
+from transduce.interop.huggingface.family import Family, ImportedModel
 from transduce.interop.huggingface.languages import Languages
 from transduce.run import Run
 
@@ -32,9 +32,14 @@ def recognises(path: Path) -> bool:
     return foreign and not Run(path).exists
 
 
-def read(path: str | Path, languages: Languages | None = None) -> ImportedModel:
-    """Imports a Hugging Face folder, a checkpoint of a legacy toolkit, or the arrays of g2p_en."""
+def read(path: str | Path, languages: Languages | None = None, family: Family | None = None) -> ImportedModel:
+    """Imports a Hugging Face folder, a checkpoint of a legacy toolkit, or the arrays of g2p_en.
+
+    `family`: the architecture of a Hugging Face folder, where it is not one of FAMILIES.
+    """
     path = Path(path)
+    if family is not None:
+        return huggingface.read_folder(path, languages, family)
     if (arrays := g2p_en.find_file(path)) is not None:
         return g2p_en.read(arrays)
     if legacy.recognises(path) and not huggingface.recognises(path):
@@ -42,7 +47,9 @@ def read(path: str | Path, languages: Languages | None = None) -> ImportedModel:
     return huggingface.read_folder(path, languages)
 
 
-def convert(source: str | Path, new: str | Path, languages: Languages | None = None) -> Run:
+def convert(
+    source: str | Path, new: str | Path, languages: Languages | None = None, family: Family | None = None
+) -> Run:
     """Writes a model of another library, or a bundle, as a run."""
     source = locate(source)
     if bundle.recognises(source):
@@ -50,7 +57,7 @@ def convert(source: str | Path, new: str | Path, languages: Languages | None = N
     run = Run(Path(new))
     if run.exists or run.checkpoints.steps():
         raise InputError("there is already a run here", where=str(run.folder), remedy="give another folder")
-    imported = read(source, languages)
+    imported = read(source, languages, family)
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save_tokenizers(*imported.tokenizers)
     run.checkpoints.save_final(0, imported.weights, {})

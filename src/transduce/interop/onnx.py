@@ -80,7 +80,7 @@ def named_tensors(state: State) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Example:
+class CheckExample:
     """A batch, its initial state, its state after a few steps, and the logits of the steps."""
 
     source: Padded
@@ -141,7 +141,7 @@ def _library() -> Any:
 
 
 @torch.no_grad()
-def _example(model: Model, size: int, length: int, steps: int) -> Example:
+def _example(model: Model, size: int, length: int, steps: int) -> CheckExample:
     """Random ids, in rows of different lengths."""
     network, generator = model.network, torch.Generator().manual_seed(size)
     mask = torch.arange(length) < torch.arange(length, length - size, -1)[:, None]
@@ -158,11 +158,13 @@ def _example(model: Model, size: int, length: int, steps: int) -> Example:
         output = network.advance(tokens[:, step : step + 1], state)
         state = output.state
         logits.append(output.logits)
-    return Example(source, initial, state, tokens, torch.cat(logits, 1))
+    return CheckExample(source, initial, state, tokens, torch.cat(logits, 1))
 
 
 @torch.no_grad()
-def _write_graphs(network: Transducer, examples: list[Example], folder: Path, start: str, sourceless: bool) -> None:
+def _write_graphs(
+    network: Transducer, examples: list[CheckExample], folder: Path, start: str, sourceless: bool
+) -> None:
     one, other = examples
     dynamic = torch.export.Dim.DYNAMIC
     before, after = named_tensors(one.initial), named_tensors(one.final)

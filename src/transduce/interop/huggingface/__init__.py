@@ -5,6 +5,7 @@
 
 from transduce.interop.huggingface import bart, bert, gpt2, t5, vision_encoder_decoder, vit, whisper
 from transduce.interop.huggingface.family import Family
+from transduce.recipe.user_code import load_user_class
 
 # An export takes the first family that fits.
 FAMILIES: dict[str, Family] = {
@@ -17,4 +18,11 @@ FAMILIES: dict[str, Family] = {
     **vision_encoder_decoder.FAMILIES,
 }
 
-__all__ = ["FAMILIES", "Family"]
+
+def user_family(name: str) -> Family:
+    """A family in a Python file of the user, `file:Class`: a subclass of Family that takes no arguments."""
+    family: Family = load_user_class(Family, name, "--family")()
+    return family
+
+
+__all__ = ["FAMILIES", "Family", "user_family"]

@@ -225,12 +225,12 @@ def _differences(model: ModelRecipe, imported: Mapping[str, Any]) -> list[str]:
             if front is not None and own_front is not None:
                 front = {**complete(contracts.FrontEnd, front, side), "shape": own_front["shape"]}
             other = {**_comparable(complete(contract, given, side)), **({} if front is None else {"front": front})}
-            own = _comparable(part)
-            found += _different_options(side, own, other)
-    if model.head is not None and model.head["kind"] != "embedder":  # pooling is written to files of its own
+            native = _comparable(part)
+            found += _different_options(side, native, other)
+    if model.head is not None and model.head["kind"] != "embedder":  # pooling is written to separate files
         other = complete(contracts.Head, imported["head"], "head")
-        own = {key: value for key, value in model.head.items() if key not in TRAINING_OPTIONS}
-        found += _different_options("head", own, other)
+        native = {key: value for key, value in model.head.items() if key not in TRAINING_OPTIONS}
+        found += _different_options("head", native, other)
     defaults = {
         "tie": "none",
         "scale_embedding": True,
@@ -246,12 +246,14 @@ def _differences(model: ModelRecipe, imported: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _different_options(part: str, own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return [_difference(f"{part}.{key}", own[key], other.get(key)) for key in own if own[key] != other.get(key)]
+def _different_options(part: str, native: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [
+        _difference(f"{part}.{key}", native[key], other.get(key)) for key in native if native[key] != other.get(key)
+    ]
 
 
-def _difference(key: str, own: Any, required: Any) -> str:
-    return f"{key}: {own} does not fit, {required} would"
+def _difference(key: str, native: Any, required: Any) -> str:
+    return f"{key}: {native} does not fit, {required} would"
 
 
 def _comparable(part: Mapping[str, Any]) -> Content:

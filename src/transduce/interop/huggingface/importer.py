@@ -41,12 +41,16 @@ def recognises(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG, MODULES))
 
 
-def read_folder(folder: Path, languages: Languages | None = None) -> ImportedModel:
-    """Imports a folder. All names and shapes are checked before any tensor is read."""
+def read_folder(folder: Path, languages: Languages | None = None, family: Family | None = None) -> ImportedModel:
+    """Imports a folder. All names and shapes are checked before any tensor is read.
+
+    `family`: one that is not in the registry, for an architecture of the user's own.
+    """
     sentence = read_sentence_transformer(folder)
     folder = folder if sentence is None else sentence.folder
     config = Config(read_json(folder, CONFIG, needed=True), str(folder / CONFIG))
-    family = FAMILIES[_architecture(config, encoder_only=sentence is not None)]
+    _refuse_remote_code(config)
+    family = family or FAMILIES[_architecture(config, encoder_only=sentence is not None)]
     stored = list_weights(folder)
     if max(_layer_counts(config.content)) > len(stored):
         raise InputError("more layers than weights", where=config.where, remedy="fetch the folder again")
@@ -152,16 +156,18 @@ def _table_names(
     return found
 
 
-def _architecture(config: Config, *, encoder_only: bool) -> str:
-    """`encoder_only`: the encoder is meant, whatever head it was trained with."""
-    content = config.content
-    if content.get("auto_map") or content.get("trust_remote_code"):
+def _refuse_remote_code(config: Config) -> None:
+    if config.content.get("auto_map") or config.content.get("trust_remote_code"):
         raise InputError(
             "this model needs its own code (auto_map), which is never run",
             where=config.where,
             remedy=f"supported architectures: {', '.join(FAMILIES)}",
         )
-    names = content.get("architectures")
+
+
+def _architecture(config: Config, *, encoder_only: bool) -> str:
+    """`encoder_only`: the encoder is meant, whatever head it was trained with."""
+    names = config.content.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     base = f"{name.partition('For')[0]}Model"
     name = base if encoder_only and base in FAMILIES else name

@@ -11,7 +11,7 @@ from transduce.interop.huggingface.family import Config, Content, WeightMap
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy import recurrent
 from transduce.interop.legacy.checkpoint_process import Checkpoint
-from transduce.interop.legacy.model import LegacyModel, Side, read_lines, word_vocabulary
+from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, read_lines, word_vocabulary
 
 SIDES = ("encoder", "decoder")
 ACTIVATIONS = {
@@ -150,7 +150,7 @@ def _language(config: Config, side: str) -> str:
     return name
 
 
-def _side(folder: Path, language: str) -> Side:
+def _side(folder: Path, language: str) -> LegacyVocabulary:
     """Outputs start with </s>, and end with it too."""
     name = f"dict.{language}.txt"
     words = list(SPECIAL_TOKENS)

@@ -16,7 +16,7 @@ from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy import recurrent
 from transduce.interop.legacy.checkpoint_process import Checkpoint
 from transduce.interop.legacy.marian import parse_yaml
-from transduce.interop.legacy.model import LegacyModel, Side, read_lines, word_vocabulary
+from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, read_lines, word_vocabulary
 
 CONFIG = "config.yaml"
 ATTENTION = {"q_layer": "q_proj", "k_layer": "k_proj", "v_layer": "v_proj", "output_layer": "out_proj"}
@@ -189,7 +189,7 @@ def read(checkpoint: Checkpoint) -> LegacyModel:
     return LegacyModel(to_recipe, weight_map, model, weights, source, target, (".score.k_proj.bias",), search)
 
 
-def _side(folder: Path, name: str) -> Side:
+def _side(folder: Path, name: str) -> LegacyVocabulary:
     words = read_lines(folder, name)
     number = {word: index for index, word in reversed(list(enumerate(words)))}
     special = SpecialIds(number.get("<pad>"), number.get("<s>"), number.get("</s>"), number.get("<unk>"))

@@ -21,7 +21,7 @@ from transduce.interop.legacy.model import (
     SOURCE,
     TARGET,
     LegacyModel,
-    Side,
+    LegacyVocabulary,
     read_lines,
     sentencepiece_vocabulary,
     word_vocabulary,
@@ -155,7 +155,7 @@ def parse_yaml(text: str, where: str, *, words: bool = False) -> Any:
         raise InputError(f"not readable as YAML: {str(error)[:200]}", where=where, remedy="fetch it again") from None
 
 
-def _sides(file: Path) -> tuple[Side, Side]:
+def _sides(file: Path) -> tuple[LegacyVocabulary, LegacyVocabulary]:
     folder = file.parent
     names = _vocabularies(file)
     if not names:
@@ -182,7 +182,7 @@ def _vocabularies(file: Path) -> list[str]:
     return found if len(found) == 1 else []
 
 
-def _side(folder: Path, name: str, spm: str) -> Side:
+def _side(folder: Path, name: str, spm: str) -> LegacyVocabulary:
     """Outputs have no start token: the first input vector of the decoder is zero."""
     path = inside(folder, name)
     if name.endswith(".spm"):

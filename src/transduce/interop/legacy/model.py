@@ -46,7 +46,7 @@ MISMATCH = "the settings and the weights belong to different models, or to one w
 
 
 @dataclass(frozen=True)
-class Side:
+class LegacyVocabulary:
     """Source or target tokenizer, with the order of its vocabulary rows."""
 
     tokenizer: Tokenizer
@@ -65,8 +65,8 @@ class LegacyModel:
     weight_map: WeightMap
     config: Config
     weights: Mapping[str, StoredTensor]
-    source: Side
-    target: Side
+    source: LegacyVocabulary
+    target: LegacyVocabulary
     zero_biases: tuple[str, ...] = ()  # endings of native biases that are zero where the checkpoint has none
     generation: Mapping[str, Any] = field(default_factory=dict)
 
@@ -183,7 +183,7 @@ def read_lines(folder: Path, name: str) -> list[str]:
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
-def word_vocabulary(words: Sequence[str], special: SpecialIds, where: str) -> Side:
+def word_vocabulary(words: Sequence[str], special: SpecialIds, where: str) -> LegacyVocabulary:
     """Tokens separated by white space; `words` in the order of their ids."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
@@ -202,7 +202,7 @@ def word_vocabulary(words: Sequence[str], special: SpecialIds, where: str) -> Si
 
 def sentencepiece_vocabulary(
     model: SentencePiece, vocabulary: Mapping[str, int], special: SpecialIds, where: str
-) -> Side:
+) -> LegacyVocabulary:
     """Pieces of a SentencePiece model, with the ids of a vocabulary."""
     rows = _import_rows(max(vocabulary.values()) + 1, special, where)
     spelt = {piece for piece, _, kind in model.pieces if kind in (NORMAL, USER)}
@@ -222,9 +222,9 @@ def _import_rows(size: int, special: SpecialIds, where: str) -> ImportRows:
     return ImportRows((*found, *(number for number in range(size) if number not in found)), size)
 
 
-def _side(backend: Any, pieces: Mapping[int, str], rows: ImportRows, ids: Mapping[int, int]) -> Side:
+def _side(backend: Any, pieces: Mapping[int, str], rows: ImportRows, ids: Mapping[int, int]) -> LegacyVocabulary:
     named = [pieces.get(number, f"<unused {number}>") for number in rows.rows[len(SPECIALS) :]]
     known = tuple(ids.get(number, MISSING) for number in rows.rows)
-    return Side(
+    return LegacyVocabulary(
         Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *named), backend_json=backend.to_str(), backend_ids=known)), rows
     )

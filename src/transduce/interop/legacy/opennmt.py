@@ -10,7 +10,7 @@ from transduce.interop.huggingface.family import Config, Content, WeightMap
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy import recurrent
 from transduce.interop.legacy.checkpoint_process import Checkpoint
-from transduce.interop.legacy.model import LegacyModel, Side, word_vocabulary
+from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, word_vocabulary
 
 ATTENTION = {"linear_query": "q_proj", "linear_keys": "k_proj", "linear_values": "v_proj", "final_linear": "out_proj"}
 FEED_FORWARD = {"feed_forward.w_1": "feed_forward.fc1", "feed_forward.w_2": "feed_forward.fc2"}
@@ -169,7 +169,7 @@ def read(checkpoint: Checkpoint) -> LegacyModel:
     return LegacyModel(to_recipe, weight_map, config, weights, source, target, ZERO_BIASES, {"beam": 5})
 
 
-def _side(checkpoint: Checkpoint, side: str) -> Side:
+def _side(checkpoint: Checkpoint, side: str) -> LegacyVocabulary:
     stored = checkpoint.settings.get("vocab")
     vocabulary: dict[str, Any] = stored if isinstance(stored, dict) else {}
     words = vocabulary.get(side)
