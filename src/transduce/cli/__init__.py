@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "align": explain.align,
         "explain-shapes": models.explain_shapes,
         "models": models.models,
+        "schema": models.schema,
     },
     "Convert": {
         "convert": convert.convert,

@@ -1,4 +1,4 @@
-"""Commands that describe architectures: models, explain-shapes."""
+"""Commands that describe recipes and architectures: models, schema, explain-shapes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ def models() -> None:
             console.print(f"  [cyan]{kind:<12}[/] {escape(describe(part))}", highlight=False, soft_wrap=True)
             if names := ", ".join(options(part)):
                 console.print(f"  {'':<12} [dim]{names}[/]", highlight=False, soft_wrap=True)
+
+
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page in Markdown instead.")] = False,
+) -> None:
+    """Print the JSON Schema of recipes, with which editors complete and check them.
+
+    Examples:
+
+        transduce schema > recipe.schema.json
+
+        transduce schema --markdown > recipe-reference.md
+    """
+    import json
+
+    from transduce.recipe.reference import recipe_reference, recipe_schema
+
+    print(recipe_reference().rstrip() if markdown else json.dumps(recipe_schema(), indent=2))
 
 
 def explain_shapes(
