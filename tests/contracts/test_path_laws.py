@@ -21,7 +21,7 @@ from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded, State
-from transduce.objectives import CrossEntropy, Ctc, JointCtc
+from transduce.objectives import CTC, CrossEntropy, JointCTC
 from transduce.recipe import parse
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -91,7 +91,7 @@ def test_a_score_is_ctcs_and_search_gives_it(model, batch):
 
 def test_cross_entropy_and_ctc_are_one_loss_with_one_gradient(model, batch):
     gradients, totals = [], []
-    for objective in (CrossEntropy(label_smoothing=0.0), Ctc()):
+    for objective in (CrossEntropy(label_smoothing=0.0), CTC()):
         model.zero_grad()
         loss = objective(model, batch)
         loss.total.backward()
@@ -168,9 +168,9 @@ def test_the_joint_loss_is_its_formula_and_teaches_both(batch):
     told = batch.labels.mask
     said = F.cross_entropy(step.logits[told], batch.labels.values[told], reduction="sum")
     for weight in (0.0, 0.3, 1.0):
-        loss = JointCtc(weight=weight, label_smoothing=0.0)(model, batch)
+        loss = JointCTC(weight=weight, label_smoothing=0.0)(model, batch)
         assert_close(loss.total, (1 - weight) * said + weight * paths, **CLOSE)
-    JointCtc()(model, batch).total.backward()
+    JointCTC()(model, batch).total.backward()
     assert not [name for name, one in model.named_parameters() if one.grad is None]
     # Once trained, it says what decoder and rows agree on.
     model.eval()
@@ -185,8 +185,8 @@ def test_the_joint_loss_is_its_formula_and_teaches_both(batch):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "ctc"}}}, "rows spell"),
-        ({"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "joint_ctc"}}}, "rows that"),
+        ({"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "ctc"}}}, "CTC head"),
+        ({"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "joint_ctc"}}}, "CTC projection"),
         ({"model": {"decoder": SMALL["recurrent"], "ctc": {}}}, "would not teach the rows"),
         ({"model": {"head": {"kind": "ctc"}, "ctc": {}}}, "ctc needs an encoder and a decoder"),
     ],

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.model import PairEmbeddings
-from transduce.objectives import Contrastive, path_cost
+from transduce.objectives import Contrastive, ctc_loss
 
 
 def giving(source: Tensor, target: Tensor) -> Callable[[Batch], PairEmbeddings]:
@@ -69,7 +69,7 @@ def test_ctc_loss_equals_that_of_torch_and_the_sum_over_all_paths() -> None:
     logits = torch.randn(3, 5, 4, requires_grad=True)
     mask = torch.arange(5) < torch.tensor([5, 4, 3])[:, None]
     target = Padded.from_rows([[1, 2], [3, 3], [2]])
-    loss = path_cost(logits.log_softmax(-1), mask.sum(1), target)
+    loss = ctc_loss(logits.log_softmax(-1), mask.sum(1), target)
     direct = 0.0
     for row, (scores, real) in enumerate(zip(logits.detach().double(), mask.sum(1).tolist(), strict=True)):
         wanted = target.values[row][target.mask[row]].tolist()
@@ -84,7 +84,7 @@ def test_ctc_loss_equals_that_of_torch_and_the_sum_over_all_paths() -> None:
     torch.testing.assert_close(loss.total, reference)
     assert loss.parts["impossible"] == 0
     slices = [
-        path_cost(logits.log_softmax(-1)[rows], mask[rows].sum(1), target.select(rows)).total
+        ctc_loss(logits.log_softmax(-1)[rows], mask[rows].sum(1), target.select(rows)).total
         for rows in torch.arange(3).split(1)
     ]
     torch.testing.assert_close(sum(slices), loss.total)
@@ -93,7 +93,7 @@ def test_ctc_loss_equals_that_of_torch_and_the_sum_over_all_paths() -> None:
 def test_ctc_reports_targets_that_are_too_long() -> None:
     logits = torch.randn(3, 3, 4, requires_grad=True)
     target = Padded.from_rows([[1, 1, 1], [1, 2, 3], [1, 1]])
-    loss = path_cost(logits.log_softmax(-1), torch.full((3,), 3), target)
+    loss = ctc_loss(logits.log_softmax(-1), torch.full((3,), 3), target)
     assert loss.parts["impossible"] == 1
     loss.total.backward()
     assert logits.grad is not None

@@ -14,7 +14,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.model import Transducer
-from transduce.objectives import CrossEntropy, Truncated, WholeStream
+from transduce.objectives import CrossEntropy, PrefixLM, TruncatedBPTT
 from transduce.objectives.prefix_lm import joined
 from transduce.recipe import parse
 
@@ -68,7 +68,7 @@ def test_tbptt_loss_equals_cross_entropy(kind: str, encoder: bool) -> None:
     batch = with_source(batch) if encoder else batch
     expected, whole = gradient(CrossEntropy(label_smoothing=0.1), model, batch)
     for window in (1, 3, 9, 50):
-        value, parts = gradient(Truncated(window=window, label_smoothing=0.1), model, batch)
+        value, parts = gradient(TruncatedBPTT(window=window, label_smoothing=0.1), model, batch)
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
         same = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(parts, whole, strict=True))
         assert same == (window >= 9)  # nine tokens are foretold in the longest row
@@ -96,7 +96,7 @@ def test_tbptt_gradient_equals_that_of_a_detached_state(window: int) -> None:
         logits = F.linear(hidden, weight, bias)
         total = total + F.cross_entropy(logits.flatten(0, 1), gold.flatten(), ignore_index=-1, reduction="sum")
     total.backward()
-    value, _ = gradient(Truncated(window=window), model, batch)
+    value, _ = gradient(TruncatedBPTT(window=window), model, batch)
     torch.testing.assert_close(value, total.detach(), rtol=1e-6, atol=1e-6, check_dtype=False)
     assert own.weight_hh_l0.grad is not None
     torch.testing.assert_close(decoder.rnn.layers[0].weight_hh_l0.grad, own.weight_hh_l0.grad, rtol=1e-4, atol=1e-6)
@@ -121,7 +121,7 @@ def test_prefix_lm_loss_is_that_of_source_and_target(kind: str) -> None:
     model, batch = built(kind), with_source(text())
     with torch.no_grad():
         target = CrossEntropy(label_smoothing=0.0)(model, batch)
-        found = WholeStream()(model, batch)
+        found = PrefixLM()(model, batch)
         source = torch.zeros(()).double()
         assert batch.source is not None
         for row, real in zip(batch.source.values, batch.source.mask, strict=True):
@@ -129,6 +129,6 @@ def test_prefix_lm_loss_is_that_of_source_and_target(kind: str) -> None:
             alone = Batch(target=Padded(ids[None], torch.ones(1, len(ids), dtype=torch.bool)))
             source += CrossEntropy(label_smoothing=0.0)(model, alone).total
     torch.testing.assert_close(found.total.double(), target.total.double() + source, rtol=1e-5, atol=1e-5)
-    assert WholeStream().count(batch) == CrossEntropy().count(batch) + int(batch.source.mask.sum())
+    assert PrefixLM().count(batch) == CrossEntropy().count(batch) + int(batch.source.mask.sum())
     with pytest.raises(InputError, match="one stream"):
-        WholeStream().check(built(kind, encoder=True))
+        PrefixLM().check(built(kind, encoder=True))

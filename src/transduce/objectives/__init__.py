@@ -4,38 +4,38 @@ from transduce.contracts import Loss, Objective
 from transduce.objectives.attention_penalty import AttentionPenalty
 from transduce.objectives.contrastive import Contrastive
 from transduce.objectives.cross_entropy import CrossEntropy, RDrop, ScheduledSampling
-from transduce.objectives.ctc import Ctc, JointCtc, path_cost
+from transduce.objectives.ctc import CTC, JointCTC, ctc_loss
 from transduce.objectives.distillation import Distillation
 from transduce.objectives.guided_alignment import GuidedAlignment
 from transduce.objectives.minimum_risk import MinimumRisk
-from transduce.objectives.prefix_lm import WholeStream
+from transduce.objectives.prefix_lm import PrefixLM
 from transduce.objectives.reinforce import Reinforce
-from transduce.objectives.tbptt import Truncated
+from transduce.objectives.tbptt import TruncatedBPTT
 
 __all__ = [
+    "CTC",
     "OBJECTIVES",
     "AttentionPenalty",
     "Contrastive",
     "CrossEntropy",
-    "Ctc",
     "Distillation",
     "GuidedAlignment",
-    "JointCtc",
+    "JointCTC",
     "Loss",
     "MinimumRisk",
     "Objective",
+    "PrefixLM",
     "RDrop",
     "Reinforce",
     "ScheduledSampling",
-    "Truncated",
-    "WholeStream",
-    "path_cost",
+    "TruncatedBPTT",
+    "ctc_loss",
 ]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "cross_entropy": CrossEntropy,
-    "tbptt": Truncated,
-    "prefix_lm": WholeStream,
+    "tbptt": TruncatedBPTT,
+    "prefix_lm": PrefixLM,
     "r_drop": RDrop,
     "scheduled_sampling": ScheduledSampling,
     "distillation": Distillation,
@@ -44,6 +44,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "attention_penalty": AttentionPenalty,
     "reinforce": Reinforce,
     "contrastive": Contrastive,
-    "ctc": Ctc,
-    "joint_ctc": JointCtc,
+    "ctc": CTC,
+    "joint_ctc": JointCTC,
 }

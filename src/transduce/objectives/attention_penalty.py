@@ -1,4 +1,4 @@
-"""A model and a batch enter; cross-entropy and the cost of looking at source rows too often, or never, leave."""
+"""Attention penalties: doubly stochastic attention and coverage loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transduce.objectives.likelihood import Weight, likelihood, log_probabilitie
 
 
 class AttentionPenalty(Objective):
-    """cross-entropy, and attention that must pass over nothing or repeat nothing (Xu 2015, See 2017)
+    """cross-entropy with a doubly stochastic or coverage penalty on cross-attention (Xu 2015, See 2017)
 
     CE + weight * P, with a_ts the attention of one layer: one head, or the mean of all. Over the real rows of each pair
 
@@ -59,7 +59,7 @@ class AttentionPenalty(Objective):
         weights = heads.mean(1) if self.head is None else heads[:, self.head]
         assert batch.source is not None
         weights = weights * batch.decoder_inputs.mask[..., None]
-        # Rows of a memory that stand for no tokens are others than those of the source: real ones have some weight.
+        # Memory rows need not be source tokens: real rows are those with some weight.
         real = batch.source.mask if batch.source.ids is not None else weights.detach().sum(1) > 0
         cost = PENALTIES[self.penalty](weights, real)
         parts = {"nll": found.nll.detach(), "penalty": cost.detach()}
@@ -67,12 +67,12 @@ class AttentionPenalty(Objective):
 
 
 def doubly_stochastic(weights: Tensor, mask: Tensor) -> Tensor:
-    """weights (B T S), 0 after the end of a target; mask (B S) of the source -> a sum over all pairs."""
+    """weights (B T S), 0 after the end of a target; mask (B S) of the source -> the sum over all pairs."""
     return (1 - weights.sum(1)).square().where(mask, 0.0).sum()
 
 
 def coverage(weights: Tensor, mask: Tensor) -> Tensor:
-    """The same arguments; hidden rows have no weight, so they cost nothing."""
+    """The same arguments; masked rows have no weight and no cost."""
     before = weights.cumsum(1) - weights  # B T S
     return weights.minimum(before).where(mask[:, None], 0.0).sum()
 

@@ -1,4 +1,4 @@
-"""The vectors of both sides of each pair enter; the cost of telling the pairs of a batch apart leaves."""
+"""Contrastive loss with in-batch negatives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transduce.objectives.likelihood import Sharpness
 
 
 class Contrastive(Objective):
-    """each vector must find its partner among those of the batch (InfoNCE, van den Oord 2018)
+    """each embedding against those of the batch, its partner being the positive (InfoNCE, van den Oord 2018)
 
     -log softmax_j(cos(a_i, b_j) / temperature) at j = i; `symmetric`: the mean of both directions. Every other row
     is a negative, save one with the same text, so unlike the sums over tokens this one changes when a batch is split.
@@ -43,7 +43,7 @@ class Contrastive(Objective):
 
 
 def _told_apart(fit: Tensor, choices: Padded) -> Tensor:
-    """The sum of -log softmax at the partner. A choice that reads as the partner does is left out: it is not wrong."""
+    """The sum of -log softmax at the partner. Duplicates of the partner are no negatives."""
     ids = choices.values.where(choices.mask, -1)
     twins = (ids[:, None] == ids[None]).all(-1)  # B B
     twins.fill_diagonal_(False)

@@ -1,4 +1,4 @@
-"""A model and a batch enter; the cross-entropy of the gold tokens, plain, of two passes or after own tokens, leaves."""
+"""Cross-entropy, R-Drop and scheduled sampling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transduce.contracts import Forward, Loss, Objective, Rate
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.objectives.likelihood import Share, Weight, cross_entropy, divergence, likelihood, log_probabilities
 
-NEVER_READ = [PAD, BOS, EOS]  # nothing follows them, so a decoder never meets them inside a sentence
+NEVER_READ = [PAD, BOS, EOS]  # never an input inside a sentence
 
 
 class CrossEntropy(Objective):
@@ -33,7 +33,7 @@ class CrossEntropy(Objective):
 
 
 class RDrop(Objective):
-    """two passes under different dropout that must agree (Wu 2021)
+    """cross-entropy of two passes with different dropout, plus their divergence (Wu 2021)
 
     Half of the paper's sum, so that its first term has the size of one cross-entropy:
     1/2 [CE_1 + CE_2 + weight * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1))].
@@ -57,7 +57,7 @@ class RDrop(Objective):
 
 
 class ScheduledSampling(Objective):
-    """some tokens that the decoder reads are its own predictions (Bengio 2015; two passes: Mihaylova 2019)
+    """some decoder inputs are replaced by predictions (Bengio 2015; two passes: Mihaylova 2019)
 
     The first pass is teacher forced and without gradient; each token the second pass reads is, with probability
     `rate`, what the first pass said there. One path for every decoder. For a recurrent one it is an approximation:
@@ -89,13 +89,13 @@ class ScheduledSampling(Objective):
 
     def __call__(self, model: Forward, batch: Batch) -> Loss:
         logits = model(self._mixed(model, batch)).logits
-        found = cross_entropy(logits, batch.labels, self.label_smoothing)  # the gold stays, whatever was read
+        found = cross_entropy(logits, batch.labels, self.label_smoothing)  # the labels stay the same
         return Loss(found.smoothed, {"nll": found.nll})
 
     @torch.no_grad()
     def _mixed(self, model: Forward, batch: Batch) -> Batch:
-        """The batch with own predictions among the target tokens. </s> is never read, so it may be replaced too."""
-        logits = model(batch).logits.float()  # B T V: what stands at t + 1, after the gold up to t
+        """The batch with predictions among the target tokens. </s> is never an input, so it may be replaced too."""
+        logits = model(batch).logits.float()  # B T V: of the token at t + 1, given the target up to t
         logits = logits.index_fill(-1, torch.tensor(NEVER_READ, device=logits.device), -torch.inf)
         own = _drawn(logits) if self.choice == "sample" else logits.argmax(-1)  # B T
         assert batch.target is not None

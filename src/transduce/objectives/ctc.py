@@ -1,4 +1,4 @@
-"""A model whose rows spell texts and a batch enter; the cost of all paths that spell the target leaves."""
+"""CTC loss, and joint CTC/attention training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from transduce.model import CTCModel
 from transduce.objectives.likelihood import Share, cross_entropy
 
 
-def path_cost(logs: Tensor, rows: Tensor, target: Padded) -> Loss:
-    """-log of the sum over all paths that spell the target, added up over a batch.
+def ctc_loss(logs: Tensor, rows: Tensor, target: Padded) -> Loss:
+    """CTC loss: -log of the sum over all alignment paths of the target, summed over a batch.
 
     logs (B S V) are log-probabilities, rows (B) how many of them are real, target (B T) has neither <s> nor </s>. A
     target that does not fit into its rows has no path: it adds nothing to the total and is counted as `impossible`.
@@ -27,7 +27,9 @@ def path_cost(logs: Tensor, rows: Tensor, target: Padded) -> Loss:
     total = F.ctc_loss(
         logs.transpose(0, 1), target.values, rows, lengths, blank=BLANK, reduction="sum", zero_infinity=True
     )
-    twice = (target.values[:, 1:] == target.values[:, :-1]) & target.mask[:, 1:]  # a blank must stand between
+    twice = (target.values[:, 1:] == target.values[:, :-1]) & target.mask[
+        :, 1:
+    ]  # a repeated token needs a blank in between
     impossible = (rows < lengths + twice.sum(1)).sum()
     return Loss(total, {"nll": total.detach(), "impossible": impossible})
 
@@ -35,16 +37,16 @@ def path_cost(logs: Tensor, rows: Tensor, target: Padded) -> Loss:
 def _of(step: Step, batch: Batch) -> Loss:
     gold = batch.labels
     labels = Padded(gold.values, gold.mask & (torch.arange(gold.mask.size(1), device=batch.device) < _words(gold)))
-    return path_cost(step.state.fixed["paths"], step.state.fixed["rows"], labels)
+    return ctc_loss(step.state.fixed["paths"], step.state.fixed["rows"], labels)
 
 
 def _words(gold: Padded) -> Tensor:
-    """B 1: how many tokens a target has without its </s>."""
+    """B 1: the number of target tokens without </s>."""
     return gold.mask.sum(1, keepdim=True) - 1
 
 
-class Ctc(Objective):
-    """-log of the sum over all paths that spell the target once repeats and blanks are left out (Graves 2006)
+class CTC(Objective):
+    """CTC: -log of the sum over all paths that give the target without repeats and blanks (Graves 2006)
 
     What cross-entropy without smoothing would give for the same model, token after token, in one pass over the rows.
     Targets that do not fit into their rows cost nothing and are counted in `impossible`.
@@ -58,13 +60,13 @@ class Ctc(Objective):
     def check(self, model: nn.Module) -> None:
         if not isinstance(model, CTCModel):
             raise InputError(
-                "ctc trains an encoder whose rows spell the target",
+                "ctc trains an encoder with a CTC head",
                 remedy="set model.head: {kind: ctc} without a decoder; with one, model.ctc: {} and kind: joint_ctc",
             )
 
 
-class JointCtc(Objective):
-    """(1 - weight) cross-entropy + weight CTC: the decoder attends, the rows spell (Watanabe 2017)
+class JointCTC(Objective):
+    """(1 - weight) cross-entropy of the decoder + weight CTC of the encoder (Watanabe 2017)
 
     CTC only allows what goes from left to right, which is soon learnt and draws attention after it.
     """
@@ -84,4 +86,4 @@ class JointCtc(Objective):
     def check(self, model: nn.Module) -> None:
         super().check(model)
         if not isinstance(getattr(model, "decoder", None), JointCTCDecoder):
-            raise InputError("joint_ctc needs rows that spell beside the decoder", remedy="set model.ctc: {}")
+            raise InputError("joint_ctc needs a CTC projection of the encoder", remedy="set model.ctc: {}")

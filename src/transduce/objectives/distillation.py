@@ -1,4 +1,4 @@
-"""A model, a batch and a finished teacher enter; the distance to the teacher's distributions leaves."""
+"""Word-level knowledge distillation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transduce.objectives.likelihood import Share, Sharpness, divergence, likeli
 
 
 class Distillation(Objective):
-    """the student also learns the distributions of a teacher, token by token (Hinton 2015, Kim & Rush 2016)
+    """cross-entropy and divergence from the token distributions of a teacher (Hinton 2015, Kim & Rush 2016)
 
     (1 - weight) * CE + weight * temperature^2 * KL(teacher || student), both softened by the temperature; its square
     keeps the size of the gradient. `teacher` names the run; whoever builds the objective opens it.
@@ -25,7 +25,7 @@ class Distillation(Objective):
         teacher: str = "",
         temperature: Sharpness = 1.0,
         weight: Share = 0.5,
-        label_smoothing: Rate = 0.0,  # the teacher's distribution is smoothing enough
+        label_smoothing: Rate = 0.0,  # the distribution of the teacher is smooth already
     ) -> None:
         self.opened, self.teacher = opened, teacher
         self.temperature, self.weight, self.label_smoothing = temperature, weight, label_smoothing

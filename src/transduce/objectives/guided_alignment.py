@@ -1,4 +1,4 @@
-"""A model and a batch with word links enter; the cross-entropy of tokens and of attention leaves."""
+"""Guided alignment: cross-attention supervised by word alignments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transduce.errors import InputError
 from transduce.flow import Attention, Batch, Padded
 from transduce.objectives.likelihood import Weight, likelihood, log_probabilities
 
-SMALLEST = 1e-9  # a sparse normaliser may give a linked word exactly nothing
+SMALLEST = 1e-9  # a sparse normaliser may give an aligned word no weight
 
 
 class GuidedAlignment(Objective):
-    """cross-attention must look where gold links point (Chen 2016)
+    """cross-entropy of tokens and of cross-attention against gold word alignments (Chen 2016)
 
     CE - weight * sum_t sum_s A_ts log a_ts. A row of A is even over the links of target token t; tokens without a
     link are left out. a is one head, or the mean of all heads, of one layer. The batch brings the links as
@@ -49,7 +49,7 @@ class GuidedAlignment(Objective):
 
 
 def gold_weights(links: Padded, like: Tensor) -> Tensor:
-    """Links (B M 2) -> B T S: each linked target token's weight, spread evenly over what it is linked to."""
+    """Alignment links (B M 2) -> B T S: a uniform distribution over the source tokens of each aligned target token."""
     rows, places = links.mask.nonzero(as_tuple=True)
     source, target = links.values[rows, places].unbind(-1)
     gold = torch.zeros_like(like)

@@ -1,4 +1,4 @@
-"""A model and a batch enter; the expected cost of what the model would say leaves."""
+"""Minimum risk training: expected cost of sampled outputs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from transduce.model import Transducer
 from transduce.objectives.likelihood import Share, Sharpness, log_probabilities
 
 Ids = Sequence[int]
-LONGEST = 2  # samples are cut at so many times the reference
+LONGEST = 2  # maximum length of samples, as a multiple of the reference
 
 
 def f1_cost(hypothesis: Ids, reference: Ids) -> float:
-    """1 - F1 of the tokens, order aside."""
+    """1 - F1 of the bags of tokens."""
     shared = sum((Counter(hypothesis) & Counter(reference)).values())
     return 1 - 2 * shared / max(len(hypothesis) + len(reference), 1) if hypothesis or reference else 0.0
 
 
 def edit_cost(hypothesis: Ids, reference: Ids) -> float:
-    """Insertions, deletions and replacements, for each token of the reference (its </s> counted, so never by 0)."""
+    """Edit distance by the length of the reference (with </s>, so never 0)."""
     before = list(range(len(reference) + 1))
     for number, token in enumerate(hypothesis, 1):
         row = [number]
@@ -43,16 +43,16 @@ COSTS: dict[str, Callable[[Ids, Ids], float]] = {"f1": f1_cost, "edits": edit_co
 
 @dataclass(frozen=True)
 class Candidates:
-    """What each source might have said, all sources one after the other; the reference is the first of each."""
+    """Candidate outputs of all sources, concatenated; the first of each source is the reference."""
 
     ids: list[tuple[int, ...]]  # without <s>
-    owners: Tensor  # C: which source
-    places: Tensor  # C: which of the source's candidates
+    owners: Tensor  # C: the source
+    places: Tensor  # C: the index among the candidates of its source
     costs: Tensor  # C
 
 
 class MinimumRisk(Objective):
-    """the expected cost of samples and reference, made small directly (Shen 2016)
+    """the expected cost of samples and reference under the model (Shen 2016)
 
     sum over S(x) of Q(y) cost(y, gold), Q(y) = p(y)^sharpness, normalised over S(x): the reference and `samples`
     draws, each counted once. A sentence's risk is counted once for each of its tokens, so that it is a mean over the
@@ -89,7 +89,7 @@ class MinimumRisk(Objective):
         return Loss(torch.lerp(nll, risk, self.weight), parts)
 
     def _candidates(self, model: Transducer, batch: Batch) -> Candidates:
-        """Samples drawn by the one search; a sample depends on the example and the update, not on its neighbours."""
+        """Samples from the search; a sample depends on the example and the update, not on the rest of the batch."""
         gold, base = batch.labels, int(torch.randint(2**62, (1,)))
         seeds = [base + number for number in batch.rows or range(batch.size)]
         most = LONGEST * gold.mask.sum(1)

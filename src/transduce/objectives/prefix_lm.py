@@ -1,4 +1,4 @@
-"""A decoder alone and a batch of pairs enter; the cross-entropy of the whole stream, source and target, leaves."""
+"""Language-model training of decoder-only models on source and target."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transduce.model import DecoderOnly
 from transduce.objectives.likelihood import likelihood, log_probabilities
 
 
-class WholeStream(Objective):
-    """cross-entropy of source and target in one stream, for a decoder alone: it learns the language of both sides
+class PrefixLM(Objective):
+    """cross-entropy of source and target as one sequence, for decoder-only models
 
     The stream is x </s> <s> y </s>. Cross-entropy, the default, foretells y </s> only; this one foretells every token
     after the first, so it learns p(x) too, as in Dai & Le 2015. What is read and what is said stay the same.
@@ -26,7 +26,7 @@ class WholeStream(Objective):
         super().check(model)
         if not isinstance(model, DecoderOnly):
             raise InputError(
-                "only a decoder alone has source and target in one stream",
+                "only a decoder-only model has source and target in one sequence",
                 remedy="leave model.encoder out, or set training.objective: {kind: cross_entropy}",
             )
 
@@ -40,7 +40,7 @@ class WholeStream(Objective):
 
 
 def joined(batch: Batch) -> Batch:
-    """The same rows as texts without a source: x </s> <s> y </s>, the padding at the end."""
+    """The pairs as single sequences x </s> <s> y </s>, right-padded."""
     if batch.source is None:
         return batch
     assert batch.target is not None

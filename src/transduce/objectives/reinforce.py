@@ -1,4 +1,4 @@
-"""A model that draws where to look and a batch enter; cross-entropy and what teaches the draws leave."""
+"""REINFORCE for sampled (hard) attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transduce.objectives.likelihood import Weight, likelihood, log_probabilitie
 
 
 class Reinforce(Objective):
-    """cross-entropy, and draws of attention that learn by reward less a learned baseline (Williams 1992, Xu 2015)
+    """cross-entropy, and the score-function gradient of sampled attention with a baseline (Williams 1992, Xu 2015)
 
     CE - weight * sum_t (r_t - b_t) log p(row_t) + sum_t (b_t - r_t)^2 - entropy * sum_t H(p_t), no gradient through
     r - b in the middle term: with weight 1 its mean over draws is the gradient of the expected cross-entropy, less
@@ -33,8 +33,8 @@ class Reinforce(Objective):
         *,
         weight: Weight = 1.0,
         reward: Literal["rest", "step"] = "rest",
-        entropy: Weight = 0.002,  # for each draw, in nats; of the code of Xu 2015
-        label_smoothing: Rate = 0.0,  # the reward is the plain log-probability, and so is what it rewards
+        entropy: Weight = 0.002,  # per sample, in nats; from the code of Xu 2015
+        label_smoothing: Rate = 0.0,  # 0: the reward is the plain log-probability
     ) -> None:
         self.weight, self.reward, self.entropy, self.label_smoothing = weight, reward, entropy, label_smoothing
         self.baseline: nn.Module | None = None
@@ -48,7 +48,7 @@ class Reinforce(Objective):
         drawn = [part for part in model.modules() if isinstance(part, Normaliser) and part.stochastic]
         if not drawn or not isinstance(decoder, Decoder) or not decoder.attention_shape[0]:
             raise InputError(
-                "reinforce teaches draws, and this model draws nothing",
+                "reinforce trains sampled attention, and this model draws nothing",
                 remedy="set model.decoder.context: {kind: luong, normaliser: sampled}, or another objective",
             )
 
@@ -60,11 +60,11 @@ class Reinforce(Objective):
         truth = scores.gather(-1, batch.labels.values[..., None]).squeeze(-1).where(mask, 0.0)  # B T
         left = _from_here(mask.to(truth)) if self.reward == "rest" else mask.to(truth)
         total = _from_here(truth) if self.reward == "rest" else truth
-        reward = (total / left.clamp(min=1)).detach()  # B T: for each token that is left
+        reward = (total / left.clamp(min=1)).detach()  # B T: per remaining token
         guess = self._guess(step, reward)
         missed = (guess - reward).square().where(mask, 0.0).sum()
         advantage = ((reward - guess.detach()) * left).where(mask, 0.0)
-        # Row sums are exactly 1 and have the gradient of log p(row); without their value the loss stays readable.
+        # Row sums are exactly 1 and have the gradient of log p(row); subtracting 1 keeps the loss value.
         draws = step.attention.cross.float().sum(-1)  # B L H T
         taught = (advantage[:, None, None] * (draws - draws.detach())).sum()
         told = step.attention.entropy  # B L H T
@@ -73,14 +73,14 @@ class Reinforce(Objective):
         return Loss(found.smoothed - self.weight * taught + missed - self.entropy * spread, parts)
 
     def _guess(self, step: Step, reward: Tensor) -> Tensor:
-        """B T: what the baseline expects before each draw; 0 where there is no baseline."""
+        """B T: the baseline before each sample; 0 without a baseline."""
         if self.baseline is None:
             return torch.zeros_like(reward)
         assert step.hidden is not None
-        before = F.pad(step.hidden.detach()[:, :-1], (0, 0, 1, 0))  # nothing was read before the first step
+        before = F.pad(step.hidden.detach()[:, :-1], (0, 0, 1, 0))  # zeros before the first step
         return cast(Tensor, self.baseline(before)).squeeze(-1).to(reward)
 
 
 def _from_here(values: Tensor) -> Tensor:
-    """Each with all that follow: B T."""
+    """Suffix sums: B T."""
     return values.flip(1).cumsum(1).flip(1)

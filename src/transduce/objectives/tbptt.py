@@ -1,4 +1,4 @@
-"""A model and a batch enter; the cross-entropy of the gold tokens leaves, its gradient cut between windows."""
+"""Truncated backpropagation through time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transduce.model import Transducer
 from transduce.objectives.likelihood import cross_entropy
 
 
-class Truncated(Objective):
-    """cross-entropy; the state goes on from window to window, the gradient ends there (Williams & Peng 1990)
+class TruncatedBPTT(Objective):
+    """cross-entropy over windows; the state is passed on, the gradient is cut (Williams & Peng 1990)
 
     The value is that of the plain cross-entropy, whatever the window. Each window is reached by the gradient of its own
     tokens alone: truncated back-propagation through time, with the state carried over (Mikolov 2010). What a decoder
@@ -42,5 +42,5 @@ class Truncated(Objective):
 
 
 def cut(state: State) -> State:
-    """The same state, through whose past no gradient flows back."""
+    """The same state, detached."""
     return replace(state, past={name: map_tensors(lambda x: x.detach(), tree) for name, tree in state.past.items()})
