@@ -186,7 +186,10 @@ def test_the_joint_loss_is_its_formula_and_teaches_both(batch):
     ("change", "problem"),
     [
         ({"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "ctc"}}}, "CTC head"),
-        ({"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "joint_ctc"}}}, "CTC projection"),
+        (
+            {"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "joint_ctc"}}},
+            "CTC projection",
+        ),
         ({"model": {"decoder": SMALL["recurrent"], "ctc": {}}}, "would not teach the rows"),
         ({"model": {"head": {"kind": "ctc"}, "ctc": {}}}, "ctc needs an encoder and a decoder"),
     ],
