@@ -1,4 +1,4 @@
-"""A recipe in, objects out: the model, its objective, noise, strategy and rules; and every default filled in."""
+"""Construction of a run from its recipe: defaults, model, objective, noise, search."""
 
 from __future__ import annotations
 

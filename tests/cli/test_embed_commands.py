@@ -14,7 +14,7 @@ from transduce.autoconfig import recipe_for
 from transduce.errors import InputError
 from transduce.inference import Model
 from transduce.synthetic.paraphrases import generate
-from transduce.training.resolve import settle
+from transduce.training.resolve import resolve
 
 EXAMPLES = list(generate(330, seed=5))
 
@@ -154,6 +154,6 @@ def test_metrics_must_fit_the_model() -> None:
         "evaluation": {"metrics": ["bleu"]},
     }
     with pytest.raises(InputError, match="bleu needs a model that writes"):
-        settle(vectors)
+        resolve(vectors)
     with pytest.raises(InputError, match="head embedder"):
-        settle({"model": {"encoder": part, "decoder": part}, "evaluation": {"metrics": ["recall@1"]}})
+        resolve({"model": {"encoder": part, "decoder": part}, "evaluation": {"metrics": ["recall@1"]}})

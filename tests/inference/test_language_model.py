@@ -24,7 +24,7 @@ from transduce.evaluation.held_out import load_held_out, predict
 from transduce.flow import BOS, EOS, Example
 from transduce.inference import Model
 from transduce.training.experiment import TrainingResult, train
-from transduce.training.resolve import settle
+from transduce.training.resolve import resolve
 
 TRANSFORMER = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 16, "dropout": 0.0}
 LEARNED = {**TRANSFORMER, "position": {"kind": "learned", "longest": 24}}
@@ -226,10 +226,10 @@ def test_stopped_and_resumed_on_running_text(book: Path, tmp_path: Path) -> None
 
 
 def test_without_a_recipe(book: Path) -> None:
-    chosen = settle(recipe_for(str(book), [], "lm"))
+    chosen = resolve(recipe_for(str(book), [], "lm"))
     assert (chosen.data.format, chosen.data.block_size, chosen.model.encoder) == ("text", 128, None)
     assert chosen.generation.strategy == "sample"
-    assert settle(recipe_for(str(book), ["data.block_size=null"], "lm")).data.train[0].format == "lines"
+    assert resolve(recipe_for(str(book), ["data.block_size=null"], "lm")).data.train[0].format == "lines"
 
 
 def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_path: Path) -> None:
@@ -251,4 +251,4 @@ def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_pa
 )
 def test_what_cannot_be(changes: dict[str, Any], told: str, book: Path) -> None:
     with pytest.raises(InputError, match=told):
-        settle({**recipe(book, RECURRENT), **changes})
+        resolve({**recipe(book, RECURRENT), **changes})

@@ -16,7 +16,7 @@ from transduce.objectives import OBJECTIVES, CrossEntropy, Distillation, RDrop
 from transduce.recipe import parse
 from transduce.recipe.registry import options
 from transduce.training.experiment import TrainingResult, train
-from transduce.training.resolve import settle
+from transduce.training.resolve import resolve
 
 PART = {"kind": "recurrent", "width": 16}
 OWN = '''
@@ -92,7 +92,7 @@ def test_a_teacher_is_loaded_once_and_not_changed(pairs: Path, teacher: Training
 
 def test_unsuitable_teachers_are_refused(pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs a teacher"):
-        settle(recipe(pairs, {"kind": "distillation"}))
+        resolve(recipe(pairs, {"kind": "distillation"}))
     with pytest.raises(InputError, match="not a run directory"):
         train(recipe(pairs, {"kind": "distillation", "teacher": str(tmp_path)}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -105,7 +105,7 @@ def test_the_teacher_path_is_stored_as_an_absolute_path(
     pairs: Path, teacher: TrainingResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(teacher.run.folder.parent)
-    settled = settle(recipe(pairs, {"kind": "distillation", "teacher": "run"}))
+    settled = resolve(recipe(pairs, {"kind": "distillation", "teacher": "run"}))
     assert settled.training.objective["teacher"] == str(teacher.run.folder)
 
 

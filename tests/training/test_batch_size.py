@@ -18,7 +18,7 @@ from transduce.recipe import Recipe, parse
 from transduce.run import Run
 from transduce.training.batch_size import DEFAULT_TOKENS, MARGIN, largest_fitting, trial_updates, worst_batch
 from transduce.training.experiment import train
-from transduce.training.resolve import settle
+from transduce.training.resolve import resolve
 
 
 @given(limit=st.integers(1, 10**6), most=st.integers(1, 10**6))
@@ -53,7 +53,7 @@ def small_recipe(folder: Path) -> Recipe:
     lines = ["".join("abcde"[(i * k) % 5] for k in range(1, 2 + i % 9)) for i in range(60)]
     pairs.write_text("".join(f"{line}\t{line[::-1]}\n" for line in lines), encoding="utf-8")
     part = {"kind": "transformer", "width": 8, "heads": 2, "ff_width": 8, "layers": 1}
-    return settle(
+    return resolve(
         parse(
             {
                 "data": {"train": [str(pairs)], "cache": str(folder / "cache")},

@@ -16,7 +16,7 @@ from transduce.objectives import CrossEntropy, MinimumRisk
 from transduce.recipe import Recipe
 from transduce.run import Run
 from transduce.training.experiment import train
-from transduce.training.resolve import settle, with_packing
+from transduce.training.resolve import resolve, with_packing
 
 
 def changed(recipe: Recipe, **training: Any) -> Recipe:
@@ -93,7 +93,7 @@ def with_parts(recipe: Recipe, **options: Any) -> Recipe:
     }
     model = recipe.model.model_copy(update={"encoder": dict(part), "decoder": dict(part)})
     data = recipe.data.model_copy(update={"max_length": 30})
-    return settle(recipe.model_copy(update={"model": model, "data": data}))
+    return resolve(recipe.model_copy(update={"model": model, "data": data}))
 
 
 def test_packing_with_bpe_dropout_is_refused(tmp_path: Path) -> None:

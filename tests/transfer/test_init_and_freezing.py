@@ -25,7 +25,7 @@ from transduce.synthetic.algorithmic import generate
 from transduce.training.distributed import seed_everything
 from transduce.training.experiment import train
 from transduce.training.report import read_log
-from transduce.training.resolve import settle
+from transduce.training.resolve import resolve
 
 GRU = {"kind": "recurrent", "width": 16, "dropout": 0.0}
 BLOCKS = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 32, "norm_kind": "batch"}
@@ -33,7 +33,7 @@ Weights = dict[str, Tensor]
 
 
 def recipe(pairs: Path, model: dict[str, Any], *, init: Any = None, shared: bool = False, **training: Any) -> Recipe:
-    return settle(
+    return resolve(
         {
             "data": {"train": str(pairs), "dev_size": 4},
             "tokens": {"source": {"kind": "words"}, "target": {"kind": "words"}, "shared": shared},
@@ -188,7 +188,7 @@ class TestTaking:
             "".join(f"{one.source}\t{'xy'[len(one.source.split()) % 2]}\n" for one in generate("copy", 40, 5))
         )
         content["data"]["train"], content["init"] = str(other), {"model": str(trained.run.folder)}
-        wanted = settle(content)
+        wanted = resolve(content)
         target = transfer.choose_tokenizers(wanted, transfer.open_pretrained(wanted.init))[1]
         assert set(target.vocabulary.pieces[4:]) == {"x", "y"}
         assert {name.partition(".")[0] for name in begun(wanted)[1].new} == {"head"}

@@ -17,7 +17,7 @@ from transduce.errors import InputError
 from transduce.recipe import AdaptersRecipe, parse
 from transduce.run import Run
 from transduce.training.experiment import train
-from transduce.training.resolve import settle
+from transduce.training.resolve import resolve
 from transduce.transfer.lora import BASE_FINGERPRINT, add_adapters, fingerprint, merge_weights
 
 BLOCKS = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 32, "dropout": 0.1}
@@ -220,13 +220,13 @@ def test_impossible_adapter_settings_are_rejected_early(bases: dict[str, Path], 
     base, model = bases["transformer"], MODELS["transformer"]
     alone = recipe(pairs, model, adapters={"rank": 2})
     with pytest.raises(InputError, match=r"init\.model"):
-        settle(alone)
+        resolve(alone)
     with pytest.raises(InputError, match="a single base"):
-        settle({**alone, "init": {"model": str(base), "encoder": str(base)}})
+        resolve({**alone, "init": {"model": str(base), "encoder": str(base)}})
     with pytest.raises(InputError, match=r"did you mean .*decoder"):
-        settle(recipe(pairs, model, base, adapters={"targets": "decodr"}))
+        resolve(recipe(pairs, model, base, adapters={"targets": "decodr"}))
     with pytest.raises(InputError, match="rank"):
-        settle(recipe(pairs, model, base, adapters={"rank": 0}))
+        resolve(recipe(pairs, model, base, adapters={"rank": 0}))
 
 
 def test_tied_matrices_get_no_adapter() -> None:

@@ -1,4 +1,4 @@
-"""A file of pairs in, the recipe that fits it out: tokens, size, schedule and metrics by looking at the data."""
+"""Recipe selection from data statistics."""
 
 from transduce.autoconfig.select import choose, recipe_for
 

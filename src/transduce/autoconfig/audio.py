@@ -1,4 +1,4 @@
-"""What recordings and their transcripts look like in, all sections of a recipe out: to write what is heard."""
+"""Recipes for speech: transcription of recordings or of frames of features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pairs of pictures and texts look like in, all sections of a recipe but `data` out, for each task on pictures."""
+"""Recipes for images: captions, labels, visual questions, image generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of pairs, or a recipe file, in; the recipe that is trained out, with `key=value` changes on top."""
+"""Recipe of a command: a recipe file, or a recipe chosen from a data file, with overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data look like -> tokens, networks and training of a size that fits them."""
+"""Tokenizers, networks and schedules of a size that suits the data."""
 
 from __future__ import annotations
 

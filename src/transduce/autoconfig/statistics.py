@@ -1,4 +1,4 @@
-"""Corpora in, what they look like out: how many pairs, how long, which words, which letters."""
+"""Data statistics: number of pairs, lengths, words, characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task and what its data look like in, all sections of its recipe but `data` out."""
+"""Tasks and their recipes."""
 
 from __future__ import annotations
 

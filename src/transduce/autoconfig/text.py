@@ -1,4 +1,4 @@
-"""What pairs of texts look like in, all sections of a recipe but `data` out, for each task that writes a text."""
+"""Recipes for text-to-text tasks."""
 
 from __future__ import annotations
 

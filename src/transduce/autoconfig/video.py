@@ -1,4 +1,4 @@
-"""What films and their texts or labels look like in, all sections of a recipe but `data` out."""
+"""Recipes for video: captions and labels."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from transduce.recipe import load as load_recipe
 from transduce.run import Run
 from transduce.training.experiment import train
 from transduce.training.feed import fingerprint
-from transduce.training.resolve import as_found, settle
+from transduce.training.resolve import resolve, with_resolved_values
 
 PARAMETER_TOLERANCE = 0.03  # relative difference of parameter counts that count as equal
 
@@ -123,7 +123,7 @@ def load_candidates(paths: Sequence[str | Path], folder: Path, overrides: Sequen
         names = (base if number == 1 else f"{base}-{number}" for number in range(1, len(paths) + 1))
         name = next(name for name in names if name not in candidates)
         run = Run(path if is_run else folder / name)
-        recipe = run.recipe() if is_run else settle(load_recipe(path, overrides))
+        recipe = run.recipe() if is_run else resolve(load_recipe(path, overrides))
         if is_run and (own := registry.user_classes(recipe)):  # code of a run directory is not executed
             raise InputError(
                 f"this run needs code of its own: {', '.join(own)}", where=str(path), remedy="give its recipe"
@@ -195,7 +195,7 @@ def _is_finished(candidate: Candidate) -> bool:
     run = candidate.run
     if not (run.exists and run.metrics() and (run.checkpoints.folder / "final").is_dir()):
         return False
-    recipe = as_found(run.recipe(), candidate.recipe)
+    recipe = with_resolved_values(run.recipe(), candidate.recipe)
     if run.recipe() != recipe:
         return False
     tokenizers, newest = run.tokenizers(), run.checkpoints.latest(only=())

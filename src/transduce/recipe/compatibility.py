@@ -1,4 +1,4 @@
-"""A recipe in, nothing out, or an error that says which of its parts do not fit together and what to change."""
+"""Compatibility of the parts of a recipe."""
 
 from __future__ import annotations
 

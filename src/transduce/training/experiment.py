@@ -35,7 +35,7 @@ from transduce.training import trainer
 from transduce.training.batch_size import with_batch_tokens
 from transduce.training.distributed import Processes, pick_device, seed_everything
 from transduce.training.report import Report, RunReport, SilentReport, draw_curves
-from transduce.training.resolve import continued, settle, with_packing
+from transduce.training.resolve import resolve, resumed_recipe, with_packing
 
 EXAMPLES_SHOWN = 5
 
@@ -68,7 +68,7 @@ def train(
 
     With `resume`, an existing run continues where it stopped; without an existing run, one is started.
     """
-    run, requested = Run(Path(folder)), settle(recipe)
+    run, requested = Run(Path(folder)), resolve(recipe)
     if (run.exists or run.checkpoints.steps()) and not resume:
         raise InputError(
             "there is already a run in this folder",
@@ -116,7 +116,7 @@ def _prepare(
 ) -> tuple[Recipe, Tokenizers, PreparedData]:
     """The resolved recipe, tokenizers and data. The first process writes them, then the others read them."""
     if processes.is_main:
-        resolved = continued(run.recipe(), requested, str(run.recipe_file)) if run.exists else requested
+        resolved = resumed_recipe(run.recipe(), requested, str(run.recipe_file)) if run.exists else requested
         # Without a recipe there is no run: such tokenizers were left by a process that died before training.
         prepared = run.exists and run.prepared
         tokenizers = run.tokenizers() if prepared else transfer.choose_tokenizers(resolved, origins)
@@ -137,7 +137,7 @@ def _prepare(
         processes.barrier()
     else:
         processes.barrier()
-        resolved, tokenizers = continued(run.recipe(), requested, str(run.recipe_file)), run.tokenizers()
+        resolved, tokenizers = resumed_recipe(run.recipe(), requested, str(run.recipe_file)), run.tokenizers()
         data = prepare_data(resolved, tokenizers)
     return resolved, tokenizers, data
 

@@ -1,4 +1,4 @@
-"""A recipe in any form in, one that can be trained out: completed, checked, its files named in full."""
+"""Resolution of a recipe before training: defaults, checks, absolute paths, packing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transduce.run import Run
 CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
 
 
-def settle(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     """A recipe in any form, completed and checked, its files named in full."""
     if isinstance(recipe, (str, Path)):
         recipe = load_recipe(recipe)
@@ -94,16 +94,16 @@ def _metric(name: str) -> type[Metric]:
     return metric
 
 
-def as_found(saved: Recipe, wanted: Recipe) -> Recipe:
+def with_resolved_values(saved: Recipe, wanted: Recipe) -> Recipe:
     """A recipe in which everything that says auto is what was found when the saved run began."""
     found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packing")}
     left = {name: value for name, value in found.items() if getattr(wanted.training, name) == "auto"}
     return wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
 
 
-def continued(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
+def resumed_recipe(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
     """The saved recipe with the changes that a run may have when it goes on."""
-    wanted = as_found(saved, wanted)
+    wanted = with_resolved_values(saved, wanted)
     old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
     for key in sorted(old.keys() | new.keys()):
         section, _, name = key.partition(".")
@@ -134,7 +134,7 @@ def with_packing(
     source, target = tokenizers
     with outlined():
         network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
-    reason = why_not(recipe, network, data, objective)
+    reason = packing_obstacle(recipe, network, data, objective)
     if asked is True and reason:
         raise InputError(f"training.packing: {reason}", remedy="leave it out, or set it to false")
     pays = device.type == "cuda" and recipe.training.cuda_graphs and _fused(network)
@@ -149,7 +149,7 @@ def _fused(network: nn.Module) -> bool:
     return all(kind.bias is PositionEncoding.bias for kind in kinds) and all(one.fused for one in attentions)
 
 
-def why_not(recipe: Recipe, network: Transducer, data: PreparedData, objective: Objective) -> str:
+def packing_obstacle(recipe: Recipe, network: Transducer, data: PreparedData, objective: Objective) -> str:
     """What stands against several pairs in a row; nothing: they can be."""
     end = places(network)
     dropout = recipe.tokens.source.dropout or recipe.tokens.target.dropout
