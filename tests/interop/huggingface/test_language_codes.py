@@ -70,7 +70,7 @@ def test_generation_with_codes_of_the_folder_equals_transformers(family, search,
     library = make(family, tmp_path, generation={**search, **forced})
     model = transduce.load(tmp_path, device="cpu")
     for longest in (12, 25):
-        wanted, found = generate_with_both(library, model, longest=longest)
+        wanted, found = generate_with_both(library, model, max_length=longest)
         assert found == wanted
         assert family != "m2m" or {row[0] for row in found} == {GERMAN}
     assert len(wanted) == len(MORE_TEXTS)
@@ -84,7 +84,7 @@ def test_mbart50_generation_equals_transformers(search, tmp_path):
     write_tokenizer(tmp_path / "given", "m2m")
     model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("<deu>")).folder, device="cpu")
     assert hf_ids(model, model.source.encode_sources(["w1"])[0]) == [GERMAN, 5]
-    wanted, found = generate_with_both(library, model, longest=12)
+    wanted, found = generate_with_both(library, model, max_length=12)
     assert found == wanted
     assert {row[0] for row in found} == {ENGLISH}
 

@@ -32,7 +32,7 @@ def transpose(weight: Tensor) -> list[Tensor]:
     return [weight.T.contiguous()]
 
 
-BILINEAR = TensorMap((f"{SCORE}.weight.weight",), transpose)
+BILINEAR = TensorMap((f"{SCORE}.k_proj.weight",), transpose)
 
 
 def sections(shared: Content, encoder: Content, decoder: Content) -> Content:
