@@ -31,8 +31,8 @@ def test_converted_run_equals_loaded_folder(family, tmp_path):
     direct, run = transduce.load(tmp_path / "given", device="cpu"), transduce.load(tmp_path / "run", device="cpu")
     assert direct.recipe == run.recipe
     assert direct.source.fingerprint == run.source.fingerprint
-    ours = run.network.state_dict()
-    assert all(torch.equal(tensor, ours[name]) for name, tensor in direct.network.state_dict().items())
+    native = run.network.state_dict()
+    assert all(torch.equal(tensor, native[name]) for name, tensor in direct.network.state_dict().items())
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
@@ -108,8 +108,8 @@ def fake_hub(monkeypatch, given: Path | None, problem: Exception | None = None) 
             raise problem
         for path in sorted(given.rglob("*")):
             inner = str(path.relative_to(given))
-            wanted = any(fnmatch.fnmatch(inner, one) for one in allow_patterns)
-            if path.is_file() and wanted and not any(fnmatch.fnmatch(inner, one) for one in ignore_patterns):
+            expected = any(fnmatch.fnmatch(inner, one) for one in allow_patterns)
+            if path.is_file() and expected and not any(fnmatch.fnmatch(inner, one) for one in ignore_patterns):
                 (Path(local_dir) / inner).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, Path(local_dir) / inner)
 
@@ -128,8 +128,8 @@ def test_hub_model_is_downloaded_once_without_code(working_folder, monkeypatch):
     (working_folder / "here" / "lines.txt").write_text("w1 w2\nw3\n")
     result = CliRunner().invoke(app, ["generate", NAME, "lines.txt", "--device", "cpu"])
     assert result.exit_code == 0, result.output
-    wanted = transduce.load(working_folder / "given", device="cpu").generate(["w1 w2", "w3"])
-    assert result.output.splitlines()[:2] == [one.text for one in wanted]
+    expected = transduce.load(working_folder / "given", device="cpu").generate(["w1 w2", "w3"])
+    assert result.output.splitlines()[:2] == [one.text for one in expected]
     assert CliRunner().invoke(app, ["convert", NAME, str(working_folder / "run")]).exit_code == 0
     assert requested == [NAME]
     kept = {
@@ -159,7 +159,7 @@ def test_interrupted_download_is_not_taken_for_a_model(working_folder, monkeypat
 
 @pytest.mark.parametrize("name", ["runs/demo", "here/demo", "one", "a/b/c", "/a/b", "../a", "a/../b", "a b/c", "-a/b"])
 def test_paths_are_never_looked_up_on_the_hub(name, working_folder, monkeypatch):
-    """Folders of our own, folders that are misspelt, and whatever cannot be a name."""
+    """Run folders, misspelt folders, and anything that cannot be a hub name."""
     requested = fake_hub(monkeypatch, None, OSError("requested"))
     (working_folder / "here" / "here").mkdir()
     assert locate(name) == Path(name)

@@ -59,8 +59,8 @@ def compare_scores(folder, model: transduce.Model) -> None:
     with torch.no_grad():
         logits = model.network(Batch(rows, target)).logits
     logits[..., [PAD, BOS]] = -torch.inf
-    wanted = logits.log_softmax(-1).gather(-1, target.values[:, 1:, None]).squeeze(-1)
-    for scored, row, real in zip(found, wanted, target.mask[:, 1:], strict=True):
+    expected = logits.log_softmax(-1).gather(-1, target.values[:, 1:, None]).squeeze(-1)
+    for scored, row, real in zip(found, expected, target.mask[:, 1:], strict=True):
         torch.testing.assert_close(torch.tensor(scored.log_probs), row[real], rtol=1e-4, atol=1e-4)
 
 

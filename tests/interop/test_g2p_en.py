@@ -81,10 +81,10 @@ def test_phones_equal_the_equations(whole, tmp_path):
     file = write(tmp_path, arrays)
     model = transduce.load(file if whole else tmp_path, device="cpu")
     asked = [*words(60), "naïve", "o'clock"]
-    wanted = [" ".join(PHONES[number - 4] for number in pronounce(word, arrays)[0]) for word in asked]
-    assert [one.text for one in model.generate(asked)] == wanted
-    assert len({len(one.split()) for one in wanted}) > 3
-    assert max(len(one.split()) for one in wanted) == 20
+    expected = [" ".join(PHONES[number - 4] for number in pronounce(word, arrays)[0]) for word in asked]
+    assert [one.text for one in model.generate(asked)] == expected
+    assert len({len(one.split()) for one in expected}) > 3
+    assert max(len(one.split()) for one in expected) == 20
 
 
 def test_convert_command_writes_a_run(tmp_path):

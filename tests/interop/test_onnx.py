@@ -72,7 +72,7 @@ def test_logits_and_outputs_equal_the_native_model(name, tmp_path, monkeypatch):
 
 
 def compare_documented(model: transduce.Model, folder: Path, monkeypatch) -> None:
-    """The lines of the documents, run as they stand, give the greedy output; a changed check is found out."""
+    """The documented code gives the greedy output; a changed example fails the check."""
     monkeypatch.chdir(folder)
     text = "w1 w2 w3"
     ids = [*model.source.encode_source(text).ids, EOS]

@@ -1,4 +1,4 @@
-"""Runs with random weights, as training would have written them, for whatever leaves the house."""
+"""Runs with random weights, as training would have written them, for export tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random checkpoints in the layouts of frozen toolkits, as their releases write them."""
+"""Small random checkpoints in the layouts of legacy toolkits."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ WIDTH, HEADS, HIDDEN, LAYERS = 8, 2, 12, 2
 
 
 TEXTS = ["w1 w2 w3 w4", "w9", "w3 w3 nothing w12 w0 a@@ b"]
-SAID = torch.tensor([[1, 5, 9, 7], [1, 12, 11, 4], [1, 8, 3, 10]])  # in our numbers
+DECODER_IDS = torch.tensor([[1, 5, 9, 7], [1, 12, 11, 4], [1, 8, 3, 10]])  # in our numbers
 
 
 def numbers(tokenizer, ids: torch.Tensor) -> torch.Tensor:
-    """Our ids in theirs."""
+    """Our ids in foreign."""
     return torch.tensor(tokenizer.vocabulary.backend_ids)[ids]
 
 
 def read(model) -> tuple[Padded, torch.Tensor]:
-    """The same sources as both read them."""
+    """Sources in native and in foreign ids."""
     padded = Padded.from_rows([[*ids, EOS] for ids in model.source.encode_sources(TEXTS)])
     return padded, numbers(model.source, padded.values)
 
 
 def logits(model, source: Padded) -> torch.Tensor:
     with torch.no_grad():
-        return model.network.advance(SAID, model.network.start(Batch(source))).logits
+        return model.network.advance(DECODER_IDS, model.network.start(Batch(source))).logits
 
 
 def known(model) -> torch.Tensor:
-    """Ids of ours that are one of theirs; a first token that is only a copy is none."""
+    """Ids of native that are one of foreign; a first token that is only a copy is none."""
     rows = model.target.vocabulary.backend_ids
     return torch.tensor([n for n, row in enumerate(rows) if row >= 0 and (n != 1 or row not in rows[2:])])
 
 
-def compare(model, source: Padded, wanted: torch.Tensor) -> None:
+def compare(model, source: Padded, expected: torch.Tensor) -> None:
     which = known(model)
     assert len(which) > 14
     found = logits(model, source).log_softmax(-1)[..., which]
-    expected = wanted[..., numbers(model.target, which)]
-    everything = wanted.logsumexp(-1, keepdim=True)
-    assert_close(found, expected - everything, rtol=1e-5, atol=1e-5)
+    selected = expected[..., numbers(model.target, which)]
+    everything = expected.logsumexp(-1, keepdim=True)
+    assert_close(found, selected - everything, rtol=1e-5, atol=1e-5)
 
 
-def shaken(module: nn.Module) -> nn.Module:
-    """Every number at random, biases and norms too, so that none can be mistaken for another."""
+def randomised(module: nn.Module) -> nn.Module:
+    """Random values for all weights, biases and norms included, so that none can be confused with another."""
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -1,4 +1,4 @@
-"""A small recurrent translator from torch.nn's cells and the published equations, saved as three toolkits save it."""
+"""A small recurrent translation model from torch.nn cells, saved in the layouts of three toolkits."""
 
 from __future__ import annotations
 

@@ -41,22 +41,22 @@ def test_hidden_states_equal_transformers(family, tmp_path):
     assert numbers[0, : int(mask[0].sum())].tolist() == hf_source_ids(tmp_path, TEXTS[0])
     with torch.no_grad():
         found = model.network.encoder(Batch(source)).values
-    wanted = hidden_states(library, numbers, mask)
-    assert_close(found[source.mask], wanted[source.mask], rtol=1e-5, atol=1e-5)
+    expected = hidden_states(library, numbers, mask)
+    assert_close(found[source.mask], expected[source.mask], rtol=1e-5, atol=1e-5)
 
 
 def test_mean_of_hidden_states_is_the_embedding_of_a_text(tmp_path):
-    """An encoder alone: the same hidden states in a padded batch, to 1e-5, and their mean as the vector of a text."""
+    """Hidden states in a padded batch equal to 1e-5, and their mean as the embedding of a text."""
     library = make("bert", tmp_path)
     model = transduce.load(tmp_path, device="cpu")
     source, numbers, mask = encode_sources_for_both(model)
     assert numbers[0].tolist() == hf_source_ids(tmp_path, TEXTS[0]) + [0] * (numbers.size(1) - 9)
     with torch.no_grad():
-        wanted = library(input_ids=numbers, attention_mask=mask).last_hidden_state
+        expected = library(input_ids=numbers, attention_mask=mask).last_hidden_state
         found = model.network.encoder(Batch(source)).values
     real = source.mask
-    assert_close(found[real], wanted[real], rtol=1e-5, atol=1e-5)
-    means = (wanted * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    assert_close(found[real], expected[real], rtol=1e-5, atol=1e-5)
+    means = (expected * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
     np.testing.assert_allclose(model.embed(TEXTS), means.numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -90,12 +90,12 @@ def test_masked_lm_logits_and_best_token_equal_transformers(family, tmp_path):
     assert numbers[0].tolist() == hf_source_ids(tmp_path, text.replace("<mask>", hidden_token))
     assert source.values[0].tolist().count(UNK) == 1  # a word without a piece is not taken for a mask
     with torch.no_grad():
-        wanted = library(input_ids=numbers, attention_mask=source.mask.long()).logits
+        expected = library(input_ids=numbers, attention_mask=source.mask.long()).logits
         memory = model.network.encoder(Batch(source))
         found = model.network.head(memory.values, memory.mask)
-    pairs = [(ours, number) for ours, number in enumerate(model.source.vocabulary.backend_ids) if number >= 0]
+    pairs = [(native, number) for native, number in enumerate(model.source.vocabulary.backend_ids) if number >= 0]
     known, their = (torch.tensor(side) for side in zip(*pairs, strict=True))
-    assert_close(found[source.mask][:, known], wanted[source.mask][:, their], rtol=1e-4, atol=1e-4)
+    assert_close(found[source.mask][:, known], expected[source.mask][:, their], rtol=1e-4, atol=1e-4)
     place, words = rows[0].index(UNK), known[known > UNK]
     best = int(words[found[0, place, words].argmax()])
     assert model.generate([text], max_length=20)[0].decoded.hypothesis.ids[place] == best
@@ -113,11 +113,11 @@ def test_sequence_classifier_equals_transformers(family, tmp_path):
     model = transduce.load(tmp_path, device="cpu")
     source, numbers, mask = encode_sources_for_both(model)
     with torch.no_grad():
-        wanted = library(input_ids=numbers, attention_mask=mask).logits
+        expected = library(input_ids=numbers, attention_mask=mask).logits
         memory = model.network.encoder(Batch(source))
         found = model.network.head(memory.values, memory.mask)
-    assert_close(found[:, 4:], wanted, rtol=1e-4, atol=1e-4)
-    names = [LABELS["id2label"][int(number)] for number in wanted.argmax(-1)]
+    assert_close(found[:, 4:], expected, rtol=1e-4, atol=1e-4)
+    names = [LABELS["id2label"][int(number)] for number in expected.argmax(-1)]
     assert [one.text for one in model.generate(TEXTS)] == names
 
 
@@ -127,12 +127,12 @@ def test_token_classifier_equals_transformers(family, tmp_path):
     model = transduce.load(tmp_path, device="cpu")
     source, numbers, mask = encode_sources_for_both(model)
     with torch.no_grad():
-        wanted = library(input_ids=numbers, attention_mask=mask).logits
+        expected = library(input_ids=numbers, attention_mask=mask).logits
         memory = model.network.encoder(Batch(source))
         found = model.network.head(memory.values, memory.mask)
-    assert_close(found[source.mask][:, 4:], wanted[source.mask], rtol=1e-4, atol=1e-4)
-    told = [TAGS["id2label"][int(number)] for number in wanted[0, 1:-1].argmax(-1)][: len(TEXTS[0].split())]
-    assert model.generate(TEXTS[:1])[0].text.split() == told
+    assert_close(found[source.mask][:, 4:], expected[source.mask], rtol=1e-4, atol=1e-4)
+    labels = [TAGS["id2label"][int(number)] for number in expected[0, 1:-1].argmax(-1)][: len(TEXTS[0].split())]
+    assert model.generate(TEXTS[:1])[0].text.split() == labels
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -86,8 +86,8 @@ def test_exported_model_equals_native_model(name, kind, tmp_path):
     decoder_ids = torch.tensor([[BOS, 5, 9, 7]] * len(TEXTS))
     batch = {name: read_there[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        wanted = model.network.advance(decoder_ids, model.network.start(Batch(padded))).logits
-        assert_close(there.eval()(**batch, decoder_input_ids=decoder_ids).logits, wanted, rtol=1e-4, atol=1e-4)
+        expected = model.network.advance(decoder_ids, model.network.start(Batch(padded))).logits
+        assert_close(there.eval()(**batch, decoder_input_ids=decoder_ids).logits, expected, rtol=1e-4, atol=1e-4)
         made = there.generate(**batch)
     assert [decode_without_specials(model, row) for row in made] == [one.text for one in model.generate(TEXTS)]
     return None
@@ -103,13 +103,13 @@ def test_exported_tokenizer_encodes_and_decodes_alike(kind, tmp_path):
     """Texts become the same tokens and come back to the letter, spaces, marks and other scripts too."""
     run = make_run(tmp_path / "run", pair(norm="post"), kind=kind)
     export(run.folder, tmp_path / "there", "huggingface")
-    ours = run.tokenizers()[0]
-    theirs = library.AutoTokenizer.from_pretrained(tmp_path / "there", local_files_only=True)
+    native = run.tokenizers()[0]
+    hf_tokenizer = library.AutoTokenizer.from_pretrained(tmp_path / "there", local_files_only=True)
     texts = [*TEXTS, "", "  w1   w2 ", "Grüße, w1!"] if kind != "chars" else [*TEXTS, " w1  w2"]
     for text in texts:
-        ids = theirs(text)["input_ids"]
-        assert ids == [*ours.encode(text).ids, EOS]
-        assert theirs.decode(ids, skip_special_tokens=True) == text
+        ids = hf_tokenizer(text)["input_ids"]
+        assert ids == [*native.encode(text).ids, EOS]
+        assert hf_tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
 def check_language_model(model, there, tokens):
@@ -117,8 +117,8 @@ def check_language_model(model, there, tokens):
         ids = torch.tensor([[BOS, *model.target.encode(text).ids]])
         assert tokens(text)["input_ids"] == ids[0, 1:].tolist()
         with torch.no_grad():
-            wanted = model.network.advance(ids, model.network.start(Batch(target=Padded.from_rows([[BOS]])))).logits
-            assert_close(there(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-4)
+            expected = model.network.advance(ids, model.network.start(Batch(target=Padded.from_rows([[BOS]])))).logits
+            assert_close(there(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
             made = there.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
         assert decode_without_specials(model, made[0]) == model.generate([text])[0].text
 
@@ -134,9 +134,9 @@ def test_exported_embedder_equals_native_embedder(tmp_path):
     model, again = (transduce.load(folder, device="cpu") for folder in (run.folder, tmp_path / "there"))
     batch = tokens(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
-        wanted = model.network.encoder(Batch(sources(model)))
+        expected = model.network.encoder(Batch(sources(model)))
         found = there(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
-    assert_close(found[wanted.mask], wanted.values[wanted.mask], rtol=1e-4, atol=1e-5)
+    assert_close(found[expected.mask], expected.values[expected.mask], rtol=1e-4, atol=1e-5)
     assert_close(torch.tensor(again.embed(TEXTS)), torch.tensor(model.embed(TEXTS)))
 
 

@@ -43,7 +43,7 @@ def check_same_bits(given, back) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_text_encoders_survive_a_round_trip(family, shape, tmp_path):
     named = {"id2label": {0: "good", 1: "bad", 2: "odd"}} if "Classification" in shape else {}
-    theirs = make_encoder(family, tmp_path / "given", shape, **named)
+    hf_model = make_encoder(family, tmp_path / "given", shape, **named)
     export(tmp_path / "given", tmp_path / "back", "huggingface")
     check_same_bits(tmp_path / "given", tmp_path / "back")
     architecture = f"{ARCHITECTURES[family]}{shape}"
@@ -61,16 +61,16 @@ def test_text_encoders_survive_a_round_trip(family, shape, tmp_path):
     assert tokens[0](TEXTS)["input_ids"] == tokens[1](TEXTS)["input_ids"]
     asked = {"input_ids": torch.tensor([tokens[1](TEXTS[0])["input_ids"]])}
     with torch.no_grad():
-        assert_close(again.eval()(**asked)[0], theirs(**asked)[0], rtol=1e-4, atol=1e-4)
+        assert_close(again.eval()(**asked)[0], hf_model(**asked)[0], rtol=1e-4, atol=1e-4)
     if "Classification" in shape:
-        assert again.config.id2label == theirs.config.id2label
+        assert again.config.id2label == hf_model.config.id2label
 
 
 BERT = {"norm": "post", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}}
 
 
 def labelled_run(folder, head):
-    """A run of ours with labels, random rows for special tokens too."""
+    """A native run with labels; the rows of special tokens are random too."""
     recipe = {"encoder": transformer(**BERT), "head": head, "scale_embedding": False}
     side, kind = {"kind": "words", "size": 300}, "words" if head["kind"] == "tagger" else "labels"
     target = Tokenizer.train(["good", "bad", "odd"], kind, 300)
@@ -104,32 +104,32 @@ def test_labels_trained_here_are_exported(head, tmp_path):
     padded = Padded.from_rows([[*ids, EOS] for ids in model.source.encode_sources(TEXTS)])
     with torch.no_grad():
         memory = model.network.encoder(Batch(padded))
-        wanted = model.network.head(memory.values, memory.mask)[..., len(SPECIALS) :]
+        expected = model.network.head(memory.values, memory.mask)[..., len(SPECIALS) :]
         found = there(input_ids=padded.values, attention_mask=padded.mask.long()).logits
     real = padded.mask if head == "tagger" else slice(None)
-    assert_close(found[real], wanted[real], rtol=1e-4, atol=1e-4)
+    assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
     again = transduce.load(tmp_path / "there", device="cpu")
     assert [one.text for one in again.generate(TEXTS)] == [one.text for one in model.generate(TEXTS)]
 
 
 @pytest.mark.parametrize("kind", ["vit", "deit"])
 def test_image_classifiers_survive_a_round_trip(kind, tmp_path):
-    theirs = make_vit(tmp_path / "given", kind)
+    hf_model = make_vit(tmp_path / "given", kind)
     export(tmp_path / "given", tmp_path / "back", "huggingface")
     check_same_bits(tmp_path / "given", tmp_path / "back")
-    again, report = type(theirs).from_pretrained(tmp_path / "back", local_files_only=True, output_loading_info=True)
+    again, report = type(hf_model).from_pretrained(tmp_path / "back", local_files_only=True, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    assert again.config.id2label == theirs.config.id2label
+    assert again.config.id2label == hf_model.config.id2label
     pixels = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
-        assert_close(again.eval()(pixels).logits, theirs(pixels).logits, rtol=1e-4, atol=1e-4)
+        assert_close(again.eval()(pixels).logits, hf_model(pixels).logits, rtol=1e-4, atol=1e-4)
     picture = Pillow.fromarray(np.random.default_rng(1).integers(0, 256, (16, 16, 3), np.uint8))
     picture.save(tmp_path / "one.png")
     processor = library.AutoImageProcessor.from_pretrained(tmp_path / "back", local_files_only=True)
     model = transduce.load(tmp_path / "back", device="cpu")
-    ours = model.source_encoding.batch(model.source_encoding.encode([str(tmp_path / "one.png")])).source.values
-    assert_close(processor(picture, return_tensors="pt").pixel_values.permute(0, 2, 3, 1), ours, rtol=1e-4, atol=1e-4)
+    native = model.source_encoding.batch(model.source_encoding.encode([str(tmp_path / "one.png")])).source.values
+    assert_close(processor(picture, return_tensors="pt").pixel_values.permute(0, 2, 3, 1), native, rtol=1e-4, atol=1e-4)
 
 
 def test_unsupported_head_option_is_named(tmp_path):

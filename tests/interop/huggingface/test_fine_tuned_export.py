@@ -60,10 +60,10 @@ def test_fine_tuned_model_is_exported(family, ways, tmp_path):
     decoder_ids = torch.tensor([[6, 9, 7]] * 5)
     start = torch.full((5, 1), there.config.decoder_start_token_id)
     rows = torch.tensor(model.target.vocabulary.backend_ids)
-    ours = Padded.from_rows([[*ids, EOS] for ids in model.source.encode_sources(lines[:5])])
+    native = Padded.from_rows([[*ids, EOS] for ids in model.source.encode_sources(lines[:5])])
     with torch.no_grad():
         step = model.network.advance(
-            torch.cat((torch.full((5, 1), BOS), decoder_ids), 1), model.network.start(Batch(ours))
+            torch.cat((torch.full((5, 1), BOS), decoder_ids), 1), model.network.start(Batch(native))
         )
         found = there(**batch, decoder_input_ids=torch.cat((start, rows[decoder_ids]), 1)).logits
         made = there.generate(**batch, max_length=12, num_beams=1)

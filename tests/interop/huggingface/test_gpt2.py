@@ -20,10 +20,10 @@ def test_logits_and_continuation_equal_transformers(tmp_path):
     rows = model.target.vocabulary.backend_ids
     read = torch.tensor([hf_ids(model, row) for row in decoder_ids.tolist()])
     with torch.no_grad():
-        wanted = library(input_ids=read).logits
+        expected = library(input_ids=read).logits
     known = torch.tensor([n for n, row in enumerate(rows) if row >= 0 and n != 1])
     found = model.logits(target=decoder_ids).log_softmax(-1)[..., known]
-    assert_close(found, wanted.log_softmax(-1)[..., torch.tensor(rows)[known]], rtol=1e-4, atol=1e-4)
+    assert_close(found, expected.log_softmax(-1)[..., torch.tensor(rows)[known]], rtol=1e-4, atol=1e-4)
     prompt = [23, 4, 7]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -41,9 +41,9 @@ def test_pooled_embeddings_equal_hidden_states_pooled_by_hand(family, way, norma
     write_modules(tmp_path, CONFIGS[way], normalise=normalise)
     model = transduce.load(tmp_path, device="cpu")
     _, numbers, mask = encode_sources_for_both(model)
-    wanted = POOLED[way](hidden_states(library, numbers, mask), mask)
-    wanted = torch.nn.functional.normalize(wanted, dim=-1) if normalise else wanted
-    np.testing.assert_allclose(model.embed(TEXTS), wanted.numpy(), rtol=1e-5, atol=1e-5)
+    expected = POOLED[way](hidden_states(library, numbers, mask), mask)
+    expected = torch.nn.functional.normalize(expected, dim=-1) if normalise else expected
+    np.testing.assert_allclose(model.embed(TEXTS), expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_sentences_are_truncated_and_lowercased(tmp_path):
@@ -52,10 +52,10 @@ def test_sentences_are_truncated_and_lowercased(tmp_path):
     write_modules(tmp_path, CONFIGS["mean"], normalise=False, max_seq_length=6, do_lower_case=True)
     model = transduce.load(tmp_path, device="cpu")
     numbers = torch.tensor([[2, *(4 + n for n in (1, 2, 3, 4)), 3]])
-    wanted = hidden_states(library, numbers, torch.ones_like(numbers)).mean(1)
+    expected = hidden_states(library, numbers, torch.ones_like(numbers)).mean(1)
     with pytest.warns(UserWarning, match="cut"):
         found = model.embed(["w1 w2 w3 w4 w5 w6 w7"])
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(model.embed(["W1 w2"]), model.embed(["w1 w2"]))
 
 
@@ -68,8 +68,8 @@ def test_encoder_of_a_masked_lm_is_used_for_sentences(tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(listed))
     model = transduce.load(tmp_path, device="cpu")
     _, numbers, mask = encode_sources_for_both(model)
-    wanted = torch.nn.functional.normalize(POOLED["mean"](hidden_states(library, numbers, mask), mask), dim=-1)
-    np.testing.assert_allclose(model.embed(TEXTS), wanted.numpy(), rtol=1e-5, atol=1e-5)
+    expected = torch.nn.functional.normalize(POOLED["mean"](hidden_states(library, numbers, mask), mask), dim=-1)
+    np.testing.assert_allclose(model.embed(TEXTS), expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

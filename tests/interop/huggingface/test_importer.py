@@ -236,7 +236,7 @@ def test_empty_folder_and_existing_run_are_refused(folder, tmp_path):
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_16_bit_weights_are_read_as_fp32(kind, tmp_path):
-    """They are read as they are, and computed with in fp32."""
+    """16-bit weights are converted without loss."""
     make("marian", tmp_path)
     weights = {name: tensor.to(kind) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     save_file(weights, tmp_path / "model.safetensors")

@@ -57,8 +57,8 @@ def test_m2m100_logits_and_cross_attention_equal_transformers(scaled, tmp_path):
         step = model.network.advance(decoder_ids, model.network.start(Batch(source)), with_attention=True)
     known = torch.tensor(model.source.vocabulary.backend_ids)
     plain = torch.tensor([number for number, row in enumerate(known.tolist()) if row >= 0 and number != BOS])
-    found, wanted = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)
-    assert_close(found[..., plain], wanted[..., known[plain]], rtol=1e-4, atol=1e-4)
+    found, expected = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)
+    assert_close(found[..., plain], expected[..., known[plain]], rtol=1e-4, atol=1e-4)
     assert_close(step.attention.cross, torch.stack(answer.cross_attentions, 1), rtol=1e-4, atol=1e-5)
 
 
@@ -70,10 +70,10 @@ def test_generation_with_codes_of_the_folder_equals_transformers(family, search,
     library = make(family, tmp_path, generation={**search, **forced})
     model = transduce.load(tmp_path, device="cpu")
     for longest in (12, 25):
-        wanted, found = generate_with_both(library, model, max_length=longest)
-        assert found == wanted
+        expected, found = generate_with_both(library, model, max_length=longest)
+        assert found == expected
         assert family != "m2m" or {row[0] for row in found} == {GERMAN}
-    assert len(wanted) == len(MORE_TEXTS)
+    assert len(expected) == len(MORE_TEXTS)
     assert not any("<" in one.text.replace("<unk>", "") for one in model.generate(MORE_TEXTS, max_length=12))
 
 
@@ -84,8 +84,8 @@ def test_mbart50_generation_equals_transformers(search, tmp_path):
     write_tokenizer(tmp_path / "given", "m2m")
     model = transduce.load(convert(tmp_path / "given", tmp_path / "run", Languages("<deu>")).folder, device="cpu")
     assert hf_ids(model, model.source.encode_sources(["w1"])[0]) == [GERMAN, 5]
-    wanted, found = generate_with_both(library, model, max_length=12)
-    assert found == wanted
+    expected, found = generate_with_both(library, model, max_length=12)
+    assert found == expected
     assert {row[0] for row in found} == {ENGLISH}
 
 
@@ -142,7 +142,7 @@ def make_mbart25(folder, **settings):
 
 
 def encode_mbart25(model, texts: list[str]) -> tuple[Padded, torch.Tensor, torch.Tensor]:
-    """Ours with the </s> that closes every source, theirs without it."""
+    """Native sources with the final </s>, Hugging Face ids without it."""
     rows = model.source.encode_sources(texts)
     plain = Padded.from_rows(rows)
     numbers = torch.tensor([hf_ids(model, row) for row in plain.values.tolist()])
@@ -154,17 +154,17 @@ def test_mbart25_logits_equal_transformers(languages, tmp_path):
     library = make_mbart25(tmp_path / "given")
     model = transduce.load(convert(tmp_path / "given", tmp_path / "run", languages).folder, device="cpu")
     source, start = (ENGLISH, GERMAN) if languages is None else ({"<eng>": 22, "<deu>": 23}[languages.source], ENGLISH)
-    ours, numbers, mask = encode_mbart25(model, TEXTS)
+    native, numbers, mask = encode_mbart25(model, TEXTS)
     assert numbers[1, :3].tolist() == [13, 2, source]  # w9 </s> code
     decoder_ids = torch.tensor([[BOS, 9, 7, 5]] * len(TEXTS))
     read = torch.tensor([hf_ids(model, row) for row in decoder_ids.tolist()])
     assert read[0, 0] == start
     with torch.no_grad():
         answer = library(input_ids=numbers, attention_mask=mask, decoder_input_ids=read, output_attentions=True)
-        step = model.network.advance(decoder_ids, model.network.start(Batch(ours)), with_attention=True)
+        step = model.network.advance(decoder_ids, model.network.start(Batch(native)), with_attention=True)
     known = torch.tensor(model.target.vocabulary.backend_ids)
-    found, wanted = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)[..., known]
-    assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    found, expected = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)[..., known]
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
     cross = step.attention.cross
     assert not cross[..., -1].any()
     assert_close(cross[..., :-1], torch.stack(answer.cross_attentions, 1), rtol=1e-4, atol=1e-5)
@@ -186,12 +186,12 @@ def test_mbart25_generation_equals_transformers(search, tmp_path):
     assert result.exit_code == 0, result.output
     model = transduce.load(tmp_path / "run", device="cpu")
     _, numbers, mask = encode_mbart25(model, MORE_TEXTS)
-    never = [[library.config.pad_token_id], [GERMAN]]  # ours never says what outputs start with
+    never = [[library.config.pad_token_id], [GERMAN]]  # native never says what outputs start with
     rows = library.generate(input_ids=numbers, attention_mask=mask, max_new_tokens=12, bad_words_ids=never).tolist()
-    wanted = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in rows]
+    expected = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in rows]
     assert {row[0] for row in rows} == {GERMAN}
     found = [hf_ids(model, list(one.decoded.hypothesis.ids)) for one in model.generate(MORE_TEXTS, max_length=12)]
-    assert found == wanted
+    assert found == expected
     assert len({len(row) for row in found}) > 2
 
 
@@ -203,13 +203,16 @@ def test_tokens_words_and_attention_of_a_source_include_the_code_after_it(tmp_pa
     assert encoded.ids == row
     assert encoded.pieces == ["w1", "w2", "</s>", "w3", "</s>", "<eng>"]
     assert encoded.offsets[-2:] == [(8, 8)] * 2
-    told = model.source_encoding.describe(text, row, None)
-    assert list(told.tokens) == ["w1", "w2", "\t", "w3", "</s>", "<eng>", "</s>"]
-    assert list(told.words) == [0, 1, 2, 2, -1, -1, -1]
+    described = model.source_encoding.describe(text, row, None)
+    assert list(described.tokens) == ["w1", "w2", "\t", "w3", "</s>", "<eng>", "</s>"]
+    assert list(described.words) == [0, 1, 2, 2, -1, -1, -1]
     short = model.source_encoding.truncate(row, 4)
     assert short == [*row[:2], *row[-2:]]  # cut before the code, not behind it
-    told = model.source_encoding.describe(text, short, None)
-    assert (list(told.tokens), list(told.words)) == (["w1", "w2", "</s>", "<eng>", "</s>"], [0, 1, -1, -1, -1])
+    described = model.source_encoding.describe(text, short, None)
+    assert (list(described.tokens), list(described.words)) == (
+        ["w1", "w2", "</s>", "<eng>", "</s>"],
+        [0, 1, -1, -1, -1],
+    )
     assert token_alignment("1-0 2-1", text, "w5 w6", (model.source, model.target)) == [(1, 0), (3, 1)]
     assert len(model.score([("w1", "w2 w3")])[0].tokens) == 3  # two words and </s>, no code
     explained = model.generate(["w4 w5 w6"], max_length=5)[0].explanation

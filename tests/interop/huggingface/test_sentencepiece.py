@@ -85,7 +85,7 @@ def test_language_codes_outside_the_vocabulary_get_their_ids(given_as, tmp_path)
     (ids,) = model.source.encode_sources(["ab ba!"])
     assert [model.source.piece(number) for number in ids] == ["__de__", "▁ab", "▁", "ba", "<unk>"]
     assert [model.target.piece(number) for number in model.target.prefix] == ["__en__"]
-    assert model.target.vocabulary.pieces.index("__de__") == 4 + 13 - 3  # their row 13; three of ours stand before
+    assert model.target.vocabulary.pieces.index("__de__") == 4 + 13 - 3  # their row 13; three of native stand before
     assert "__" not in model.generate(["ab ba"], max_length=6)[0].text
     (tmp_path / "given" / "tokenizer_config.json").write_text('{"additional_special_tokens": [{"name": 1}]}')
     with pytest.raises(InputError, match="language codes"):

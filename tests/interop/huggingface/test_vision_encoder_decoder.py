@@ -78,8 +78,8 @@ def make(folder, encoder_type="vit", decoder_type="trocr", generation=None, widt
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
-    told = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2}
-    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    content = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(content))
     write_tokenizer(folder, decoder_type if decoder_type in ("gpt2", "bert") else "roberta")
     return model
 
@@ -118,21 +118,21 @@ KINDS = [
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_logits_and_cross_attention_equal_transformers(tmp_path, images, number):
-    theirs = make(tmp_path / "theirs", **KINDS[number])
-    model, given = transduce.load(tmp_path / "theirs", device="cpu"), pixels(images)
+    hf_model = make(tmp_path / "given", **KINDS[number])
+    model, given = transduce.load(tmp_path / "given", device="cpu"), pixels(images)
     start, pad, end = SPECIAL[KINDS[number].get("decoder_type", "trocr")]
-    ours = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
+    native = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
     rows = torch.randint(4, 22, (4, 6))
-    tokens = torch.tensor([[BOS, *(ours[token] for token in row)] for row in rows.tolist()])
+    tokens = torch.tensor([[BOS, *(native[token] for token in row)] for row in rows.tolist()])
     with torch.no_grad():
         read = torch.cat((torch.full((4, 1), start), rows), 1)
-        wanted = theirs(given, decoder_input_ids=read, output_attentions=True)
+        expected = hf_model(given, decoder_input_ids=read, output_attentions=True)
         mask = torch.ones(4, 16, dtype=torch.bool)
         state = model.network.start(Batch(Padded(given.permute(0, 2, 3, 1), mask)))
         step = model.network.advance(tokens, state, with_attention=True)
     kept = [token for token in range(24) if token not in (start, pad, end)]
-    assert torch.allclose(step.logits[..., [ours[token] for token in kept]], wanted.logits[..., kept], atol=1e-4)
-    assert torch.allclose(step.attention.cross, torch.stack(wanted.cross_attentions, 1), atol=1e-5)
+    assert torch.allclose(step.logits[..., [native[token] for token in kept]], expected.logits[..., kept], atol=1e-4)
+    assert torch.allclose(step.attention.cross, torch.stack(expected.cross_attentions, 1), atol=1e-5)
 
 
 SEARCHES = [{}, {"num_beams": 3}, {"num_beams": 4, "early_stopping": True, "no_repeat_ngram_size": 2}]
@@ -141,13 +141,13 @@ SEARCHES = [{}, {"num_beams": 3}, {"num_beams": 4, "early_stopping": True, "no_r
 @pytest.mark.parametrize("decoder_type", ["trocr", "gpt2", "bert", "roberta"])
 @pytest.mark.parametrize("number", range(len(SEARCHES)))
 def test_generation_equals_transformers_token_for_token(tmp_path, images, number, decoder_type):
-    theirs = make(tmp_path / "theirs", decoder_type=decoder_type, generation={**SEARCHES[number], "max_length": 20})
-    model = transduce.load(tmp_path / "theirs", device="cpu")
+    hf_model = make(tmp_path / "given", decoder_type=decoder_type, generation={**SEARCHES[number], "max_length": 20})
+    model = transduce.load(tmp_path / "given", device="cpu")
     _, pad, end = SPECIAL[decoder_type]
     silent = [token for token in (pad,) if token != end]
     with torch.no_grad():
-        wanted = theirs.generate(pixels(images), suppress_tokens=silent or None).tolist()
-    for one, row in zip(model.generate(images), wanted, strict=True):
+        expected = hf_model.generate(pixels(images), suppress_tokens=silent or None).tolist()
+    for one, row in zip(model.generate(images), expected, strict=True):
         decoder_ids = [model.target.piece(model.target.vocabulary.backend_ids.index(token)) for token in row[1:]
                 if token not in (pad, end)]  # fmt: skip
         assert [piece for piece in one.tokens if piece != "</s>"] == decoder_ids
@@ -155,8 +155,8 @@ def test_generation_equals_transformers_token_for_token(tmp_path, images, number
 
 def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
     """The layer before the output is stored with a run, packed for generation, and carried or refused in an export."""
-    make(tmp_path / "theirs", decoder_type="bert")
-    opened = transduce.load(interop.convert(tmp_path / "theirs", tmp_path / "run").folder, device="cpu")
+    make(tmp_path / "given", decoder_type="bert")
+    opened = transduce.load(interop.convert(tmp_path / "given", tmp_path / "run").folder, device="cpu")
     assert opened.recipe.model.output == "deep"
     exact = lower_network(opened.network, "fp32")
     rough = lower_network(opened.network, "int8")
@@ -165,12 +165,12 @@ def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
         [[1, 9, 7]],
     )
     with torch.inference_mode():
-        wanted, same, close = (
+        expected, same, close = (
             one.advance(torch.tensor(tokens * 4), one.start(batch)).logits.log_softmax(-1)
             for one in (opened.network, exact, rough)
         )
-    assert torch.allclose(same, wanted, atol=1e-4)
-    assert (close.exp() - wanted.exp()).abs().max() < 0.05
+    assert torch.allclose(same, expected, atol=1e-4)
+    assert (close.exp() - expected.exp()).abs().max() < 0.05
     with pytest.raises(InputError, match="output: deep does not fit"):
         ctranslate2.check(opened.recipe.model, "here")
     run = make_run(tmp_path / "texts", {**pair(), "output": "deep"})
@@ -179,11 +179,11 @@ def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
 
 
 def test_other_encoders_and_decoders_are_refused(tmp_path):
-    make(tmp_path / "theirs")
-    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    change_config(tmp_path / "theirs", decoder={**config["decoder"], "model_type": "xlnet"})
+    make(tmp_path / "given")
+    config = json.loads((tmp_path / "given" / "config.json").read_text())
+    change_config(tmp_path / "given", decoder={**config["decoder"], "model_type": "xlnet"})
     with pytest.raises(InputError, match="vit with xlnet"):
-        interop.read(tmp_path / "theirs")
-    change_config(tmp_path / "theirs", decoder=None)
+        interop.read(tmp_path / "given")
+    change_config(tmp_path / "given", decoder=None)
     with pytest.raises(InputError, match="no encoder and decoder section"):
-        interop.read(tmp_path / "theirs")
+        interop.read(tmp_path / "given")

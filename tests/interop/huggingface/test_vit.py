@@ -37,32 +37,32 @@ def images(tmp_path):
 
 @pytest.mark.parametrize("kind", ["vit", "deit"])
 def test_logits_equal_transformers(tmp_path, images, kind):
-    theirs = make_vit(tmp_path / "theirs", kind)
-    imported = interop.read(tmp_path / "theirs")
+    hf_model = make_vit(tmp_path / "given", kind)
+    imported = interop.read(tmp_path / "given")
     network = build_model(imported.recipe.model, imported.tokenizers[0].size, imported.tokenizers[1].size).eval()
     network.load_state_dict(imported.weights)
     with torch.no_grad():
-        ours, pixels = logits(imported.recipe, imported.tokenizers, network, images)
-        assert torch.allclose(ours, theirs(pixels).logits, atol=1e-4)
+        native, pixels = logits(imported.recipe, imported.tokenizers, network, images)
+        assert torch.allclose(native, hf_model(pixels).logits, atol=1e-4)
     raw = np.asarray(Pillow.open(images[0]), np.float32) / 255
-    wanted = (raw - [0.4, 0.5, 0.6]) / [0.2, 0.25, 0.3]
-    assert np.allclose(pixels[0].permute(1, 2, 0).numpy(), wanted, atol=1e-5)
+    expected = (raw - [0.4, 0.5, 0.6]) / [0.2, 0.25, 0.3]
+    assert np.allclose(pixels[0].permute(1, 2, 0).numpy(), expected, atol=1e-5)
 
 
 def test_labels_equal_transformers(tmp_path, images):
-    theirs = make_vit(tmp_path / "theirs")
-    model = transduce.load(tmp_path / "theirs")
+    hf_model = make_vit(tmp_path / "given")
+    model = transduce.load(tmp_path / "given")
     found = [one.text for one in model.generate(images)]
     raw = np.stack([np.asarray(Pillow.open(name), np.float32) / 255 for name in images])
     pixels = torch.from_numpy((raw - [0.4, 0.5, 0.6]) / [0.2, 0.25, 0.3]).float().permute(0, 3, 1, 2)
     with torch.no_grad():
-        best = theirs(pixels).logits.argmax(-1).tolist()
+        best = hf_model(pixels).logits.argmax(-1).tolist()
     assert found == [VIT_SIZES["id2label"][number] for number in best]
 
 
 def test_position_embeddings_are_interpolated_to_another_resolution(tmp_path):
-    theirs = make_vit(tmp_path / "theirs")
-    interop.convert(tmp_path / "theirs", tmp_path / "run")
+    hf_model = make_vit(tmp_path / "given")
+    interop.convert(tmp_path / "given", tmp_path / "run")
     origins = open_pretrained(InitRecipe(model=str(tmp_path / "run")))
     recipe = origins[0].recipe
     content = recipe.model_dump()
@@ -79,24 +79,24 @@ def test_position_embeddings_are_interpolated_to_another_resolution(tmp_path):
     values = pixels.permute(0, 2, 3, 1)
     with torch.no_grad():
         state = network.start(Batch(Padded(values, torch.ones(2, 24, dtype=torch.bool))))
-        ours = state.fixed["logits"][:, 0, len(SPECIALS) :]
-        assert torch.allclose(ours, theirs(pixels, interpolate_pos_encoding=True).logits, atol=1e-4)
+        native = state.fixed["logits"][:, 0, len(SPECIALS) :]
+        assert torch.allclose(native, hf_model(pixels, interpolate_pos_encoding=True).logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("change", ["bias", "missing", "added", "labels"])
 def test_unsupported_configs_and_weights_are_refused(tmp_path, change):
-    make_vit(tmp_path / "theirs", **({"qkv_bias": False} if change == "bias" else {}))
+    make_vit(tmp_path / "given", **({"qkv_bias": False} if change == "bias" else {}))
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(tmp_path / "theirs" / "model.safetensors")
-    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    weights = load_file(tmp_path / "given" / "model.safetensors")
+    config = json.loads((tmp_path / "given" / "config.json").read_text())
     if change == "missing":
         del weights["vit.embeddings.cls_token"]
     elif change == "added":
         weights["vit.embeddings.more"] = torch.zeros(3)
     elif change == "labels":
         config["id2label"] = {"0": "cat", "1": "dog"}
-    save_file(weights, tmp_path / "theirs" / "model.safetensors")
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
+    save_file(weights, tmp_path / "given" / "model.safetensors")
+    (tmp_path / "given" / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError):
-        interop.read(tmp_path / "theirs")
+        interop.read(tmp_path / "given")

@@ -104,26 +104,26 @@ def converted(folder, run, languages="de"):
 
 
 def test_features_equal_those_of_the_feature_extractor(tmp_path, recordings):
-    make(tmp_path / "theirs")
-    model = converted(tmp_path / "theirs", tmp_path / "run")
+    make(tmp_path / "given")
+    model = converted(tmp_path / "given", tmp_path / "run")
     source = model.source_encoding.batch(model.source_encoding.encode(recordings)).source
     assert source.mask.all()
     assert torch.allclose(source.values.transpose(1, 2), features(recordings), atol=1e-4)
 
 
 def test_logits_and_cross_attention_equal_transformers(tmp_path, recordings):
-    theirs = make(tmp_path / "theirs")
-    model, given = converted(tmp_path / "theirs", tmp_path / "run"), features(recordings)
+    hf_model = make(tmp_path / "given")
+    model, given = converted(tmp_path / "given", tmp_path / "run"), features(recordings)
     rows = torch.randint(0, len(WORDS), (3, 7))
     read = torch.cat((torch.full((3, 1), START), rows), 1)
-    ours = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
-    tokens = torch.tensor([[1, *(ours[number] for number in row)] for row in rows.tolist()])
+    native = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
+    tokens = torch.tensor([[1, *(native[number] for number in row)] for row in rows.tolist()])
     mask = torch.ones(given.shape[0], given.shape[2], dtype=torch.bool)
     with torch.no_grad():
-        wanted = theirs(given, decoder_input_ids=read, output_attentions=True)
+        wanted = hf_model(given, decoder_input_ids=read, output_attentions=True)
         state = model.network.start(Batch(Padded(given.transpose(1, 2), mask)))
         step = model.network.advance(tokens, state, with_attention=True)
-    order = [ours[number] for number in range(len(PIECES)) if number not in (END, START)]
+    order = [native[number] for number in range(len(PIECES)) if number not in (END, START)]
     kept = [number for number in range(len(PIECES)) if number not in (END, START)]
     assert torch.allclose(step.logits[..., order], wanted.logits[..., kept], atol=1e-4)
     assert torch.allclose(step.attention.cross, torch.stack(wanted.cross_attentions, 1), atol=1e-5)
@@ -140,13 +140,13 @@ SEARCHES = [
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
 @pytest.mark.parametrize("number", range(len(SEARCHES)))
 def test_generation_equals_transformers_token_for_token(tmp_path, recordings, number, task):
-    theirs = make(tmp_path / "theirs", **SEARCHES[number])
+    hf_model = make(tmp_path / "given", **SEARCHES[number])
     target = "en" if task == "translate" else None
-    interop.convert(tmp_path / "theirs", tmp_path / "run", Languages("de", target))
+    interop.convert(tmp_path / "given", tmp_path / "run", Languages("de", target))
     model = transduce.load(tmp_path / "run", device="cpu")
     found = model.generate(recordings)
     with torch.no_grad():
-        wanted = theirs.generate(features(recordings), language="de", task=task).tolist()
+        wanted = hf_model.generate(features(recordings), language="de", task=task).tolist()
     prompt = ["<|de|>", f"<|{task}|>", "<|notimestamps|>"]
     assert len({one.text for one in found}) > 1  # else equal outputs would say little
     for one, row in zip(found, wanted, strict=True):
@@ -157,33 +157,33 @@ def test_generation_equals_transformers_token_for_token(tmp_path, recordings, nu
 
 
 def test_english_is_assumed_with_a_warning(tmp_path, recordings):
-    make(tmp_path / "theirs")
+    make(tmp_path / "given")
     with pytest.warns(UserWarning, match="English is expected"):
-        found = transduce.load(tmp_path / "theirs", device="cpu").generate(recordings[:1])[0]
+        found = transduce.load(tmp_path / "given", device="cpu").generate(recordings[:1])[0]
     assert list(found.tokens[:3]) == ["<|en|>", "<|transcribe|>", "<|notimestamps|>"]
 
 
 def test_forced_decoder_ids_of_older_folders_are_the_prompt(tmp_path, recordings):
-    make(tmp_path / "theirs")
-    path = tmp_path / "theirs" / "generation_config.json"
+    make(tmp_path / "given")
+    path = tmp_path / "given" / "generation_config.json"
     forced = [[place, PIECES.index(name)] for place, name in enumerate(PROMPT, 1)]
     path.write_text(json.dumps({**json.loads(path.read_text()), "forced_decoder_ids": forced}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = transduce.load(tmp_path / "theirs", device="cpu").generate(recordings[:1])[0]
+        found = transduce.load(tmp_path / "given", device="cpu").generate(recordings[:1])[0]
     assert list(found.tokens[:3]) == PROMPT
 
 
 def test_prefix_follows_the_prompt(tmp_path, recordings):
-    make(tmp_path / "theirs")
-    model = converted(tmp_path / "theirs", tmp_path / "run")
+    make(tmp_path / "given")
+    model = converted(tmp_path / "given", tmp_path / "run")
     assert list(model.generate(recordings[:1], prefixes=["w7 w9"])[0].tokens[:5]) == [*PROMPT, "w7", "w9"]
 
 
 def test_training_takes_features_tokens_and_prompt_from_the_imported_run(tmp_path, recordings):
-    """Its sources, tokens, parts and prompt are those of what is trained."""
-    make(tmp_path / "theirs")
-    interop.convert(tmp_path / "theirs", tmp_path / "run", Languages("de"))
+    """Sources, tokens, model and prompt of the recipe are those of the imported run."""
+    make(tmp_path / "given")
+    interop.convert(tmp_path / "given", tmp_path / "run", Languages("de"))
     (tmp_path / "pairs.tsv").write_text("".join(f"{name}\tw10 w7\n" for name in recordings))
     chosen = recipe_for(str(tmp_path / "pairs.tsv"), [f"init.model={tmp_path / 'run'}"], "transcribe")
     begun, given = complete_recipe(chosen), complete_recipe(Run(tmp_path / "run").recipe())
@@ -193,19 +193,19 @@ def test_training_takes_features_tokens_and_prompt_from_the_imported_run(tmp_pat
 
 
 def test_unsupported_languages_positions_and_features_are_refused(tmp_path, recordings):
-    make(tmp_path / "theirs")
+    make(tmp_path / "given")
     with pytest.raises(InputError, match="language"):
-        interop.read(tmp_path / "theirs", Languages("fr"))
+        interop.read(tmp_path / "given", Languages("fr"))
     with pytest.raises(InputError, match="into en"):
-        interop.read(tmp_path / "theirs", Languages("en", "de"))
+        interop.read(tmp_path / "given", Languages("en", "de"))
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(tmp_path / "theirs" / "model.safetensors")
+    weights = load_file(tmp_path / "given" / "model.safetensors")
     weights["model.encoder.embed_positions.weight"] += 0.5
-    save_file(weights, tmp_path / "theirs" / "model.safetensors")
+    save_file(weights, tmp_path / "given" / "model.safetensors")
     with pytest.raises(InputError, match="no sinusoidal encoding"):
-        interop.read(tmp_path / "theirs", Languages("de"))
-    config = tmp_path / "theirs" / "preprocessor_config.json"
+        interop.read(tmp_path / "given", Languages("de"))
+    config = tmp_path / "given" / "preprocessor_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "chunk_length": 2}))
     with pytest.raises(InputError, match="frames"):
-        interop.read(tmp_path / "theirs", Languages("de"))
+        interop.read(tmp_path / "given", Languages("de"))

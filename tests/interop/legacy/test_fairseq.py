@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from legacy_fixtures import (
+    DECODER_IDS,
     HEADS,
     HIDDEN,
     LAYERS,
-    SAID,
     WIDTH,
     WORDS,
     compare,
     numbers,
+    randomised,
     read,
     save_fairseq,
-    shaken,
 )
 from legacy_recurrent_fixtures import Translator, save_fairseq_cells
 
@@ -52,7 +52,7 @@ def test_transformer_with_sinusoidal_positions(sections, tied, tmp_path):
     library = transformers.FSMTForConditionalGeneration(config)
     if tied:
         library.model.decoder.output_projection.weight = library.model.decoder.embed_tokens.weight
-    shaken(library)
+    randomised(library)
     for side in (library.model.encoder, library.model.decoder):
         side.embed_positions.make_weight(64, WIDTH, 1)
     state = {name.removeprefix("model."): tensor for name, tensor in library.state_dict().items()}
@@ -61,11 +61,11 @@ def test_transformer_with_sinusoidal_positions(sections, tied, tmp_path):
     state["encoder.version"] = torch.tensor([3.0])
     save_fairseq(tmp_path, state, fairseq_options(share_decoder_input_output_embed=tied), sections=sections)
     model = transduce.load(tmp_path, device="cpu")
-    source, theirs = read(model)
-    decoder_ids = numbers(model.target, SAID)
+    source, foreign = read(model)
+    decoder_ids = numbers(model.target, DECODER_IDS)
     with torch.no_grad():
         answer = library(
-            input_ids=theirs, attention_mask=source.mask.long(), decoder_input_ids=decoder_ids, use_cache=False
+            input_ids=foreign, attention_mask=source.mask.long(), decoder_input_ids=decoder_ids, use_cache=False
         )
     compare(model, source, answer.logits)
     assert model.recipe.generation.strategy == "huggingface_beam"
@@ -80,7 +80,7 @@ def test_transformer_with_learned_positions(tmp_path):
         decoder_ffn_dim=HIDDEN, encoder_attention_heads=HEADS, decoder_attention_heads=HEADS,
         activation_function="gelu", max_position_embeddings=60, scale_embedding=False,
     )  # fmt: skip
-    library = shaken(transformers.MBartForConditionalGeneration(config))
+    library = randomised(transformers.MBartForConditionalGeneration(config))
     library.final_logits_bias.zero_()
     state = {name.removeprefix("model."): tensor for name, tensor in library.state_dict().items()}
     state = {name: tensor for name, tensor in state.items() if name.startswith(("encoder.", "decoder."))}
@@ -89,18 +89,18 @@ def test_transformer_with_learned_positions(tmp_path):
     options = fairseq_options(**changes, activation_fn="gelu", no_scale_embedding=True)
     save_fairseq(tmp_path, state, options, sections=False)
     model = transduce.load(tmp_path / "checkpoint_best.pt", device="cpu")
-    source, theirs = read(model)
+    source, foreign = read(model)
     with torch.no_grad():
-        decoder_ids = numbers(model.target, SAID)
-        answer = library(input_ids=theirs, attention_mask=source.mask.long(), decoder_input_ids=decoder_ids).logits
+        decoder_ids = numbers(model.target, DECODER_IDS)
+        answer = library(input_ids=foreign, attention_mask=source.mask.long(), decoder_input_ids=decoder_ids).logits
     compare(model, source, answer)
 
 
 @pytest.mark.parametrize(("layers", "both"), [(1, False), (2, True)])
 def test_lstm_equals_the_equations(layers, both, tmp_path):
-    reference = shaken(Translator("lstm", layers, "bilinear", bridge=False, both=both))
+    reference = randomised(Translator("lstm", layers, "bilinear", bridge=False, both=both))
     save_fairseq_cells(tmp_path, reference)
     model = transduce.load(tmp_path, device="cpu")
-    source, theirs = read(model)
+    source, foreign = read(model)
     with torch.no_grad():
-        compare(model, source, reference(theirs, source.mask, numbers(model.target, SAID)))
+        compare(model, source, reference(foreign, source.mask, numbers(model.target, DECODER_IDS)))

@@ -10,17 +10,17 @@ import pytest
 import torch
 from huggingface_fixtures import write_sentencepiece
 from legacy_fixtures import (
+    DECODER_IDS,
     HEADS,
     HIDDEN,
     LAYERS,
-    SAID,
     WIDTH,
     WORDS,
     compare,
     numbers,
+    randomised,
     read,
     save_marian,
-    shaken,
 )
 
 import transduce
@@ -72,7 +72,7 @@ def reference_model(before: bool, activation: str):
         max_position_embeddings=64,
     )  # fmt: skip
     library = getattr(transformers, {"Pegasus": "PegasusForConditionalGeneration"}.get(name, "MarianMTModel"))(made)
-    shaken(library)
+    randomised(library)
     library.final_logits_bias = torch.randn_like(library.final_logits_bias)
     library.final_logits_bias[0, -1] = -1e9
     with torch.no_grad():
@@ -103,12 +103,12 @@ def test_logits_equal_transformers(before, activation, tmp_path):
     library, words = reference_model(before, activation)
     save_marian(tmp_path, arrays_of(library), options_yaml(before, activation), words)
     model = transduce.load(tmp_path, device="cpu")
-    source, theirs = read(model)
-    theirs = theirs.where(source.mask, len(words))
-    decoder_ids = numbers(model.target, SAID)
+    source, foreign = read(model)
+    foreign = foreign.where(source.mask, len(words))
+    decoder_ids = numbers(model.target, DECODER_IDS)
     decoder_ids[:, 0] = len(words)
     with torch.no_grad():
-        answer = library(input_ids=theirs, attention_mask=source.mask.long(), decoder_input_ids=decoder_ids).logits
+        answer = library(input_ids=foreign, attention_mask=source.mask.long(), decoder_input_ids=decoder_ids).logits
     compare(model, source, answer)
     # The same with a table for each side and a matrix of its own at the end, and a vocabulary for each side.
     arrays = arrays_of(library)

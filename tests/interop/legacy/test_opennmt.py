@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from legacy_fixtures import (
-    SAID,
+    DECODER_IDS,
     WORDS,
     Reference,
     compare,
     numbers,
+    randomised,
     read,
     save_opennmt,
-    shaken,
 )
 from legacy_recurrent_fixtures import Translator, save_opennmt_cells
 from typer.testing import CliRunner
@@ -26,8 +26,8 @@ from transduce.recipe import parse
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_transformer_equals_torch_layers(biased, tmp_path):
-    """Its sources are closed by nothing: ours are, and the model does not read it."""
-    reference = shaken(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True))
+    """OpenNMT-py puts no </s> after a source; the native model has one, but does not attend to it."""
+    reference = randomised(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True))
     if not biased:
         with torch.no_grad():
             for layer in (*reference.encoder, *reference.decoder):
@@ -35,18 +35,18 @@ def test_transformer_equals_torch_layers(biased, tmp_path):
                 layer.self_attn.out_proj.bias.zero_()
     save_opennmt(tmp_path, reference, biased=biased)
     model = transduce.load(tmp_path / "model.pt", device="cpu")
-    source, theirs = read(model)
+    source, foreign = read(model)
     lengths = source.mask.sum(1, keepdim=True) - 1
     mask = torch.arange(source.mask.size(1)) < lengths
     with torch.no_grad():
-        compare(model, source, reference(theirs[:, :-1], mask[:, :-1], numbers(model.target, SAID)))
+        compare(model, source, reference(foreign[:, :-1], mask[:, :-1], numbers(model.target, DECODER_IDS)))
     assert model.generate(["", "w1"], max_length=5)  # an empty source has something to see
 
 
 def test_imported_model_is_exported_to_ctranslate2(tmp_path):
     """On to CTranslate2, which its models were served with: it reads no </s> after a source either."""
     ctranslate2 = pytest.importorskip("ctranslate2")
-    reference = shaken(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True))
+    reference = randomised(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True))
     save_opennmt(tmp_path, reference)
     model = transduce.load(tmp_path / "model.pt", device="cpu")
     texts = ["w1 w2 w3 w4", "w9", "w3 w3 w12 w0 a@@ b"]
@@ -63,18 +63,18 @@ def test_imported_model_is_exported_to_ctranslate2(tmp_path):
     [("lstm", 2, "bilinear", True), ("gru", 2, "dot", True), ("lstm", 1, "bilinear", False)],
 )
 def test_recurrent_model_equals_the_equations(cell, layers, score, both, tmp_path):
-    reference = shaken(Translator(cell, layers, score, bridge=False, both=both))
+    reference = randomised(Translator(cell, layers, score, bridge=False, both=both))
     save_opennmt_cells(tmp_path, reference)
     model = transduce.load(tmp_path / "model.pt", device="cpu")
-    source, theirs = read(model)
+    source, foreign = read(model)
     mask = torch.arange(source.mask.size(1)) < source.mask.sum(1, keepdim=True) - 1
     with torch.no_grad():
-        compare(model, source, reference(theirs[:, :-1], mask[:, :-1], numbers(model.target, SAID)))
+        compare(model, source, reference(foreign[:, :-1], mask[:, :-1], numbers(model.target, DECODER_IDS)))
 
 
 def test_converted_run_equals_loaded_checkpoint(tmp_path):
     """What was imported is a run like any other: written, searched, scored, explained."""
-    save_opennmt_cells(tmp_path / "given", shaken(Translator("lstm", 2, "bilinear", bridge=False)))
+    save_opennmt_cells(tmp_path / "given", randomised(Translator("lstm", 2, "bilinear", bridge=False)))
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "given" / "model.pt"), str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     texts = ["w1 w2 w3", "w9", ""]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from legacy_fixtures import WORDS, Reference, save_joeynmt, save_opennmt, shaken
+from legacy_fixtures import WORDS, Reference, randomised, save_joeynmt, save_opennmt
 
 import transduce
 from transduce.errors import InputError
@@ -22,7 +22,7 @@ from transduce.interop.legacy.checkpoint_process import open_checkpoint
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_joeynmt(tmp_path / "given", shaken(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True)), before=True)
+    save_joeynmt(tmp_path / "given", randomised(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True)), before=True)
     return tmp_path / "given"
 
 
@@ -265,7 +265,7 @@ def test_vocabulary_of_another_model_is_refused(folder):
 
 
 def test_pickled_vocabulary_objects_are_refused(tmp_path):
-    save_opennmt(tmp_path, shaken(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True)))
+    save_opennmt(tmp_path, randomised(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True)))
     changed(tmp_path / "model.pt", lambda content: content.update(vocab=[("src", ["a"])]))
     refused(tmp_path, "no list of words", "convertv2_v3")
 

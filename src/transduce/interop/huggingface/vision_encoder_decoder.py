@@ -83,7 +83,7 @@ def _combine(weights: Weights) -> Weights:
 
 
 def _flatten(config: Config) -> Config:
-    """The values of the decoder, overridden by those of the whole: tokens are read by the decoder."""
+    """The values of the decoder, overridden by those at the top level: tokens belong to the decoder."""
     sides = [config.content.get(side) for side in ("encoder", "decoder")]
     if not all(isinstance(side, dict) for side in sides):
         raise InputError(

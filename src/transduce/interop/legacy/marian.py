@@ -107,7 +107,7 @@ def _stack(config: Config, side: str) -> Content:
 
 
 def _to_recipe(config: Config, names: Collection[str]) -> Content:
-    for name, wanted in (
+    for name, value in (
         ("type", "transformer"),
         ("transformer-decoder-autoreg", "self-attention"),
         ("transformer-no-projection", False),
@@ -116,7 +116,7 @@ def _to_recipe(config: Config, names: Collection[str]) -> Content:
         ("transformer-no-bias", False),
         ("transformer-no-affine", False),
     ):
-        config.require(name, wanted)
+        config.require(name, value)
     untied = any(name.startswith("decoder_ff_logit_out_W") for name in names)
     return {
         "encoder": _stack(config, "encoder"),

@@ -80,7 +80,7 @@ def _first_rate(config: Config, name: str) -> float:
 
 
 def _transformer(config: Config, names: Collection[str]) -> Content:
-    for name, wanted in (
+    for name, value in (
         ("encoder_type", "transformer"),
         ("decoder_type", "transformer"),
         ("position_encoding", True),
@@ -93,7 +93,7 @@ def _transformer(config: Config, names: Collection[str]) -> Content:
         ("generator_function", "softmax"),
         ("position_encoding_type", "SinusoidalInterleaved"),
     ):
-        config.require(name, wanted)
+        config.require(name, value)
     every = config.flag("share_embeddings")
     tied = config.flag("share_decoder_embeddings")
     return {
@@ -106,7 +106,7 @@ def _transformer(config: Config, names: Collection[str]) -> Content:
 
 
 def _recurrent(config: Config, names: Collection[str]) -> Content:
-    for name, wanted in (
+    for name, value in (
         ("bridge", False),
         ("copy_attn", False),
         ("coverage_attn", False),
@@ -114,7 +114,7 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
         ("global_attention_function", "softmax"),
         ("generator_function", "softmax"),
     ):
-        config.require(name, wanted)
+        config.require(name, value)
     cell, score = config.content.get("rnn_type", "LSTM"), config.content.get("global_attention", "general")
     if cell not in ("LSTM", "GRU") or score not in ("general", "dot"):
         remedy = "supported: LSTM and GRU; general and dot"
