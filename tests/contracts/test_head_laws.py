@@ -60,7 +60,7 @@ def batch(model) -> Batch:
     return Batch(sources, Padded.from_rows(targets))
 
 
-def test_whole_is_stepwise(model, batch):
+def test_whole_sequence_equals_stepwise(model, batch):
     tokens = batch.decoder_inputs.values
     whole = model(batch).logits
     state, logits = model.start(batch), []
@@ -71,7 +71,7 @@ def test_whole_is_stepwise(model, batch):
     assert_close(torch.cat(logits, 1), whole, **CLOSE)
 
 
-def test_padding_and_batch_blind(model, batch):
+def test_logits_do_not_depend_on_padding_or_batch(model, batch):
     together = model(batch).logits
     longer = Padded(
         torch.cat((batch.source.values, torch.full((4, 2), 6)), 1),
@@ -85,7 +85,7 @@ def test_padding_and_batch_blind(model, batch):
         assert_close(padded[row, :real], together[row, :real], **CLOSE)
 
 
-def test_speaks_as_many_labels_as_it_must(model, batch):
+def test_number_of_labels_matches_the_source(model, batch):
     wanted = (batch.target.mask.sum(1) - 2).tolist()
     for strategy in (Greedy(), Beam(width=3)):
         found = search(model, Batch(batch.source), strategy, max_lengths=torch.full((4,), 20))
@@ -98,14 +98,14 @@ def test_speaks_as_many_labels_as_it_must(model, batch):
             assert row[0].token_scores == pytest.approx(scores, abs=1e-4)
 
 
-def test_every_parameter_learns(model, batch):
+def test_every_parameter_gets_a_gradient(model, batch):
     gold = batch.labels
     logits = model.train()(batch).logits
     torch.nn.functional.cross_entropy(logits[gold.mask], gold.values[gold.mask]).backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
-def test_labels_must_be_what_the_head_says():
+def test_labels_must_match_the_label_unit_of_the_head():
     for head, source, target in (
         ({"kind": "classifier"}, "words", "words"),
         ({"kind": "tagger"}, "words", "labels"),

@@ -22,7 +22,7 @@ def pad_more(part: Padded, extra: int, filling: int) -> Padded:
     return Padded(values, torch.cat((part.mask, torch.zeros(rows, extra, dtype=torch.bool)), 1))
 
 
-def test_whole_is_stepwise(model, batch):
+def test_whole_sequence_equals_stepwise(model, batch):
     tokens = batch.decoder_inputs.values
     whole = model.advance(tokens, model.start(batch), with_attention=True)
     state, logits, cross = model.start(batch), [], []
@@ -36,7 +36,7 @@ def test_whole_is_stepwise(model, batch):
         assert_close(torch.cat(cross, 3), whole.attention.cross, **CLOSE)
 
 
-def test_in_pieces_is_whole(model, batch):
+def test_advance_in_pieces_equals_whole_sequence(model, batch):
     tokens = batch.decoder_inputs.values
     whole = model.advance(tokens, model.start(batch)).logits
     first = model.advance(tokens[:, :2], model.start(batch))
@@ -44,7 +44,7 @@ def test_in_pieces_is_whole(model, batch):
     assert_close(torch.cat((first.logits, second.logits), 1), whole, **CLOSE)
 
 
-def test_a_padded_prefix_leaves_no_trace(model):
+def test_padded_prefix_does_not_change_the_state(model):
     """Rows read prefixes of different lengths in one call, then go on together."""
     batch = example_batch([(5, 6), (3, 6), (4, 6)])
     tokens, lengths = batch.decoder_inputs.values, [3, 1, 4]
@@ -59,7 +59,7 @@ def test_a_padded_prefix_leaves_no_trace(model):
         assert_close(logits[row], whole[0, length:], **CLOSE)
 
 
-def test_causality(model, batch):
+def test_logits_do_not_depend_on_later_tokens(model, batch):
     tokens = batch.decoder_inputs.values.clone()
     before = model.advance(tokens, model.start(batch)).logits
     for place in range(1, tokens.size(1)):
@@ -70,7 +70,7 @@ def test_causality(model, batch):
         assert not torch.allclose(after[:, place], before[:, place], **CLOSE)
 
 
-def test_padding_blind(model, batch):
+def test_logits_do_not_depend_on_padding(model, batch):
     expected = model(batch).logits
     for filling in (PAD, 5):
         longer = Batch(pad_more(batch.source, 3, filling) if batch.source else None, pad_more(batch.target, 2, filling))
@@ -79,7 +79,7 @@ def test_padding_blind(model, batch):
         assert_close(got[:, : expected.size(1)][real], expected[real], **CLOSE)
 
 
-def test_batch_blind(model, batch):
+def test_logits_do_not_depend_on_the_batch(model, batch):
     together = model(batch).logits
     for row in range(batch.size):
         alone = batch.select(torch.tensor([row]))
@@ -104,7 +104,7 @@ def test_attention_rows_sum_to_one_and_respect_the_mask(model, batch):
         assert (past[future] == 0).all()
 
 
-def test_beams_share_the_memory(model, batch):
+def test_beams_share_the_fixed_state(model, batch):
     """Repeated and reordered rows go on as their originals would, and the memory side is the very same tensors."""
     tokens = batch.decoder_inputs.values
     state = model.advance(tokens[:, :2], model.start(batch)).state
@@ -121,7 +121,7 @@ def test_beams_share_the_memory(model, batch):
     assert_close(model.advance(follow[rows], kept).logits, expected[rows], **CLOSE)
 
 
-def test_a_step_tells_what_the_output_layer_read(model, batch):
+def test_step_hidden_is_the_input_of_the_output_layer(model, batch):
     step, decoder = model(batch), model.decoder
     inner = decoder.decoder if isinstance(decoder, (PointerGeneratorDecoder, JointCTCDecoder)) else decoder
     said = inner.advance(batch.decoder_inputs.values, model.start(batch)).logits
@@ -130,7 +130,7 @@ def test_a_step_tells_what_the_output_layer_read(model, batch):
     assert decoder.attention_shape == ((0, 0) if cross is None else cross.shape[1:3])
 
 
-def test_rows_of_a_memory_tell_their_tokens(model, batch):
+def test_memory_tokens_are_the_source_tokens(model, batch):
     if (encoder := getattr(model, "encoder", None)) is not None:
         memory, readers = encoder(batch), len(getattr(encoder, "encoders", "1"))
         for tokens, real, source, mask in zip(
@@ -142,7 +142,7 @@ def test_rows_of_a_memory_tell_their_tokens(model, batch):
             assert tokens[real].tolist() == readers * read
 
 
-def test_every_parameter_learns(case, model, batch):
+def test_every_parameter_gets_a_gradient(case, model, batch):
     """A part that the loss does not reach is not a part."""
     objective = factory(Objective, complete_objective(CASES[case]["training"]["objective"], case))()
     objective(model.train(), batch).total.backward()

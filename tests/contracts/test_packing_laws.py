@@ -8,7 +8,7 @@ import torch
 from contract_fixtures import CASES, SIZE, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_steady_laws import Steady
+from test_capture_laws import Steady
 from torch.testing import assert_close
 
 from transduce.data.batching import collate
@@ -43,7 +43,7 @@ def pairs_of(*lengths: tuple[int, int]) -> Pairs:
 SOME = pairs_of((5, 4), (2, 6), (7, 1), (3, 3), (1, 9), (12, 2))
 
 
-def test_the_common_transformer_packs_and_others_do_not() -> None:
+def test_only_the_standard_transformer_supports_packing() -> None:
     assert "transformer>transformer" in PACKED
     refusing = ("recurrent", "convolutional", "conformer", "ssru", "average", "copy", "ctc", "alone", "source_eos")
     assert not [name for name in PACKED if any(part in name for part in refusing)]
@@ -52,7 +52,7 @@ def test_the_common_transformer_packs_and_others_do_not() -> None:
 
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("objective", [name for name, kind in OBJECTIVES.items() if kind.supports_packing])
-def test_loss_and_gradient_are_the_same(name: str, objective: str) -> None:
+def test_packed_loss_and_gradient_equal_unpacked(name: str, objective: str) -> None:
     model, (padded, packed, _) = make(name), both(SOME)
     if "batch" not in name:
         model.train()
@@ -72,7 +72,7 @@ def test_loss_and_gradient_are_the_same(name: str, objective: str) -> None:
 
 @settings(max_examples=40)
 @given(lengths=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=8))
-def test_scores_of_every_token_are_the_same(lengths: list[tuple[int, int]]) -> None:
+def test_packed_logits_equal_unpacked(lengths: list[tuple[int, int]]) -> None:
     pairs = pairs_of(*lengths)
     if assign_bins(np.array(lengths) + np.array([1, 2]), PACKING.capacity).max() >= PACKING.rows:
         pairs = pairs[:3]
@@ -86,13 +86,13 @@ def test_scores_of_every_token_are_the_same(lengths: list[tuple[int, int]]) -> N
 
 
 @pytest.mark.parametrize("name", PACKED[:3])
-def test_a_packed_pass_never_waits(name: str) -> None:
+def test_packed_pass_does_not_synchronise(name: str) -> None:
     model, (_, packed, _) = make(name).train(), both(SOME)
     with Steady():
         OBJECTIVES["cross_entropy"]()(model, packed).total.backward()
 
 
-def test_pieces_of_a_packed_batch_add_up() -> None:
+def test_losses_of_parts_of_a_packed_batch_add_up() -> None:
     model, (_, packed, _) = make("transformer>transformer"), both(SOME)
     objective = OBJECTIVES["cross_entropy"]()
     halves = [packed.select(rows) for rows in torch.arange(packed.size).tensor_split(2)]

@@ -47,7 +47,7 @@ def pairs(task: str, count: int, chance: random.Random) -> Batch:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_learns(kind):
+def test_attention_mechanism_learns(kind):
     reader, task, steps, exact = KINDS[kind]
     torch.manual_seed(1)
     chance = random.Random(1)

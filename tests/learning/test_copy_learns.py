@@ -75,7 +75,7 @@ def learn(tmp_path, part: dict, copying: dict | None, oov_placeholders: int, rar
 
 
 @pytest.mark.parametrize("part", [GRU, TRANSFORMER], ids=["recurrent", "Transformer"])
-def test_unseen_names_come_through(part, tmp_path):
+def test_oov_placeholders_reproduce_unseen_names(part, tmp_path):
     exact, model = learn(tmp_path, part, {}, 3)
     assert exact >= 95
     (one,) = model.generate(["my name is ZORBLAX ."])
@@ -91,7 +91,7 @@ def test_unseen_names_come_through(part, tmp_path):
     assert right.score > unsaid.score
 
 
-def test_without_them_no_name_does(tmp_path):
+def test_unseen_names_fail_without_oov_placeholders(tmp_path):
     exact, model = learn(tmp_path, GRU, None, 0)
     assert exact == 0
     assert "<unk>" in model.generate(["my name is ZORBLAX ."])[0].text

@@ -42,7 +42,7 @@ def run(tmp_path_factory) -> TrainingResult:
     return trained(tmp_path_factory.mktemp("embed"), 70)
 
 
-def test_a_sentence_finds_its_paraphrase_among_two_hundred(run, tmp_path):
+def test_paraphrase_is_retrieved_among_two_hundred(run, tmp_path):
     scores = run.scores["dev"].scores
     assert scores["recall@1"].value >= 90
     assert scores["recall@10"].value >= scores["recall@1"].value
@@ -55,7 +55,7 @@ def test_the_held_out_loss_falls(run):
     assert run.outcome.scores["loss"] < 0.5  # from the logarithm of the batch, some 4
 
 
-def test_topics_come_out_as_groups(run):
+def test_clusters_recover_topics(run):
     vectors = normalise_rows(run.model.embed([one.source for one in DOCUMENTS]))
     topics = [one.extra["topic"] for one in DOCUMENTS]
     found = k_means(vectors, len(set(topics)))

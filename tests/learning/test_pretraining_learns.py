@@ -81,7 +81,7 @@ def learn(folder: Path, name: str, head: str, encoder: dict[str, Any], origin: P
     return train(recipe, folder / name).scores["dev"].scores["accuracy"].value
 
 
-def test_masked_tokens_are_found_as_often_as_can_be(tmp_path):
+def test_masked_lm_reaches_the_possible_accuracy(tmp_path):
     """`x` and `f(x)`, twice, where f puts four words on two: of a masked x half is luck, f(x) is certain: 75 %."""
     chance = random.Random(3)
 
@@ -111,7 +111,7 @@ def test_masked_tokens_are_found_as_often_as_can_be(tmp_path):
     assert one.text in ("p m R N", "p m S N")
 
 
-def test_a_masked_model_under_a_classifier(tmp_path):
+def test_pretrained_masked_lm_helps_a_classifier(tmp_path):
     model = {"encoder": RECURRENT, "head": {"kind": "mlm", "dropout": 0.0}}
     noise = {"kind": "mask_tokens", "rate": 0.3}
     taught = pretrain(tmp_path, "taught", noise, model, 300)
@@ -124,7 +124,7 @@ def test_a_masked_model_under_a_classifier(tmp_path):
         assert with_text >= without + 15
 
 
-def test_a_frozen_two_way_model_under_a_tagger_and_a_classifier(tmp_path):
+def test_frozen_elmo_helps_a_tagger_and_a_classifier(tmp_path):
     """Only the mixing weights and the head learn from the labels."""
     model = {"encoder": BOTH_WAYS, "head": {"kind": "bilm", "dropout": 0.0}}
     taught = pretrain(tmp_path, "taught", {"kind": "nothing"}, model, 200)
@@ -137,7 +137,7 @@ def test_a_frozen_two_way_model_under_a_tagger_and_a_classifier(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["delete", "mask_spans"])
-def test_a_denoising_model_begins_a_task_ahead(tmp_path, kind):
+def test_denoising_pretraining_helps_a_task(tmp_path, kind):
     part = {"kind": "recurrent", "width": 32, "dropout": 0.0}
     model = {"encoder": part, "decoder": {**part, "context": "bahdanau"}}
     taught = pretrain(tmp_path, "taught", {"kind": kind}, model, 150)

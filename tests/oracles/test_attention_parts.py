@@ -52,7 +52,7 @@ def test_normaliser_gradients_and_masks(kind):
 @pytest.mark.parametrize("kind", NORMALISERS)
 @given(seed=st.integers(0, 2**32), columns=st.integers(1, 9), size=st.sampled_from([0.0, 1e-3, 1.0, 30.0, 1e4]))
 @examples(max_examples=25, deadline=None)
-def test_weights_are_a_distribution_over_what_is_visible(kind, training, seed, columns, size):
+def test_weights_are_a_distribution_over_unmasked_rows(kind, training, seed, columns, size):
     torch.manual_seed(seed)
     normaliser = NORMALISERS[kind]().train(training)
     scores = (torch.randn(4, 3, columns) * size).requires_grad_()
@@ -69,7 +69,7 @@ def test_weights_are_a_distribution_over_what_is_visible(kind, training, seed, c
 
 @given(seed=st.integers(0, 2**32), columns=st.integers(1, 30), size=st.floats(0, 50))
 @examples(max_examples=50, deadline=None)
-def test_entmax_by_bisection(seed, columns, size):
+def test_entmax_against_bisection(seed, columns, size):
     """tau is the root of sum max(e / 2 - tau, 0)^2 = 1, found here by halving an interval that must hold it."""
     torch.manual_seed(seed)
     scores = torch.randn(5, columns, dtype=torch.double) * size
@@ -90,7 +90,7 @@ def test_entmax_lies_between_softmax_and_sparsemax():
     assert supports[0].sum() < supports[1].sum() < supports[2].sum()
 
 
-def test_straight_through_shows_the_best_and_learns_as_softmax():
+def test_straight_through_is_one_hot_with_the_gradient_of_softmax():
     scores, direction = double(6, 5), torch.randn(6, 5, dtype=torch.double)
     for normaliser in (Hard(), Gumbel().eval()):
         weights = normaliser(scores, None)
@@ -100,7 +100,7 @@ def test_straight_through_shows_the_best_and_learns_as_softmax():
         assert_close(found, expected)
 
 
-def test_gumbel_draws_from_the_softmax():
+def test_gumbel_samples_from_the_softmax():
     torch.manual_seed(5)
     scores, mask = torch.randn(4), torch.tensor([True, True, True, False])
     normaliser, many = Gumbel(temperature=0.5), scores.expand(20000, 4)
@@ -112,7 +112,7 @@ def test_gumbel_draws_from_the_softmax():
     assert_close(normaliser(many, mask), drawn)
 
 
-def test_sparsemax_is_the_nearest_point_of_the_simplex():
+def test_sparsemax_is_the_projection_onto_the_simplex():
     """Every support is tried: on each, the projection is a plain mean shift."""
     for scores in torch.randn(50, 4, dtype=torch.double) * 2:
         best = None
@@ -152,7 +152,7 @@ def test_weights_reproduce_the_context(kind, normaliser):
 
 @pytest.mark.parametrize("normaliser", PLAIN_NORMALISERS)
 @pytest.mark.parametrize("kind", PLAIN_SCORES)
-def test_a_memory_is_a_set(kind, normaliser):
+def test_attention_is_invariant_to_permutations_of_the_memory(kind, normaliser):
     """Rows in another order: the weights go with them, the context stays."""
     attend = Attend(SCORES[kind](4, 4), NORMALISERS[normaliser](), carries_past=True).eval()
     query, memory, order = torch.randn(2, 3, 4), torch.randn(2, 6, 4), torch.randperm(6)
@@ -166,7 +166,7 @@ def test_a_memory_is_a_set(kind, normaliser):
 
 @pytest.mark.parametrize("kind", POSITIONS)
 @pytest.mark.parametrize("causal", [True, False])
-def test_positions_can_tell_order(kind, causal):
+def test_position_encodings_distinguish_order(kind, causal):
     """Moving one row changes what a query sees, except for `none`."""
     position = POSITIONS[kind](8, 2, causal)
     values = torch.randn(1, 5, 8)
@@ -207,7 +207,7 @@ def test_t5_buckets_are_those_of_transformers():
         assert_close(own, attention._relative_position_bucket(offsets, not causal, 32, 128))
 
 
-def test_learned_positions_end():
+def test_learned_positions_have_a_maximum():
     position = POSITIONS["learned"](8, 2, True, longest=4)
     with pytest.raises(InputError, match="end at 4"):
         position.add(torch.zeros(1, 5, 8), torch.arange(5)[None])

@@ -46,7 +46,7 @@ def copy(ours: nn.Module, theirs: nn.Module) -> None:
     ours.load_state_dict({mine: given[name].view(shapes[mine]) for mine, name in (names | ALONE).items()})
 
 
-def test_a_block_is_that_of_the_library() -> None:
+def test_conformer_layer_equals_transformers() -> None:
     library = pytest.importorskip("transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer")
     torch.manual_seed(1)
     config = library.Wav2Vec2ConformerConfig(

@@ -40,7 +40,7 @@ def copy_rest(own, other, residuals, norms) -> None:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_transformer(norm, activation):
+def test_transformer_equals_torch(norm, activation):
     first, before = norm == "pre", {"batch_first": True, "dropout": 0.0, "activation": activation}
     ours_in = TransformerEncoder(Embedding(SIZE, WIDTH), norm=norm, activation=activation, **SIZES).eval()
     ours_out = TransformerDecoder(
@@ -82,7 +82,7 @@ def test_transformer(norm, activation):
 
 @pytest.mark.parametrize("cell", list(CELLS))
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_recurrent_encoder(cell, bidirectional):
+def test_recurrent_encoder_equals_torch(cell, bidirectional):
     """A stack of one-layer networks against torch's own stacked one."""
     encoder = RecurrentEncoder(
         Embedding(SIZE, WIDTH), cell=cell, layers=2, width=WIDTH, bidirectional=bidirectional, dropout=0.0
@@ -143,7 +143,7 @@ def test_scores_against_loops():
                     assert_close(got[b, t, s], expected)
 
 
-def test_memory_is_a_set():
+def test_decoder_is_invariant_to_permutations_of_the_memory():
     """The order of the memory's rows does not change the context."""
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), WIDTH, **SIZES).eval()
     memory = Memory(torch.randn(2, 5, WIDTH), torch.arange(5) < torch.tensor([[5], [3]]), torch.randn(2, WIDTH))

@@ -226,7 +226,7 @@ def _llama(theirs: nn.Module, **options: int) -> TransformerDecoder:
     return decoder
 
 
-def test_bert_blocks():
+def test_bert_layers():
     """An encoder alone: norm after, GELU; fed with the sum of its embeddings."""
     config = transformers.BertConfig(
         vocab_size=SIZE, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,

@@ -125,7 +125,7 @@ def stepwise(decoder: TransformerDecoder, tokens: torch.Tensor, memory: Memory) 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_encoder_and_decoder(case):
+def test_encoder_decoder_equals_x_transformers(case):
     torch.manual_seed(1)
     ours, other = our_options(CASES[case][0]), their_options(CASES[case][1])
     encoder = TransformerEncoder(Embedding(SIZE, WIDTH), **ours).eval()
@@ -147,7 +147,7 @@ def test_encoder_and_decoder(case):
 
 
 @pytest.mark.parametrize("case", ["plain", "rotary", "alibi", "relative", "together"])
-def test_decoder_alone(case):
+def test_decoder_only_equals_x_transformers(case):
     torch.manual_seed(1)
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, **our_options(CASES[case][0])).eval()
     other = theirs.Decoder(**their_options(CASES[case][1])).eval()
@@ -160,7 +160,7 @@ def test_decoder_alone(case):
 
 
 @pytest.mark.parametrize("case", ["rotary", "alibi", "relative", "rms", "after"])
-def test_the_parts_matter(case):
+def test_each_option_changes_the_result(case):
     """Without the part the two differ: the comparison above could have failed."""
     torch.manual_seed(1)
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, **our_options(CASES[case][0])).eval()

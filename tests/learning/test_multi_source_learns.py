@@ -97,7 +97,7 @@ def best_unasked(tested: list[list[str]]) -> float:
     return 1 / 3 + 3 * (1 / 3 * 2 / 3 / len(tested)) ** 0.5
 
 
-def test_both_sources_together_answer(looks, tmp_path):
+def test_question_and_image_together_suffice(looks, tmp_path):
     model, tested = learn(looks, tmp_path, ("picture", "question"), 1500), lines(looks / "test")
     pictures = [str(looks / "test" / name) for name, _, _ in tested]
     questions, answers = [question for _, question, _ in tested], [answer for *_, answer in tested]
@@ -112,14 +112,14 @@ def test_both_sources_together_answer(looks, tmp_path):
     assert right(pictures, questions[1:] + questions[:1]) <= 0.5
 
 
-def test_the_question_alone_does_not_answer(looks, tmp_path):
+def test_question_alone_does_not_suffice(looks, tmp_path):
     model, tested = learn(looks, tmp_path, ("question",), 100), lines(looks / "test")
     found = [one.text for one in model.generate([question for _, question, _ in tested])]
     assert set(found) <= set(COLOURS)  # that much it has learned
     assert share([one == line[-1] for one, line in zip(found, tested, strict=True)]) <= best_unseen(tested) <= 0.4
 
 
-def test_the_picture_alone_does_not_answer(looks, tmp_path):
+def test_image_alone_does_not_suffice(looks, tmp_path):
     """It learns all that a picture tells, which colours are there, and guesses among them."""
     model, tested = learn(looks, tmp_path, ("picture",), 250), lines(looks / "test")
     found = [one.text for one in model.generate([str(looks / "test" / name) for name, _, _ in tested])]

@@ -48,7 +48,7 @@ def learn(folder: Path, name: str, model: dict, target: str, metric: str, rate: 
     return train(recipe, folder / "run")
 
 
-def test_captions(tmp_path):
+def test_video_captioning_learns(tmp_path):
     """Colour and movement are right; so small a picture hardly tells a circle from a square."""
     block = {"kind": "transformer", "width": 64, "layers": 2, "heads": 4, "ff_width": 128, "dropout": 0.0}
     learn(tmp_path, "films", {"encoder": WATCHED, "decoder": block}, "words", "exact", 1e-3, 350)
@@ -61,7 +61,7 @@ def test_captions(tmp_path):
     assert sum(right) >= 0.85 * len(right)
 
 
-def test_labels(tmp_path):
+def test_video_classification_learns(tmp_path):
     model = {"encoder": WATCHED, "head": {"kind": "classifier", "pooling": "mean"}}
     trained = learn(tmp_path, "actions", model, "labels", "accuracy", 3e-3, 200)
     assert trained.scores["test"].scores["accuracy"].value >= 90

@@ -47,7 +47,7 @@ def batch() -> Batch:
     return example_batch([(8, 3), (6, 1), (9, 4), (7, 2)])
 
 
-def test_whole_is_stepwise_and_masks_leave_no_trace(model, batch):
+def test_whole_sequence_equals_stepwise_and_padding_does_not_change_the_state(model, batch):
     tokens = batch.decoder_inputs.values
     whole, state, logits = model(batch), model.start(batch), []
     for step in range(tokens.size(1)):
@@ -63,7 +63,7 @@ def test_whole_is_stepwise_and_masks_leave_no_trace(model, batch):
         assert_close(model.advance(torch.full((1, 1), 5), own).logits[0], after[row], **CLOSE)
 
 
-def test_padding_and_batch_blind_and_causal(model, batch):
+def test_logits_do_not_depend_on_padding_batch_or_later_tokens(model, batch):
     together = model(batch).logits
     longer = Padded(F.pad(batch.source.values, (0, 3), value=6), F.pad(batch.source.mask, (0, 3)))
     assert_close(model(Batch(longer, batch.target)).logits, together, **CLOSE)
@@ -76,7 +76,7 @@ def test_padding_and_batch_blind_and_causal(model, batch):
     assert_close(model.advance(changed, model.start(batch)).logits[:, :3], together[:, :3], **CLOSE)
 
 
-def test_a_score_is_ctcs_and_search_gives_it(model, batch):
+def test_score_is_the_ctc_probability_and_search_returns_it(model, batch):
     state = model(Batch(batch.source)).state
     lengths = batch.target.mask.sum(1) - 2
     paths, rows = state.fixed["paths"], state.fixed["rows"]
@@ -89,7 +89,7 @@ def test_a_score_is_ctcs_and_search_gives_it(model, batch):
             assert row[0].token_scores == pytest.approx(scores, abs=1e-3)
 
 
-def test_cross_entropy_and_ctc_are_one_loss_with_one_gradient(model, batch):
+def test_cross_entropy_and_ctc_have_equal_loss_and_gradient(model, batch):
     gradients, totals = [], []
     for objective in (CrossEntropy(label_smoothing=0.0), CTC()):
         model.zero_grad()
@@ -109,7 +109,7 @@ def spelt(path: tuple[int, ...]) -> tuple[int, ...]:
 
 @trials(deadline=None, max_examples=15)
 @given(st.integers(1, 4), st.integers(0, 2), st.integers(0, 999))
-def test_the_widest_beam_finds_what_the_sum_over_all_paths_finds(rows: int, more: int, seed: int) -> None:
+def test_exhaustive_beam_finds_the_most_probable_text(rows: int, more: int, seed: int) -> None:
     """Brute force: every path, its probability added to the text it spells."""
     torch.manual_seed(seed)
     logits = 2 * torch.randn(1, rows, 6)
@@ -146,14 +146,14 @@ class Fixed(torch.nn.Module):
         return State(self.fixed, begin_paths(self.fixed))
 
 
-def test_a_text_that_fits_into_no_path_ends():
+def test_text_longer_than_the_rows_ends():
     fixed = read_paths(torch.randn(1, 2, 6), torch.ones(1, 2, dtype=torch.bool))
     _, scores = advance_paths(fixed, begin_paths(fixed), torch.tensor([[BOS, 4, 4, 5]]))
     assert scores[0, -1].argmax() == EOS
     assert scores.isfinite().all()
 
 
-def test_the_joint_loss_is_its_formula_and_teaches_both(batch):
+def test_joint_loss_is_its_formula_and_trains_encoder_and_decoder(batch):
     torch.manual_seed(1)
     given = {"encoder": SMALL["recurrent"], "decoder": SMALL["recurrent"], "ctc": {"weight": 0.4}}
     completed = complete_recipe(parse({"model": given, "training": {"objective": {"kind": "joint_ctc"}}}))
@@ -194,7 +194,7 @@ def test_the_joint_loss_is_its_formula_and_teaches_both(batch):
         ({"model": {"head": {"kind": "ctc"}, "ctc": {}}}, "ctc needs an encoder and a decoder"),
     ],
 )
-def test_what_does_not_fit_is_told(change, problem):
+def test_incompatible_recipes_raise_input_errors(change, problem):
     given = {**change, "model": {"encoder": SMALL["recurrent"], **change["model"]}}
     with pytest.raises(InputError, match=problem):
         complete_recipe(parse(given))

@@ -51,7 +51,7 @@ def batch() -> Batch:
     return example_batch([(5, 3), (2, 6), (7, 1), (3, 4)])
 
 
-def test_padding_and_batch_blind(model, batch):
+def test_embeddings_do_not_depend_on_padding_or_batch(model, batch):
     together = model.embed(batch.source)
     assert together.shape[0] == 4
     assert together.dim() == 2
@@ -64,7 +64,7 @@ def test_padding_and_batch_blind(model, batch):
         assert_close(model.embed(batch.source.select(torch.tensor([row])))[0], together[row], **CLOSE)
 
 
-def test_a_text_has_one_vector_on_either_side(model, batch):
+def test_a_text_has_the_same_embedding_as_source_and_target(model, batch):
     starts = torch.full((4, 1), BOS)
     target = Padded(
         torch.cat((starts, batch.source.values), 1),
@@ -75,17 +75,17 @@ def test_a_text_has_one_vector_on_either_side(model, batch):
     assert_close(found.source, model.embed(batch.source), **CLOSE)
 
 
-def test_unit_length_when_asked_for(model, batch):
+def test_normalised_embeddings_have_unit_length(model, batch):
     lengths = model.embed(batch.source).norm(dim=-1)
     assert torch.allclose(lengths, torch.ones(4)) == model.head.normalise
 
 
-def test_every_parameter_learns(model, batch):
+def test_every_parameter_gets_a_gradient(model, batch):
     Contrastive()(model.train(), batch).total.backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
-def test_it_speaks_no_tokens(model, batch):
+def test_generation_raises_an_input_error(model, batch):
     with pytest.raises(InputError, match="transduce embed"):
         search(model, Batch(batch.source), Greedy(), max_lengths=torch.full((4,), 5))
 
@@ -98,12 +98,12 @@ def test_it_speaks_no_tokens(model, batch):
         ({"model": {"encoder": SMALL["recurrent"], "decoder": SMALL["recurrent"]}}, "contrastive compares vectors"),
     ],
 )
-def test_what_does_not_fit_is_refused_when_the_recipe_is_read(changes, told):
+def test_incompatible_recipes_raise_input_errors(changes, told):
     with pytest.raises(InputError, match=told):
         complete_recipe(parse(recipe(SMALL["recurrent"], {"kind": "embedder"}, **changes)))
 
 
-def test_any_encoder_can_embed_and_a_decoder_alone_cannot(batch):
+def test_every_model_with_an_encoder_can_embed(batch):
     pair = {"model": {"encoder": SMALL["transformer"], "decoder": SMALL["recurrent"]}}
     model = build_model(complete_recipe(parse(pair)).model, SIZE, SIZE).eval()
     memory = model.encoder(batch)

@@ -45,7 +45,7 @@ CASES = [
 
 @torch.no_grad()
 @pytest.mark.parametrize(("encoder", "decoder", "copying"), CASES)
-def test_the_mixture(encoder, decoder, copying):
+def test_copy_distribution_is_the_mixture(encoder, decoder, copying):
     model, batch = build(encoder, decoder, copying), a_batch()
     step = model(batch, with_attention=True)
     assert isinstance(model.decoder, PointerGeneratorDecoder)
@@ -77,14 +77,14 @@ def test_logits_are_log_probabilities_and_finite():
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def test_attention_is_given_only_when_asked_for():
+def test_attention_is_returned_only_on_request():
     model, batch = build(TRANSFORMER, TRANSFORMER, {}), a_batch()
     assert model(batch).attention is None
     assert model(batch, with_attention=True).attention.cross.shape == (2, 2, 2, 3, 4)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_rows_of_a_memory_stand_for_their_tokens(reverse):
+def test_memory_tokens_are_the_source_tokens(reverse):
     """One direction: a token read last changes its own row alone, wherever the reading began."""
     model, batch = build({**RECURRENT, "bidirectional": False, "reverse": reverse}, RECURRENT, {}), a_batch()
     before, place = model.encoder(batch), 0 if reverse else 3
@@ -105,7 +105,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("encoder", "decoder", "copying", "shared", "words"), REFUSED)
-def test_what_cannot_work_is_refused(encoder, decoder, copying, shared, words):
+def test_incompatible_decoders_raise_input_errors(encoder, decoder, copying, shared, words):
     with pytest.raises(InputError) as told:
         complete_recipe(recipe(encoder, decoder, copying, shared))
     assert words in str(told.value)

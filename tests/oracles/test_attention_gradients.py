@@ -33,7 +33,7 @@ def test_every_normaliser_has_a_rule():
 
 
 @pytest.mark.parametrize("kind", SCORES)
-def test_score(kind):
+def test_score_gradients_against_finite_differences(kind):
     """By query, memory, past and every weight of its own."""
     score = SCORES[kind](4, 4).double()
     names = [name for name, _ in score.named_parameters()]
@@ -62,7 +62,7 @@ def test_score(kind):
 
 @pytest.mark.parametrize("mask", [None, MASK])
 @pytest.mark.parametrize("kind", SMOOTH)
-def test_smooth(kind, mask):
+def test_smooth_normaliser_gradients(kind, mask):
     normaliser = NORMALISERS[kind]()
     for size in (0.3, 3.0):  # all rows in the support, and few of them
         assert torch.autograd.gradcheck(lambda s, size=size: normaliser(s * size, mask), double(2, 3, 5))
@@ -71,7 +71,7 @@ def test_smooth(kind, mask):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("mask", [None, MASK])
 @pytest.mark.parametrize("kind", STRAIGHT_THROUGH)
-def test_straight_through(kind, mask, training):
+def test_straight_through_gradients(kind, mask, training):
     """Finite differences of a softmax of the scores, with the noise that was drawn."""
     normaliser = NORMALISERS[kind](**({"temperature": 0.7} if kind == "gumbel" else {})).train(training)
     scores, direction = double(2, 3, 5), torch.randn(2, 3, 5, dtype=torch.double)
@@ -93,7 +93,7 @@ def test_straight_through(kind, mask, training):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("mask", [None, MASK])
 @pytest.mark.parametrize("kind", REWARDED)
-def test_rewarded(kind, mask, training):
+def test_sampled_attention_gradients(kind, mask, training):
     """Finite differences of sum_t reward_t log p(row_t), for the rows that were drawn."""
     normaliser = NORMALISERS[kind]().train(training)
     scores, reward = double(2, 3, 5), torch.randn(2, 3, dtype=torch.double)
@@ -110,7 +110,7 @@ def test_rewarded(kind, mask, training):
 
 
 @pytest.mark.parametrize("kind", WALKING)
-def test_walking(kind):
+def test_monotonic_attention_gradients(kind):
     """By scores, by where the last step stopped and by its own weights, with the noise it drew."""
     normaliser = NORMALISERS[kind]().double().train()
     (name,) = normaliser.start(torch.ones(2, 5, dtype=torch.bool))
@@ -136,7 +136,7 @@ def test_walking(kind):
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_window(kind):
+def test_window_gradients(kind):
     """The bias of a window, by query and weights, where it has one."""
     window = WINDOWS[kind](4, radius=2).double()
     mask = torch.ones(2, 1, 9, dtype=torch.bool)

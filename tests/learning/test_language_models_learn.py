@@ -48,7 +48,7 @@ TRANSFORMER = {"kind": "transformer", "width": 48, "heads": 2, "ff_width": 96, "
     ],
     ids=["gru", "transformer"],
 )
-def test_perplexity_comes_close_to_the_true_one(
+def test_perplexity_approaches_the_entropy_of_the_source(
     decoder: dict[str, Any], objective: dict[str, Any], steps: int, rate: float, tmp_path: Path
 ) -> None:
     chain = Chain(3)

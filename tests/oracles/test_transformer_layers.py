@@ -34,7 +34,7 @@ def view(real: torch.Tensor | None = None) -> SequenceContext:
     return SequenceContext(NoPosition(WIDTH, 1, True), places, places, real=real, padded=real is not None)
 
 
-def test_shared_keys_are_repeated_keys():
+def test_grouped_query_attention_equals_repeated_keys():
     """Grouped heads equal full heads whose key and value matrices hold each group's rows again."""
     for kv_heads in (1, 2, 4):
         few = CrossAttention(WIDTH, 5, AttentionOptions(4, kv_heads, score=ScaledDot))
@@ -52,7 +52,7 @@ def test_shared_keys_are_repeated_keys():
         assert_close(got, expected, **CLOSE)
 
 
-def test_heads_that_do_not_fit_are_refused():
+def test_incompatible_heads_raise_input_errors():
     for heads, message in (
         (AttentionOptions(3, 3, score=ScaledDot), "3 heads"),
         (AttentionOptions(4, 3, score=ScaledDot), "3 key heads"),
@@ -79,7 +79,7 @@ def test_heads_that_do_not_fit_are_refused():
         ({"kind": "convolutional", "position": "rotary"}, "choose position: sinusoidal"),
     ],
 )
-def test_a_recipe_that_cannot_be_built_says_what_to_change(options, message):
+def test_invalid_options_raise_errors_with_a_remedy(options, message):
     decoder = {"kind": "transformer", "width": 16, **options}
     encoder = {"kind": "convolutional", "width": 16}
     with pytest.raises(InputError) as refused:
@@ -87,13 +87,13 @@ def test_a_recipe_that_cannot_be_built_says_what_to_change(options, message):
     assert message in str(refused.value)
 
 
-def test_a_batch_that_is_not_finite_does_not_stay_in_a_batch_norm():
+def test_batch_norm_statistics_skip_non_finite_batches():
     norm = BatchNorm(WIDTH)
     norm(torch.full((1, 3, WIDTH), torch.nan))
     assert torch.isfinite(norm.eval()(torch.randn(1, 3, WIDTH))).all()
 
 
-def test_bare_attention_against_loops():
+def test_attention_without_projections_against_loops():
     """y_i = sum_j softmax_j(x_i . x_j) x_j, over all rows or over those up to i."""
     attention = CrossAttention(WIDTH, WIDTH, AttentionOptions(1, 1, score=Dot, projections="none"))
     assert not list(attention.parameters())
@@ -109,7 +109,7 @@ def test_bare_attention_against_loops():
             assert_close(got[0, i], sum(w * other for w, other in zip(expected, seen, strict=True)))
 
 
-def test_queries_and_keys_make_relevance_asymmetric():
+def test_projections_make_scores_asymmetric():
     """Of bare rows i is to j what j is to i, so log w_ij - log w_ji is a difference of two numbers, one a row, and
     vanishes around any triangle. With a query and a key for each row it does not."""
 
@@ -126,7 +126,7 @@ def test_queries_and_keys_make_relevance_asymmetric():
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_window(window):
+def test_window_limits_the_receptive_field(window):
     """A change moves the rows of one layer within the window alone; forwards only where the model is causal."""
     encoder = TransformerEncoder(Embedding(SIZE, WIDTH), window=window, **SIZES).eval()
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, window=window, **SIZES).eval()
@@ -143,7 +143,7 @@ def test_window(window):
     assert (seen.tril(-window - 1) == 0).all()
 
 
-def test_a_reach_beyond_the_row_is_no_limit():
+def test_window_longer_than_the_sequence_is_no_limit():
     torch.manual_seed(1)
     free = TransformerEncoder(Embedding(SIZE, WIDTH), **SIZES).eval()
     wide = TransformerEncoder(Embedding(SIZE, WIDTH), window=20, **SIZES).eval()
@@ -152,7 +152,7 @@ def test_a_reach_beyond_the_row_is_no_limit():
     assert_close(wide(batch).values[batch.source.mask], free(batch).values[batch.source.mask])
 
 
-def test_batch_norm_is_torchs_over_the_real_rows():
+def test_batch_norm_equals_torch_over_unpadded_rows():
     own, theirs = BatchNorm(WIDTH), nn.BatchNorm1d(WIDTH)
     for length in (5, 3, 1):
         values = torch.randn(3, length, WIDTH) * 3 + 1
@@ -197,7 +197,7 @@ def test_rms_norm_and_gated_feed_forward_against_their_equations():
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 10**6))
-def test_scan_is_the_loop(steps, seed):
+def test_parallel_scan_equals_the_loop(steps, seed):
     generator = torch.Generator().manual_seed(seed)
     decay = torch.rand(2, steps, 3, generator=generator)
     inputs = torch.randn(2, steps, 3, generator=generator)
@@ -221,7 +221,7 @@ def test_ssru_against_loops():
     assert_close(after, cell, **CLOSE)
 
 
-def test_average_against_loops():
+def test_average_attention_against_loops():
     own, rows = AverageAttention(WIDTH, FeedForward(WIDTH, 12, "relu"), True), torch.randn(2, 6, WIDTH)
     real = torch.arange(6) < torch.tensor([[6], [4]])
     got, (total, count), _ = own(rows, own.start(2, rows), view(real))
@@ -235,7 +235,7 @@ def test_average_against_loops():
 
 
 @pytest.mark.parametrize("kind", ["ssru", "average", "convolutional"])
-def test_a_fast_decoder_remembers_no_more_for_a_longer_past(kind):
+def test_state_of_ssru_and_average_attention_has_constant_size(kind):
     parts = (Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0)
     decoder = (
         ConvolutionalDecoder(*parts, width=WIDTH)
@@ -263,7 +263,7 @@ def test_concatenated_positions(kind):
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
-def test_without_positions_order_does_not_matter(kind):
+def test_without_positions_the_encoder_is_permutation_equivariant(kind):
     """A memory of shuffled words is the shuffled memory, unless positions tell them apart."""
     encoder = TransformerEncoder(Embedding(SIZE, WIDTH), **{**SIZES, "position": POSITIONS[kind]}).eval()
     row, order = torch.tensor([[4, 5, 6, 7, 8, 2]]), torch.tensor([3, 1, 5, 0, 2, 4])
@@ -275,7 +275,7 @@ def test_without_positions_order_does_not_matter(kind):
 @pytest.mark.parametrize(
     "options", [{}, {"token_mixer": "ssru"}, {"token_mixer": "average"}, {"norm_kind": "batch"}], ids=str
 )
-def test_half_precision_goes_on_where_it_was(options):
+def test_half_precision_state_keeps_its_dtype(options):
     """Under mixed precision the past keeps a type that the next step can take, and says about the same."""
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, **SIZES, **options).eval()
     tokens = torch.tensor([[1, 5, 6, 7, 8]])

@@ -23,7 +23,7 @@ def pictures(folder: Path, count: int, size: int) -> list[tuple[str, np.ndarray]
 
 
 @pytest.mark.parametrize("kind", ["colours", "codes"])
-def test_a_text_is_drawn(tmp_path, kind):
+def test_image_generation_from_text_learns(tmp_path, kind):
     """In 64 tokens, each a pixel; or in 16, each a square of 16 pixels."""
     seen = pictures(tmp_path / "seen", 600, 8 if kind == "colours" else 16)
     shown = [picture for _, picture in seen]

@@ -47,7 +47,7 @@ def sources(*examples: tuple[list[int], ...], more: int = 0) -> Batch:
 
 
 @given(st.lists(st.tuples(rows, rows, rows), min_size=1, max_size=4), st.integers(0, 3))
-def test_padding_and_other_rows_change_nothing(examples, more):
+def test_memory_does_not_depend_on_padding_or_batch(examples, more):
     encoder = make().encoder
     together = encoder(sources(*examples, more=more))
     for row, example in enumerate(examples):
@@ -63,7 +63,7 @@ def test_padding_and_other_rows_change_nothing(examples, more):
         ]
 
 
-def test_each_part_reads_its_own_source_and_its_rows_are_tagged():
+def test_each_encoder_reads_its_own_source_and_adds_its_source_embedding():
     encoder = make().encoder
     same = encoder(sources(([4, 5], [4, 5], [4, 5])))
     assert not torch.allclose(same.values[0, 0:3], same.values[0, 6:9], atol=1e-3)
@@ -83,7 +83,7 @@ def test_texts_of_equal_width_share_their_embedding():
     assert parts["one"].embedding is not parts["two"].embedding
 
 
-def test_all_texts_can_be_copied_from():
+def test_tokens_of_all_text_sources_can_be_copied():
     model = make(copy={})
     batch = sources(([4], [5], [6]))
     step = model.advance(torch.ones(1, 1, dtype=torch.long), model.start(batch))
@@ -114,11 +114,11 @@ SEEN = {"picture": {"kind": "image", "size": 8}, "question": "text"}
         ({"sources": SEEN, "parts": {"picture": PICTURE, "question": RECURRENT}, "copy": {}}, "nothing to copy"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes, problem):
+def test_incompatible_recipes_raise_input_errors(changes, problem):
     with pytest.raises(InputError, match=problem):
         complete_recipe(parse(recipe(**changes)))
 
 
-def test_a_text_of_the_right_width_can_be_tied():
+def test_embedding_of_a_source_of_equal_width_can_be_tied():
     model = make(parts={**PARTS, "two": {**RECURRENT, "width": 16}}, tie="all")
     assert model.encoder.encoders["two"].embedding.weight is model.decoder.output.projection.weight

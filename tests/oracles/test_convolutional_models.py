@@ -35,7 +35,7 @@ def shake(module: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])
-def test_encoder(kernel):
+def test_convolutional_encoder_against_loops(kernel):
     encoder = ConvolutionalEncoder(Embedding(SIZE, WIDTH), kernel=kernel, **SIZES).eval()
     shake(encoder)
     rows = [[5, 6, 7, 8, 2], [4, 2]]
@@ -53,7 +53,7 @@ def test_encoder(kernel):
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 4])
-def test_decoder(kernel):
+def test_convolutional_decoder_against_loops(kernel):
     decoder = ConvolutionalDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 4, kernel=kernel, **SIZES).eval()
     shake(decoder)
     memory = Memory(torch.randn(1, 5, 4), torch.ones(1, 5, dtype=torch.bool), torch.randn(1, 4))
@@ -74,7 +74,7 @@ def test_decoder(kernel):
     assert_close(step.logits[0], decoder.output(torch.stack(values)), rtol=1e-4, atol=1e-5)
 
 
-def test_how_far_a_layer_reaches():
+def test_receptive_field_of_a_layer():
     """L layers of kernel k see L (k - 1) / 2 rows to each side, and nothing beyond."""
     encoder = ConvolutionalEncoder(Embedding(SIZE, WIDTH), kernel=3, **SIZES).eval()
     row = torch.tensor([[4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 2]])
@@ -85,7 +85,7 @@ def test_how_far_a_layer_reaches():
     assert moved.nonzero().flatten().tolist() == list(range(5 - LAYERS, 5 + LAYERS + 1))
 
 
-def test_what_cannot_be_built_is_refused():
+def test_invalid_options_raise_input_errors():
     with pytest.raises(InputError, match="no middle row"):
         ConvolutionalEncoder(Embedding(SIZE, WIDTH), kernel=2, **SIZES)
     with pytest.raises(InputError, match="Rotary positions"):

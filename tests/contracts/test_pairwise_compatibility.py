@@ -132,7 +132,7 @@ CHOSEN, IMPOSSIBLE = cover()
 
 
 @pytest.mark.parametrize("row", CHOSEN, ids=name_of)
-def test_pairs_that_go_together_obey_the_laws(row):
+def test_compatible_pairs_obey_the_laws(row):
     torch.manual_seed(1)
     model, batch = build_model(complete(row).model, SIZE, SIZE).eval(), example_batch([(5, 4), (2, 6), (7, 1), (1, 3)])
     laws.test_whole_is_stepwise(model, batch)
@@ -145,7 +145,7 @@ def test_pairs_that_go_together_obey_the_laws(row):
 @pytest.mark.parametrize(
     "pair", IMPOSSIBLE, ids=lambda pair: "-".join(f"{PLACES[place]}={part}" for place, part in pair)
 )
-def test_pairs_that_do_not_are_refused_with_a_remedy(pair):
+def test_incompatible_pairs_raise_input_errors_with_a_remedy(pair):
     refused(recipe_of(IMPOSSIBLE[pair]))
 
 
@@ -156,7 +156,7 @@ def refused(recipe: dict) -> None:
     assert told.value.where
 
 
-def test_the_rules_are_those_of_build():
+def test_compatibility_rules_match_build():
     """Of a hundred rows drawn at random build makes those that the rules allow, and refuses the others."""
     every = list(rows())
     for row in random.Random(2).sample(every, 100):
@@ -185,7 +185,7 @@ def test_the_rules_are_those_of_build():
         ("recurrent", "encoder", {"score": "dot"}),
     ],
 )
-def test_a_part_where_there_is_no_place_for_it_is_refused(decoder, place, option):
+def test_misplaced_part_raises_an_input_error(decoder, place, option):
     encoder = {**SMALL["recurrent"], **(option if place == "encoder" else {})}
     reading = {**SMALL[decoder], **(option if place == "decoder" else {})}
     if place == "context":

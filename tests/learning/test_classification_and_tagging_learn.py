@@ -33,7 +33,7 @@ def settings(tmp_path, *more):
     return [*SMALL, f"data.cache={tmp_path / 'cache'}", "evaluation.resamples=10", *more]
 
 
-def test_classify(tmp_path):
+def test_classification_learns(tmp_path):
     """Whether there is a noun. The labels are of two words each."""
     chance = random.Random(1)
 
@@ -51,7 +51,7 @@ def test_classify(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])
-def test_tag(tmp_path, kind):
+def test_tagging_learns(tmp_path, kind):
     chance = random.Random(2)
     lines = [sentence(chance) for _ in range(800)]
     pairs = [(" ".join(word for word, _ in line), " ".join(tag for _, tag in line)) for line in lines]

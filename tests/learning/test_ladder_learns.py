@@ -42,7 +42,7 @@ RUNGS = {
 
 
 @pytest.mark.parametrize(("task", "rung"), [*(("reverse", rung) for rung in RUNGS), ("copy", "Luong")])
-def test_learns(task, rung, tmp_path):
+def test_ladder_model_learns(task, rung, tmp_path):
     encoder, decoder, steps, exact, aligned = RUNGS[rung]
     trained, test = learn(task, encoder, decoder, steps, tmp_path)
     assert trained.scores["test"].scores["exact"].value >= exact

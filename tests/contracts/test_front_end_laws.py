@@ -62,11 +62,11 @@ def case(request: pytest.FixtureRequest) -> tuple[FrontEnd, tuple[int, ...]]:
 LENGTHS = [9, 4, 1, 7, 8]
 
 
-def test_every_front_reads_something():
+def test_every_front_end_has_a_case():
     assert {name for name, _, _ in CASES} == set(FRONT_ENDS)
 
 
-def test_rows_are_those_of_the_grid(case):
+def test_number_of_rows_is_the_size_of_the_grid(case):
     front, shape = case
     source = batch(shape, LENGTHS)
     rows = front.rows(source)
@@ -77,7 +77,7 @@ def test_rows_are_those_of_the_grid(case):
         assert row[:count].all()
 
 
-def test_padding_and_batch_blind(case):
+def test_rows_do_not_depend_on_padding_or_batch(case):
     front, shape = case
     together = front.rows(batch(shape, LENGTHS))
     for more in (1, 2, 5):
@@ -88,7 +88,7 @@ def test_padding_and_batch_blind(case):
         assert_close(alone.values[alone.mask], together.values[row][together.mask[row]], **CLOSE)
 
 
-def test_everything_learns_and_no_padding_is_heard(case):
+def test_all_parameters_get_gradients_and_padding_none(case):
     front, shape = case
     source = batch(shape, LENGTHS, 2)
     values = source.values.requires_grad_()

@@ -36,7 +36,7 @@ def _monotonic_by_hand(energies: list[float], mask: list[bool], before: list[flo
     return result
 
 
-def test_monotonic_attention_by_hand():
+def test_monotonic_attention_against_its_equation():
     normaliser = MonotonicExpected(offset=-0.5, noise=0.0).double()
     for length in (1, 4, 7):
         mask = (torch.arange(7) < length).expand(2, 3, 7)
@@ -51,7 +51,7 @@ def test_monotonic_attention_by_hand():
         assert torch.autograd.gradcheck(lambda s, b, m=mask: normaliser.stateful_forward(s, m, {"stops": b}), told)
 
 
-def test_monotonic_attention_is_hard_after_training():
+def test_monotonic_attention_is_hard_at_inference():
     """It never goes back, and where chances are 0 or 1 the mean that was trained is the very path that is taken."""
     normaliser = MonotonicExpected(noise=0.0)
     mask = torch.arange(8)[None, None] < torch.tensor([8, 5, 1])[:, None, None]
@@ -68,7 +68,7 @@ def test_monotonic_attention_is_hard_after_training():
     assert places[0].sum() > 0
 
 
-def test_coverage_adds_up_and_enters_the_score():
+def test_coverage_is_the_sum_of_weights_and_enters_the_score():
     score = Coverage(4, 6)
     query, memory, mask = torch.randn(2, 3, 4), torch.randn(2, 5, 6), torch.ones(2, 5, dtype=torch.bool)
     past = score.start(mask)
@@ -85,7 +85,7 @@ def test_coverage_adds_up_and_enters_the_score():
         assert_close(found[b, t, s], score.energy_proj(torch.tanh(inner))[0])
 
 
-def test_location_filters_the_weights_before():
+def test_location_score_convolves_the_previous_weights():
     score = Location(4, 6, filters=3, radius=2)
     query, memory, before = torch.randn(2, 3, 4), torch.randn(2, 5, 6), torch.rand(2, 3, 5)
     found = score.stateful_forward(query, score.keys(memory), {"weights": before})
@@ -97,7 +97,7 @@ def test_location_filters_the_weights_before():
 
 
 @pytest.mark.parametrize("kind", [Coverage, Location])
-def test_a_score_without_a_past_is_the_plain_one(kind):
+def test_stateless_score_ignores_the_history(kind):
     score, plain = kind(4, 6), MLP(4, 6)
     plain.load_state_dict(score.state_dict(), strict=False)
     query, memory = torch.randn(2, 3, 4), torch.randn(2, 5, 6)
@@ -109,7 +109,7 @@ def test_a_score_without_a_past_is_the_plain_one(kind):
     )
 
 
-def test_predicted_window_is_a_gaussian_within_reach():
+def test_predicted_window_is_a_gaussian_within_the_radius():
     """Under a softmax the weights are those of the equation, align(s, h) * exp(-(j - p)^2 / (2 sigma^2)), over
     their sum."""
     window = WINDOWS["predicted"](4, radius=3)
@@ -129,13 +129,13 @@ def test_predicted_window_is_a_gaussian_within_reach():
     assert sight.mask.any(-1).all()
 
 
-def test_predicted_window_learns_its_centre():
+def test_centre_of_predicted_window_gets_a_gradient():
     window = WINDOWS["predicted"](4, radius=3).double()
     query, mask = double(2, 3, 4), torch.ones(2, 1, 7, dtype=torch.bool)
     assert torch.autograd.gradcheck(lambda q: window(q, mask, None).bias, query)
 
 
-def test_monotonic_window_walks_on():
+def test_monotonic_window_advances_each_step():
     window = WINDOWS["monotonic"](4, radius=1)
     mask = torch.arange(6) < torch.tensor([6, 3])[:, None]
     past = window.start(mask)
@@ -158,7 +158,7 @@ REMEMBERING = {
 
 @pytest.mark.parametrize("name", REMEMBERING)
 @pytest.mark.parametrize("kind", ["bahdanau", "luong"])
-def test_the_state_holds_what_was_looked_at(kind, name):
+def test_state_holds_the_attention_history(kind, name):
     """What a part keeps is made of the weights that were told, and other memories give other scores."""
     torch.manual_seed(2)
     part = {"kind": "recurrent", "width": 8, "dropout": 0.0}
@@ -181,7 +181,7 @@ def refused(decoder: dict[str, object], match: str, encoder: dict[str, object] |
         complete_recipe(parse({"model": model}))
 
 
-def test_what_remembers_needs_a_recurrent_decoder():
+def test_stateful_attention_needs_a_recurrent_decoder():
     for part in ({"score": "coverage"}, {"score": "location"}, {"normaliser": "monotonic"}):
         (name,) = part.values()
         refused({"kind": "transformer", **part}, f"{name}.*recurrent decoder")

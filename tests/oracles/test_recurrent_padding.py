@@ -42,7 +42,9 @@ def run(stack: RecurrentStack, lengths: list[int], packed: bool, cells: bool = T
 @pytest.mark.parametrize(
     ("cell", "layers", "both", "residual"), list(product(CELLS, (1, 2), (False, True), (False, True)))
 )
-def test_padding_is_passed_by(cell: recurrent.Cell, layers: int, both: bool, residual: bool) -> None:
+def test_padding_does_not_change_recurrent_states(
+    cell: recurrent.Cell, layers: int, both: bool, residual: bool
+) -> None:
     torch.manual_seed(3)
     stack = RecurrentStack(ENTERS, WIDTH, cell, layers, bidirectional=both, residual=residual).double()
     for one, other in zip(*(run(stack, [4, 1, 7, 7], packed) for packed in (True, False)), strict=True):
@@ -51,13 +53,13 @@ def test_padding_is_passed_by(cell: recurrent.Cell, layers: int, both: bool, res
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from(list(CELLS)))
-def test_any_lengths(lengths: list[int], cell: recurrent.Cell) -> None:
+def test_recurrent_states_for_any_lengths(lengths: list[int], cell: recurrent.Cell) -> None:
     stack = RecurrentStack(ENTERS, WIDTH, cell, 2, bidirectional=True).double()
     for one, other in zip(*(run(stack, lengths, packed, cells=False) for packed in (True, False)), strict=True):
         assert_close(one, other, **EXACT)
 
 
-def test_single_precision() -> None:
+def test_recurrent_padding_in_single_precision() -> None:
     """Gates are shut exactly, so an LSTM's cell state comes through padding to the last bit but for the sums."""
     stack = RecurrentStack(ENTERS, WIDTH, "lstm", 1)
     values, first = torch.randn(2, 9, ENTERS), stack.zeros(2, torch.zeros(1))
@@ -79,7 +81,7 @@ class OnDevice(torch.Tensor):
         return True
 
 
-def test_which_way_is_taken() -> None:
+def test_choice_between_packed_and_padded_sequences() -> None:
     layer, host = RecurrentStack(4, 4, "gru", 1).layers[0], torch.zeros(1, 2, 4)
     device = host.as_subclass(OnDevice)
     assert recurrent.packs(layer, host)

@@ -48,7 +48,7 @@ def compare(decoder: torch.nn.Module) -> bool:
 @pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ORDERED])
 @pytest.mark.parametrize("score", [kind for kind in SCORES if kind not in ORDERED])
 @pytest.mark.parametrize("context", ["bahdanau", "luong"])
-def test_context_mechanisms(context, score, normaliser):
+def test_context_mechanisms_are_permutation_invariant(context, score, normaliser):
     part = {"score": score, "normaliser": normaliser}
     assert compare(build({"kind": "recurrent", "context": {"kind": context, **part}}))
 
@@ -60,7 +60,7 @@ def test_context_mechanisms(context, score, normaliser):
     ids=str,
 )
 @pytest.mark.parametrize("context", ["bahdanau", "luong"])
-def test_what_knows_the_order_shows_it(context, part):
+def test_order_dependent_parts_are_not_permutation_invariant(context, part):
     assert set(part.values()) & ORDERED
     assert not compare(build({"kind": "recurrent", "context": {"kind": context, **part}}))
 
@@ -68,6 +68,6 @@ def test_what_knows_the_order_shows_it(context, part):
 @pytest.mark.parametrize("normaliser", [kind for kind in NORMALISERS if kind not in ("monotonic", "sampled")])
 @pytest.mark.parametrize("score", [kind for kind, part in SCORES.items() if not part.stateful])
 @pytest.mark.parametrize("kind", [kind for kind in DECODERS if kind != "recurrent"])
-def test_cross_attention(kind, score, normaliser):
+def test_cross_attention_is_permutation_invariant(kind, score, normaliser):
     heads = {"heads": 2, "layers": 2, "score": score, "normaliser": normaliser}
     assert compare(build({"kind": kind, **heads}))

@@ -76,7 +76,7 @@ def on_its_shape(trained: TrainingResult, folder: Path) -> float:
     return sum(hits) / max(1, len(hits))
 
 
-def test_soft_attention_says_what_it_sees_and_looks_at_it(shapes, tmp_path):
+def test_captioning_learns_and_attends_to_the_objects(shapes, tmp_path):
     """Nothing that was seen goes into the state: a word that did not look could not be said."""
     reader = {"kind": "luong", "score": "mlp", "input_feeding": False}
     trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "context": reader}}, 1000)
@@ -94,7 +94,7 @@ def test_soft_attention_says_what_it_sees_and_looks_at_it(shapes, tmp_path):
     ],
     ids=["straight-through", "reinforce", "doubly-stochastic", "transformer"],
 )
-def test_other_attention_learns_too(shapes, tmp_path, decoder, objective):
+def test_captioning_learns_with_other_normalisers(shapes, tmp_path, decoder, objective):
     trained = learn(
         shapes,
         tmp_path,
@@ -108,7 +108,7 @@ def test_other_attention_learns_too(shapes, tmp_path, decoder, objective):
     assert nll[-1] < 0.55 * nll[0]
 
 
-def test_a_vision_transformer_labels_a_folder_for_each_kind(shapes, tmp_path):
+def test_vision_transformer_classifies_image_folders(shapes, tmp_path):
     for part, count in (("train", 700), ("test", 100)):
         lines = [line.split("\t") for line in (shapes / part / "pairs.tsv").read_text().splitlines()]
         alone = [(name, caption.split()[1]) for name, caption in lines if len(caption.split()) == 3]

@@ -72,7 +72,7 @@ def as_recorded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", STEADY)
-def test_a_pass_never_waits(name: str) -> None:
+def test_capturable_pass_does_not_synchronise(name: str) -> None:
     model, batch = make(name).train(), example_batch([(5, 4), (2, 6), (7, 1)])
     objective = CrossEntropy()
     with Steady():
@@ -81,14 +81,14 @@ def test_a_pass_never_waits(name: str) -> None:
 
 @pytest.mark.parametrize("name", STEADY)
 @torch.no_grad()
-def test_the_beginning_of_a_search_never_waits(name: str) -> None:
+def test_start_of_a_search_does_not_synchronise(name: str) -> None:
     model, batch = make(name), example_batch([(5, 4), (2, 6), (7, 1)])
     with Steady():
         state = model.reserve(model.start(Batch(batch.source)), 4, 2).repeat(2)
         model.advance(torch.ones_like(batch.source.values[:, :1]).repeat(2, 1), state)
 
 
-def test_places_beyond_the_last_are_not_cut_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_beyond_the_last_are_not_truncated_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded, nobody may look at places: what is too long makes the update bad, and then it is looked at."""
     model = make("alone>transformer,position=learned").train()
     model.decoder.position.longest = 11
@@ -102,7 +102,7 @@ def test_places_beyond_the_last_are_not_cut_in_silence(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("objective", OBJECTIVES_KEPT)
 @pytest.mark.parametrize("alone", [False, True])
-def test_objectives_never_wait(objective: str, alone: bool) -> None:
+def test_capturable_objectives_do_not_synchronise(objective: str, alone: bool) -> None:
     """With a source in front and without one; the truncated one goes through several windows."""
     options = {"window": 2} if objective == "tbptt" else {}
     for decoder in ("recurrent", "transformer", "convolutional"):
@@ -113,7 +113,7 @@ def test_objectives_never_wait(objective: str, alone: bool) -> None:
                 one_pass(model, OBJECTIVES[objective](**options), given)
 
 
-def test_every_encoder_and_decoder_is_there() -> None:
+def test_every_encoder_and_decoder_has_a_case() -> None:
     """The law is not empty: each encoder and each decoder, alone too, says that it is steady."""
     for name in ("recurrent>recurrent", "elmo>transformer", "convolutional>recurrent", "alone>transformer"):
         assert name in STEADY
@@ -133,13 +133,13 @@ def test_every_encoder_and_decoder_is_there() -> None:
         lambda x: x.repeat_interleave(torch.ones(len(x), dtype=torch.long), 0),
     ],
 )
-def test_what_waits_is_found(ask: Any) -> None:
+def test_synchronisation_is_detected(ask: Any) -> None:
     values = torch.randn(SIZE, 3)
     with Steady(), pytest.raises(AssertionError, match="waits"):
         ask(values)
 
 
-def test_packed_sequences_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_recurrent_sequences_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "packs", lambda layer, values: True)
     model, batch = make("recurrent>recurrent").train(), example_batch([(5, 4), (2, 6)])
     with Steady(), pytest.raises(AssertionError, match="waits"):

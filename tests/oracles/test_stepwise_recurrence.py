@@ -14,7 +14,7 @@ ROWS, STEPS_TAKEN, WIDTH, FED = 3, 5, 6, 4
 EXACT = {"rtol": 0, "atol": 1e-12}
 
 
-def test_every_cell_can_step():
+def test_every_cell_has_a_stepwise_form():
     assert set(CELLS.values()) == set(STEPS)
 
 
@@ -47,12 +47,12 @@ def run_both(cell, layers, residual):
 
 
 @pytest.mark.parametrize(("cell", "layers", "residual"), list(product(CELLS, (1, 2), (False, True))))
-def test_same_values_and_gradients_as_torch(cell, layers, residual):
+def test_stepwise_values_and_gradients_equal_torch(cell, layers, residual):
     for one, other in zip(*run_both(cell, layers, residual), strict=True):
         assert_close(one, other, **EXACT)
 
 
-def test_a_gradient_asked_twice_is_counted_once():
+def test_repeated_backward_counts_gradients_once():
     """Also where the matrix itself is not asked for the first time: nothing of that pass is left behind."""
     weight, bias = torch.randn(2, 3, requires_grad=True), torch.zeros(2, requires_grad=True)
     values = torch.randn(4, 3, requires_grad=True)
@@ -66,7 +66,7 @@ def test_a_gradient_asked_twice_is_counted_once():
     assert_close(first[1], torch.full((2,), 8.0))
 
 
-def test_it_stands_aside_where_nobody_learns():
+def test_stepwise_recurrence_is_used_in_training_only():
     stack, values = RecurrentStack(4, 4, "gru", 1), torch.zeros(1, 3, 4)
     assert StepwiseRecurrence.suits(stack, values)
     assert not StepwiseRecurrence.suits(stack, values[:, :1])
