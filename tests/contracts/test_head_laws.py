@@ -55,7 +55,7 @@ def batch(model) -> Batch:
     sources = example_batch([(5, 1), (2, 1), (7, 1), (3, 1)]).source
     real = sources.mask & (sources.values != EOS)
     counted = {"line": real & (real.cumsum(1) == 1), "word": real & torch.tensor(STARTS)[sources.values], "token": real}
-    counts = counted[model.head.per].sum(1).tolist()
+    counts = counted[model.head.label_unit].sum(1).tolist()
     targets = [[BOS, *[4 + (row + place) % 5 for place in range(count)], EOS] for row, count in enumerate(counts)]
     return Batch(sources, Padded.from_rows(targets))
 

@@ -265,7 +265,7 @@ def learn(weight: float, entropy: float, steps: int = 400) -> float:
     model = build_model(complete_recipe(recipe).model, SIZE, SIZE)
     model.encoder.register_forward_hook(lambda *a: replace(a[-1], summary=torch.zeros_like(a[-1].summary)))
     objective = Reinforce(weight=weight, entropy=entropy)
-    model.beside = objective.auxiliary_module(32)
+    model.auxiliary = objective.auxiliary_module(32)
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
@@ -320,10 +320,10 @@ def test_a_resumed_reinforce_run_equals_an_uninterrupted_one(tmp_path):
     train(short, tmp_path / "stopped")
     train(recipe, tmp_path / "stopped", resume=True)
     one, other = (train_weights(tmp_path / name) for name in ("straight", "stopped"))
-    assert {"beside.weight", "beside.bias"} <= one.keys()
+    assert {"auxiliary.weight", "auxiliary.bias"} <= one.keys()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert not hasattr(straight.model.network, "beside")
+    assert not hasattr(straight.model.network, "auxiliary")
     (said,) = straight.model.generate(["a b c"])
     assert set(said.attention.flatten().tolist()) == {0.0, 1.0}
     assert load(tmp_path / "straight").generate(["a b c"])[0] == said

@@ -77,7 +77,7 @@ class AttentionContext(ContextMechanism):
         super().__init__()
         self.attend = Attend(score(width, memory_width), normaliser(), carries_past=True)
         self.window = window
-        self.remembers = self.attend.stateful or (window is not None and window.stateful)
+        self.stateful = self.attend.stateful or (window is not None and window.stateful)
 
     def _parts(self) -> dict[str, AttentionPart]:
         parts: dict[str, AttentionPart] = {"score": self.attend.score, "normaliser": self.attend.normaliser}
@@ -86,14 +86,14 @@ class AttentionContext(ContextMechanism):
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
         fixed = {"keys": self.attend.keys(memory.values), "values": memory.values, "mask": memory.mask}
         seen = {name: part.start(memory.mask) for name, part in self._parts().items()}
-        return fixed, {"seen": seen} if self.remembers else {}
+        return fixed, {"seen": seen} if self.stateful else {}
 
     def read(self, query: Tensor, state: State, with_attention: bool) -> ContextOutput:
         """query (R T D) -> context (R T D), weights (R T S), their entropy (R T), and the next history."""
         keys, values, mask = state.fixed["keys"], state.fixed["values"], state.fixed["mask"]
         rows, steps, width = query.shape
         query = query.reshape(keys.size(0), -1, width)  # B N*T D
-        if not self.remembers:
+        if not self.stateful:
             sight = self._look(query, mask, {})
             context, weights = self.attend(query, keys, values, sight.mask, sight.bias, with_attention=with_attention)
             if weights is None:
@@ -166,7 +166,7 @@ class Luong(AttentionContext):
         super().__init__(width, memory_width, score, normaliser, None if window is None else window(width))
         self.combine = dense(memory_width + width, width, bias=bias)
         self.input_feeding = input_feeding
-        self.stepwise = input_feeding or self.remembers
+        self.stepwise = input_feeding or self.stateful
         self.feed_width, self.output_width = width if input_feeding else 0, width
 
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:

@@ -95,7 +95,7 @@ def trial_updates(
             enable_gradient_checkpointing(network)
         auxiliary = None if recipe.model.decoder is None else objective.auxiliary_module(recipe.model.decoder["width"])
         if auxiliary is not None:
-            network.beside = auxiliary.to(device)
+            network.auxiliary = auxiliary.to(device)
         optimiser = build_optimiser(settings.optimiser, network, layer_decay=settings.layer_decay, unfreeze=None)
         batch = worst_batch(recipe, tokenizers, data, tokens).to(device)
         for _ in range(2):

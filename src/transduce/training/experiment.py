@@ -179,12 +179,12 @@ def _auxiliary_module(network: nn.Module, objective: Objective, recipe: Recipe) 
     decoder = recipe.model.decoder
     module = None if decoder is None else objective.auxiliary_module(decoder["width"])
     if module is not None:
-        network.beside = module
+        network.auxiliary = module
     try:
         yield
     finally:
         if module is not None:
-            del network.beside
+            del network.auxiliary
 
 
 def _report(run: Run, recipe: Recipe, console: Console | None, processes: Processes) -> Report:
