@@ -21,7 +21,7 @@ from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy, HuggingFaceBeam
 from transduce.flow import EOS, Batch, Padded
-from transduce.inference.generation import spread
+from transduce.inference.generation import map_workers
 from transduce.inference.lowering import lower_network
 
 MAX_LENGTH = 64
@@ -82,7 +82,7 @@ def translate(own: Any, sources: list[list[int]], beam: int, workers: int, token
         return [list(one[0].ids) for one in found]
 
     results: dict[int, list[int]] = {}
-    for rows, found in zip(batches, spread(find, batches, workers, torch.device("cpu")), strict=True):
+    for rows, found in zip(batches, map_workers(find, batches, workers, torch.device("cpu")), strict=True):
         results.update(zip(rows, found, strict=True))
     return [results[row] for row in range(len(sources))]
 

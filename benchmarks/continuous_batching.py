@@ -61,9 +61,9 @@ def continuous(model: Model, sources: list[Any], settings: GenerationRecipe, slo
     searcher, results = model.searcher, dict[int, list[int]]()
     lengths = [len(source) for source in sources]
     for one in plan_searches(lengths, slots * max(lengths), slots):
-        wanted = [searcher.wanted(rows, sources, None, settings, range(len(sources))) for rows in one.groups]
+        wanted = [searcher.request(rows, sources, None, settings, range(len(sources))) for rows in one.groups]
         rows = [row for group in one.groups for row in group]
-        found = searcher.refilled(wanted, settings, one.slots)
+        found = searcher.search_continuously(wanted, settings, one.slots)
         results.update({row: list(line[0].ids) for row, line in zip(rows, found, strict=True)})
     return [results[row] for row in range(len(sources))]
 
@@ -77,7 +77,7 @@ def in_batches(sources: list[Any], size: int) -> list[list[int]]:
 def static_batches(model: Model, sources: list[Any], settings: GenerationRecipe, slots: int) -> Lines:
     results: dict[int, list[int]] = {}
     for rows in in_batches(sources, slots):
-        found = model.searcher.sources([sources[row] for row in rows], None, settings, rows)
+        found = model.searcher.search_sources([sources[row] for row in rows], None, settings, rows)
         results.update({row: list(line[0].ids) for row, line in zip(rows, found, strict=True)})
     return [results[row] for row in range(len(sources))]
 
@@ -101,7 +101,7 @@ def theirs(other: Any, model: Model, sources: list[Any], settings: GenerationRec
     back = {number: ours for ours, number in enumerate(order.ids)}
     results: dict[int, list[int]] = {}
     for rows in in_batches(sources, slots):
-        args = model.searcher.wanted(rows, sources, None, settings, range(len(sources)))
+        args = model.searcher.request(rows, sources, None, settings, range(len(sources)))
         batch = args.batch.to(model.device)
         assert batch.source is not None
         ids = other.generate(

@@ -25,7 +25,7 @@ from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import EOS, Batch, Padded
 from transduce.inference import load
 from transduce.inference.lowering import lower_network
-from transduce.inference.shortlist import OutputRows, Shortlist, narrow
+from transduce.inference.shortlist import OutputRows, Shortlist, apply_shortlists
 
 CPU = torch.device("cpu")
 WHOLE = "whole vocabulary"
@@ -48,7 +48,7 @@ def random_weights(size: str, lists: list[int], beams: list[int], length: int, r
             allowed[:, torch.randperm(vocabulary - 4)[: few - 4] + 4] = True
 
             def run(listed: bool, allowed: torch.Tensor = allowed, strategy: Any = strategy) -> int:
-                args = narrow(layers, allowed) if listed else network
+                args = apply_shortlists(layers, allowed) if listed else network
                 search(args, batch, strategy, max_lengths=longest, processors=(MinLength(length=length),), nbest=1)
                 return length
 

@@ -17,7 +17,7 @@ from transduce.decoding.strategies import Beam, Greedy
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis
 from transduce.inference.lowering import lower_network
-from transduce.inference.shortlist import Listed, Narrowed, OutputRows, narrow
+from transduce.inference.shortlist import NarrowedModel, OutputRows, ShortlistedModel, apply_shortlists
 from transduce.kernels.native.library import library
 from transduce.layers.embedding import Output
 from transduce.model import Transducer
@@ -44,7 +44,7 @@ def test_scores_are_the_models_own_over_the_list(case: str, model: Transducer, b
             OutputRows(model)
         return
     allowed = lists(batch.size)
-    small = narrow(OutputRows(model), allowed)
+    small = apply_shortlists(OutputRows(model), allowed)
     given = batch.decoder_inputs.values % 4  # special tokens are known to both
     with torch.inference_mode():
         whole = model.advance(given, model.start(batch)).logits
@@ -54,10 +54,10 @@ def test_scores_are_the_models_own_over_the_list(case: str, model: Transducer, b
 
 
 def found(rows: OutputRows, batch: Batch, allowed: Tensor, width: int) -> list[Hypothesis]:
-    small = narrow(rows, allowed)
+    small = apply_shortlists(rows, allowed)
     strategy = Greedy() if width == 1 else Beam(width=width, length_penalty=1.0)
     lines = search(small, batch, strategy, max_lengths=torch.full((batch.size,), 12), nbest=1)
-    return [small.named(line[0]) for line in lines]
+    return [small.original_ids(line[0]) for line in lines]
 
 
 def make(decoder: str) -> Transducer:
@@ -108,8 +108,8 @@ def test_the_best_of_each_list_come_without_a_layer(
     precision: Any, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What makes it fast: the plain way gives the same outputs from a layer of all that any line may use."""
-    listed = narrow(OutputRows(lower_network(make("transformer"), precision)), lists(len(LENGTHS)))
-    assert isinstance(listed, Listed)
+    listed = apply_shortlists(OutputRows(lower_network(make("transformer"), precision)), lists(len(LENGTHS)))
+    assert isinstance(listed, ShortlistedModel)
     assert listed.top_k is not None
     strategy = Greedy() if width == 1 else Beam(width=width, length_penalty=1.0)
 
@@ -121,7 +121,7 @@ def test_the_best_of_each_list_come_without_a_layer(
 
     best = found()
     assert "narrowed" not in vars(listed)
-    monkeypatch.setattr(Listed, "top_k", None)
+    monkeypatch.setattr(ShortlistedModel, "top_k", None)
     for line, wanted in zip(best, found(), strict=True):
         assert [one.ids for one in line] == [one.ids for one in wanted]
         for one, other in zip(line, wanted, strict=True):
@@ -133,7 +133,7 @@ def test_a_packed_layer_is_smaller_and_packed() -> None:
     """What makes other ways faster: were the whole layer read and cut afterwards, outputs would be the same."""
     model = lower_network(make("transformer"), "int8")
     rows = OutputRows(model)
-    small = Narrowed(rows, lists(1))
+    small = NarrowedModel(rows, lists(1))
     layer = small.inner.decoder.output.projection  # type: ignore[union-attr]
     assert type(layer) is type(rows.layer)
     assert layer.out_features == len(small.ids) < SIZE

@@ -37,12 +37,14 @@ def test_lines_are_answered_as_in_batches(
     wanted = opened.generate(texts, **asked)
     searches: list[int] = []
 
-    def refilled(self: Searcher, groups: Any, settings: Any, places: int, inner: Any = Searcher.refilled) -> Any:
-        searches.append(places)
-        return inner(self, groups, settings, places)
+    def counted(
+        self: Searcher, groups: Any, settings: Any, slots: int, inner: Any = Searcher.search_continuously
+    ) -> Any:
+        searches.append(slots)
+        return inner(self, groups, settings, slots)
 
-    monkeypatch.setattr(Searcher, "refills", True)
-    monkeypatch.setattr(Searcher, "refilled", refilled)
+    monkeypatch.setattr(Searcher, "continuous", True)
+    monkeypatch.setattr(Searcher, "search_continuously", counted)
     found = opened.generate(texts, **asked)
     assert searches
     for one, other in zip(found, wanted, strict=True):
@@ -53,5 +55,5 @@ def test_lines_are_answered_as_in_batches(
 
 def test_recorded_searches_of_texts_are_refilled(opened: transduce.Model) -> None:
     searcher = opened.searcher
-    assert not searcher.refills  # on a CPU lines leave as they end, which is quicker
-    assert Searcher(searcher.network, searcher.source_encoding, searcher.reach, SearchGraphs()).refills
+    assert not searcher.continuous  # on a CPU lines leave as they end, which is quicker
+    assert Searcher(searcher.network, searcher.source_encoding, searcher.max_target_length, SearchGraphs()).continuous

@@ -76,7 +76,7 @@ def _generate_texts(
 ) -> list[RestoredText]:
     assert batch.source is not None
     sources = [row[real][:-1].tolist() for row, real in zip(batch.source.values, batch.source.mask, strict=True)]
-    hypotheses = model.searcher.sources(sources, None, generation, batch.rows)
+    hypotheses = model.searcher.search_sources(sources, None, generation, batch.rows)
     result = []
     for row, (text, scores) in enumerate(zip(texts, score(model.network, batch), strict=True)):
         output = model.target.decode(hypotheses[row][0].text_ids)

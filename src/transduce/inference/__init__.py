@@ -1,4 +1,4 @@
-"""A run directory in, a model out that reads and writes raw text: generate, score, logits, explain."""
+"""Inference with a trained model: load, generate, score, embed, explain."""
 
 from transduce.inference.generation import in_chunks
 from transduce.inference.loading import load

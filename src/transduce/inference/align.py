@@ -1,4 +1,4 @@
-"""A model and given pairs in, the links between their words out, by reading each target with attention."""
+"""Word alignment of given pairs by the cross-attention of a model."""
 
 from __future__ import annotations
 

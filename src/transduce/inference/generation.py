@@ -1,4 +1,4 @@
-"""Sources that were read and settings in, the hypotheses that a network finds for each out."""
+"""Generation for encoded sources: batches, workers, search options, shortlists and drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transduce.decoding.search import search
 from transduce.decoding.speculative import speculative_search
 from transduce.errors import InputError
 from transduce.flow import Batch, Hypothesis, Padded
-from transduce.inference.shortlist import OutputRows, Shortlist, narrow
+from transduce.inference.shortlist import OutputRows, Shortlist, apply_shortlists
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding, TextSourceEncoding
 from transduce.model import Transducer
@@ -29,10 +29,11 @@ Work = TypeVar("Work")
 Done = TypeVar("Done")
 
 
-def spread(do: Callable[[Work], Done], work: Sequence[Work], workers: int, device: torch.device) -> Iterator[Done]:
-    """Threads, not processes: torch leaves Python to the others while it computes, and the weights lie there once.
+def map_workers(do: Callable[[Work], Done], work: Sequence[Work], workers: int, device: torch.device) -> Iterator[Done]:
+    """Results of `do` for each item, computed by worker threads.
 
-    Each works on one core: two threads that share a small matrix wait for each other more than they compute.
+    Threads, not processes: torch releases the interpreter lock while it computes, and the weights are in memory once.
+    Each worker has one core: two threads that share a small matrix wait for each other more than they compute.
     """
     if workers < 1 or (workers > 1 and device.type != "cpu"):
         raise InputError(f"{workers} workers on {device.type}", remedy="workers are for the CPU; leave them out")
@@ -48,29 +49,34 @@ def spread(do: Callable[[Work], Done], work: Sequence[Work], workers: int, devic
         torch.set_num_threads(before)
 
 
-Chooser = tuple[Strategy, tuple[LogitsProcessor, ...]]
+SearchOptions = tuple[Strategy, tuple[LogitsProcessor, ...]]
 
 
 class Searcher:
-    """A network that is asked, how its sources are read, and where its targets end."""
+    """Searches with a network, given the encoding of its sources and the maximal length of its targets."""
 
     def __init__(
-        self, network: Transducer, source_encoding: SourceEncoding, reach: int, graphs: SearchGraphs | None
+        self, network: Transducer, source_encoding: SourceEncoding, max_target_length: int, graphs: SearchGraphs | None
     ) -> None:
-        self.network, self.source_encoding, self.reach, self.graphs = network, source_encoding, reach, graphs
-        self._choosers: dict[GenerationRecipe, Chooser] = {}
-        self._listed: ListedSearcher | None = None
+        self.network, self.source_encoding, self.max_target_length, self.graphs = (
+            network,
+            source_encoding,
+            max_target_length,
+            graphs,
+        )
+        self._options_of: dict[GenerationRecipe, SearchOptions] = {}
+        self._with_shortlist: ShortlistSearcher | None = None
 
     @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
     @property
-    def refills(self) -> bool:
-        """Whether places of a search are filled again: where steps are recorded, rows that are done would go along."""
+    def continuous(self) -> bool:
+        """Whether searches use continuous batching: captured steps compute finished rows too."""
         return self.graphs is not None and isinstance(self.source_encoding, TextSourceEncoding)
 
-    def every(
+    def search_all(
         self,
         sources: Sequence[EncodedSource],
         prefixes: list[list[int]] | None,
@@ -80,40 +86,46 @@ class Searcher:
         workers: int = 1,
         draft: Transducer | None = None,
     ) -> list[list[Hypothesis]]:
-        """What is found for each source, in order, best first; sources of like length are searched together."""
+        """Hypotheses of each source, in order, best first; sources of similar length share a batch."""
         lengths, found = [len(source) for source in sources], dict[int, list[Hypothesis]]()
 
         def find(rows: list[int]) -> list[list[Hypothesis]]:
             some = [sources[row] for row in rows]
             if draft is not None:
-                return self.ahead(draft, some, settings)
-            begun = None if prefixes is None else [prefixes[row] for row in rows]
-            return self.sources(some, begun, settings, [numbers[row] for row in rows])
+                return self.search_speculatively(draft, some, settings)
+            forced = None if prefixes is None else [prefixes[row] for row in rows]
+            return self.search_sources(some, forced, settings, [numbers[row] for row in rows])
 
         batches = batch_by_length(lengths, settings.batch_tokens)
-        if self.refills and draft is None and workers == 1:
+        if self.continuous and draft is None and workers == 1:
             batches = []
             for one in plan_searches(lengths, settings.batch_tokens):
                 rows = [row for group in one.groups for row in group]
                 if len(rows) <= one.slots:
                     batches.append(rows)
                 else:
-                    wanted = [self.wanted(group, sources, prefixes, settings, numbers) for group in one.groups]
-                    found.update(zip(rows, self.refilled(wanted, settings, one.slots), strict=True))
-        for rows, some in zip(batches, spread(find, batches, workers, self.device), strict=True):
+                    requests = [self.request(group, sources, prefixes, settings, numbers) for group in one.groups]
+                    found.update(zip(rows, self.search_continuously(requests, settings, one.slots), strict=True))
+        for rows, some in zip(batches, map_workers(find, batches, workers, self.device), strict=True):
             found.update(zip(rows, some, strict=True))
         return [found[row] for row in range(len(sources))]
 
-    def refilled(
-        self, wanted: Sequence[SearchRequest], settings: GenerationRecipe, places: int
+    def search_continuously(
+        self, requests: Sequence[SearchRequest], settings: GenerationRecipe, slots: int
     ) -> list[list[Hypothesis]]:
-        """The same for sources that come one group after the other into so many places."""
-        strategy, rules = self._chooser(settings)
+        """Hypotheses of requests that enter a search with this number of slots one after the other."""
+        strategy, processors = self._options(settings)
         return continuous_search(
-            self.network, wanted, strategy, slots=places, processors=rules, nbest=settings.nbest, graphs=self.graphs
+            self.network,
+            requests,
+            strategy,
+            slots=slots,
+            processors=processors,
+            nbest=settings.nbest,
+            graphs=self.graphs,
         )
 
-    def wanted(
+    def request(
         self,
         rows: list[int],
         sources: Sequence[EncodedSource],
@@ -121,95 +133,95 @@ class Searcher:
         settings: GenerationRecipe,
         numbers: Sequence[int],
     ) -> SearchRequest:
-        """These rows of all sources, as a group that comes in together."""
+        """These rows of the sources as one request."""
         some = [sources[row] for row in rows]
-        begun = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.forced_prefix)] * len(rows)
+        forced = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.forced_prefix)] * len(rows)
         return SearchRequest(
             self.source_encoding.batch(some),
-            self._longest(some, settings),
-            Padded.from_rows(begun) if prefixes is not None or settings.forced_prefix else None,
+            self._max_lengths(some, settings),
+            Padded.from_rows(forced) if prefixes is not None or settings.forced_prefix else None,
             _seeds(settings, [numbers[row] for row in rows]),
         )
 
-    def sources(
+    def search_sources(
         self,
         sources: Sequence[EncodedSource],
         prefixes: list[list[int]] | None,
         settings: GenerationRecipe,
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
-        """The same for one batch; `numbers` seed the draws of each."""
-        return self.batch(
-            settings, self.source_encoding.batch(sources), self._longest(sources, settings), prefixes, numbers
+        """Hypotheses of one batch; `numbers` seed the samples of each source."""
+        return self.search_batch(
+            settings, self.source_encoding.batch(sources), self._max_lengths(sources, settings), prefixes, numbers
         )
 
-    def ahead(
+    def search_speculatively(
         self, draft: Transducer, sources: Sequence[EncodedSource], settings: GenerationRecipe
     ) -> list[list[Hypothesis]]:
-        """The same by greedy search, where a quick network proposes."""
-        batch, (_, rules) = self.source_encoding.batch(sources).to(self.device), self._chooser(settings)
+        """Greedy hypotheses by speculative decoding with a draft network."""
+        batch, (_, processors) = self.source_encoding.batch(sources).to(self.device), self._options(settings)
         found = speculative_search(
-            self.network, draft, batch, max_lengths=self._longest(sources, settings), processors=rules
+            self.network, draft, batch, max_lengths=self._max_lengths(sources, settings), processors=processors
         )
         return [[one] for one in found]
 
-    def batch(
+    def search_batch(
         self,
         settings: GenerationRecipe,
         batch: Batch,
-        longest: Tensor,  # B
+        max_lengths: Tensor,  # B
         prefixes: list[list[int]] | None,
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
-        strategy, rules = self._chooser(settings)
+        strategy, processors = self._options(settings)
         if prefixes is None and settings.forced_prefix:
             prefixes = [list(settings.forced_prefix)] * batch.size
         return search(
             self.network,
             batch.to(self.device),
             strategy,
-            max_lengths=longest,
-            processors=rules,
+            max_lengths=max_lengths,
+            processors=processors,
             prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
             seeds=_seeds(settings, numbers),
             nbest=settings.nbest,
             graphs=self.graphs,
         )
 
-    def listed(self, shortlist: Shortlist) -> ListedSearcher:
-        """The same over a shortlist; the last one is kept, as taking an output layer apart takes a moment."""
-        if self._listed is None or self._listed.shortlist is not shortlist:
-            self._listed = ListedSearcher(self, shortlist)
-        return self._listed
+    def with_shortlist(self, shortlist: Shortlist) -> ShortlistSearcher:
+        """A searcher over a shortlist; the last one is cached, as unpacking the output layer takes a moment."""
+        if self._with_shortlist is None or self._with_shortlist.shortlist is not shortlist:
+            self._with_shortlist = ShortlistSearcher(self, shortlist)
+        return self._with_shortlist
 
-    def _longest(self, sources: Sequence[EncodedSource], settings: GenerationRecipe) -> Tensor:
-        """B: most tokens of what is said of each."""
+    def _max_lengths(self, sources: Sequence[EncodedSource], settings: GenerationRecipe) -> Tensor:
+        """B: maximal number of tokens of each output."""
         lengths = torch.tensor([len(source) for source in sources])
-        return (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self.reach)).long()
+        return (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self.max_target_length)).long()
 
-    def _chooser(self, settings: GenerationRecipe) -> Chooser:
-        """One object for the same settings: a recording is found again by it."""
-        if settings not in self._choosers:
-            self._choosers[settings] = build.build_strategy(settings), tuple(build.build_logits_processors(settings))
-        return self._choosers[settings]
+    def _options(self, settings: GenerationRecipe) -> SearchOptions:
+        """One object for equal settings: captured graphs are found by its identity."""
+        if settings not in self._options_of:
+            self._options_of[settings] = build.build_strategy(settings), tuple(build.build_logits_processors(settings))
+        return self._options_of[settings]
 
 
 def _seeds(settings: GenerationRecipe, numbers: Sequence[int]) -> list[int]:
     return [(settings.seed * 1_000_003 + number) % 2**63 for number in numbers]
 
 
-class ListedSearcher(Searcher):
-    """The same over the few tokens that a shortlist gives each line. Its steps are not recorded: layers change."""
+class ShortlistSearcher(Searcher):
+    """Searches over the tokens that a shortlist gives each source. Steps are not captured: output layers change."""
 
     def __init__(self, whole: Searcher, shortlist: Shortlist) -> None:
-        super().__init__(whole.network, whole.source_encoding, whole.reach, None)
+        super().__init__(whole.network, whole.source_encoding, whole.max_target_length, None)
         self.shortlist, self._rows = shortlist, OutputRows(whole.network)
 
-    def batch(
+    def search_batch(
         self,
         settings: GenerationRecipe,
         batch: Batch,
-        longest: Tensor,  # B
+        max_lengths: Tensor,  # B
         prefixes: list[list[int]] | None,
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
@@ -220,24 +232,26 @@ class ListedSearcher(Searcher):
         if prefixes is None and settings.forced_prefix:
             prefixes = [list(settings.forced_prefix)] * batch.size
         allowed = self.shortlist.allowed(batch.source)
-        for row, prefix in enumerate(prefixes or []):  # what a line is given to say, it may say
+        for row, prefix in enumerate(prefixes or []):  # forced tokens are allowed
             allowed[row, prefix] = True
         if settings.forced_bos is not None:
             allowed[:, settings.forced_bos] = True
-        network = narrow(self._rows, allowed)
+        network = apply_shortlists(self._rows, allowed)
         changes = {
-            name: tuple(network.places(getattr(settings, name)))
+            name: tuple(network.indices_of(getattr(settings, name)))
             for name in ("forced_prefix", "suppress", "suppress_first")
         }
-        first = None if settings.forced_bos is None else network.places([settings.forced_bos])[0]
+        first = None if settings.forced_bos is None else network.indices_of([settings.forced_bos])[0]
         small = settings.model_copy(update={**changes, "forced_bos": first})
-        begun = None if prefixes is None else [network.places(prefix) for prefix in prefixes]
-        found = Searcher(network, self.source_encoding, self.reach, None).batch(small, batch, longest, begun, numbers)
-        return [[network.named(one) for one in line] for line in found]
+        narrowed_prefixes = None if prefixes is None else [network.indices_of(prefix) for prefix in prefixes]
+        found = Searcher(network, self.source_encoding, self.max_target_length, None).search_batch(
+            small, batch, max_lengths, narrowed_prefixes, numbers
+        )
+        return [[network.original_ids(one) for one in line] for line in found]
 
 
 def check_texts(what: str, texts: Sequence[str]) -> None:
-    """One text alone would be read letter by letter, and what is no text, or no Unicode, cannot be read at all."""
+    """Refuses a single string, which would be read character by character, and items that are no valid text."""
     if isinstance(texts, str):
         raise InputError(f"{what} takes a list of texts", remedy=f'write model.{what}(["..."])')
     for number, text in enumerate(texts):
@@ -277,10 +291,10 @@ def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> G
 
 
 def check_draft(
-    recipe: Recipe, own: Sequence[Tokenizer], wanted: Sequence[Tokenizer], chosen: GenerationRecipe, prefixes: Any
+    recipe: Recipe, draft: Sequence[Tokenizer], model: Sequence[Tokenizer], chosen: GenerationRecipe, prefixes: Any
 ) -> None:
-    """A draft reads and writes the same tokens, and serves greedy search from the beginning on."""
-    if [one.fingerprint for one in own] != [one.fingerprint for one in wanted] or recipe.data.format == "text":
+    """A draft has the tokens of the model, and is for greedy search without a prefix."""
+    if [one.fingerprint for one in draft] != [one.fingerprint for one in model] or recipe.data.format == "text":
         raise InputError("the draft has other tokens", remedy="train both from the same data with the same `tokens`")
     if (chosen.strategy_kind != "greedy" and chosen.beam != 1) or chosen.strategy_kind == "sample" or chosen.nbest != 1:
         raise InputError("a draft serves greedy search", remedy="add --set strategy=greedy")
@@ -288,16 +302,18 @@ def check_draft(
         raise InputError("a draft begins where the output begins", remedy="leave out the draft, or the prefix")
 
 
-def check_shortlist(shortlist: Shortlist, own: tuple[Tokenizer, Tokenizer], *, drafted: bool, alone: bool) -> None:
-    """A list is of the model's own tokens, by those of a source; a draft would propose any."""
+def check_shortlist(
+    shortlist: Shortlist, tokenizers: tuple[Tokenizer, Tokenizer], *, drafted: bool, alone: bool
+) -> None:
+    """A shortlist has the tokens of the model and needs a source; a draft is not restricted by it."""
     if drafted:
-        raise InputError("a draft proposes any token", remedy="leave out the draft, or the shortlist")
+        raise InputError("a draft is not restricted to a shortlist", remedy="leave out the draft, or the shortlist")
     if alone:
         raise InputError("a language model has no source to make a list from", remedy="leave the shortlist out")
-    shortlist.check(own)
+    shortlist.check(tokenizers)
 
 
-def reach(network: nn.Module, *, alone: bool, sourceless: bool) -> tuple[int, int]:
+def length_limits(network: nn.Module, *, alone: bool, sourceless: bool) -> tuple[int, int]:
     """Most tokens of a source and of a target: learned positions end somewhere. `alone`: there is no encoder."""
     ends: dict[bool, list[int]] = {True: [2**31], False: [2**31]}  # of the decoder, of the rest
     for name, part in network.named_modules():

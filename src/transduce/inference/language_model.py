@@ -1,4 +1,4 @@
-"""A network that reads no source and texts enter; continuations of them, and the probability of running text, leave."""
+"""Language models: continuations of texts, and the probability of running text."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from transduce.recipe import GenerationRecipe
 
 
 @dataclass(frozen=True)
-class Continued:
-    """A beginning and how it may go on, best first; hypotheses hold the beginning too."""
+class Continuation:
+    """A prefix and its continuations, best first; hypotheses include the prefix."""
 
-    begun: list[int]
+    prefix: list[int]
     hypotheses: list[Hypothesis]
-    cut: bool  # True: the beginning was longer than the model reaches, and only its end was read
+    truncated: bool  # True: the prefix was longer than the model allows, and only its end was read
 
 
 # A batch, the most tokens of each row, what each is forced to begin with and a number to draw by -> what is found.
 Find = Callable[[Batch, Tensor, list[list[int]] | None, Sequence[int]], list[list[Hypothesis]]]
 
 
-def go_on(
-    find: Find, tokenizer: Tokenizer, texts: Sequence[str], settings: GenerationRecipe, reach: int
-) -> list[Continued]:
+def continue_texts(
+    find: Find, tokenizer: Tokenizer, texts: Sequence[str], settings: GenerationRecipe, max_length: int
+) -> list[Continuation]:
     """Each text is forced as the first tokens, and `max_length` more may follow; an empty one begins from nothing."""
-    most = min(settings.max_source_length, reach - 1)
+    most = min(settings.max_source_length, max_length - 1)
     encoded = tokenizer.encode_batch(texts)
-    begun = [ids[-most:] for ids in encoded]
-    results: dict[int, Continued] = {}
-    for rows in batch_by_length([len(ids) + 1 for ids in begun], settings.batch_tokens):
+    prefix_ids = [ids[-most:] for ids in encoded]
+    results: dict[int, Continuation] = {}
+    for rows in batch_by_length([len(ids) + 1 for ids in prefix_ids], settings.batch_tokens):
         first = Padded.from_rows([[BOS] for _ in rows])
-        prefixes = [begun[row] for row in rows]
-        longest = torch.tensor([min(len(ids) + settings.max_length, reach) for ids in prefixes])
+        prefixes = [prefix_ids[row] for row in rows]
+        longest = torch.tensor([min(len(ids) + settings.max_length, max_length) for ids in prefixes])
         # Only the size of the batch counts: there is nothing to read before <s>.
         found = find(Batch(target=first), longest, prefixes if any(prefixes) else None, rows)
         for row, hypotheses in zip(rows, found, strict=True):
-            results[row] = Continued(begun[row], hypotheses, len(encoded[row]) > most)
+            results[row] = Continuation(prefix_ids[row], hypotheses, len(encoded[row]) > most)
     return [results[row] for row in range(len(texts))]
 
 

@@ -1,4 +1,4 @@
-"""A run directory, a bundle, or a model from elsewhere, in; its model out, with the weights it was trained to."""
+"""Loading of a run directory, a bundle, or a model of another toolkit."""
 
 from __future__ import annotations
 

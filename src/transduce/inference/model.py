@@ -1,4 +1,4 @@
-"""Raw text in, what a trained network makes of it out: generate, score, embed, explain, logits."""
+"""The loaded model: generate, score, embed, explain and logits for raw text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,15 @@ from transduce.explain.alignment import Link, links
 from transduce.explain.attention import DecodedSource, Explainer
 from transduce.explain.attention_map import Explanation, to_words
 from transduce.flow import EOS, Batch, Hypothesis, Padded
-from transduce.inference.generation import Searcher, change_settings, check_draft, check_shortlist, check_texts, reach
-from transduce.inference.language_model import go_on, score_running
+from transduce.inference.generation import (
+    Searcher,
+    change_settings,
+    check_draft,
+    check_shortlist,
+    check_texts,
+    length_limits,
+)
+from transduce.inference.language_model import continue_texts, score_running
 from transduce.inference.shortlist import Shortlist
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource
@@ -104,8 +111,8 @@ class Model:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters
         self.source_encoding = build.build_source_encoding(recipe, (source, target))
-        asked = MaskFilling(network) if isinstance(network, EncoderOnly) and self._masked else network
-        self.searcher = Searcher(asked, self.source_encoding, self._reach[1], graphs)
+        searched = MaskFilling(network) if isinstance(network, EncoderOnly) and self._masked else network
+        self.searcher = Searcher(searched, self.source_encoding, self._length_limits[1], graphs)
 
     @property
     def device(self) -> torch.device:
@@ -122,8 +129,8 @@ class Model:
         return self.sourceless and self.recipe.data.block_size is not None
 
     @cached_property
-    def _reach(self) -> tuple[int, int]:
-        return reach(self.network, alone=self.recipe.model.encoder is None, sourceless=self.sourceless)
+    def _length_limits(self) -> tuple[int, int]:
+        return length_limits(self.network, alone=self.recipe.model.encoder is None, sourceless=self.sourceless)
 
     def settings(self, /, **changes: Any) -> GenerationRecipe:
         """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
@@ -162,8 +169,8 @@ class Model:
         if draft is not None:
             given = prefixes or chosen.forced_prefix or None
             check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, given)
-        searcher = self.searcher if shortlist is None else self.searcher.listed(shortlist)
-        most = min(chosen.max_source_length, self._reach[0])
+        searcher = self.searcher if shortlist is None else self.searcher.with_shortlist(shortlist)
+        most = min(chosen.max_source_length, self._length_limits[0])
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
         encoded = self.source_encoding.encode([texts[number] for number in busy])
@@ -174,7 +181,7 @@ class Model:
                 self.target, [prefixes[number] for number in busy], [texts[number] for number in busy]
             )
         ahead = None if draft is None else draft.network
-        found = searcher.every(sources, begun, chosen, busy, workers=workers, draft=ahead)
+        found = searcher.search_all(sources, begun, chosen, busy, workers=workers, draft=ahead)
         for number, whole, source, hypotheses in zip(busy, encoded, sources, found, strict=True):
             cut = len(whole) > len(source)
             results[number] = self._prediction(texts[number], source, hypotheses[: chosen.nbest], cut)
@@ -186,11 +193,13 @@ class Model:
         if prefixes is not None:
             raise InputError("a language model takes its lines as prefixes", remedy="give them as the lines")
         results = []
-        find = partial(self.searcher.batch, chosen)
-        for text, found in zip(texts, go_on(find, self.target, texts, chosen, self._reach[1]), strict=True):
-            one = self._prediction(text, None, found.hypotheses[: chosen.nbest], found.cut)
+        find = partial(self.searcher.search_batch, chosen)
+        for text, found in zip(
+            texts, continue_texts(find, self.target, texts, chosen, self._length_limits[1]), strict=True
+        ):
+            one = self._prediction(text, None, found.hypotheses[: chosen.nbest], found.truncated)
             # The beginning stays as it was given, unknown characters and all; what follows was written after it.
-            read = len(self.target.decode(found.begun))
+            read = len(self.target.decode(found.prefix))
             rivals = tuple(replace(rival, text=text + rival.text[read:]) for rival in one.nbest)
             results.append(replace(one, text=rivals[0].text, nbest=rivals))
         return results
@@ -272,7 +281,7 @@ class Model:
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
         check_texts("embed", texts)
-        most = min(self.recipe.generation.max_source_length, self._reach[0])
+        most = min(self.recipe.generation.max_source_length, self._length_limits[0])
         encoded = self.source_encoding.encode(texts)
         if cut := sum(len(ids) > most for ids in encoded):
             warnings.warn(f"{cut:,} texts were cut to {most:,} tokens", stacklevel=2)

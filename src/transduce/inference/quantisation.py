@@ -1,4 +1,4 @@
-"""A matrix in, whole numbers of 8 bits and one scale a row out; and the matrix that they stand for."""
+"""Int8 quantisation of stored weights: one scale per row, and runs of a quarter of the size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file in, the lists of a shortlist out, and back; the tokens of sources in, what each may be answered with out."""
+"""Lexical shortlists: the target tokens that each source may use, from IBM Model 1 translation probabilities."""
 
 from __future__ import annotations
 
@@ -233,8 +233,8 @@ def _taken_apart(layer: nn.Module) -> tuple[Tensor, Tensor]:
         return (layer(units).t() / LARGE).contiguous(), bias
 
 
-class Narrowed(Transducer):
-    """A network that speaks the tokens of a list, by their places in it."""
+class NarrowedModel(Transducer):
+    """A network over the tokens of a shortlist, numbered by their index in it."""
 
     def __init__(self, rows: OutputRows, allowed: Tensor) -> None:
         super().__init__()
@@ -271,16 +271,16 @@ class Narrowed(Transducer):
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.inner.reserve(state, more, beams)
 
-    def places(self, tokens: Sequence[int]) -> list[int]:
+    def indices_of(self, tokens: Sequence[int]) -> list[int]:
         """Where those of the tokens stand that are in the list."""
         return [int(place) for token in tokens for place in (self.ids == token).nonzero().flatten()]
 
-    def named(self, found: Hypothesis) -> Hypothesis:
+    def original_ids(self, found: Hypothesis) -> Hypothesis:
         """The hypothesis in the ids of the whole vocabulary."""
         return replace(found, ids=tuple(self.ids[list(found.ids)].tolist()))
 
 
-class Listed(Transducer):
+class ShortlistedModel(Transducer):
     """A network that speaks the tokens of a list by their own ids, where its decoder can be asked about lists.
 
     The best next tokens come from each line's own list, and no other score is computed: nothing is made for a batch
@@ -295,8 +295,8 @@ class Listed(Transducer):
         self._tokens, self._begins = tokens.int(), torch.searchsorted(lines, torch.arange(len(allowed) + 1))
 
     @cached_property
-    def narrowed(self) -> Narrowed:
-        return Narrowed(self._rows, self._allowed)
+    def narrowed(self) -> NarrowedModel:
+        return NarrowedModel(self._rows, self._allowed)
 
     def start(self, batch: Batch) -> State:
         return _numbered(self.inner.start(batch), batch)
@@ -321,10 +321,10 @@ class Listed(Transducer):
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.inner.reserve(state, more, beams)
 
-    def places(self, tokens: Sequence[int]) -> list[int]:
+    def indices_of(self, tokens: Sequence[int]) -> list[int]:
         return list(tokens)
 
-    def named(self, found: Hypothesis) -> Hypothesis:
+    def original_ids(self, found: Hypothesis) -> Hypothesis:
         return found
 
 
@@ -333,8 +333,8 @@ def _numbered(state: State, batch: Batch) -> State:
     return replace(state, fixed={**state.fixed, LINE: torch.arange(batch.size, device=batch.device)})
 
 
-def narrow(rows: OutputRows, allowed: Tensor) -> Narrowed | Listed:
-    """allowed (B V) -> a network over all that any line may use, in which each line has its own."""
+def apply_shortlists(rows: OutputRows, allowed: Tensor) -> NarrowedModel | ShortlistedModel:
+    """A network over the tokens that any source may use (allowed, B V), in which each source has its own."""
     decoder = rows.network.decoder
     supported = isinstance(decoder, TopKDecoder) and decoder.supports_shortlists
-    return (Listed if supported else Narrowed)(rows, allowed)
+    return (ShortlistedModel if supported else NarrowedModel)(rows, allowed)
