@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from transduce import contracts
-from transduce.data.noise import Noise
+from transduce.contracts import Noise
 from transduce.data.readers.corpus import TEXT
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoders.copy import PointerGeneratorDecoder

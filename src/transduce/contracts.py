@@ -7,10 +7,11 @@ a recipe, with their types, ranges and defaults stated once, in the signature.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.flow import Batch, Memory, PackedLayout, Padded, State, Step, TopK, Tree
+from transduce.flow import Batch, CacheSlots, Memory, PackedLayout, Padded, State, Step, TopK, Tree
 
 Count = Annotated[int, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
@@ -300,6 +301,34 @@ class PositionEncoding(nn.Module):
 
 
 @dataclass(frozen=True)
+class SequenceContext:
+    """Masks, positions and cache slots of one call, shared by all layers."""
+
+    position: PositionEncoding
+    queries: Tensor  # 1 T or R T: positions of the new rows
+    keys: Tensor  # 1 U or R U: positions of all rows so far, including the new ones
+    mask: Tensor | None = None  # broadcastable to R H T U
+    causal: bool = False  # causal mask without padding: no mask tensor needed
+    real: Tensor | None = None  # R T: the new rows that are not padding
+    padded: bool = False  # True: padding must not enter the state
+    with_attention: bool = False
+    slots: CacheSlots | None = None  # of a preallocated cache, which new rows are written into
+    source: Tensor | None = None  # B 1 1 S: the memory mask as a bias, 0 or -inf
+
+
+class TokenMixer(nn.Module, ABC):
+    """The sub-layer that mixes the rows of one sequence."""
+
+    @abstractmethod
+    def start(self, rows: int, like: Tensor) -> Tree:
+        """The state before the first row."""
+
+    @abstractmethod
+    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
+        """rows (R T D) -> rows (R T D), the next state, attention weights (R H T U) where requested and defined."""
+
+
+@dataclass(frozen=True)
 class ContextOutput:
     """The output of a context mechanism for T steps."""
 
@@ -505,3 +534,28 @@ class Objective(ABC):
     def count(self, batch: Batch) -> int:
         """The number of items that the total sums over; it depends on the batch alone."""
         return int(batch.labels.mask.sum())
+
+
+@dataclass(frozen=True)
+class NoisedText:
+    """The source that a model reads in place of the clean ids."""
+
+    ids: list[int]
+    loss_mask: list[bool] | None = None  # for each clean id, whether it counts in the loss; None: all count
+
+
+class Noise(ABC):
+    """A random corruption of a text that never makes it longer. Built as `Noise(tokenizer)`.
+
+    <unk> is the mask token. It never occurs in texts of `bytes`, `bpe` and `unigram`, and is rare in others.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @abstractmethod
+    def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText: ...
+
+    def apply(self, ids: Sequence[int], seed: int, epoch: int, row: int) -> NoisedText:
+        """The noised ids of a row in an epoch; they do not depend on the rest of the batch."""
+        return self(ids, random.Random(f"noise {seed} {epoch} {row}"))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -259,6 +260,44 @@ class State:
     def _rows(self, sources: Tensor) -> Tensor:
         """The rows of the hypotheses of these sources."""
         return (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
+
+
+@dataclass(frozen=True)
+class CacheSlots:
+    """Slots of a preallocated KV cache B N L G K: one per beam and position."""
+
+    places: Tensor  # R: the position of each new row
+    owners: Tensor  # R L: the beam whose slot holds the token of a row at each position
+    beams: int  # N
+    reach: int | None = None  # how far back a row attends; None: to all earlier rows
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """R: the slot, of B*N*L, that each new row fills."""
+        rows, room = self.owners.shape
+        return torch.arange(rows, device=self.places.device) * room + self.places
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """B 1 N N*L: the slots that each beam attends to."""
+        slots = torch.arange(self.owners.size(1), device=self.places.device)
+        seen = slots <= self.places[:, None]  # R L
+        if self.reach is not None:
+            seen = seen & (self.places[:, None] - slots <= self.reach)
+        if self.beams > 1:
+            own = torch.arange(self.beams, dtype=self.owners.dtype, device=slots.device)  # N
+            seen = (seen[:, None] & (self.owners[:, None] == own[:, None])).flatten(1)  # R N*L
+        return seen.unflatten(0, (-1, self.beams))[:, None]
+
+    @cached_property
+    def additive_mask(self) -> Tensor:
+        """The additive form of `mask`, computed once for all layers."""
+        return additive_mask(self.mask)
+
+
+def additive_mask(mask: Tensor) -> Tensor:
+    """A boolean mask as a bias of the scores: 0 or -inf."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 @dataclass(frozen=True)

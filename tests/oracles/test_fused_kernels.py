@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.self_attention import CacheSlots
+from transduce.flow import CacheSlots
 from transduce.kernels import decode_step
 from transduce.kernels.decode_step import EmbeddingTables, FusedLinear, TorchOperations, TritonOperations
 

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 from transduce.attention.multihead import AttentionOptions, CrossAttention
 from transduce.attention.positions import POSITIONS, Learned, NoPosition, Rotary, Sinusoidal
 from transduce.attention.scores import Dot, ScaledDot
-from transduce.attention.self_attention import SSRU, AverageAttention, SequenceContext, scan
+from transduce.attention.self_attention import SSRU, AverageAttention, scan
 from transduce.build import complete_recipe
+from transduce.contracts import SequenceContext
 from transduce.decoders.convolutional import ConvolutionalDecoder
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.encoders.transformer import TransformerEncoder

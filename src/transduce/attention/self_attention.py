@@ -2,86 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.attention.multihead import MultiHeadAttention
-from transduce.contracts import PositionEncoding
-from transduce.flow import Tree
+from transduce.contracts import SequenceContext, TokenMixer
+from transduce.flow import CacheSlots, Tree
 from transduce.layers.feed_forward import FeedForward, dense
 
 TokenMixerKind = Literal["attention", "ssru", "average"]
-
-
-@dataclass(frozen=True)
-class CacheSlots:
-    """Slots of a preallocated KV cache B N L G K: one per beam and position."""
-
-    places: Tensor  # R: the position of each new row
-    owners: Tensor  # R L: the beam whose slot holds the token of a row at each position
-    beams: int  # N
-    reach: int | None = None  # how far back a row attends; None: to all earlier rows
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """R: the slot, of B*N*L, that each new row fills."""
-        rows, room = self.owners.shape
-        return torch.arange(rows, device=self.places.device) * room + self.places
-
-    @cached_property
-    def mask(self) -> Tensor:
-        """B 1 N N*L: the slots that each beam attends to."""
-        slots = torch.arange(self.owners.size(1), device=self.places.device)
-        seen = slots <= self.places[:, None]  # R L
-        if self.reach is not None:
-            seen = seen & (self.places[:, None] - slots <= self.reach)
-        if self.beams > 1:
-            own = torch.arange(self.beams, dtype=self.owners.dtype, device=slots.device)  # N
-            seen = (seen[:, None] & (self.owners[:, None] == own[:, None])).flatten(1)  # R N*L
-        return seen.unflatten(0, (-1, self.beams))[:, None]
-
-    @cached_property
-    def shade(self) -> Tensor:
-        """The additive form of `mask`, computed once for all layers."""
-        return shade(self.mask)
-
-
-def shade(mask: Tensor) -> Tensor:
-    """A boolean mask as a bias of the scores: 0 or -inf."""
-    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
-
-
-@dataclass(frozen=True)
-class SequenceContext:
-    """Masks, positions and cache slots of one call, shared by all layers."""
-
-    position: PositionEncoding
-    queries: Tensor  # 1 T or R T: positions of the new rows
-    keys: Tensor  # 1 U or R U: positions of all rows so far, including the new ones
-    mask: Tensor | None = None  # broadcastable to R H T U
-    causal: bool = False  # causal mask without padding: no mask tensor needed
-    real: Tensor | None = None  # R T: the new rows that are not padding
-    padded: bool = False  # True: padding must not enter the state
-    with_attention: bool = False
-    slots: CacheSlots | None = None  # of a preallocated cache, which new rows are written into
-    source: Tensor | None = None  # B 1 1 S: the memory mask as a bias, 0 or -inf
-
-
-class TokenMixer(nn.Module, ABC):
-    """The sub-layer that mixes the rows of one sequence."""
-
-    @abstractmethod
-    def start(self, rows: int, like: Tensor) -> Tree:
-        """The state before the first row."""
-
-    @abstractmethod
-    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
-        """rows (R T D) -> rows (R T D), the next state, attention weights (R H T U) where requested and defined."""
 
 
 class SelfAttention(MultiHeadAttention, TokenMixer):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
+from transduce.contracts import Noise, NoisedText
 from transduce.data.batching import Batches, DataPosition
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
@@ -19,31 +19,6 @@ from transduce.flow import EOS, SPECIALS, UNK, Batch, Padded
 Rate = Annotated[float, Gt(0), Le(1)]
 Share = Annotated[float, Ge(0), Le(1)]
 HELD_OUT = -1  # the epoch of held-out text: its noise is always the same, so losses are comparable
-
-
-@dataclass(frozen=True)
-class NoisedText:
-    """The source that a model reads in place of the clean ids."""
-
-    ids: list[int]
-    loss_mask: list[bool] | None = None  # for each clean id, whether it counts in the loss; None: all count
-
-
-class Noise(ABC):
-    """A random corruption of a text that never makes it longer. Built as `Noise(tokenizer)`.
-
-    <unk> is the mask token. It never occurs in texts of `bytes`, `bpe` and `unigram`, and is rare in others.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    @abstractmethod
-    def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText: ...
-
-    def apply(self, ids: Sequence[int], seed: int, epoch: int, row: int) -> NoisedText:
-        """The noised ids of a row in an epoch; they do not depend on the rest of the batch."""
-        return self(ids, random.Random(f"noise {seed} {epoch} {row}"))
 
 
 class TokenMasking(Noise):

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from transduce.build import build_modality_source, build_noise
+from transduce.contracts import Noise
 from transduce.data.batching import AlignedBatches, Batches, batch_by_length, gather
 from transduce.data.filters import Filters
 from transduce.data.lm_blocks import BlockBatches, consecutive_blocks, hold_out_end, token_streams
-from transduce.data.noise import Noise, NoisyBatches, add_noise
+from transduce.data.noise import NoisyBatches, add_noise
 from transduce.data.packing import Packing
 from transduce.data.readers.corpus import TEXT, read_corpus, text_parts
 from transduce.data.row_selection import RowSubset, chunks, split

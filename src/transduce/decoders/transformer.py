@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.attention.multihead import layers_and_heads
-from transduce.attention.self_attention import CacheSlots, SequenceContext, shade
-from transduce.contracts import Decoder
-from transduce.flow import PAD, Attention, Memory, PackedLayout, State, Step, Tree
+from transduce.contracts import Decoder, SequenceContext
+from transduce.flow import PAD, Attention, CacheSlots, Memory, PackedLayout, State, Step, Tree, additive_mask
 from transduce.kernels.dispatch import to_matmul_dtype
 from transduce.layers.embedding import Output
 from transduce.layers.transformer import ProjectedMemory, TransformerStack
@@ -91,7 +90,7 @@ class TransformerDecoder(TransformerStack, Decoder):
         owners = torch.zeros(rows, room, dtype=torch.int16, device=lengths.device)
         fixed = {**state.fixed, "room": layers}
         if lengths.is_cpu:  # CPU kernels need an additive mask: computed once per search, not per layer and step
-            fixed["shade"] = shade(state.fixed["mask"][:, None, None])
+            fixed["additive_mask"] = additive_mask(state.fixed["mask"][:, None, None])
         return State(fixed, {"next": lengths, "owners": owners}, state.beams)
 
     def _place(self, state: State) -> tuple[SequenceContext, dict[str, Tensor]]:
@@ -103,7 +102,9 @@ class TransformerDecoder(TransformerStack, Decoder):
             owners = owners.scatter(1, places[:, None], own.repeat(rows // beams)[:, None])
         where = CacheSlots(places, owners, beams, self.window)
         every = torch.arange(room, device=places.device)[None]
-        view = SequenceContext(self.position, places[:, None], every, slots=where, source=state.fixed.get("shade"))
+        view = SequenceContext(
+            self.position, places[:, None], every, slots=where, source=state.fixed.get("additive_mask")
+        )
         # A captured search checks for its end only now and then: steps after the end stay in the last slot.
         return view, {"next": (places + 1).clamp(max=room - 1), "owners": owners}
 

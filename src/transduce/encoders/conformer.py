@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from transduce.attention.multihead import AttentionOptions
 from transduce.attention.positions import RelativeBias
-from transduce.attention.self_attention import SelfAttention, SequenceContext
-from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
+from transduce.attention.self_attention import SelfAttention
+from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate, SequenceContext
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
 from transduce.layers.dropout import Dropout

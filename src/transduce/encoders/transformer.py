@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transduce.attention.self_attention import SequenceContext
-from transduce.contracts import Encoder
+from transduce.contracts import Encoder, SequenceContext
 from transduce.flow import Batch, Memory
 from transduce.layers.transformer import TransformerStack
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.attention.self_attention import CacheSlots
+from transduce.flow import CacheSlots
 from transduce.kernels.attention_decode import MAX_QUERIES, decode_attention
 from transduce.kernels.linear import ACTIVATIONS
 from transduce.kernels.packed_linear import LinearFunction, PackedLinear
@@ -104,7 +104,7 @@ class TorchOperations:
         keys, values = (part.flatten(1, 2).transpose(1, 2) for part in cache)  # B G N*L K
         queries = query.unflatten(1, (-1, keys.size(3))).unflatten(0, (-1, slots.beams)).transpose(1, 2)  # B H N K
         additive = query.is_cpu and query.dtype == torch.float32  # made once for all blocks: CPU kernels add masks
-        return _merge_heads(self._attend(queries, keys, values, slots.shade if additive else slots.mask, scale))
+        return _merge_heads(self._attend(queries, keys, values, slots.additive_mask if additive else slots.mask, scale))
 
     def attend_memory(self, query: Tensor, memory: KeysValues, mask: Tensor, scale: float) -> Tensor:
         """Queries R H*K over the memory of their source, B G S K -> R H*K; mask (B 1 1 S) is boolean or additive."""

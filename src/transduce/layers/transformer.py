@@ -12,15 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from transduce.attention.multihead import AttentionOptions, CrossAttention
 from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
-from transduce.attention.self_attention import (
-    SSRU,
-    AverageAttention,
-    SelfAttention,
-    SequenceContext,
-    TokenMixer,
-    TokenMixerKind,
-)
-from transduce.contracts import Count, FrontEnd, PositionEncoding, Rate
+from transduce.attention.self_attention import SSRU, AverageAttention, SelfAttention, TokenMixerKind
+from transduce.contracts import Count, FrontEnd, PositionEncoding, Rate, SequenceContext, TokenMixer
 from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream

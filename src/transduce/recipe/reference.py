@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from transduce import contracts
-from transduce.data.noise import Noise
+from transduce.contracts import Noise
 from transduce.objectives import Objective
 from transduce.recipe.data import Corpus
 from transduce.recipe.recipe import Recipe

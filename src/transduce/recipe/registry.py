@@ -15,7 +15,8 @@ from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
 from transduce.attention.windows import WINDOWS
-from transduce.data.noise import NOISES, Noise
+from transduce.contracts import Noise
+from transduce.data.noise import NOISES
 from transduce.decoders import DECODERS
 from transduce.decoders.context import CONTEXT_MECHANISMS
 from transduce.decoding.logits_processors import LOGITS_PROCESSORS

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from transduce.attention.positions import Learned, Sinusoidal
-from transduce.attention.self_attention import CacheSlots, SequenceContext, shade
-from transduce.contracts import TopKRequest
+from transduce.contracts import SequenceContext, TopKRequest
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.flow import State, Step, TopK, Tree
+from transduce.flow import CacheSlots, State, Step, TopK, Tree, additive_mask
 from transduce.inference.lowering.program import (
     BlockProgram,
     DecoderProgram,
@@ -101,7 +100,7 @@ class OperationsBackend:
         fixed = state.fixed
         mask = fixed["mask"][:, None, None]
         if rows.is_cpu and rows.dtype == torch.float32:
-            mask = fixed["shade"]
+            mask = fixed["additive_mask"]
         for number, block in enumerate(self.blocks):
             memory = fixed["memory"][number] if block.cross_query is not None else None
             rows = self._block(block, rows, fixed["room"][number], memory, mask, slots)
@@ -287,4 +286,4 @@ class NativeEncoderBlock(TransformerLayer):
         mask = view.mask  # B 1 1 S
         if mask is None or view.with_attention or not isinstance(values, Tensor) or values.dtype != torch.float32:
             return super().run(values, past, view, source)
-        return self.native.encode(values, shade(mask[:, 0, 0])), past, None, None
+        return self.native.encode(values, additive_mask(mask[:, 0, 0])), past, None, None
