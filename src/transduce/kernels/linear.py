@@ -40,22 +40,23 @@ VIEWS = {Tensor.view, Tensor.flatten, Tensor.unflatten, Tensor.transpose}
 
 
 class LinearOutput(Tensor):
-    """y = W x + b, of whose backward pass the operation that reads y may compute a part.
+    """The output y = W x + b of a linear layer, whose bias gradient the next operation may compute.
 
-    The gradient of b is the sum over the rows of dL/dy. An operation that computes dL/dy can sum it in the same pass:
-    such an operation reads `raw` and returns the gradients of `biases` as well. Every other torch function reads y
-    itself, behind which `_BiasGrad` sums the rows. Views keep the type; every other result is a plain tensor.
+    The gradient of b is the sum over the rows of dL/dy. An operation that computes dL/dy can sum it in the same pass.
+    Such an operation takes `raw` and `biases` as inputs, and returns the gradients of both. Every other function reads
+    y itself, whose backward pass (`_BiasGrad`) sums the rows. The gradients of several readers add up as usual. Views
+    of y are LinearOutputs as well; the result of every other function is a plain tensor.
     """
 
-    raw: Tensor  # y without the gradients of `biases`; its rows may end with padding columns, whose gradient must be 0
-    biases: tuple[Tensor, ...]  # whose gradients the reader of `raw` returns
-    parts: int  # of the joint projection that y is one part of: all are to be read raw, or none
+    raw: Tensor  # y, but no gradient reaches `biases` from it; may have padding columns, whose gradient must be 0
+    biases: tuple[Tensor, ...]
+    parts: int  # number of parts of the joint projection that y is one of: all of them are read raw, or none
 
     @staticmethod
     def of(y: Tensor, raw: Tensor, biases: Sequence[Tensor] = (), parts: int = 1) -> LinearOutput:
-        made = y.as_subclass(LinearOutput)
-        made.raw, made.biases, made.parts = raw, tuple(biases), parts
-        return made
+        output = y.as_subclass(LinearOutput)
+        output.raw, output.biases, output.parts = raw, tuple(biases), parts
+        return output
 
     @property
     def padding(self) -> int:

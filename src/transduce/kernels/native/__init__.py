@@ -1,1 +1,1 @@
-"""Rows in, rows out, by our own kernels for the CPU: compiled once on the machine that reads them."""
+"""C kernels for the CPU, compiled once on the machine that runs them, and their bindings."""

@@ -1,1 +1,1 @@
-"""Triton."""
+"""Triton kernels; each module is imported only where there is a GPU."""
