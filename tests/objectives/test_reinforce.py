@@ -253,7 +253,7 @@ def reversed_batch(rows: list[list[int]]) -> Batch:
     )
 
 
-def learn(weight: float, entropy: float, steps: int = 400) -> float:
+def learn(weight: float, entropy: float, steps: int = 200) -> float:
     """How many of 300 short rows come out reversed (%). A row of the memory knows its own token and place alone, and
     there is no summary: what is not looked at cannot be said."""
     torch.manual_seed(1)
