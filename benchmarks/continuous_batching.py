@@ -101,8 +101,8 @@ def theirs(other: Any, model: Model, sources: list[Any], settings: GenerationRec
     back = {number: ours for ours, number in enumerate(order.ids)}
     results: dict[int, list[int]] = {}
     for rows in in_batches(sources, slots):
-        args = model.searcher.request(rows, sources, None, settings, range(len(sources)))
-        batch = args.batch.to(model.device)
+        search_input = model.searcher.request(rows, sources, None, settings, range(len(sources)))
+        batch = search_input.batch.to(model.device)
         assert batch.source is not None
         ids = other.generate(
             input_ids=numbers[batch.source.values],
@@ -111,7 +111,7 @@ def theirs(other: Any, model: Model, sources: list[Any], settings: GenerationRec
             do_sample=False,
             early_stopping=False,
             length_penalty=settings.length_penalty,
-            max_new_tokens=int(args.longest.max()),
+            max_new_tokens=int(search_input.longest.max()),
             max_length=None,
         )
         for row, line in zip(rows, ids[:, 1:].tolist(), strict=True):

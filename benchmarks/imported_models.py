@@ -49,7 +49,7 @@ class Made:
 
     model: Any
     sources: list[str]
-    args: dict[str, Any]
+    generate_inputs: dict[str, Any]
     languages: Languages | None = None
     given: int = 1  # tokens before what is counted
 
@@ -126,8 +126,8 @@ def make_whisper(folder: Path, size: Size) -> Made:
             file.writeframes(samples.tobytes())
         heard.append(samples / 32768)
     features = extractor(heard, sampling_rate=16_000, return_tensors="pt").input_features
-    args = {"input_features": features, "language": "en", "task": "transcribe"}
-    return Made(made, names, args, Languages("en"), given=4)
+    inputs = {"input_features": features, "language": "en", "task": "transcribe"}
+    return Made(made, names, inputs, Languages("en"), given=4)
 
 
 def make_trocr(folder: Path, size: Size) -> Made:
@@ -182,7 +182,7 @@ def implementations(made: Made, own: dict[str, Any], beam: int, length: int) -> 
     def theirs() -> int:
         with torch.inference_mode():
             made.model.generate(
-                **made.asked, num_beams=beam, early_stopping=beam > 1, do_sample=False,
+                **made.generate_inputs, num_beams=beam, early_stopping=beam > 1, do_sample=False,
                 min_new_tokens=length, max_new_tokens=length,
             )  # fmt: skip
         return ROWS * length

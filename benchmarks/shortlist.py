@@ -48,8 +48,8 @@ def random_weights(size: str, lists: list[int], beams: list[int], length: int, r
             allowed[:, torch.randperm(vocabulary - 4)[: few - 4] + 4] = True
 
             def run(listed: bool, allowed: torch.Tensor = allowed, strategy: Any = strategy) -> int:
-                args = apply_shortlists(layers, allowed) if listed else network
-                search(args, batch, strategy, max_lengths=longest, processors=(MinLength(length=length),), nbest=1)
+                decoder = apply_shortlists(layers, allowed) if listed else network
+                search(decoder, batch, strategy, max_lengths=longest, processors=(MinLength(length=length),), nbest=1)
                 return length
 
             both = [Implementation(OURS, partial(run, True)), Implementation(WHOLE, partial(run, False))]

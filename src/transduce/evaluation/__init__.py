@@ -1,1 +1,1 @@
-"""Evaluation."""
+"""Evaluation: metrics, significance, held-out data, comparison of systems."""

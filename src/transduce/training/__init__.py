@@ -1,1 +1,1 @@
-"""Batches and a model enter; trained weights, checkpoints and a log leave."""
+"""Training: trainer, updates, optimisers, checkpoints, data feeding, distribution, report."""

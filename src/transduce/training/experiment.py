@@ -83,29 +83,16 @@ def train(
     with Processes.start(device) as processes:
         console = console if processes.is_main else None
         resolved, tokenizers, data = _prepare(run, requested, processes, origins, device)
-        network, taken, frozen = _build(resolved, tokenizers, origins)
+        network, init_report, frozen = _build(resolved, tokenizers, origins)
         if console is not None:
             _print_summary(console, resolved, data, tokenizers)
             _print_parameters(console, run, network, device, frozen)
             if requested.training.batch_tokens == "auto":
                 console.print(f"batches of {resolved.training.budget:,} tokens", highlight=False)
         if origins and not resumed:
-            _report_initialisation(run, taken, console, processes)
+            _report_initialisation(run, init_report, console, processes)
         model = Model(network, *tokenizers, resolved)
-        objective = _objective(resolved, tokenizers, device)
-        with transfer.freeze(network, frozen), _auxiliary_module(network, objective, resolved):
-            outcome = trainer.train(
-                network,
-                data.batches(resolved, tokenizers),
-                resolved.training,
-                checkpoints=run.checkpoints,
-                report=_report(run, resolved, console, processes),
-                processes=processes,
-                device=device,
-                validate=validation(model, data),
-                objective=objective,
-                lower_is_better=lower_is_better(resolved),
-            )
+        outcome = _fit(run, model, data, frozen, console, processes, device)
         if outcome.reason == "interrupted" or not processes.is_main:
             return TrainingResult(run, model, outcome, {}, ())
         return _evaluate(run, model, outcome, data)
@@ -149,12 +136,39 @@ def _build(
     seed_everything(recipe.training.seed)
     source, target = tokenizers
     network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
-    taken = transfer.load_pretrained(network, recipe.model, tokenizers, origins)
+    init_report = transfer.load_pretrained(network, recipe.model, tokenizers, origins)
     frozen = recipe.training.freeze
     if recipe.training.adapters is not None:
-        transfer.add_adapters(network, recipe.training.adapters, taken.runs[0].loaded)
-        frozen += taken.runs[0].loaded
-    return network, taken, frozen
+        transfer.add_adapters(network, recipe.training.adapters, init_report.runs[0].loaded)
+        frozen += init_report.runs[0].loaded
+    return network, init_report, frozen
+
+
+def _fit(
+    run: Run,
+    model: Model,
+    data: PreparedData,
+    frozen: Sequence[str],
+    console: Console | None,
+    processes: Processes,
+    device: torch.device,
+) -> trainer.Outcome:
+    """Runs the trainer; afterwards the model has the final weights."""
+    recipe, tokenizers = model.recipe, (model.source, model.target)
+    objective = _objective(recipe, tokenizers, device)
+    with transfer.freeze(model.network, frozen), _auxiliary_module(model.network, objective, recipe):
+        return trainer.train(
+            model.network,
+            data.batches(recipe, tokenizers),
+            recipe.training,
+            checkpoints=run.checkpoints,
+            report=_report(run, recipe, console, processes),
+            processes=processes,
+            device=device,
+            validate=validation(model, data),
+            objective=objective,
+            lower_is_better=lower_is_better(recipe),
+        )
 
 
 def _objective(recipe: Recipe, tokenizers: Tokenizers, device: torch.device) -> Objective:
@@ -220,11 +234,13 @@ def _print_parameters(
     )
 
 
-def _report_initialisation(run: Run, taken: transfer.InitReport, console: Console | None, processes: Processes) -> None:
+def _report_initialisation(
+    run: Run, init_report: transfer.InitReport, console: Console | None, processes: Processes
+) -> None:
     """Prints and logs the origin of the initial weights, as the first entry of the log."""
-    lines = taken.describe()
+    lines = init_report.describe()
     if processes.is_main:
-        event = {"kind": "event", "event": "init", "step": 0, "text": "\n".join(lines), **taken.to_json()}
+        event = {"kind": "event", "event": "init", "step": 0, "text": "\n".join(lines), **init_report.to_json()}
         replace_file(run.log, (json.dumps(event, ensure_ascii=False) + "\n").encode())
     if console is not None:
         for line in lines:
@@ -279,8 +295,8 @@ def _evaluate(run: Run, model: Model, outcome: trainer.Outcome, data: PreparedDa
         texts = zip(lines, output.texts or (), strict=output.texts is not None)
         shown = [(line.source, text, line.references[0]) for line, text in texts][:EXAMPLES_SHOWN]
         if output.texts is not None and output.noised is not None:
-            asked = zip(output.noised.sources, output.texts, output.noised.references, strict=True)
-            shown = [(source, text, references[0]) for source, text, references in asked][:EXAMPLES_SHOWN]
+            restored = zip(output.noised.sources, output.texts, output.noised.references, strict=True)
+            shown = [(source, text, references[0]) for source, text, references in restored][:EXAMPLES_SHOWN]
     run.save_metrics(
         {
             **{name: score.to_json() for name, score in scores.items()},

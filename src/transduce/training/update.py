@@ -141,9 +141,9 @@ class Update:
     def uses_cuda_graphs(self) -> bool:
         """Whether passes are replayed as CUDA graphs: on a GPU, if they depend on nothing but the batch shapes."""
         capturable = self.objective.capturable and bool(getattr(self.model, "capturable", False))
-        wanted = self.settings.cuda_graphs and self.settings.unfreeze is None  # unfreezing removes and adds gradients
-        wanted = wanted and not self.settings.gradient_checkpointing  # recomputation reads the generator state
-        return wanted and capturable and self.device.type == "cuda"
+        enabled = self.settings.cuda_graphs and self.settings.unfreeze is None  # unfreezing removes and adds gradients
+        enabled = enabled and not self.settings.gradient_checkpointing  # recomputation reads the generator state
+        return enabled and capturable and self.device.type == "cuda"
 
     @property
     def asynchronous(self) -> bool:
