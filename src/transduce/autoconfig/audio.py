@@ -6,25 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from transduce.autoconfig.sizes import cosine, pieces_for
-from transduce.autoconfig.statistics import Look
+from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError, UnreadableError
 from transduce.modalities.audio.files import soundfile, stored_frame_width
 from transduce.modalities.audio.modality import AudioFeatures
 from transduce.recipe import parse
 
-HIGHEST = 16_000  # samples a second: what speech needs; sounds with fewer are taken as they are
-FRAMES = 250  # of an utterance, for want of a better guess: two and a half seconds
+HIGHEST = 16_000  # samples per second that speech needs; lower rates are kept
+FRAMES = 250  # assumed per utterance: two and a half seconds
 SPREAD = {"time_masks": 2, "time_width": 20, "frequency_masks": 1}
 
 
 def heard(data: dict[str, Any]) -> dict[str, Any]:
-    """What the first line names: a sound, with its rate, or frames that were made of one, with their width."""
-    told = parse({"data": {**data, "sources": {"sound": {"kind": "audio"}}}}).data
-    example = next((one for corpus in told.train for one in read_corpus(corpus, told.invalid)), None)
+    """The source of the first line: a recording with its sampling rate, or features with their width."""
+    parsed = parse({"data": {**data, "sources": {"sound": {"kind": "audio"}}}}).data
+    example = next((one for corpus in parsed.train for one in read_corpus(corpus, parsed.invalid)), None)
     if example is None:
         raise InputError(
-            "there is nothing to transcribe", where=str(told.train[0].path), remedy="give lines: FILE TAB TEXT"
+            "there is nothing to transcribe", where=str(parsed.train[0].path), remedy="give lines: FILE TAB TEXT"
         )
     named, place = example.source.split("\t")[0], f"{example.file}:{example.line}"
     try:
@@ -45,9 +45,9 @@ def _spec(named: str) -> dict[str, Any]:
     return {"kind": "audio", "rate": rate, "mels": 40 if rate < HIGHEST else 80, "speed": 0.1, **SPREAD}
 
 
-def transcribe(seen: Look) -> dict[str, Any]:
-    """Rows that spell, and a decoder that attends to them: each helps the other (Watanabe 2017)."""
-    small = seen.pairs < 5_000
+def transcribe(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Joint CTC and attention (Watanabe 2017)."""
+    small = statistics.pairs < 5_000
     width, dropout = (128, 0.2) if small else (256, 0.1)
     encoder = {
         "kind": "conformer",
@@ -56,11 +56,11 @@ def transcribe(seen: Look) -> dict[str, Any]:
         "ff_width": 4 * width,
         "dropout": dropout,
     }
-    an_epoch = max(1, seen.pairs * FRAMES // 8192)
+    an_epoch = max(1, statistics.pairs * FRAMES // 8192)
     steps = int(min(100_000, max(800, 30 * an_epoch)))
     check = max(50, min(1000, steps // 10))
     return {
-        "tokens": {"target": _tokens(seen)},
+        "tokens": {"target": _tokens(statistics)},
         "model": {
             "encoder": {**encoder, "front": {"kind": "conv_subsampling"}},
             "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout, "context": "bahdanau"},
@@ -78,8 +78,8 @@ def transcribe(seen: Look) -> dict[str, Any]:
     }
 
 
-def _tokens(seen: Look) -> dict[str, Any]:
-    """Words where there are few of them; else letters, which every utterance teaches; of much text, pieces."""
-    if seen.target.symbols or (seen.target.vocabulary <= 200 and seen.target.unseen < 0.01):
+def _tokens(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Words for small vocabularies, else characters; BPE for much text."""
+    if statistics.target.closed_vocabulary or (statistics.target.vocabulary <= 200 and statistics.target.unseen < 0.01):
         return {"kind": "words", "size": 2000}
-    return {"kind": "chars", "size": 1000} if seen.pairs < 50_000 else pieces_for(seen.pairs)
+    return {"kind": "chars", "size": 1000} if statistics.pairs < 50_000 else pieces_for(statistics.pairs)

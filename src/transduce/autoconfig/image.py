@@ -6,27 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from transduce.autoconfig.sizes import cosine
-from transduce.autoconfig.statistics import Look
+from transduce.autoconfig.statistics import CorpusStatistics
 
 SIDE = 64  # pixels of a side
 IMAGE = {"kind": "image", "size": SIDE}
 CELLS = {"kind": "cnn_grid", "channels": 32, "stages": 3}
 
 
-def _training(seen: Look, epochs: int, monitor: str) -> dict[str, Any]:
+def _training(statistics: CorpusStatistics, epochs: int, monitor: str) -> dict[str, Any]:
     """Batches of 64 pictures; small sets are seen more often."""
-    steps = int(min(60_000, max(400, epochs * seen.pairs / 64)))
+    steps = int(min(60_000, max(400, epochs * statistics.pairs / 64)))
     check = max(25, min(1000, steps // 12))
     return {
         **cosine(steps, check, 1e-3),
-        "batch_tokens": 64 * (SIDE + 2 + int(seen.target.words)),
+        "batch_tokens": 64 * (SIDE + 2 + int(statistics.target.words)),
         "objective": {"label_smoothing": 0.0},
         "monitor": monitor,
         "patience": 6,
     }
 
 
-def _classify(seen: Look) -> dict[str, Any]:
+def _classify(statistics: CorpusStatistics) -> dict[str, Any]:
     """One label: a Transformer over the cells of a small convolutional network, which needs fewer pictures than
     patches do (Xiao 2021)."""
     encoder = {
@@ -42,39 +42,39 @@ def _classify(seen: Look) -> dict[str, Any]:
     return {
         "tokens": {"target": {"kind": "labels"}},
         "model": {"encoder": encoder, "head": {"kind": "classifier", "pooling": "mean", "activation": "none"}},
-        "training": _training(seen, 15, "accuracy"),
+        "training": _training(statistics, 15, "accuracy"),
         "generation": {"strategy": "greedy"},
         "evaluation": {"metrics": ["accuracy", "macro_f1"]},
     }
 
 
-def _caption(seen: Look) -> dict[str, Any]:
+def _caption(statistics: CorpusStatistics) -> dict[str, Any]:
     """A sentence: the cells of a convolutional network, read by a recurrent decoder with soft attention (Xu 2015)."""
-    rare = 5 if seen.pairs >= 20_000 else 2 if seen.pairs >= 5_000 else 1
+    rare = 5 if statistics.pairs >= 20_000 else 2 if statistics.pairs >= 5_000 else 1
     return {
         "tokens": {"target": {"kind": "words", "size": 10_000, "min_count": rare}},
         "model": {
             "encoder": {"kind": "identity", "width": 256, "dropout": 0.2, "front": CELLS},
             "decoder": {"kind": "recurrent", "cell": "gru", "width": 256, "context": "bahdanau", "dropout": 0.2},
         },
-        "training": _training(seen, 20, "bleu"),
+        "training": _training(statistics, 20, "bleu"),
         "generation": {"beam": 5},
         "evaluation": {"metrics": ["bleu", "bleu1", "cider", "exact"], "references": "by_source"},
     }
 
 
-PICTURES: dict[str, Callable[[Look], dict[str, Any]]] = {"caption": _caption, "classify-images": _classify}
+PICTURES: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {"caption": _caption, "classify-images": _classify}
 PICTURED: dict[str, dict[str, Any]] = {task: {"sources": {"picture": IMAGE}} for task in PICTURES}
 
 
 ASKED = {"sources": {"picture": {"kind": "image", "size": 64}, "question": {"kind": "text"}}}
 
 
-def ask(seen: Look) -> dict[str, Any]:
+def ask(statistics: CorpusStatistics) -> dict[str, Any]:
     """Cells of a convolutional network and the words of a question in one memory, and a decoder that looks at both."""
-    width, dropout = (128, 0.1) if seen.pairs < 50_000 else (256, 0.1)
-    words = {"kind": "words", "size": 30_000, "min_count": 2 if seen.pairs >= 2000 else 1}
-    an_epoch = max(1, seen.pairs // 64)
+    width, dropout = (128, 0.1) if statistics.pairs < 50_000 else (256, 0.1)
+    words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
+    an_epoch = max(1, statistics.pairs // 64)
     steps = int(min(100_000, max(1_500, 40 * an_epoch)))
     check = max(50, min(1000, steps // 15))
     part = {"width": width, "dropout": dropout}
@@ -106,13 +106,13 @@ def ask(seen: Look) -> dict[str, Any]:
 LONGEST = 4200  # pixels of the largest picture, and a little
 
 
-def draw(seen: Look) -> dict[str, Any]:
+def draw(statistics: CorpusStatistics) -> dict[str, Any]:
     """A Transformer says one pixel after the other; where it is, its learned positions tell."""
-    pixels = int(seen.target.words)
-    words = {"kind": "words", "size": 30_000, "min_count": 2 if seen.pairs >= 2000 else 1}
-    width = 128 if seen.pairs < 20_000 else 256
+    pixels = int(statistics.target.words)
+    words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
+    width = 128 if statistics.pairs < 20_000 else 256
     part = {"kind": "transformer", "width": width, "heads": 4, "ff_width": 4 * width, "dropout": 0.1}
-    steps = int(min(50_000, max(1_000, 20 * seen.pairs * pixels // 8192)))
+    steps = int(min(50_000, max(1_000, 20 * statistics.pairs * pixels // 8192)))
     return {
         "tokens": {"source": words, "target": {"kind": "words", "size": 2000}},
         "model": {

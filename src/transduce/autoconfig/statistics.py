@@ -14,22 +14,22 @@ from transduce.evaluation.overlap_metrics import is_bio
 from transduce.flow import Example
 from transduce.recipe import Corpora, Corpus
 
-SAMPLE = 20_000  # pairs looked at closely; the rest is only counted
+SAMPLE = 20_000  # pairs that are analysed; the rest is only counted
 
 
 @dataclass(frozen=True)
-class Side:
-    """What one side of the pairs looks like."""
+class SideStatistics:
+    """Statistics of one side of the pairs."""
 
-    characters: float  # median of a line: one line of a whole book tells nothing about the others
-    words: float  # median of a line
+    characters: float  # median per line, which a single very long line does not change
+    words: float  # median per line
     alphabet: frozenset[str]
-    vocabulary: int  # different words in the sample
-    unseen: float  # share of words still to come that are new: words met once (Good 1953)
-    marks: bool = False  # its words are labels that mark spans: B-PER I-PER O
+    vocabulary: int  # distinct words in the sample
+    unseen: float  # estimated share of new words in further text: words with count one (Good 1953)
+    bio_tags: bool = False  # its words are span tags: B-PER I-PER O
 
     @classmethod
-    def of(cls, lines: Sequence[str]) -> Side:
+    def of(cls, lines: Sequence[str]) -> SideStatistics:
         words = [line.split() for line in lines]
         counts = Counter(word for line in words for word in line)
         return cls(
@@ -42,32 +42,32 @@ class Side:
         )
 
     @property
-    def spelt(self) -> bool:
-        """Single words or short strings: what matters is their letters."""
+    def character_level(self) -> bool:
+        """Single words or short strings, best modelled as characters."""
         return self.words < 2.5 or self.characters < 25
 
     @property
-    def symbols(self) -> bool:
-        """Words from a small closed set, such as phones, actions or tags."""
+    def closed_vocabulary(self) -> bool:
+        """Words from a small closed set: phones, actions, tags."""
         return self.words >= 2 and self.vocabulary <= 200 and self.unseen < 0.01
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a corpus looks like."""
+class CorpusStatistics:
+    """Statistics of a corpus."""
 
     pairs: int
-    source: Side
-    target: Side
+    source: SideStatistics
+    target: SideStatistics
 
     @property
     def shared(self) -> bool:
-        """Both sides are written with much the same letters."""
+        """Whether both sides use largely the same characters."""
         both = self.source.alphabet & self.target.alphabet
         return len(both) >= 0.6 * max(len(self.source.alphabet), len(self.target.alphabet), 1)
 
 
-def look(corpora: Corpora, invalid: Invalid) -> Look:
+def corpus_statistics(corpora: Corpora, invalid: Invalid) -> CorpusStatistics:
     counts = DropCounter()
     sides = (_sides(corpus, example) for corpus in corpora for example in read_corpus(corpus, invalid, counts))
     pairs = (pair for pair in sides if pair[0].strip() and pair[1].strip())
@@ -76,10 +76,12 @@ def look(corpora: Corpora, invalid: Invalid) -> Look:
     if not sample:
         files = ", ".join(str(corpus.path or corpus.source) for corpus in corpora)
         raise InputError("no pairs: one side is always empty", where=files, remedy="give lines with two sides")
-    return Look(len(sample) + more, Side.of([s for s, _ in sample]), Side.of([t for _, t in sample]))
+    return CorpusStatistics(
+        len(sample) + more, SideStatistics.of([s for s, _ in sample]), SideStatistics.of([t for _, t in sample])
+    )
 
 
 def _sides(corpus: Corpus, example: Example) -> tuple[str, str]:
-    """The parts of a source as one text, and the target; a text without a source stands for its own."""
+    """The columns of the source as one text, and the target; for text without a source, the text twice."""
     target = example.target or ""
     return (example.source.replace("\t", " ") if corpus.format == "pairs" else target), target

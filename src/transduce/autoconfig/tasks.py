@@ -8,27 +8,30 @@ from typing import Any
 from transduce.autoconfig.audio import heard, transcribe
 from transduce.autoconfig.image import ASKED, LONGEST, PICTURED, PICTURES, ask, draw
 from transduce.autoconfig.sizes import cosine, metrics_for, recurrent, tokens_for, tokens_of, training_for, transformer
-from transduce.autoconfig.statistics import Look
+from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.autoconfig.text import TEXTS
 from transduce.autoconfig.video import SHOWN, caption_films, classify_films
 
 
-def _generate(seen: Look) -> dict[str, Any]:
-    """Pairs of texts: a decoder writes the target."""
-    sentences = not (seen.source.spelt or seen.target.spelt) and not seen.target.symbols
-    tokens = tokens_for(seen)
+def _generate(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Text to text."""
+    sentences = (
+        not (statistics.source.character_level or statistics.target.character_level)
+        and not statistics.target.closed_vocabulary
+    )
+    tokens = tokens_for(statistics)
     return {
         "tokens": tokens,
-        "model": transformer(seen, tokens) if sentences else recurrent(seen),
-        "training": training_for(seen, sentences),
+        "model": transformer(statistics, tokens) if sentences else recurrent(statistics),
+        "training": training_for(statistics, sentences),
         "generation": {"beam": 5},
-        "evaluation": {"metrics": metrics_for(seen, sentences)},
+        "evaluation": {"metrics": metrics_for(statistics, sentences)},
     }
 
 
-def _label(seen: Look, target: str, head: dict[str, Any]) -> dict[str, Any]:
-    """Labels: an encoder alone, with one head. Words seen once are learnt as <unk>."""
-    an_epoch = max(1, int(seen.pairs * (seen.source.words + 1) / 4096))
+def _label(statistics: CorpusStatistics, target: str, head: dict[str, Any]) -> dict[str, Any]:
+    """Labels: an encoder with a head. Words with count one are trained as <unk>."""
+    an_epoch = max(1, int(statistics.pairs * (statistics.source.words + 1) / 4096))
     steps = max(300, 15 * an_epoch)
     check = max(25, min(500, steps // 15))
     return {
@@ -42,21 +45,21 @@ def _label(seen: Look, target: str, head: dict[str, Any]) -> dict[str, Any]:
             "patience": 5,
         },
         "generation": {"strategy": "greedy"},
-        "evaluation": {"metrics": ["accuracy", *_label_metrics(seen, target)]},
+        "evaluation": {"metrics": ["accuracy", *_label_metrics(statistics, target)]},
     }
 
 
-def _label_metrics(seen: Look, target: str) -> list[str]:
-    """Beside the accuracy: every label alike where there is one a line, whole spans where labels mark them."""
+def _label_metrics(statistics: CorpusStatistics, target: str) -> list[str]:
+    """Metrics beside accuracy: macro F1 for one label a line, span F1 for BIO tags."""
     if target == "labels":
         return ["macro_f1"]
-    return ["span_f1"] if seen.target.marks else []
+    return ["span_f1"] if statistics.target.bio_tags else []
 
 
-def _embed(seen: Look) -> dict[str, Any]:
-    """Pairs that mean the same: one encoder for both sides, which learns to bring them together."""
-    kind = tokens_of(seen.source, seen.pairs)
-    an_epoch = max(1, int(seen.pairs * (seen.source.words + seen.target.words + 3) * 1.3 / 8192))
+def _embed(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Sentence embeddings: one encoder for both sides, trained with a contrastive objective."""
+    kind = tokens_of(statistics.source, statistics.pairs)
+    an_epoch = max(1, int(statistics.pairs * (statistics.source.words + statistics.target.words + 3) * 1.3 / 8192))
     steps = max(300, 20 * an_epoch)
     check = max(25, min(500, steps // 12))
     return {
@@ -77,17 +80,18 @@ def _embed(seen: Look) -> dict[str, Any]:
     }
 
 
-def _mask(seen: Look) -> dict[str, Any]:
-    """Lines of text: an encoder learns to say which words are masked. The tokens are those of the tasks with labels,
-    so that they may begin from it."""
+def _mask(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Masked language model. Its tokenizer is that of the label tasks, which can be initialised from it."""
     words = {"kind": "words", "size": 30_000, "min_count": 2}
-    an_epoch = max(1, int(2 * seen.pairs * (seen.target.words + 1) / 8192))
-    steps = int(min(100_000, max(1_000, 40 * an_epoch)))  # a token is asked for every seventh time: many epochs
+    an_epoch = max(1, int(2 * statistics.pairs * (statistics.target.words + 1) / 8192))
+    steps = int(
+        min(100_000, max(1_000, 40 * an_epoch))
+    )  # a seventh of the tokens is predicted per epoch, so many epochs
     check = max(50, min(1000, steps // 15))
     return {
         "tokens": {"source": words, "target": words},
         "model": {
-            "encoder": {**transformer(seen, {"shared": True})["encoder"], "dropout": 0.1},
+            "encoder": {**transformer(statistics, {"shared": True})["encoder"], "dropout": 0.1},
             "head": {"kind": "mlm"},
             "tie": "target",
         },
@@ -102,9 +106,9 @@ def _mask(seen: Look) -> dict[str, Any]:
     }
 
 
-def _language(seen: Look) -> dict[str, Any]:
-    """Text without a source: characters and a recurrent network for a book, pieces and a Transformer for a library."""
-    characters = seen.pairs * seen.target.characters
+def _language(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Language model: characters and a recurrent network for a book, BPE and a Transformer for more text."""
+    characters = statistics.pairs * statistics.target.characters
     library = characters > 5_000_000
     tokens = {"kind": "bpe", "size": 8000} if library else {"kind": "chars", "size": 1000}
     batch = 16_384 if library else 8192
@@ -130,13 +134,15 @@ def _language(seen: Look) -> dict[str, Any]:
     }
 
 
-TASKS: dict[str, Callable[[Look], dict[str, Any]]] = {
+TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
     "generate": _generate,
     **TEXTS,
-    "classify": lambda seen: _label(seen, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.4}),
-    "tag": lambda seen: _label(seen, "words", {"kind": "tagger", "dropout": 0.4}),
+    "classify": lambda statistics: _label(
+        statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.4}
+    ),
+    "tag": lambda statistics: _label(statistics, "words", {"kind": "tagger", "dropout": 0.4}),
     "embed": _embed,
-    "entail": lambda seen: _label(seen, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.2}),
+    "entail": lambda statistics: _label(statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.2}),
     "mask": _mask,
     "lm": _language,
     **PICTURES,
@@ -146,8 +152,8 @@ TASKS: dict[str, Callable[[Look], dict[str, Any]]] = {
     "draw": draw,
     "transcribe": transcribe,
 }
-# What a task says of its files; `transcribe` looks at the first of them.
-FORMS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]] = {
+# The `data` section of a task; `transcribe` derives it from the first file.
+DATA_SECTIONS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mask": {"format": "text", "noise": {"kind": "mask_tokens"}},
     "lm": {"format": "text", "block_size": 128},
     "summarise": {"max_length": 1000},
@@ -158,5 +164,5 @@ FORMS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]] = 
     "draw": {"max_length": LONGEST - 100},
     "transcribe": heard,
 }
-# Leading columns of a TSV that make the source; None: all but the last.
-INPUTS: dict[str, int | None] = {"entail": 2, "inflect": 2, "answer": 2, "converse": None}
+# Number of leading TSV columns that form the source; None: all but the last.
+SOURCE_COLUMNS: dict[str, int | None] = {"entail": 2, "inflect": 2, "answer": 2, "converse": None}

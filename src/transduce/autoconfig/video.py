@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from transduce.autoconfig.sizes import cosine
-from transduce.autoconfig.statistics import Look
+from transduce.autoconfig.statistics import CorpusStatistics
 
 FRAMES, SIZE = 8, 32
 SHOWN = {"sources": {"film": {"kind": "video", "frames": FRAMES, "size": SIZE}}}
 
 
-def _watch(seen: Look) -> tuple[dict[str, Any], dict[str, Any], int]:
+def _watch(statistics: CorpusStatistics) -> tuple[dict[str, Any], dict[str, Any], int]:
     """A recurrent network over the frames; the training that goes with it; its width."""
-    width = 128 if seen.pairs < 20_000 else 256
+    width = 128 if statistics.pairs < 20_000 else 256
     front = {"kind": "frames", "stages": 3, "channels": 16}
-    steps = int(min(50_000, max(1_000, 40 * seen.pairs // 64)))
+    steps = int(min(50_000, max(1_000, 40 * statistics.pairs // 64)))
     training = {
         **cosine(steps, max(50, min(1000, steps // 15)), 2e-3),
         "batch_tokens": 64 * (FRAMES + 8),
@@ -25,10 +25,10 @@ def _watch(seen: Look) -> tuple[dict[str, Any], dict[str, Any], int]:
     return {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "front": front}, training, width
 
 
-def caption_films(seen: Look) -> dict[str, Any]:
+def caption_films(statistics: CorpusStatistics) -> dict[str, Any]:
     """A decoder writes what happens, and looks at the frames."""
-    encoder, training, width = _watch(seen)
-    words = {"kind": "words", "size": 30_000, "min_count": 2 if seen.pairs >= 2000 else 1}
+    encoder, training, width = _watch(statistics)
+    words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
     return {
         "tokens": {"target": words},
         "model": {
@@ -41,9 +41,9 @@ def caption_films(seen: Look) -> dict[str, Any]:
     }
 
 
-def classify_films(seen: Look) -> dict[str, Any]:
+def classify_films(statistics: CorpusStatistics) -> dict[str, Any]:
     """One label a film, from an encoder alone."""
-    encoder, training, _ = _watch(seen)
+    encoder, training, _ = _watch(statistics)
     return {
         "tokens": {"target": {"kind": "labels"}},
         "model": {"encoder": encoder, "head": {"kind": "classifier", "pooling": "mean"}},
