@@ -44,11 +44,11 @@ from transduce.recipe.compatibility import (
 )
 from transduce.recipe.registry import Spec, complete, factory, find, options
 
-APART = "embedding."  # its rows stand for tokens: whoever builds the parts decides whether they are the same
+EMBEDDING = "embedding."  # rows stand for tokens: `share: all` decides about the embedding
 
 
 def share_weights(one: nn.Module, other: nn.Module) -> list[str]:
-    """`other` takes over the parameters of `one`; gives their names.
+    """Makes `other` use the parameters of `one`; returns their names.
 
     Lists of different lengths are not shared. Nor are the norms of layers with different sub-layers: a decoder layer
     has a cross-attention that an encoder layer has not.
@@ -60,7 +60,7 @@ def share_weights(one: nn.Module, other: nn.Module) -> list[str]:
     theirs = dict(other.named_parameters(remove_duplicate=False))
     shared = []
     for name, parameter in one.named_parameters(remove_duplicate=False):
-        fits = name in theirs and theirs[name].shape == parameter.shape and not name.startswith(APART)
+        fits = name in theirs and theirs[name].shape == parameter.shape and not name.startswith(EMBEDDING)
         if fits and not any(name.startswith(f"{place}.") for place in unlike):
             place, _, last = name.rpartition(".")
             setattr(other.get_submodule(place), last, parameter)
@@ -87,11 +87,11 @@ def _lists(part: nn.Module) -> dict[str, int]:
     return {name: len(inner) for name, inner in part.named_modules() if isinstance(inner, nn.ModuleList)}
 
 
-LANGUAGE_METRICS = ("perplexity", "word_perplexity", "bits_per_character")  # where there is no source
+LANGUAGE_METRICS = ("perplexity", "word_perplexity", "bits_per_character")  # of language models
 
 
 def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
-    """Every default of model and objective filled in; what cannot work together is refused before anything runs."""
+    """Fills in every default; refuses combinations that cannot work before anything runs."""
     model = recipe.model
     check_shape(recipe, where)
     recipe = recipe.model_copy(update={"data": complete_sources(recipe, where)})
@@ -109,13 +109,13 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     block_size = recipe.data.block_size
     check_positions(filled, recipe.data.max_length if block_size is None else block_size - 1, where)
     try:
-        with outlined():  # widths and heads that do not fit show here, at no cost
+        with outlined():  # shows widths and heads that do not fit, without allocating memory
             built = build_model(filled, 8, 8)
     except InputError as error:
         raise InputError(error.problem, where=f"{where}: model", remedy=error.remedy) from None
     objective = complete_objective(recipe.training.objective, f"{where}: training.objective")
     check_objective(objective, filled, f"{where}: training.objective")
-    if "teacher" not in objective:  # which is opened later
+    if "teacher" not in objective:  # the teacher is loaded later
         try:
             factory(Objective, objective)().check(built)
         except InputError as error:
@@ -134,7 +134,7 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
 
 
 def complete_encoder(spec: str | Mapping[str, Any], where: str) -> Spec:
-    """An encoder with its front, where it has one beside the embedding of texts, and its parts, where it joins some."""
+    """An encoder with its front end, unless it reads text, and the encoders of its parts, if it has several sources."""
     spec = {"kind": spec} if isinstance(spec, str) else dict(spec)
     front, parts = spec.pop("front", None), spec.pop("parts", None)
     filled = complete(contracts.Encoder, spec, where)
@@ -150,7 +150,7 @@ def complete_encoder(spec: str | Mapping[str, Any], where: str) -> Spec:
 
 
 def complete_sources(recipe: Recipe, where: str) -> DataRecipe:
-    """The data section with every option of its sources filled in."""
+    """The data section with all options of its sources."""
     filled = {
         name: {"kind": TEXT}
         if spec in (TEXT, {"kind": TEXT})
@@ -161,7 +161,7 @@ def complete_sources(recipe: Recipe, where: str) -> DataRecipe:
 
 
 def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...] | None]:
-    """Of a row of each source, as its modality gives it; None for a text."""
+    """The shape of a row of each source; None for text."""
     specs = recipe.data.sources.items()
     return {name: None if spec == {"kind": TEXT} else factory(contracts.Modality, spec)().shape for name, spec in specs}  # type: ignore[arg-type]
 
@@ -187,7 +187,7 @@ def build_source_encoding(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer
 
 
 def complete_objective(spec: Mapping[str, Any], where: str) -> Spec:
-    """Options without a kind are those of cross-entropy: `training.objective.label_smoothing=0` needs no more."""
+    """Options without a kind are those of cross-entropy: `training.objective.label_smoothing=0` suffices."""
     filled = complete(Objective, {"kind": "cross_entropy", **spec}, where)
     if filled.get("teacher") == "":
         raise InputError(f"{filled['kind']} needs a teacher", where=where, remedy="teacher: RUN, a trained run")
@@ -197,7 +197,7 @@ def complete_objective(spec: Mapping[str, Any], where: str) -> Spec:
 def build_model(
     recipe: ModelRecipe, source_size: int, target_size: int, starts: Sequence[bool] | None = None
 ) -> Transducer:
-    """A completed model recipe and two vocabulary sizes -> a model with fresh weights.
+    """A model with initial weights from a completed recipe and two vocabulary sizes.
 
     `starts` tells which source ids begin a word (left out: all); only labels for each word depend on it.
     """
@@ -242,7 +242,7 @@ def build_model(
 
 
 def build_encoder(spec: Spec, size: int, scale_embedding: bool) -> tuple[contracts.Encoder, Embedding | None]:
-    """A completed spec -> the encoder, and the embedding of its texts if it reads any; one for all texts alike."""
+    """The encoder, and the embedding of its text sources, if any; text sources of equal width share it."""
     own = {name: value for name, value in spec.items() if name not in ("front", "parts")}
     if "parts" in spec:
         texts: dict[int, Embedding] = {}
@@ -259,14 +259,14 @@ def build_encoder(spec: Spec, size: int, scale_embedding: bool) -> tuple[contrac
 
 
 def build_objective(spec: Spec, open_teacher: Callable[[str], nn.Module]) -> Objective:
-    """A completed spec -> the objective; one with the option `teacher` is given the opened run as its first part."""
+    """The objective; one with the option `teacher` gets the loaded run as its positional parameter."""
     parts = [open_teacher(spec["teacher"])] if "teacher" in spec else []
     objective: Objective = factory(Objective, spec)(*parts)
     return objective
 
 
 def build_noise(spec: Mapping[str, Any] | None, tokenizer: Tokenizer) -> Noise | None:
-    """A completed spec -> how lines of these tokens are damaged; None: not at all."""
+    """The noise for texts of this tokenizer; None: no noise."""
     if spec is None:
         return None
     noise: Noise = factory(Noise, dict(spec))(tokenizer)
@@ -314,5 +314,5 @@ def build_logits_processors(settings: GenerationRecipe) -> list[contracts.Logits
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trainable numbers, shared ones counted once."""
+    """Number of trainable parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -246,7 +246,7 @@ def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_pa
         ({"model": {"encoder": RECURRENT, "decoder": RECURRENT}}, "an encoder needs a source"),
         ({"evaluation": {"metrics": ["bleu"]}}, "no source to write one for"),
         ({"model": {"decoder": {**LEARNED, "position": {"kind": "learned", "longest": 23}}}}, "positions end at 23"),
-        ({"tokens": {"target": {"kind": "bpe", "dropout": 0.1}}}, "cut into tokens once"),
+        ({"tokens": {"target": {"kind": "bpe", "dropout": 0.1}}}, "tokenised once"),
     ],
 )
 def test_what_cannot_be(changes: dict[str, Any], told: str, book: Path) -> None:

@@ -13,12 +13,12 @@ from transduce.recipe.registry import Spec, find
 
 
 def labels_per(model: ModelRecipe) -> str | None:
-    """What has a label: line, word or token; None without a head."""
+    """The unit that gets a label: line, word, token or path; None without a head."""
     return None if model.head is None else str(find(contracts.Head, model.head["kind"], "model.head").label_unit)  # type: ignore[attr-defined]
 
 
 def gives_vectors(model: ModelRecipe) -> bool:
-    """Whether the model has a head that gives one vector in place of labels."""
+    """Whether the head returns an embedding instead of labels."""
     kind = (model.head or {}).get("kind")
     return isinstance(kind, str) and bool(getattr(find(contracts.Head, kind, "model.head"), "is_embedding", False))
 
@@ -51,7 +51,7 @@ def check_shape(recipe: Recipe, where: str) -> None:
 
 
 def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
-    """Each side has tokens of its own: nothing may need an id to mean the same on both."""
+    """With separate vocabularies, nothing may need equal ids on both sides."""
     model = recipe.model
     alone = model.encoder is None and recipe.data.format != "text"
     one = "set tokens.shared: true"
@@ -72,23 +72,23 @@ def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
 
 
 def _check_text(recipe: Recipe, where: str) -> None:
-    """Text without a source: what is there to read must be said."""
+    """Text without a source."""
     if recipe.model.encoder is not None and recipe.data.noise is None:
         raise InputError(
             "an encoder needs a source, and text has none",
             where=where,
-            remedy="leave model.encoder out, or let it read damaged text: set data.noise",
+            remedy="leave model.encoder out, or set data.noise",
         )
     if recipe.data.block_size is not None and (recipe.tokens.target.dropout or recipe.tokens.target.kind == "labels"):
         raise InputError(
-            "running text is cut into tokens once, and not into whole lines",
+            "running text is tokenised once, and not into whole lines",
             where=where,
             remedy="set tokens.target.dropout: 0 and another tokens.target.kind, or leave data.block_size out",
         )
 
 
 def check_sources(recipe: Recipe, encoder: Spec | None, shapes: Mapping[str, Any], where: str) -> Spec:
-    """An encoder for every source, with a front where it is no text; the front is told what shape it will meet."""
+    """Checks the encoder of every source, and gives every front end the shape of its input."""
     if encoder is None:
         raise InputError("sources need an encoder", where=f"{where}: data.sources", remedy="add model.encoder")
     _check_texts_among(recipe, encoder, shapes, where)
@@ -109,7 +109,7 @@ def check_sources(recipe: Recipe, encoder: Spec | None, shapes: Mapping[str, Any
 
 
 def _check_texts_among(recipe: Recipe, encoder: Spec, shapes: Mapping[str, Any], where: str) -> None:
-    """What reads tokens of the source needs sources that have them."""
+    """Tying, sharing, copying and placeholders need text sources."""
     model, parts = recipe.model, encoder.get("parts", {})
     texts = [name for name, shape in shapes.items() if shape is None]
     widths = [parts.get(name, encoder)["width"] for name in texts]
@@ -131,7 +131,7 @@ def _check_texts_among(recipe: Recipe, encoder: Spec, shapes: Mapping[str, Any],
 def _check_source(name: str, shape: Any, encoder: Spec, where: str) -> Spec:
     front = encoder.get("front")
     if (front is None) != (shape is None):
-        needs = "needs no front: it is a text" if shape is None else "is no text, and needs a front"
+        needs = "needs no front: it is a text" if shape is None else "is not a text and needs a front"
         raise InputError(f"{name} {needs}", where=where, remedy="see `transduce models` for fronts")
     if front is None:
         return encoder
@@ -144,20 +144,20 @@ def _check_source(name: str, shape: Any, encoder: Spec, where: str) -> Spec:
 def check_noise(recipe: Recipe, where: str) -> None:
     if recipe.data.format != "text" or recipe.data.block_size is not None:
         raise InputError(
-            "noise damages lines of text, to be restored",
+            "noise needs lines of text, from which the original is predicted",
             where=f"{where}: data.noise",
             remedy="set data.format: text, without block_size",
         )
     if recipe.model.encoder is None:
         raise InputError(
-            "what is damaged must be read, and there is no encoder",
+            "noise needs an encoder that reads the noised text",
             where=f"{where}: data.noise",
             remedy="add model.encoder, or leave data.noise out",
         )
 
 
 def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> None:
-    """What a head says must be what the target tokens are."""
+    """The labels of the head must be the target tokens."""
     if recipe.model.output != "plain":
         raise InputError(
             "output: deep is for decoders", where=where, remedy="leave output out; the head mlm has such a layer"
@@ -168,7 +168,7 @@ def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> 
     part = find(contracts.Head, kind, where) if isinstance(kind, str) and kind else contracts.Head
     per = getattr(part, "label_unit", "line")
     if recipe.model.tie != "none" and not hasattr(part, "tie"):
-        raise InputError("only a head that says source tokens can be tied", where=where, remedy="set tie: none")
+        raise InputError("only a head that predicts source tokens can be tied", where=where, remedy="set tie: none")
     source, target = recipe.tokens.source.kind, recipe.tokens.target.kind
     if per == "token":
         _check_token_labels(kind, part, recipe, where)
@@ -188,7 +188,7 @@ def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> 
 
 
 def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> None:
-    """A head that names tokens reads a text, damaged so that it cannot just copy."""
+    """A head that predicts the tokens of its own input needs noised text, or separate directions."""
     noise, wanted = (recipe.data.noise or {}).get("kind"), getattr(head, "input_noise", "mask_tokens")
     if recipe.data.format != "text" or noise != wanted:
         raise InputError(
@@ -201,14 +201,14 @@ def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> No
     separate = getattr(part, "separate_directions", False)
     if getattr(head, "needs_separate_directions", False) and not separate:
         raise InputError(
-            f"{kind} would see the token it foretells: {encoder} looks both ways in every row",
+            f"{kind} needs separate directions: with {encoder}, position t would attend to its own label",
             where=where,
             remedy="set model.encoder.kind: elmo",
         )
 
 
 def check_widths(model: ModelRecipe, where: str) -> None:
-    """One embedding for both sides has one width. The model is completed: its parts have all their options."""
+    """A shared embedding needs equal widths. The model recipe is complete."""
     widths = {part["width"] for part in (model.encoder, model.decoder) if part}
     for name, value in (("tie", model.tie), ("share", model.share)):
         if value == "all" and len(widths) > 1:
@@ -219,7 +219,7 @@ def check_widths(model: ModelRecipe, where: str) -> None:
 
 
 def _check_states(encoder: Mapping[str, Any], decoder: Mapping[str, Any], where: str) -> None:
-    """A decoder that starts from the states of an encoder, layer by layer, has the same layers."""
+    """A decoder that starts from the encoder states of every layer needs the same layers."""
     gives, takes = encoder.get("summary") == "states", decoder.get("bridge") == "states"
     alike = all(encoder.get(name) == decoder.get(name) for name in ("cell", "layers", "width"))
     if gives != takes or (gives and not alike):
@@ -234,32 +234,32 @@ def check_positions(model: ModelRecipe, longest: int, where: str) -> None:
     for name in ("encoder", "decoder"):
         position = (getattr(model, name) or {}).get("position")
         end = position.get("longest") if isinstance(position, Mapping) else None
-        if end is not None and end <= longest:  # one place more is for </s>
+        if end is not None and end <= longest:  # one more for </s>
             raise InputError(
-                f"positions end at {end}, but texts of {longest} tokens are let through",
+                f"positions end at {end}, but texts of up to {longest} tokens are allowed",
                 where=f"{where}: model.{name}.position",
                 remedy=f"set longest above {longest}, or data.max_length (of running text data.block_size) below {end}",
             )
 
 
 def check_objective(objective: Spec, model: ModelRecipe, where: str) -> None:
-    """What a loss reads must be what the model gives: scores of tokens, or vectors."""
+    """The objective must read what the model returns: token logits, or vectors."""
     reads, gives = getattr(find(Objective, objective["kind"], where), "uses_embeddings", False), gives_vectors(model)
     if gives and not reads:
         raise InputError(
-            f"{objective['kind']} reads scores of tokens, and this head gives a vector",
+            f"{objective['kind']} reads token logits, and this head returns a vector",
             where=where,
             remedy="set training.objective: {kind: contrastive}",
         )
     if model.ctc is not None and objective["kind"] != "joint_ctc":
         raise InputError(
-            f"{objective['kind']} would not teach the rows to spell",
+            f"{objective['kind']} does not train the CTC layer",
             where=where,
             remedy="set training.objective.kind: joint_ctc, or leave model.ctc out",
         )
     if reads and not gives:
         raise InputError(
-            f"{objective['kind']} compares vectors, and this model gives scores of tokens",
+            f"{objective['kind']} compares vectors, and this model returns token logits",
             where=where,
             remedy="set model.head: {kind: embedder} without a decoder, or another objective",
         )

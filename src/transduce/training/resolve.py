@@ -27,12 +27,12 @@ from transduce.recipe.compatibility import gives_vectors
 from transduce.recipe.registry import find
 from transduce.run import Run
 
-# What may change when a run goes on; everything else must be as it was.
+# Keys that may change when a run is resumed.
 CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
 
 
 def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
-    """A recipe in any form, completed and checked, its files named in full."""
+    """A complete and checked recipe with absolute paths, from a recipe in any form."""
     if isinstance(recipe, (str, Path)):
         recipe = load_recipe(recipe)
     elif not isinstance(recipe, Recipe):
@@ -42,7 +42,7 @@ def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
     _check_metrics(completed)
     if completed.training.freeze:
-        with torch.device("meta"):  # the names are those of any vocabulary
+        with torch.device("meta"):  # names of weights do not depend on the vocabulary
             transfer.frozen_names(build.build_model(completed.model, 8, 8), completed.training.freeze)
     if completed.training.adapters is not None:
         with torch.device("meta"):
@@ -52,14 +52,14 @@ def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
 
 
 def _absolute(corpus: Corpus) -> Corpus:
-    """A run must find its data again, wherever it is resumed from."""
+    """Absolute paths: a run may be resumed from another directory."""
     files = ("path",) if corpus.path is not None else ("source", "target", "alignment")
     names = [name for name in files if getattr(corpus, name) is not None]
     return corpus.model_copy(update={name: str(Path(getattr(corpus, name)).absolute()) for name in names})
 
 
 def _with_teacher(recipe: Recipe) -> Recipe:
-    """A teacher is named in full, and missing before anything is made rather than after."""
+    """Absolute path of the teacher; a missing teacher is an error before training starts."""
     objective = recipe.training.objective
     if "teacher" not in objective:
         return recipe
@@ -95,14 +95,14 @@ def _metric(name: str) -> type[Metric]:
 
 
 def with_resolved_values(saved: Recipe, wanted: Recipe) -> Recipe:
-    """A recipe in which everything that says auto is what was found when the saved run began."""
+    """Replaces `auto` by the values that the saved run resolved."""
     found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packing")}
     left = {name: value for name, value in found.items() if getattr(wanted.training, name) == "auto"}
     return wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
 
 
 def resumed_recipe(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
-    """The saved recipe with the changes that a run may have when it goes on."""
+    """The recipe of a resumed run; keys other than CHANGEABLE must be unchanged."""
     wanted = with_resolved_values(saved, wanted)
     old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
     for key in sorted(old.keys() | new.keys()):
@@ -127,30 +127,30 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def with_packing(
     recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, objective: Objective, device: torch.device
 ) -> Recipe:
-    """Batches are packed where passes are recorded, which one shape makes faster, and where all parts can be."""
-    asked = recipe.training.packing
-    if asked is False:
+    """Resolves `training.packing`: `auto` packs with CUDA graphs and fused attention, if all parts allow it."""
+    requested = recipe.training.packing
+    if requested is False:
         return recipe
     source, target = tokenizers
     with outlined():
         network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     reason = packing_obstacle(recipe, network, data, objective)
-    if asked is True and reason:
+    if requested is True and reason:
         raise InputError(f"training.packing: {reason}", remedy="leave it out, or set it to false")
     pays = device.type == "cuda" and recipe.training.cuda_graphs and _fused(network)
-    packs = not reason and (asked is True or pays)
+    packs = not reason and (requested is True or pays)
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"packing": packs})})
 
 
 def _fused(network: nn.Module) -> bool:
-    """Whether no scores are written down: in shared rows there are several times as many."""
+    """Whether attention is fused: unfused, packed rows would store several times as many scores."""
     kinds = (type(part) for part in network.modules() if isinstance(part, PositionEncoding))
     attentions = (part for part in network.modules() if isinstance(part, Attend))
     return all(kind.bias is PositionEncoding.bias for kind in kinds) and all(one.fused for one in attentions)
 
 
 def packing_obstacle(recipe: Recipe, network: Transducer, data: PreparedData, objective: Objective) -> str:
-    """What stands against several pairs in a row; nothing: they can be."""
+    """The reason why batches cannot be packed; empty: they can."""
     end = places(network)
     dropout = recipe.tokens.source.dropout or recipe.tokens.target.dropout
     texts = recipe.data.block_size is None and data.noise is None and data.train.items is None
@@ -158,7 +158,7 @@ def packing_obstacle(recipe: Recipe, network: Transducer, data: PreparedData, ob
         (not network.supports_packing, "only a Transformer encoder and decoder, both of attention, can be packed"),
         (not objective.supports_packing, "this objective does not read packed batches"),
         (not texts or data.train.sourceless, "only pairs of texts can be packed"),
-        (bool(dropout), "with dropout of merges the lengths of texts change"),
+        (bool(dropout), "with BPE dropout the lengths of texts change"),
         (end is not None and end < ROW_LENGTH, f"rows have up to {ROW_LENGTH} tokens, and the model has {end}"),
         (data.packing(recipe) is None, f"{recipe.training.budget} tokens are not one row of a packed batch"),
     ):
