@@ -173,15 +173,15 @@ class Shaw(PositionEncoding):
 class ALiBi(PositionEncoding):
     """a penalty proportional to the distance, with a slope per head (Press 2022)"""
 
-    slopes: Tensor
+    head_slopes: Tensor
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
-        slopes = 2 ** (-8 * torch.arange(1, heads + 1) / heads)
-        self.register_buffer("slopes", slopes[:, None, None], persistent=False)
+        head_slopes = 2 ** (-8 * torch.arange(1, heads + 1) / heads)
+        self.register_buffer("head_slopes", head_slopes[:, None, None], persistent=False)
 
     def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        return -(keys[:, None, None, :] - queries[:, None, :, None]).abs() * self.slopes  # . H T S
+        return -(keys[:, None, None, :] - queries[:, None, :, None]).abs() * self.head_slopes  # . H T S
 
 
 def embedded_only(position: PositionEncoding, reader: str) -> PositionEncoding:

@@ -61,7 +61,7 @@ class EveryStepContext(ContextMechanism):
 class AttentionContext(ContextMechanism):
     """Base of the attention mechanisms: keys are computed once per source, and beams are query rows.
 
-    Each part that remembers keeps its past under its own name; such a reader goes one step at a time.
+    The history of each stateful part is stored under its name; then tokens are processed one at a time.
     """
 
     has_attention = True

@@ -68,10 +68,10 @@ class PointerGeneratorDecoder(Decoder):
         heads = step.attention.cross[:, self.layer].float()  # R H T S
         weights = heads.mean(1) if self.head is None else heads[:, self.head]  # R T S
         gate = self.gate(step.hidden).float()  # R T 1
-        said = F.logsigmoid(gate) + step.logits.float().log_softmax(-1)
+        generated = F.logsigmoid(gate) + step.logits.float().log_softmax(-1)
         copied = F.logsigmoid(-gate) + self._copied(weights, state, step.logits.size(-1)).clamp(min=SMALLEST).log()
         attention = step.attention if with_attention else None
-        return replace(step, logits=torch.logaddexp(said, copied), attention=attention)
+        return replace(step, logits=torch.logaddexp(generated, copied), attention=attention)
 
     @staticmethod
     def _copied(weights: Tensor, state: State, size: int) -> Tensor:

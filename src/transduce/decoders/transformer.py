@@ -42,9 +42,9 @@ class TransformerDecoder(TransformerStack, Decoder):
         return State(fixed if memory.segment_ids is None else {**fixed, "owners": memory.segment_ids}, past)
 
     def pack(self, state: State, rows: PackedLayout) -> State:
-        own = rows.same_segment(rows.segment_ids)
-        own = own.tril() if self.window is None else own.tril().triu(-self.window)
-        shared = {"places": rows.positions, "own": own}
+        visible = rows.same_segment(rows.segment_ids)
+        visible = visible.tril() if self.window is None else visible.tril().triu(-self.window)
+        shared = {"places": rows.positions, "own": visible}
         return replace(
             state, fixed={**state.fixed, "mask": rows.same_segment(state.fixed["owners"])[:, 0], "shared": shared}
         )
@@ -98,8 +98,8 @@ class TransformerDecoder(TransformerStack, Decoder):
         places, owners = state.past["next"], state.past["owners"]  # R, R L
         rows, beams, room = len(places), state.beams, owners.size(1)
         if beams > 1:
-            own = torch.arange(beams, dtype=owners.dtype, device=places.device)  # N
-            owners = owners.scatter(1, places[:, None], own.repeat(rows // beams)[:, None])
+            beam = torch.arange(beams, dtype=owners.dtype, device=places.device)  # N
+            owners = owners.scatter(1, places[:, None], beam.repeat(rows // beams)[:, None])
         where = CacheSlots(places, owners, beams, self.window)
         every = torch.arange(room, device=places.device)[None]
         view = SequenceContext(
@@ -132,8 +132,8 @@ class TransformerDecoder(TransformerStack, Decoder):
         fresh = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         real = torch.cat((state.past.get("real", fresh.new_ones(rows, before)), fresh), 1)
         queries = real[:, :before].sum(1, keepdim=True) + new  # R T
-        steady = torch.arange(before, device=tokens.device).expand(rows, -1)
-        places = torch.cat((state.past.get("places", steady), queries), 1)  # R U
+        unpadded = torch.arange(before, device=tokens.device).expand(rows, -1)
+        places = torch.cat((state.past.get("places", unpadded), queries), 1)  # R U
         seen = self._visible(queries, places, real)
         return SequenceContext(self.position, queries, places, seen), {"real": real, "places": places}
 

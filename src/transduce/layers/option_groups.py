@@ -31,8 +31,8 @@ def flat_options(init: Init) -> Init:
     def construct(self: Any, *given: Any, **options: Any) -> None:
         grouped = {}
         for name, group in groups.items():
-            own = {field.name for field in fields(group)} & options.keys()
-            grouped[name] = group(**{option: options.pop(option) for option in own})
+            given_fields = {field.name for field in fields(group)} & options.keys()
+            grouped[name] = group(**{option: options.pop(option) for option in given_fields})
         init(self, *given, **grouped, **options)
 
     construct.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ class RecurrentStack(nn.Module):
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
         """values (R T D), right-padded as mask (R T) says -> values (R T W), the state after each last real step.
 
-        `cells` False: of the state only the hidden vectors are asked for, as an encoder does.
+        `cells` False: of the state only the hidden vectors are needed, as an encoder does.
         """
         ends: list[LayerState] = []
         for number, (layer, begin) in enumerate(zip(self.layers, state, strict=True)):
@@ -217,8 +217,8 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         if not (steps := ctx.used.take()):
             return None, None, None
-        inputs, slopes = (torch.cat(parts) for parts in zip(*steps, strict=True))
-        return slopes.t() @ inputs, slopes.sum(0) if ctx.biased else None, None
+        inputs, output_grads = (torch.cat(parts) for parts in zip(*steps, strict=True))
+        return output_grads.t() @ inputs, output_grads.sum(0) if ctx.biased else None, None
 
 
 class _Apply(torch.autograd.Function):

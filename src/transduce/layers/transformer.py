@@ -131,7 +131,7 @@ class TransformerStack(nn.Module):
         memory: ProjectedMemory | None = None,
     ) -> StackOutput:
         after: list[Tree] = []
-        own: list[Tensor] = []
+        self_weights: list[Tensor] = []
         cross: list[Tensor] = []
         again = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, block in enumerate(self.layers):
@@ -140,14 +140,17 @@ class TransformerStack(nn.Module):
             run = partial(checkpoint, block.run, use_reentrant=False) if again else block.run
             values, now, seen, found = run(values, past[number], view, source)
             after.append(now)
-            own += [seen] if seen is not None else []
+            self_weights += [seen] if seen is not None else []
             cross += [found] if found is not None else []
         if self.final_norm is not None:
             values = norm_stream(self.final_norm, values, view.real)[1]
         values = values.x if isinstance(values, NormPair) else values
         assert isinstance(values, Tensor)
         return StackOutput(
-            values, tuple(after), torch.stack(own, 1) if own else None, torch.stack(cross, 1) if cross else None
+            values,
+            tuple(after),
+            torch.stack(self_weights, 1) if self_weights else None,
+            torch.stack(cross, 1) if cross else None,
         )
 
 
@@ -156,17 +159,17 @@ class TransformerLayer(nn.Module):
 
     def __init__(
         self,
-        own: TokenMixer,
-        cross: CrossAttention | None,
+        self_attention: TokenMixer,
+        cross_attention: CrossAttention | None,
         feed_forward: FeedForward,
         norms: Sequence[nn.Module],  # one for each of the above
         norm_place: NormPlacement,
         dropout: float,
     ) -> None:
         super().__init__()
-        self.self_attention, self.cross_attention, self.feed_forward = own, cross, feed_forward
+        self.self_attention, self.cross_attention, self.feed_forward = self_attention, cross_attention, feed_forward
         self.self_attention_norm = norms[0]
-        self.cross_attention_norm = None if cross is None else norms[1]
+        self.cross_attention_norm = None if cross_attention is None else norms[1]
         self.feed_forward_norm = norms[-1]
         self.norm_place, self.dropout = norm_place, Dropout(dropout)
 

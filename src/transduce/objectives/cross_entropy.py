@@ -97,11 +97,11 @@ class ScheduledSampling(Objective):
         """The batch with predictions among the target tokens. </s> is never an input, so it may be replaced too."""
         logits = model(batch).logits.float()  # B T V: of the token at t + 1, given the target up to t
         logits = logits.index_fill(-1, torch.tensor(NEVER_READ, device=logits.device), -torch.inf)
-        own = _drawn(logits) if self.choice == "sample" else logits.argmax(-1)  # B T
+        predicted = _sample(logits) if self.choice == "sample" else logits.argmax(-1)  # B T
         assert batch.target is not None
         target, mask = batch.target.values, batch.target.mask
-        replaced = (torch.rand(own.shape) < self.rate).to(own.device) & mask[:, 1:]
-        mixed = torch.cat((target[:, :1], own.where(replaced, target[:, 1:])), 1)
+        replaced = (torch.rand(predicted.shape) < self.rate).to(predicted.device) & mask[:, 1:]
+        mixed = torch.cat((target[:, :1], predicted.where(replaced, target[:, 1:])), 1)
         return replace(batch, target=Padded(mixed, mask))
 
 
@@ -113,5 +113,5 @@ def _sigmoid(step: int, over: float) -> float:
     return 1 / (1 + k * math.exp(-step / k))
 
 
-def _drawn(logits: Tensor) -> Tensor:
+def _sample(logits: Tensor) -> Tensor:
     return torch.multinomial(logits.softmax(-1).flatten(0, 1), 1).view(logits.shape[:2])

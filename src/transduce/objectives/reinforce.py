@@ -67,8 +67,8 @@ class Reinforce(Objective):
         # Row sums are exactly 1 and have the gradient of log p(row); subtracting 1 keeps the loss value.
         draws = step.attention.cross.float().sum(-1)  # B L H T
         taught = (advantage[:, None, None] * (draws - draws.detach())).sum()
-        told = step.attention.entropy  # B L H T
-        spread = missed.new_zeros(()) if told is None else (told.float() * mask[:, None, None]).sum()
+        entropy = step.attention.entropy  # B L H T
+        spread = missed.new_zeros(()) if entropy is None else (entropy.float() * mask[:, None, None]).sum()
         parts = {"nll": found.nll.detach(), "baseline": missed.detach(), "entropy": spread.detach()}
         return Loss(found.smoothed - self.weight * taught + missed - self.entropy * spread, parts)
 

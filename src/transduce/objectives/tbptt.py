@@ -34,8 +34,8 @@ class TruncatedBPTT(Objective):
         for begin in range(0, inputs.values.size(1), self.window):
             now = slice(begin, begin + self.window)
             step = network.advance(inputs.values[:, now], state)
-            asked = Padded(gold.values[:, now], gold.mask[:, now])
-            found = cross_entropy(step.logits, asked, self.label_smoothing)
+            labels = Padded(gold.values[:, now], gold.mask[:, now])
+            found = cross_entropy(step.logits, labels, self.label_smoothing)
             total, nll = total + found.smoothed, nll + found.nll
             state = cut(step.state)
         return Loss(total, {"nll": nll})
