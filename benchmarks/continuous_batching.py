@@ -111,7 +111,7 @@ def theirs(other: Any, model: Model, sources: list[Any], settings: GenerationRec
             do_sample=False,
             early_stopping=False,
             length_penalty=settings.length_penalty,
-            max_new_tokens=int(search_input.longest.max()),
+            max_new_tokens=int(search_input.max_lengths.max()),
             max_length=None,
         )
         for row, line in zip(rows, ids[:, 1:].tolist(), strict=True):
