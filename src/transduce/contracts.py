@@ -27,7 +27,7 @@ Rate = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class VisualSource:
-    """An image of one part of a source, divided into the cells of the memory rows."""
+    """Pixels that display one part of a source, divided into the cells of the memory rows."""
 
     pixels: np.ndarray  # Y X 3, uint8
     grid: tuple[int, int]  # rows and columns of equal cells, in reading order
@@ -67,7 +67,7 @@ class Modality(ABC):
         """A label for each row of the memory; the rows form this grid."""
 
     def visualise(self, array: np.ndarray, grid: Sequence[int]) -> VisualSource | None:
-        """An image of the source, to display attention; None: the labels suffice."""
+        """Pixels to display attention over the source; None: the labels suffice."""
         return None
 
 

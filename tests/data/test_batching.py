@@ -1,4 +1,4 @@
-"""Laws of the batches: every pair once an epoch, within the budget, little padding, the same at every visit."""
+"""Batches: every pair once per epoch, within the budget, little padding, deterministic."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _batches(lengths: np.ndarray, **changes: Any) -> Batches:
     seed=st.integers(-9, 2**65),
     epoch=st.integers(0, 5),
 )
-def test_every_pair_once_and_within_the_budget(
+def test_every_pair_occurs_once_within_the_budget(
     lengths: list[tuple[int, int]], budget: int, bucket_batches: int, seed: int, epoch: int
 ) -> None:
     array = np.array(lengths)
@@ -76,7 +76,7 @@ def test_every_pair_once_and_within_the_budget(
         plan.batch(len(plan))
 
 
-def test_little_padding_on_ordinary_text() -> None:
+def test_padding_is_low_on_natural_lengths() -> None:
     for budget in (1024, 4096):
         assert _batches(_natural(20_000), batch_tokens=budget).padding(0) < 0.10
 
@@ -99,18 +99,18 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 @given(n=st.integers(0, 200), seed=st.integers())
-def test_a_permutation_is_one(n: int, seed: int) -> None:
+def test_permutation_contains_every_number_once(n: int, seed: int) -> None:
     drawn = SeededRandom("test", seed).permutation(n)
     assert sorted(drawn.tolist()) == list(range(n))
     assert drawn.tolist() == SeededRandom("test", seed).permutation(n).tolist()
 
 
-def test_every_place_of_a_permutation_is_as_likely() -> None:
+def test_permutation_positions_are_uniform() -> None:
     first = Counter(int(SeededRandom("test", seed).permutation(5)[0]) for seed in range(2000))
     assert all(330 < first[place] < 470 for place in range(5))
 
 
-def test_a_position_walks_through_every_batch_and_seeks() -> None:
+def test_positions_visit_every_batch_and_can_be_sought() -> None:
     batches = _batches(_natural(300), batch_tokens=1000)
     position, visited = DataPosition(), []
     for _ in range(batches.batches_in(0) + 2):
@@ -121,7 +121,7 @@ def test_a_position_walks_through_every_batch_and_seeks() -> None:
     assert DataPosition.from_json(position.to_json()) == position
 
 
-def test_weights_multiply_how_often_a_corpus_comes() -> None:
+def test_weights_set_how_often_a_corpus_occurs() -> None:
     store = _lengths_only(_natural(4000))
     store.corpus_of = np.repeat([0, 1, 2, 3], 1000).astype(np.uint8)
     options: dict[str, Any] = {"batch_tokens": 4096, "bucket_batches": 100, "seed": 1}
@@ -156,7 +156,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Tokenizer]:
     return build_store([corpus], tokenizer, tokenizer, Filters(), "error", folder / "s"), tokenizer
 
 
-def test_a_batch_holds_its_rows(built: tuple[Store, Tokenizer]) -> None:
+def test_batch_contains_the_rows_it_names(built: tuple[Store, Tokenizer]) -> None:
     store, _ = built
     indices = np.arange(0, len(store), 3)
     batches = Batches(store, indices, batch_tokens=500, bucket_batches=4, seed=7)
@@ -198,7 +198,7 @@ def test_collate_equals_gather(built: tuple[Store, Tokenizer]) -> None:
         collate([([7], [8]), ([7], None)], [0, 1])
 
 
-def test_dropout_is_exact_at_every_visit(built: tuple[Store, Tokenizer]) -> None:
+def test_bpe_dropout_is_deterministic_per_epoch_and_row(built: tuple[Store, Tokenizer]) -> None:
     store, tokenizer = built
     options: dict[str, Any] = {
         "batch_tokens": 500,
@@ -236,13 +236,13 @@ def test_dropout_is_exact_at_every_visit(built: tuple[Store, Tokenizer]) -> None
         Batches(store, np.arange(3), batch_tokens=9, bucket_batches=1, seed=1, dropout=(0.1, 0.0))
 
 
-def test_nothing_to_batch_is_an_error() -> None:
+def test_empty_data_is_an_error() -> None:
     with pytest.raises(InputError, match="no pairs"):
         _batches(np.zeros((0, 2)))
 
 
 @given(lengths=st.lists(st.integers(0, 50), max_size=100), budget=st.integers(1, 200))
-def test_ordered_groups_everything_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_batch_by_length_covers_all_rows_within_the_budget(lengths: list[int], budget: int) -> None:
     groups = batch_by_length(lengths, budget)
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     assert all(len(group) * max(lengths[row] for row in group) <= budget or len(group) == 1 for group in groups)
@@ -254,7 +254,7 @@ def test_ordered_groups_everything_within_the_budget(lengths: list[int], budget:
     widths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=300),
     budget=st.integers(1, 3000),
 )
-def test_cut_equals_the_plain_loop(widths: list[tuple[int, int]], budget: int) -> None:
+def test_batch_starts_equal_a_plain_loop(widths: list[tuple[int, int]], budget: int) -> None:
     starts, count, widest = [0], 0, (0, 0)
     for row, (source, target) in enumerate(widths):
         wider = max(widest[0], source), max(widest[1], target)
@@ -265,7 +265,7 @@ def test_cut_equals_the_plain_loop(widths: list[tuple[int, int]], budget: int) -
     assert batch_starts(np.array(widths), budget).tolist() == starts
 
 
-def test_planning_a_million_pairs_takes_a_moment() -> None:
+def test_planning_a_million_pairs_is_fast() -> None:
     batches = _batches(_natural(1_000_000))
     begin = time.perf_counter()
     assert batches.batches_in(0) > 10_000
@@ -280,7 +280,7 @@ class _Computed:
 
 
 @pytest.mark.parametrize("weights", [None, (1.5,)])
-def test_planning_takes_the_same_memory_for_any_number_of_pairs(weights: tuple[float, ...] | None) -> None:
+def test_planning_memory_does_not_grow_with_the_data(weights: tuple[float, ...] | None) -> None:
     peaks = []
     for n in (140_000, 280_000):
         facts = {"lengths": _Computed(), "corpus_of": np.broadcast_to(np.uint8(0), n)}

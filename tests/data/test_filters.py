@@ -1,4 +1,4 @@
-"""Each reason, at its edges; the report adds up and survives being written down."""
+"""Filters: each reason at its boundary, duplicates, and the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transduce.data.filters import FilterReport, Filters, PairHashSet
 
 
-def test_each_reason_at_its_edge() -> None:
+def test_each_reason_at_its_boundary() -> None:
     filters = Filters(min_length=2, max_length=10, max_ratio=2.0, drop_duplicates=True)
     assert filters.reason(2, 4) is None
     assert filters.reason(10, 10) is None
@@ -24,26 +24,26 @@ def test_each_reason_at_its_edge() -> None:
     assert filters.reason(5, 5, duplicate=True) == "duplicate"
 
 
-def test_what_is_not_asked_for_is_not_done() -> None:
+def test_disabled_filters_drop_nothing() -> None:
     assert Filters().reason(1, 512) is None
     assert Filters().reason(5, 5, duplicate=True) is None
     assert Filters(min_length=0).reason(0, 0, blank=True) is None
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3))))
-def test_only_the_very_same_pair_is_a_duplicate(pairs: list[tuple[str, str]]) -> None:
+def test_only_identical_pairs_are_duplicates(pairs: list[tuple[str, str]]) -> None:
     seen = PairHashSet()
     assert [not seen.add(*pair) for pair in pairs] == [pair in pairs[:place] for place, pair in enumerate(pairs)]
 
 
-def test_the_border_between_the_sides_counts() -> None:
+def test_boundary_between_source_and_target_matters_for_duplicates() -> None:
     seen = PairHashSet()
     assert seen.add("a b", "c")
     assert seen.add("a", "b c")
 
 
 @given(st.lists(st.sampled_from(["", "empty", "ratio", "too long"])))
-def test_the_report_adds_up(reasons: list[str]) -> None:
+def test_report_counts_sum_to_the_pairs_read(reasons: list[str]) -> None:
     report = FilterReport()
     for line, reason in enumerate(reasons, 1):
         if reason:
@@ -59,14 +59,14 @@ def test_the_report_adds_up(reasons: list[str]) -> None:
         assert f"{count:,} dropped: {reason} (first at a.tsv:{reasons.index(reason) + 1})" in text
 
 
-def test_seen_pairs_stay_known_while_the_table_grows():
+def test_hash_set_keeps_its_pairs_when_it_grows():
     seen, rounds = PairHashSet(), 20_000  # several times as many as it has room for at first
     assert all(seen.add(f"source {number}", "target") for number in range(rounds))
     assert not any(seen.add(f"source {number}", "target") for number in range(rounds))
     assert seen.add("source 1", "another target")
 
 
-def test_what_was_seen_lies_on_disk(tmp_path: Path):
+def test_hash_set_is_stored_on_disk(tmp_path: Path):
     """Of the memory of the process it takes a moment's part, however much was seen; and no file is left."""
     seen = PairHashSet(tmp_path)
     tracemalloc.start()
@@ -80,7 +80,7 @@ def test_what_was_seen_lies_on_disk(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_half_a_hash_is_not_enough(monkeypatch: pytest.MonkeyPatch):
+def test_hash_set_compares_all_128_bits(monkeypatch: pytest.MonkeyPatch):
     """Pairs that agree in the first half of the hash are told apart by the second."""
 
     class Digest:

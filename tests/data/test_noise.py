@@ -1,4 +1,4 @@
-"""Noise: what it may change, how much, and that a seed says it all."""
+"""Noise: which tokens change, how many, and determinism by seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_within(part: list[int], whole: list[int]) -> bool:
 
 
 @given(IDS, st.floats(0, 1), SEED)
-def test_deletion_only_leaves_out(ids: list[int], rate: float, seed: int) -> None:
+def test_deletion_only_removes_tokens(ids: list[int], rate: float, seed: int) -> None:
     found = delete_tokens(ids, rate=rate, rng=Random(seed))
     assert is_within(found, ids)
     assert found == delete_tokens(ids, rate=rate, rng=Random(seed))
@@ -46,7 +46,7 @@ def test_deletion_only_leaves_out(ids: list[int], rate: float, seed: int) -> Non
 
 
 @given(IDS, st.floats(0, 1), st.floats(0.5, 6), SEED)
-def test_masked_spans(ids: list[int], rate: float, length: float, seed: int) -> None:
+def test_text_infilling_replaces_spans_by_masks(ids: list[int], rate: float, length: float, seed: int) -> None:
     found = mask_spans(ids, rate=rate, mask=MASK, rng=Random(seed), mean=length)
     kept = [token for token in found if token != MASK]
     assert is_within(kept, ids)
@@ -59,7 +59,7 @@ def test_masked_spans(ids: list[int], rate: float, length: float, seed: int) -> 
 
 
 @given(IDS.filter(lambda ids: len(set(ids)) == len(ids)), st.floats(0, 1), SEED)
-def test_what_is_gone_was_where_the_mask_stands(ids: list[int], rate: float, seed: int) -> None:
+def test_infilled_mask_stands_where_tokens_were_removed(ids: list[int], rate: float, seed: int) -> None:
     """With all tokens different, filling each mask with the gap between its neighbours gives the whole again."""
     found = mask_spans(ids, rate=rate, mask=MASK, rng=Random(seed))
     filled: list[int] = []
@@ -73,20 +73,20 @@ def test_what_is_gone_was_where_the_mask_stands(ids: list[int], rate: float, see
     assert filled == ids
 
 
-def test_spans_are_as_long_as_asked_for() -> None:
+def test_span_lengths_follow_the_mean() -> None:
     for wanted in (1.0, 3.0):
         ids = list(range(5, 5005))
         masks = mask_spans(ids, rate=0.3, mask=MASK, rng=Random(1), mean=wanted).count(MASK)
         assert 1500 / masks == pytest.approx(wanted, rel=0.1)
 
 
-def test_deletion_keeps_its_rate() -> None:
+def test_deletion_follows_its_rate() -> None:
     shares = [len(delete_tokens(range(100), rate=0.3, rng=Random(seed))) / 100 for seed in range(100)]
     assert mean(shares) == pytest.approx(0.7, abs=0.02)
 
 
 @given(st.lists(st.integers(STOP, 8), max_size=30), SEED)
-def test_permutation_moves_whole_parts(ids: list[int], seed: int) -> None:
+def test_permutation_moves_complete_sentences(ids: list[int], seed: int) -> None:
     def parts(tokens: list[int]) -> Counter[tuple[int, ...]]:
         text = "".join(map(str, tokens)).replace(str(STOP), f"{STOP}|")
         return Counter(tuple(map(int, part)) for part in text.split("|") if part)
@@ -97,7 +97,7 @@ def test_permutation_moves_whole_parts(ids: list[int], seed: int) -> None:
     assert found == permute_sentences(whole, ends={STOP}, rng=Random(seed))
 
 
-def test_permutation_does_permute() -> None:
+def test_permutation_changes_the_order() -> None:
     ids = [5, STOP, 6, STOP, 7, STOP]
     orders = {tuple(permute_sentences(ids, ends=[STOP], rng=Random(seed))) for seed in range(60)}
     assert len(orders) == 6
@@ -113,7 +113,7 @@ def clean(rows: list[list[int]]) -> Batch:
 
 
 @given(KNOWN, SEED)
-def test_only_chosen_tokens_are_masked_and_asked_for(ids: list[int], seed: int) -> None:
+def test_only_selected_tokens_change_and_count_in_the_loss(ids: list[int], seed: int) -> None:
     found = TokenMasking(WORDS)(ids, Random(seed))
     assert len(found.ids) == len(found.loss_mask) == len(ids)
     assert all(asked or now == before for now, before, asked in zip(found.ids, ids, found.loss_mask, strict=True))
@@ -121,7 +121,7 @@ def test_only_chosen_tokens_are_masked_and_asked_for(ids: list[int], seed: int) 
     assert set(found.ids) <= {UNK, *range(4, WORDS.size)}
 
 
-def test_most_are_masked_some_replaced_some_kept() -> None:
+def test_selected_tokens_are_masked_replaced_or_unchanged_by_share() -> None:
     ids = [4 + number % (WORDS.size - 4) for number in range(30_000)]
     found = TokenMasking(WORDS)(ids, Random(1))
     asked = [(now, before) for now, before, wanted in zip(found.ids, ids, found.loss_mask, strict=True) if wanted]
@@ -130,7 +130,7 @@ def test_most_are_masked_some_replaced_some_kept() -> None:
     assert sum(now == before for now, before in asked) / len(asked) == pytest.approx(0.1, abs=0.03)
 
 
-def test_unknown_words_are_never_asked_for() -> None:
+def test_unknown_words_never_count_in_the_loss() -> None:
     for seed in range(50):
         found = TokenMasking(WORDS, rate=1.0)([5, UNK, 6], Random(seed))
         assert found.loss_mask == [True, False, True]
@@ -141,7 +141,7 @@ def test_unknown_words_are_never_asked_for() -> None:
 
 
 @given(SEED)
-def test_whole_words_go_as_a_whole(seed: int) -> None:
+def test_whole_word_masking_masks_complete_words(seed: int) -> None:
     ids = PIECES.encode("banana cabbage ban nab bandana").ids
     words = [sum(PIECES.word_starts[one] for one in ids[: place + 1]) for place in range(len(ids))]
     assert len(set(words)) < len(ids)
@@ -150,7 +150,7 @@ def test_whole_words_go_as_a_whole(seed: int) -> None:
         assert len({asked for asked, own in zip(found.loss_mask, words, strict=True) if own == word}) == 1
 
 
-def test_parts_end_where_the_text_says() -> None:
+def test_sentences_end_at_the_given_characters() -> None:
     ids = WORDS.encode("a b . c d ; e .").ids
     orders = {WORDS.decode(SentencePermutation(WORDS)(ids, Random(seed)).ids) for seed in range(40)}
     assert "e . a b . c d ;" in orders
@@ -158,7 +158,7 @@ def test_parts_end_where_the_text_says() -> None:
 
 
 @pytest.mark.parametrize("kind", NOISES)
-def test_damage_depends_on_seed_epoch_and_row_alone(kind: str) -> None:
+def test_noise_depends_only_on_seed_epoch_and_row(kind: str) -> None:
     noise, rows = NOISES[kind](WORDS), [[5, 6, 7, 8, 9, 16, 11, 17] * 3, [9, 8, 16, 6] * 4]
     both = add_noise(clean(rows), noise, 1, 3)
     alone = add_noise(clean(rows).select(Padded.from_rows([[1]]).values[0]), noise, 1, 3)

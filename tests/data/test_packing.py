@@ -1,4 +1,4 @@
-"""Packed batches: every pair once, nothing over the edge of a row, one shape, little padding."""
+"""Packed batches: every pair once, capacity, one shape, little padding."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from transduce.recipe import Corpus
 ROOM = np.array([24, 32])
 
 
-def test_rows_are_as_long_as_the_kernels_take() -> None:
+def test_row_length_is_supported_by_the_kernels() -> None:
     assert ROW_LENGTH == MAX_LENGTH
 
 
 @settings(max_examples=80)
 @given(lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(2, 33)), min_size=1, max_size=120))
-def test_no_row_is_given_more_than_its_room(lengths: list[tuple[int, int]]) -> None:
+def test_bins_never_exceed_their_capacity(lengths: list[tuple[int, int]]) -> None:
     widths = np.array(lengths)
     lines = assign_bins(widths, ROOM)
     filled = np.zeros((lines.max() + 1, 2), np.int64)
@@ -44,7 +44,7 @@ def test_no_row_is_given_more_than_its_room(lengths: list[tuple[int, int]]) -> N
     bucket_batches=st.integers(1, 5),
     epoch=st.integers(0, 5),
 )
-def test_every_pair_once_packed_or_padded(
+def test_every_pair_occurs_once_packed_or_padded(
     lengths: list[tuple[int, int]], rows: int, bucket_batches: int, epoch: int
 ) -> None:
     array, packing = np.array(lengths), Packing(rows, *ROOM.tolist())
@@ -68,7 +68,7 @@ def test_every_pair_once_packed_or_padded(
     assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in reversed(again)]
 
 
-def test_little_is_padding_and_lengths_are_mixed() -> None:
+def test_packing_has_little_padding_and_mixes_lengths() -> None:
     lengths = _natural(40_000)
     packing = Packing.for_budget(32_768, lengths + 1)
     assert packing is not None
@@ -79,7 +79,7 @@ def test_little_is_padding_and_lengths_are_mixed() -> None:
     assert max(means) < 1.5 * min(means)  # not sorted by length
 
 
-def test_a_longer_side_has_more_places() -> None:
+def test_longer_side_gets_longer_rows() -> None:
     assert Packing.for_budget(4096, np.array([[40, 9], [60, 11]])) == Packing(4096 // (128 + 32), 128, 32)
     assert Packing.for_budget(159, np.array([[40, 9], [60, 11]])) is None
 
@@ -103,7 +103,7 @@ def _pairs(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
     return found  # type: ignore[return-value]
 
 
-def test_a_store_in_packed_batches_is_the_store(tmp_path: Path) -> None:
+def test_packed_batches_contain_the_store(tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text(
         "".join(f"{'abcde'[i % 5] * (1 + i % 11)}\t{'edcba'[i % 5] * (1 + i % 7)}{i % 10}\n" for i in range(90))
     )
@@ -128,6 +128,6 @@ def test_a_store_in_packed_batches_is_the_store(tmp_path: Path) -> None:
     assert sorted(held) == sorted(wanted)
 
 
-def test_changing_lengths_are_refused() -> None:
+def test_packing_with_varying_lengths_is_refused() -> None:
     with pytest.raises(ValueError, match="known lengths"):
         _batches(_natural(10), packing=Packing(4, 16, 16), dropout=(0.1, 0.0), tokenizers=(None, None))

@@ -1,4 +1,4 @@
-"""What goes into a store comes out of it; a killed or damaged one is never taken for whole; splits share no source."""
+"""Store: round trip, cache keys, interrupted and damaged builds, splits without common sources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 4096])
-def test_what_goes_in_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_round_trip_of_ids_text_and_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(writer_module, "CHUNK", chunk)
     corpora = [_corpus(tmp_path / "a.tsv", PAIRS), _corpus(tmp_path / "b.tsv", PAIRS[:3], "\textra")]
     told: list[int] = []
@@ -63,7 +63,7 @@ def test_what_goes_in_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         store.example(len(store))
 
 
-def test_rows_in_any_order(tmp_path: Path) -> None:
+def test_token_ids_of_rows_in_any_order(tmp_path: Path) -> None:
     store = build_store([_corpus(tmp_path / "a.tsv", PAIRS)], WORDS, BYTES, Filters(), "error", tmp_path / "s")
     rows = np.array([5, 0, 5, len(store) - 1])
     flat, lengths = store.token_ids("target", rows)
@@ -71,7 +71,7 @@ def test_rows_in_any_order(tmp_path: Path) -> None:
     assert lengths.tolist() == store.lengths[rows, 1].tolist()
 
 
-def test_a_store_is_found_again_by_content_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_is_cached_by_content_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = _corpus(tmp_path / "a.tsv", PAIRS)
     folder = tmp_path / "s"
     first = build_store([corpus], WORDS, BYTES, Filters(), "error", folder)
@@ -103,21 +103,21 @@ def test_invalid_lines_and_duplicates_are_counted(tmp_path: Path) -> None:
     assert len(_folders(tmp_path / "s")) == 1
 
 
-def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_dropping_every_pair_is_an_error_with_reasons(tmp_path: Path) -> None:
     corpus = _corpus(tmp_path / "a.tsv", [("a" * 50, "b")])
     with pytest.raises(InputError, match=r"no pairs are left\n.*1 dropped: too long"):
         build_store([corpus], BYTES, BYTES, Filters(max_length=10), "error", tmp_path / "s")
     assert _folders(tmp_path / "s") == []
 
 
-def test_empty_sides_may_be_wanted(tmp_path: Path) -> None:
+def test_empty_sides_are_kept_with_min_length_zero(tmp_path: Path) -> None:
     corpus = _corpus(tmp_path / "a.tsv", [("a", ""), ("b", "")])
     store = build_store([corpus], BYTES, BYTES, Filters(min_length=0), "error", tmp_path / "s")
     assert store.ids(1) == (BYTES.encode("b").ids, [])
     assert store.example(1).target == ""
 
 
-def test_many_pieces_need_wider_numbers(tmp_path: Path) -> None:
+def test_large_vocabulary_uses_wider_ids(tmp_path: Path) -> None:
     words = [f"w{n}" for n in range(70_000)]
     tokenizer = Tokenizer.train(words, "words", 100_000)
     corpus = _corpus(tmp_path / "a.tsv", [(" ".join(words[-200:]), words[-1])])
@@ -126,7 +126,7 @@ def test_many_pieces_need_wider_numbers(tmp_path: Path) -> None:
     assert tokenizer.decode(store.ids(0)[0]) == " ".join(words[-200:])
 
 
-def test_damage_is_seen_and_the_remedy_named(tmp_path: Path) -> None:
+def test_damage_is_detected_with_a_remedy(tmp_path: Path) -> None:
     store = build_store([_corpus(tmp_path / "a.tsv", PAIRS)], WORDS, BYTES, Filters(), "error", tmp_path / "s")
     for path in sorted(store.folder.iterdir()):
         whole = path.read_bytes()
@@ -141,7 +141,7 @@ def test_damage_is_seen_and_the_remedy_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["fsync", "rename"])
-def test_a_failing_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -170,7 +170,7 @@ print(len(store), store.folder.name)
 
 
 @pytest.mark.slow
-def test_a_killed_build_is_built_again(tmp_path: Path) -> None:
+def test_killed_build_is_rebuilt(tmp_path: Path) -> None:
     corpus = _corpus(tmp_path / "a.tsv", [(f"source {n}", f"target {n}") for n in range(30_000)])
     command = [sys.executable, "-c", BUILD, str(corpus.path), str(tmp_path / "s")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -196,7 +196,7 @@ def test_a_killed_build_is_built_again(tmp_path: Path) -> None:
     seed=st.integers(-5, 2**70),
     share=st.floats(0.01, 0.9),
 )
-def test_a_split_shares_no_source(groups: list[int], seed: int, share: float) -> None:
+def test_split_parts_share_no_source(groups: list[int], seed: int, share: float) -> None:
     n = len(groups)
     size = min(max(int(n * share), 1), n - 1)
     numbers = np.array(groups, np.uint64)
@@ -213,7 +213,7 @@ def test_a_split_shares_no_source(groups: list[int], seed: int, share: float) ->
     assert np.array_equal(development, again[1])
 
 
-def test_a_split_is_exact_for_different_sources_and_follows_the_seed(tmp_path: Path) -> None:
+def test_split_is_exact_for_distinct_sources_and_depends_on_the_seed(tmp_path: Path) -> None:
     pairs = [(f"s{n % 90}", f"t{n}") for n in range(100)]
     store = build_store([_corpus(tmp_path / "a.tsv", pairs)], BYTES, BYTES, Filters(), "error", tmp_path / "s")
     groups = store.groups()

@@ -1,4 +1,4 @@
-"""Several sources through the commands: inputs in a file, pairs to judge, one to explain; texts by the same door."""
+"""Several sources on the command line: generation, embedding, evaluation, explanation, training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lines(folder: Path, count: int) -> list[list[str]]:
     return [line.split("\t") for line in (folder / "pairs.tsv").read_text().splitlines()[:count]]
 
 
-def test_a_file_of_inputs(command: Command, asked: Path, bench: Path) -> None:
+def test_generate_reads_a_file_of_sources(command: Command, asked: Path, bench: Path) -> None:
     inputs = bench / "inputs.tsv"
     inputs.write_text(
         "".join(f"{bench / 'looks' / name}\t{question}\n" for name, question, _ in lines(bench / "looks", 7))
@@ -54,7 +54,7 @@ def test_a_file_of_inputs(command: Command, asked: Path, bench: Path) -> None:
     assert all("text" in json.loads(line) for line in called.out.splitlines())
 
 
-def test_names_in_a_file_are_found_from_its_folder(command: Command, asked: Path, bench: Path) -> None:
+def test_file_names_are_relative_to_the_folder_of_the_file(command: Command, asked: Path, bench: Path) -> None:
     beside = bench / "looks" / "inputs.tsv"
     beside.write_text("".join(f"{name}\t{question}\n" for name, question, _ in lines(bench / "looks", 3)))
     called = command("generate", asked, beside)
@@ -62,7 +62,7 @@ def test_names_in_a_file_are_found_from_its_folder(command: Command, asked: Path
     assert len(called.out.splitlines()) == 3
 
 
-def test_both_sources_are_in_the_vector(asked: Path, bench: Path) -> None:
+def test_embedding_depends_on_both_sources(asked: Path, bench: Path) -> None:
     (first, question, _), (other, _, _) = lines(bench / "looks", 2)
     texts = [
         f"{bench / 'looks' / name}\t{asked}" for name, asked in ((first, question), (other, question), (first, "red ?"))
@@ -72,7 +72,7 @@ def test_both_sources_are_in_the_vector(asked: Path, bench: Path) -> None:
     assert all(abs(vectors[0] - one).max() > 1e-4 for one in vectors[1:])
 
 
-def test_a_line_with_too_few_sources_is_named(command: Command, asked: Path, bench: Path) -> None:
+def test_line_with_too_few_sources_is_reported(command: Command, asked: Path, bench: Path) -> None:
     picture = bench / "looks" / lines(bench / "looks", 1)[0][0]
     called = command("generate", asked, stdin=f"{picture}\n".encode())
     assert called.code == 2
@@ -83,13 +83,13 @@ def test_a_line_with_too_few_sources_is_named(command: Command, asked: Path, ben
         assert "one file, but this model reads picture and question" in called.err
 
 
-def test_pairs_are_judged(command: Command, asked: Path, bench: Path) -> None:
+def test_pairs_are_evaluated(command: Command, asked: Path, bench: Path) -> None:
     called = command("evaluate", asked, bench / "looks" / "pairs.tsv", "--json", bench / "judged.json")
     assert called.code == 0, called.err
     assert json.loads((bench / "judged.json").read_text())["count"] == 60
 
 
-def test_rows_of_both_are_explained(command: Command, asked: Path, bench: Path) -> None:
+def test_rows_of_both_sources_are_explained(command: Command, asked: Path, bench: Path) -> None:
     name, question, _ = lines(bench / "looks", 1)[0]
     source = f"{bench / 'looks' / name}\t{question}"
     explained = transduce.load(asked).explain(source)
@@ -103,7 +103,7 @@ def test_rows_of_both_are_explained(command: Command, asked: Path, bench: Path) 
     assert question in called.out
 
 
-def test_without_a_recipe(command: Command, asked: Path, bench: Path) -> None:
+def test_recipe_is_chosen_by_task(command: Command, asked: Path, bench: Path) -> None:
     changes = [f"training.{name}={value}" for name, value in QUICK.items()]
     narrow = ("model.encoder.width=16", "model.encoder.parts.picture.width=16", "model.encoder.parts.question.width=16")
     line = ("train", bench / "looks" / "pairs.tsv", "--task", "vqa", "--run", bench / "vqa", *changes, *narrow)
@@ -114,7 +114,7 @@ def test_without_a_recipe(command: Command, asked: Path, bench: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])
-def test_context_and_question_are_two_texts(kind: str, command: Command, bench: Path) -> None:
+def test_context_and_question_are_two_text_sources(kind: str, command: Command, bench: Path) -> None:
     """Each has its own encoder, and both can be copied from."""
     pairs = bench / f"context-{kind}.tsv"
     pairs.write_text("".join(f"{one.source}\t{one.target}\n" for one in generate("questions", 80)))
@@ -151,7 +151,7 @@ def test_translation_from_two_languages(bench: Path) -> None:
     assert [one.text for one in found] == [english for *_, english in numbers]
 
 
-def test_a_set_of_files_is_written_by_its_command(command: Command, bench: Path) -> None:
+def test_data_command_writes_file_datasets(command: Command, bench: Path) -> None:
     listed = command("data")
     assert all(f"{name} " in listed.out for name, dataset in SYNTHETIC.items() if dataset.writes_files)
     written = command("data", "icons", "--count", "5", "--output", bench / "icons")
@@ -162,7 +162,7 @@ def test_a_set_of_files_is_written_by_its_command(command: Command, bench: Path)
     assert "--output" in refused.err
 
 
-def test_pictures_are_turned_into_lines_and_back(command: Command, bench: Path) -> None:
+def test_images_are_encoded_as_tokens_and_decoded(command: Command, bench: Path) -> None:
     command("data", "icons", "--count", "20", "--output", bench / "drawings")
     called = command(
         "encode-images",
@@ -192,7 +192,7 @@ def test_pictures_are_turned_into_lines_and_back(command: Command, bench: Path) 
     assert (bench / "again" / "pairs.tsv").read_text() == (bench / "drawn" / "pairs.tsv").read_text()
 
 
-def test_a_picture_that_is_not_there_is_named(command: Command, tmp_path: Path) -> None:
+def test_missing_image_is_reported(command: Command, tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text("none.png\ta red circle\n")
     called = command("encode-images", tmp_path / "pairs.tsv", "--output", tmp_path / "out")
     assert called.code == 2

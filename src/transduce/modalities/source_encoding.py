@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SourceLabels:
-    """Labels and images for the rows of a memory."""
+    """Labels and pixels for the rows of a memory."""
 
     tokens: Sequence[str]
     words: Sequence[int]  # token -> word, or NO_WORD

@@ -114,7 +114,7 @@ class ModalitySource:
         ]
 
     def visualise(self, item: SourceItem, grids: Sequence[Sequence[int]], leading: Sequence[int]) -> list[VisualSource]:
-        """The images of the parts that can be displayed."""
+        """The pixels of the parts that can be displayed."""
         visuals, begin = [], 0
         for modality, array, grid, count in zip(self.parts.values(), item.parts, grids, leading, strict=True):
             begin += count

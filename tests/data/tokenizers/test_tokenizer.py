@@ -1,4 +1,4 @@
-"""Laws of the tokenizer: nothing is lost, specials cannot be typed, offsets point into the raw text."""
+"""Tokenizer: lossless round trips, special tokens, offsets, BPE dropout, files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AWKWARD = st.text(alphabet=" \t\u00a0\u2028\u2581Ġe\u0301\u093f<s>/the😀\u200
 
 @pytest.mark.parametrize("kind", SPELLS_ALL)
 @given(text=ANY_TEXT | AWKWARD)
-def test_every_text_comes_back(kind: str, text: str) -> None:
+def test_byte_level_kinds_round_trip_any_text(kind: str, text: str) -> None:
     tokenizer = TRAINED[kind]
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids) == text
@@ -40,7 +40,7 @@ def test_every_text_comes_back(kind: str, text: str) -> None:
 
 
 @given(text=st.text(alphabet=sorted(set("".join(TEXTS)))))
-def test_known_characters_come_back(text: str) -> None:
+def test_chars_round_trip_known_characters(text: str) -> None:
     assert TRAINED["chars"].decode(TRAINED["chars"].encode(text).ids) == text
     assert len(TRAINED["chars"].encode(text).ids) == len(text)
 
@@ -48,7 +48,7 @@ def test_known_characters_come_back(text: str) -> None:
 @given(
     parts=st.lists(st.sampled_from(sorted({*" ".join(TEXTS).split(), " ", "  ", "\t"}))), glue=st.sampled_from(" \t")
 )
-def test_known_words_come_back_with_their_spaces(parts: list[str], glue: str) -> None:
+def test_words_round_trip_known_words_with_spaces(parts: list[str], glue: str) -> None:
     text = glue.join(parts)
     ids = TRAINED["words"].encode(text).ids
     assert TRAINED["words"].decode(ids) == text
@@ -56,16 +56,16 @@ def test_known_words_come_back_with_their_spaces(parts: list[str], glue: str) ->
 
 
 @given(text=AWKWARD | ANY_TEXT)
-def test_words_never_lose_white_space_around_what_is_unknown(text: str) -> None:
+def test_words_keep_white_space_around_unknown_words(text: str) -> None:
     tokenizer = Tokenizer.train([text], "words", 100)
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_single_spaces_between_words_cost_no_token() -> None:
+def test_single_spaces_between_words_need_no_token() -> None:
     assert TRAINED["words"].encode("the old house").pieces == ["the", "old", "house"]
 
 
-def test_unknown_is_said_and_shown() -> None:
+def test_unknown_tokens_are_encoded_and_displayed() -> None:
     assert TRAINED["words"].encode("the zebra house").ids[1] == UNK
     assert TRAINED["words"].decode(TRAINED["words"].encode("the zebra house").ids) == "the <unk> house"
     assert TRAINED["chars"].encode("thQ").ids[-1] == UNK
@@ -73,7 +73,7 @@ def test_unknown_is_said_and_shown() -> None:
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
 @pytest.mark.parametrize("word", SPECIALS)
-def test_specials_cannot_be_typed(kind: str, word: str) -> None:
+def test_special_tokens_in_text_are_ordinary_text(kind: str, word: str) -> None:
     tokenizer = TRAINED[kind]  # trained on texts that hold these words, again and again
     for text in (word, f"a {word} b", word * 3, f" {word}", f"{word} "):
         ids = Tokenizer.train([text] * 50, kind, 300).encode(text).ids
@@ -82,14 +82,14 @@ def test_specials_cannot_be_typed(kind: str, word: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SPELLS_ALL)
-def test_specials_are_silent_when_decoded(kind: str) -> None:
+def test_special_tokens_decode_to_nothing(kind: str) -> None:
     tokenizer = TRAINED[kind]
     assert tokenizer.decode([1, *tokenizer.encode("the old").ids, 2, 0, 0]) == "the old"
 
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
 @given(text=AWKWARD | st.sampled_from(TEXTS))
-def test_offsets_cover_the_raw_text(kind: str, text: str) -> None:
+def test_offsets_cover_the_text(kind: str, text: str) -> None:
     encoded = TRAINED[kind].encode(text)
     assert len(encoded.ids) == len(encoded.pieces) == len(encoded.offsets)
     assert [start for start, _ in encoded.offsets] == sorted(start for start, _ in encoded.offsets)
@@ -99,7 +99,7 @@ def test_offsets_cover_the_raw_text(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in vocabulary.KINDS if kind != "labels"])  # a label is no text
-def test_tokens_map_to_words(kind: str) -> None:
+def test_word_ids_map_tokens_to_words(kind: str) -> None:
     text = "  the house, älteste 川の家  "
     encoded = TRAINED[kind].encode(text)
     words = Tokenizer.word_spans(text)
@@ -114,7 +114,7 @@ def test_tokens_map_to_words(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
-def test_batch_equals_one_by_one(kind: str) -> None:
+def test_batch_encoding_equals_single_encoding(kind: str) -> None:
     texts = [*TEXTS, "", "  ", "nie gesehen 😀"]
     assert TRAINED[kind].encode_batch(texts) == [TRAINED[kind].encode(text).ids for text in texts]
     assert TRAINED[kind].encode_batch([]) == []
@@ -123,7 +123,7 @@ def test_batch_equals_one_by_one(kind: str) -> None:
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
 @pytest.mark.parametrize("texts", [[], [""], ["a"], ["ab", "ab c", "abc"], [" "], ["\t\t"]])
 @pytest.mark.parametrize("size", [1, 8, 100_000])
-def test_little_data_and_odd_sizes(kind: str, texts: list[str], size: int) -> None:
+def test_training_on_little_data_and_odd_sizes(kind: str, texts: list[str], size: int) -> None:
     tokenizer = Tokenizer.train(texts, kind, size)
     assert tokenizer.vocabulary.pieces[:4] == SPECIALS
     if size == 100_000:
@@ -133,7 +133,7 @@ def test_little_data_and_odd_sizes(kind: str, texts: list[str], size: int) -> No
 
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
-def test_training_twice_gives_the_same_file(kind: str, tmp_path: Path) -> None:
+def test_training_is_deterministic(kind: str, tmp_path: Path) -> None:
     texts = [" ".join(random.Random(n).choices(["ka", "ko", "kato", "toka", "ma", "mako"], k=8)) for n in range(200)]
     files = [tmp_path / f"{number}.json" for number in range(4)]
     for file in files:
@@ -170,13 +170,13 @@ def _damages() -> list[str]:
 
 
 @pytest.mark.parametrize("content", _damages())
-def test_a_broken_file_is_refused(content: str, tmp_path: Path) -> None:
+def test_damaged_file_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(InputError, match="not a tokenizer"):
         Tokenizer.load(tmp_path / "t.json")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gone"):
         Tokenizer.load(tmp_path / "gone.json")
     with pytest.raises(InputError):
@@ -186,12 +186,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @given(text=st.sampled_from(TEXTS) | ANY_TEXT | AWKWARD | st.text(alphabet="the hous", max_size=60))
-def test_no_dropout_equals_the_library(text: str) -> None:
+def test_zero_dropout_equals_plain_bpe(text: str) -> None:
     assert TRAINED["bpe"].encode_with_dropout(text, 0.0, random.Random(1)) == TRAINED["bpe"].encode(text).ids
 
 
 @given(text=st.sampled_from(TEXTS) | ANY_TEXT, rate=st.floats(0.01, 0.99), seed=st.integers())
-def test_dropout_loses_nothing(text: str, rate: float, seed: int) -> None:
+def test_dropout_round_trips(text: str, rate: float, seed: int) -> None:
     tokenizer = TRAINED["bpe"]
     ids = tokenizer.encode_with_dropout(text, rate, random.Random(seed))
     assert tokenizer.decode(ids) == text
@@ -199,7 +199,7 @@ def test_dropout_loses_nothing(text: str, rate: float, seed: int) -> None:
     assert ids == tokenizer.encode_with_dropout(text, rate, random.Random(seed))
 
 
-def test_dropout_grows_with_its_rate() -> None:
+def test_dropout_gives_more_tokens_at_higher_rates() -> None:
     tokenizer = TRAINED["bpe"]
     lengths = [
         sum(len(tokenizer.encode_with_dropout(TEXTS[0], rate, random.Random(seed))) for seed in range(50))
@@ -211,21 +211,21 @@ def test_dropout_grows_with_its_rate() -> None:
         TRAINED["words"].encode_with_dropout("a", 0.1, random.Random(1))
 
 
-def test_white_space_is_what_python_says() -> None:
+def test_white_space_agrees_with_python() -> None:
     import re
 
     ours = {chr(code) for code in range(sys.maxunicode + 1) if re.match(vocabulary.SPACE, chr(code))}
     assert ours == {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()}
 
 
-def test_bytes_are_themselves() -> None:
+def test_bytes_kind_encodes_bytes() -> None:
     assert set(vocabulary.byte_letters()) == set(pre_tokenizers.ByteLevel.alphabet())
     assert TRAINED["bytes"].encode("aß😀").ids == [byte + 4 for byte in "aß😀".encode()]
     assert TRAINED["bytes"].piece(4 + 0xC3) == "\\xc3"
 
 
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
-def test_an_endless_line_is_quick(kind: str) -> None:
+def test_long_line_is_fast(kind: str) -> None:
     import time
 
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Weights painted over what a person sees: on the pixels of their cells and on no other, in PNG and in the page."""
+"""Attention overlay: weights on the pixels of their cells, in PNG and HTML."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ def scene(height: int, width: int, grid: tuple[int, int], **more) -> VisualSourc
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9), st.data())
-def test_all_weight_in_one_cell_paints_its_pixels_alone(rows, columns, more_down, more_across, data):
+def test_weight_of_one_cell_colours_only_its_pixels(rows, columns, more_down, more_across, data):
     height, width = rows * 3 + more_down, columns * 3 + more_across
     shown = scene(height, width, (rows, columns))
     cell = data.draw(st.integers(0, rows * columns - 1))
@@ -34,13 +34,13 @@ def test_all_weight_in_one_cell_paints_its_pixels_alone(rows, columns, more_down
             assert painted[y, x] == (y * rows // height == row and x * columns // width == column)
 
 
-def test_cells_that_divide_a_picture_are_equal_squares():
+def test_cells_have_equal_size():
     painted = (overlay.paint(scene(64, 64, (8, 8)), np.eye(64)[19]) != 200).any(-1)
     assert painted[16:24, 24:32].all()
     assert painted.sum() == 64
 
 
-def test_a_stronger_weight_is_painted_stronger_and_none_not_at_all():
+def test_overlay_strength_grows_with_the_weight():
     found = overlay.paint(scene(4, 12, (1, 3)), np.array([0.0, 0.2, 0.4])).astype(int)
     distance = np.abs(found - overlay.COLOUR).sum(-1)[0, ::4]
     assert (found[:, :4] == 200).all()
@@ -54,21 +54,21 @@ def explained(*scenes: VisualSource, cells: int) -> Explanation:
                      source_labels=names, visual_sources=scenes)  # fmt: skip
 
 
-def test_a_scene_takes_its_own_rows_of_the_memory():
+def test_visual_source_uses_its_own_memory_rows():
     shown = scene(8, 8, (2, 2), begin=3)
     one = explained(shown, cells=9)
     assert np.array_equal(overlay.source_weights(shown, one.map()), one.map().weights[:, 3:7])
 
 
 @pytest.mark.parametrize("kind", ["picture", "sound", "both"])
-def test_a_panel_for_each_word(tmp_path, kind):
+def test_png_has_one_panel_per_word(tmp_path, kind):
     picture, sound = scene(16, 16, (2, 2)), scene(20, 90, (1, 7), begin=4, across="seconds", extent=1.5)
     scenes = {"picture": [picture], "sound": [sound], "both": [picture, sound]}[kind]
     overlay.draw(scenes, explained(*scenes, cells=11).map(), tmp_path / "x.png", "a title", "x.png")
     assert Pillow.open(tmp_path / "x.png").width > 300
 
 
-def test_a_long_text_is_cut_and_says_so(tmp_path):
+def test_long_text_is_truncated_with_a_note(tmp_path):
     words = [f"w{number}" for number in range(70)]
     weights = np.full((70, 4), 0.25)
     attention = AttentionMap(weights, list("abcd"), words, range(4), range(70))
@@ -76,7 +76,7 @@ def test_a_long_text_is_cut_and_says_so(tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 0
 
 
-def test_the_page_holds_the_pixels_and_asks_for_nothing(tmp_path):
+def test_html_page_contains_the_pixels_and_loads_nothing(tmp_path):
     shown = VisualSource(np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3), (2, 3))
     page = render_page([explained(shown, cells=6)])
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])

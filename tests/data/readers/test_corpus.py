@@ -1,4 +1,4 @@
-"""Every form of corpus gives the same examples; everything unreadable is named with its place, or counted."""
+"""Corpora: every format gives the same examples; unreadable lines are reported or counted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _write(path: Path, content: bytes) -> str:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("final", [True, False])
-def test_all_forms_say_the_same(tmp_path: Path, packed: str, end: str, mark: bytes, final: bool) -> None:
+def test_all_formats_give_the_same_examples(tmp_path: Path, packed: str, end: str, mark: bytes, final: bool) -> None:
     def store(name: str, lines: list[str]) -> str:
         text = end.join(lines) + (end if final else "")
         return _write(tmp_path / f"{name}{packed}", mark + text.encode())
@@ -83,7 +83,7 @@ def test_parquet(tmp_path: Path) -> None:
         list(read_corpus(Corpus(path=path)))
 
 
-def test_parquet_with_holes_and_bad_bytes(tmp_path: Path) -> None:
+def test_parquet_with_nulls_and_invalid_utf8(tmp_path: Path) -> None:
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
@@ -96,7 +96,7 @@ def test_parquet_with_holes_and_bad_bytes(tmp_path: Path) -> None:
     assert counts == {"invalid UTF-8": 1, "NUL character": 1, "missing field": 1}
 
 
-def test_further_columns_are_kept_as_extra(tmp_path: Path) -> None:
+def test_further_columns_become_extra(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.txt", b"a\tb\tc\td\n")
     example = next(read_corpus(Corpus(path=path)))
     assert example == Example("a", "b", {"column3": "c", "column4": "d"}, path, 1)
@@ -119,7 +119,7 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("name", "line", "reason"), BAD_LINES)
-def test_a_bad_line_is_named_or_counted(tmp_path: Path, name: str, line: bytes, reason: str) -> None:
+def test_unreadable_line_is_reported_or_counted(tmp_path: Path, name: str, line: bytes, reason: str) -> None:
     good = b"x\ty" if name == "a.tsv" else b'{"source": "x", "target": "y"}'
     corpus = Corpus(path=_write(tmp_path / name, b"\n".join([good, line, good, line, b""])))
     with pytest.raises(InputError, match=reason) as caught:
@@ -134,7 +134,7 @@ def test_a_bad_line_is_named_or_counted(tmp_path: Path, name: str, line: bytes, 
     assert plain == counts
 
 
-def test_a_bad_side_of_parallel_files_is_named(tmp_path: Path) -> None:
+def test_unreadable_side_of_parallel_files_is_reported(tmp_path: Path) -> None:
     sides = _write(tmp_path / "a.de", b"a\nb\n"), _write(tmp_path / "a.en", b"a\n\xff\n")
     with pytest.raises(InputError) as caught:
         list(read_corpus(Corpus(source=sides[0], target=sides[1])))
@@ -151,20 +151,20 @@ def test_blank_lines_are_empty_pairs(tmp_path: Path) -> None:
     assert _pairs(read_corpus(Corpus(path=_write(tmp_path / "a.jsonl", b"\n")))) == [("", "")]
 
 
-def test_a_mark_inside_a_file_stays(tmp_path: Path) -> None:
+def test_byte_order_mark_inside_a_file_stays(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.txt", "\ufeffone\n\ufefftwo\r\r\n".encode())
     assert list(read_lines(path)) == ["one", "\ufefftwo\r"]
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.tsv.zst", "a.jsonl"])
-def test_an_empty_file(tmp_path: Path, name: str) -> None:
+def test_empty_file_is_an_error(tmp_path: Path, name: str) -> None:
     path = _write(tmp_path / name, b"")
     with pytest.raises(InputError, match="no pairs"):
         list(read_corpus(Corpus(path=path)))
     assert list(read_lines(path)) == []
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_files_that_cannot_be_opened_are_reported(tmp_path: Path) -> None:
     for path, problem in ((tmp_path / "none.tsv", "no such file"), (tmp_path, "directory")):
         for action in (lambda path: list(read_corpus(Corpus(path=path))), lambda path: fingerprint(Corpus(path=path))):
             with pytest.raises(InputError, match=problem):
@@ -175,7 +175,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 @pytest.mark.parametrize("invalid", ["error", "drop"])
-def test_a_truncated_archive_is_never_taken_for_a_whole_one(tmp_path: Path, ending: str, invalid: Any) -> None:
+def test_truncated_archive_is_an_error(tmp_path: Path, ending: str, invalid: Any) -> None:
     lines = b"".join(b"%d %d\tline %d\n" % (n, n * n, n) for n in range(20_000))
     path = tmp_path / f"a.tsv{ending}"
     path.write_bytes(gzip.compress(lines) if ending == ".gz" else zstandard.compress(lines))
@@ -188,7 +188,7 @@ def test_a_truncated_archive_is_never_taken_for_a_whole_one(tmp_path: Path, endi
         assert caught.value.where.startswith(f"{path}:")
 
 
-def test_lines_of_different_number(tmp_path: Path) -> None:
+def test_parallel_files_of_different_lengths_are_an_error(tmp_path: Path) -> None:
     words = [b"x" * (n * 37 % 50 + 1) for n in range(100)]
     source = _write(tmp_path / "a.de", b"\n".join(words))
     target = _write(tmp_path / "a.en", b"\n".join(words[:60] + words[61:]))
@@ -200,7 +200,7 @@ def test_lines_of_different_number(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.booleans())
-def test_the_suspicious_line_is_found(seed: int, surplus: int, swap: bool) -> None:
+def test_suspicious_line_is_located(seed: int, surplus: int, swap: bool) -> None:
     draw = np.random.default_rng(seed)
     longer = draw.integers(1, 100, 80)
     place = int(draw.integers(0, 80 - surplus))
@@ -222,7 +222,7 @@ def test_the_suspicious_line_is_found(seed: int, surplus: int, swap: bool) -> No
 
 
 @given(lines=st.lists(st.text().filter(lambda line: not set("\n\0\r") & set(line))))
-def test_one_line_in_one_line_out(lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_read_lines_gives_every_line(lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     expected = [lines[0].removeprefix("\ufeff"), *lines[1:]] if lines else []
@@ -240,13 +240,13 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         next(lines)
 
 
-def test_utf_16_is_recognised(tmp_path: Path) -> None:
+def test_utf16_is_recognised(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.tsv", "a\tb\n".encode("utf-16"))
     with pytest.raises(InputError, match="UTF-16"):
         list(read_corpus(Corpus(path=path)))
 
 
-def test_fingerprint_follows_content_not_name(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_content_not_name(tmp_path: Path) -> None:
     one = Corpus(path=_write(tmp_path / "a.tsv", b"a\tb\n"))
     same = Corpus(path=_write(tmp_path / "b.tsv", b"a\tb\n"))
     others = [
@@ -259,7 +259,7 @@ def test_fingerprint_follows_content_not_name(tmp_path: Path) -> None:
     assert len({fingerprint(corpus) for corpus in [one, *others]}) == 5
 
 
-def test_a_large_file_is_streamed(tmp_path: Path) -> None:
+def test_large_file_is_streamed(tmp_path: Path) -> None:
     """Ten megabytes pass through a process that may grow by five."""
     path = _write(tmp_path / "a.tsv", b"some words here\tsome words there\n" * 300_000)
     code = """

@@ -1,4 +1,4 @@
-"""Pictures on the command line: chosen recipes, one picture, a folder of them, pages and panels."""
+"""Images on the command line: chosen recipes, one image, a folder, explanations."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def call(*words: object) -> str:
     return done.stdout
 
 
-def test_one_picture_and_a_folder_of_them(run, folder):
+def test_generate_reads_one_image_and_a_folder(run, folder):
     pictures = sorted((folder / "shapes" / "files").iterdir())
     alone = call("generate", run, pictures[0])
     every = call("generate", run, folder / "shapes" / "files").splitlines()
@@ -77,7 +77,7 @@ def test_one_picture_and_a_folder_of_them(run, folder):
     assert pairs[1] == f"{pictures[1]}\t{every[1]}"
 
 
-def test_a_picture_is_explained_with_panels_and_a_page(run, folder, tmp_path):
+def test_image_is_explained_with_png_and_html(run, folder, tmp_path):
     picture = next((folder / "shapes" / "files").iterdir())
     told = call("explain", run, picture, "--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
     assert "x.html" in told
@@ -94,7 +94,7 @@ def test_a_picture_is_explained_with_panels_and_a_page(run, folder, tmp_path):
     assert explained.visual_sources[0].pixels.shape == (32, 32, 3)
 
 
-def test_a_folder_is_explained_on_one_page(run, folder, tmp_path):
+def test_folder_is_explained_on_one_page(run, folder, tmp_path):
     some = tmp_path / "some"
     some.mkdir()
     for path in sorted((folder / "shapes" / "files").iterdir())[:2]:
@@ -105,14 +105,14 @@ def test_a_folder_is_explained_on_one_page(run, folder, tmp_path):
     assert refused.exit_code != 0
 
 
-def test_a_folder_without_pictures_is_told(run, tmp_path):
+def test_folder_without_images_is_reported(run, tmp_path):
     (tmp_path / "notes.txt").write_text("no")
     done = CliRunner().invoke(app, ["generate", str(run), str(tmp_path)])
     assert done.exit_code != 0
     assert "no file that the model can read" in str(done.exception)
 
 
-def test_commands_to_paste_name_files_from_here_and_write_tabs_out(tmp_path, monkeypatch):
+def test_suggested_commands_use_relative_paths_and_escape_tabs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     near = _relative(f"{tmp_path}/a/x.png\twhat's it ?\t/other/y.png")
     assert near == "a/x.png\twhat's it ?\t/other/y.png"
@@ -124,7 +124,7 @@ def test_commands_to_paste_name_files_from_here_and_write_tabs_out(tmp_path, mon
         assert "\t" not in _shell_quote(line)
 
 
-def test_what_is_no_picture_is_an_error_in_words(run, tmp_path):
+def test_unreadable_image_is_reported(run, tmp_path):
     (tmp_path / "x.png").write_text("no")
     for name in (tmp_path / "x.png", tmp_path / "away.png"):
         done = CliRunner().invoke(app, ["explain", str(run), str(name)])
@@ -132,7 +132,7 @@ def test_what_is_no_picture_is_an_error_in_words(run, tmp_path):
         assert "Traceback" not in done.output
 
 
-def test_a_recipe_is_chosen_for_captions_and_for_labels(folder, tmp_path):
+def test_recipe_is_chosen_for_captions_and_for_labels(folder, tmp_path):
     captions = recipe_for(str(folder / "shapes" / "pairs.tsv"), ["data.sources.picture.size=32"], "caption")
     filled = complete_recipe(captions)
     assert filled.data.sources["picture"]["size"] == 32

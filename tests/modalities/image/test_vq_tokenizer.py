@@ -1,4 +1,4 @@
-"""Pictures as lines of codes: the codebook by its definition, there and back, files that are none, fewer tokens."""
+"""VQ tokenizer: codebook, round trips, files, reconstruction error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def untrained() -> VQTokenizer:
 
 @settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 99))
-def test_the_nearest_code_is_chosen(count, vectors, seed):
+def test_nearest_code_is_chosen(count, vectors, seed):
     draw = torch.Generator().manual_seed(seed)
     book = Codebook(count)
     book.codes = torch.randn(count, CODE_SIZE, generator=draw)
@@ -70,7 +70,7 @@ def test_gradients_pass_straight_through():
     assert_close(towards, 2 * (vectors - found).detach() / vectors.numel())
 
 
-def test_codes_are_means_of_what_they_stand_for_and_none_is_left_unused():
+def test_codes_are_means_of_their_vectors_and_all_are_used():
     torch.manual_seed(1)
     middles = 10 * torch.randn(6, CODE_SIZE)
     book = Codebook(12).train()
@@ -81,7 +81,7 @@ def test_codes_are_means_of_what_they_stand_for_and_none_is_left_unused():
     assert nearest.min(0).values.max() < 2  # and no code lies anywhere else
 
 
-def test_a_code_that_stands_for_nothing_begins_anew():
+def test_unused_code_is_reinitialised():
     book = Codebook(3).train()
     book(torch.randn(30, CODE_SIZE))
     book.codes[2], book.sums[2], book.counts[2] = 99.0, 99.0 * 0.05, 0.05
@@ -89,7 +89,7 @@ def test_a_code_that_stands_for_nothing_begins_anew():
     assert book.codes.abs().max() < 9
 
 
-def test_a_wrong_line_is_drawn_as_far_as_it_goes(untrained):
+def test_vq_decodes_invalid_lines_as_far_as_possible(untrained):
     whole = "c1 c2 c3 c0 c4 c1"
     drawn, fits = untrained.decode(whole)
     assert fits
@@ -101,7 +101,7 @@ def test_a_wrong_line_is_drawn_as_far_as_it_goes(untrained):
     assert np.array_equal(untrained.decode(f"{whole} c0")[0], drawn)
 
 
-def test_saved_and_loaded(untrained, tmp_path):
+def test_vq_tokenizer_is_saved_and_loaded(untrained, tmp_path):
     path = tmp_path / "codes.safetensors"
     untrained.save(path)
     again = load_image_tokenizer(path)
@@ -115,7 +115,7 @@ def test_saved_and_loaded(untrained, tmp_path):
         again.encode(picture[:2])
 
 
-def test_what_is_no_file_of_codes_is_refused(untrained, tmp_path):
+def test_invalid_vq_files_are_refused(untrained, tmp_path):
     path = tmp_path / "codes.safetensors"
     untrained.save(path)
     content = path.read_bytes()
@@ -141,12 +141,12 @@ def test_what_is_no_file_of_codes_is_refused(untrained, tmp_path):
         load_image_tokenizer(tmp_path / "none.json")
 
 
-def test_squares_must_fill_a_picture():
+def test_cells_must_tile_the_image():
     with pytest.raises(InputError, match="a multiple of 4"):
         VQTokenizer.fit([np.zeros((6, 8, 3), np.uint8)], 4, 4, updates=1)
 
 
-def test_the_same_pictures_give_the_same_codes():
+def test_same_images_give_the_same_codes():
     pictures = icons(1, 8, 8)
     before = torch.get_rng_state()
     one, other = (VQTokenizer.fit(pictures, 8, 4, updates=3) for _ in range(2))
@@ -163,7 +163,7 @@ def call(*words: object) -> str:
     return done.stdout
 
 
-def test_the_commands_write_and_draw_codes(tmp_path, monkeypatch):
+def test_commands_encode_and_decode_images(tmp_path, monkeypatch):
     monkeypatch.setattr(image_tokenizers, "UPDATES", 3)
     call("data", "icons", "--count", 6, "--output", tmp_path / "icons")
     pairs = tmp_path / "icons" / "pairs.tsv"
@@ -192,7 +192,7 @@ def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
 
 
 @pytest.mark.slow
-def test_pictures_come_back_better_than_from_as_many_colours():
+def test_vq_reconstruction_is_better_than_a_palette_of_equal_length():
     """16 tokens for 256 pixels, on new pictures: the pixels of a palette would have to be 4 x 4, and drawn larger."""
     seen, new = icons(1, 400, 16), icons(2, 60, 16)
     codes = VQTokenizer.fit(seen, 128, 4, updates=400)

@@ -1,4 +1,4 @@
-"""A frozen network: its file is read without running anything, all of it is used, and its features are kept once."""
+"""EfficientNet-Lite0: safe conversion of weights, padding, stored features."""
 
 import pickle
 import re
@@ -54,7 +54,7 @@ def file(network, tmp_path_factory):
     return path
 
 
-def test_it_has_the_size_that_is_told_of_it(network):
+def test_number_of_parameters_agrees_with_the_paper(network):
     assert sum(parameter.numel() for parameter in network.parameters()) == 4_652_008
     assert len(network.blocks) == 16
 
@@ -73,7 +73,7 @@ def test_every_weight_of_the_file_is_used(network, file, tmp_path):
             assert opened.cells(pixels, side).shape == (1, channels, 64 // side, 64 // side)
 
 
-def test_sides_that_the_stride_does_not_divide_are_filled_at_the_end(network):
+def test_same_padding_adds_more_at_the_end(network):
     with torch.no_grad():
         assert network.cells(torch.zeros(1, 3, 75, 33), 32).shape == (1, 320, 3, 2)
 
@@ -84,7 +84,7 @@ class Harm:
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "shape", "text", "code"])
-def test_what_is_not_such_a_file_is_refused(file, tmp_path, damage, capsys):
+def test_invalid_weight_files_are_refused(file, tmp_path, damage, capsys):
     path = tmp_path / "efficientnet.pth"
     weights = torch.load(file, weights_only=True)
     if damage == "missing":
@@ -104,7 +104,7 @@ def test_what_is_not_such_a_file_is_refused(file, tmp_path, damage, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_features_are_kept_with_a_small_picture(file, tmp_path):
+def test_features_are_stored_with_a_thumbnail(file, tmp_path):
     networks.convert(file, tmp_path / "lite0.safetensors")
     modality = ImageFeatures(network=str(tmp_path / "lite0.safetensors"), size=64)
     picture = np.zeros((64, 64, 3), np.uint8)

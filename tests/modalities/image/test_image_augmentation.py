@@ -1,4 +1,4 @@
-"""Random changes of a picture: each follows from its draw alone, does what it says, and happens only in training."""
+"""Image augmentation: deterministic by its generator, and only in training."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def draws(seed: int, count: int = 1) -> list[np.random.Generator]:
 
 
 @given(st.sampled_from(sorted(KINDS)), st.integers(0, 10_000), st.sampled_from([1, 3]))
-def test_a_change_keeps_the_form_and_follows_from_its_draw(kind, seed, channels):
+def test_augmentation_keeps_the_shape_and_is_deterministic(kind, seed, channels):
     change, picture = ImageAugmentation(**{kind: KINDS[kind]}), PICTURE[:, :, :channels]
     first, again = (change(picture, *draws(seed)) for _ in range(2))
     assert first.shape == picture.shape
@@ -26,7 +26,7 @@ def test_a_change_keeps_the_form_and_follows_from_its_draw(kind, seed, channels)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_change_changes_and_nothing_is_changed_unasked(kind):
+def test_augmentation_changes_images_only_where_enabled(kind):
     assert any(
         not np.array_equal(ImageAugmentation(**{kind: KINDS[kind]})(PICTURE, *draws(seed)), PICTURE)
         for seed in range(9)
@@ -34,7 +34,7 @@ def test_a_change_changes_and_nothing_is_changed_unasked(kind):
     assert ImageAugmentation()(PICTURE, *draws(1)) is PICTURE
 
 
-def test_a_row_is_changed_in_the_same_way_whatever_its_batch():
+def test_augmentation_of_a_row_does_not_depend_on_its_batch():
     image = Image(size=12, width=10, **KINDS)
     whole = image.collate([PICTURE] * 4, draws(5, 4)).values
     alone = image.collate([PICTURE], draws(5, 4)[2:3]).values
@@ -43,7 +43,7 @@ def test_a_row_is_changed_in_the_same_way_whatever_its_batch():
     assert np.array_equal(image.collate([PICTURE]).values, Image(size=12, width=10).collate([PICTURE]).values)
 
 
-def test_the_whole_window_is_the_picture_and_half_a_turn_turns_it():
+def test_full_window_is_the_identity_and_180_degrees_rotates():
     middle, all_of_it = np.array([0.5, 0.5]), np.ones(2)
     assert np.array_equal(resampled_window(PICTURE, middle, all_of_it, 0.0), PICTURE)
     assert np.array_equal(resampled_window(PICTURE, middle, all_of_it, np.pi), PICTURE[::-1, ::-1])
@@ -51,14 +51,14 @@ def test_the_whole_window_is_the_picture_and_half_a_turn_turns_it():
     assert np.array_equal(resampled_window(square, middle, all_of_it, np.pi / 2), np.rot90(square))
 
 
-def test_a_window_enlarges_what_it_shows():
+def test_window_enlarges_its_content():
     picture = np.zeros((8, 8, 1), np.uint8)
     picture[:4, :4] = 200
     corner = resampled_window(picture, np.array([0.25, 0.25]), np.array([0.5, 0.5]), 0.0)
     assert (corner[:7, :7] == 200).all()
 
 
-def test_colours_change_together():
+def test_colour_jitter_changes_channels_together():
     grey = np.full((4, 4, 3), 100, np.uint8)
     found = colour_jitter(grey, 0.5, *draws(3))
     assert (found == found[0, 0, 0]).all()  # grey stays grey: only its brightness can change

@@ -1,4 +1,4 @@
-"""Running text: nothing is lost or doubled on the way from a file to passages, and a position says where it is."""
+"""Running text and language-model blocks: nothing is lost or repeated, and positions can be sought."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def everything(batches: list[Batch]) -> list[int]:
 
 
 @given(LINES, st.integers(1, 40))
-def test_blocks_are_the_text_again(lines: list[str], characters: int) -> None:
+def test_chunks_concatenate_to_the_text(lines: list[str], characters: int) -> None:
     parts = put_together(lines, characters)
     assert "".join(parts) == "\n".join(lines)
     assert all(part.startswith("\n") for part in parts[1:])
@@ -46,7 +46,7 @@ def test_blocks_are_the_text_again(lines: list[str], characters: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=50, deadline=None)
 @given(lines=LINES)
-def test_ids_of_blocks_are_the_text_to_the_letter(kind: str, lines: list[str]) -> None:
+def test_ids_of_chunks_decode_to_the_exact_text(kind: str, lines: list[str]) -> None:
     tokenizer = tokenizers()[kind]
     ids = [one for block in encode_running_text(tokenizer, put_together(lines)) for one in block]
     text = "\n".join(lines)
@@ -86,7 +86,7 @@ def stream(length: int, closed: bool = True, corpus: int = 0) -> TokenStream:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=4), st.integers(1, 20), st.integers(1, 100), st.integers(0, 3))
-def test_each_token_is_foretold_once_an_epoch(lengths: list[int], size: int, tokens: int, epoch: int) -> None:
+def test_each_token_is_predicted_once_per_epoch(lengths: list[int], size: int, tokens: int, epoch: int) -> None:
     texts = [stream(length, closed=number % 2 == 0, corpus=number) for number, length in enumerate(lengths)]
     expected = sorted(token for text in texts for token in text.ids(1, len(text)).tolist())
     passages = BlockBatches(texts, size, batch_tokens=tokens, seed=3)
@@ -106,7 +106,7 @@ def test_each_token_is_foretold_once_an_epoch(lengths: list[int], size: int, tok
     assert passages.padding(epoch) == pytest.approx(1 - sum(batch.tokens for batch in found) / slots)
 
 
-def test_cuts_move_and_positions_seek() -> None:
+def test_block_boundaries_vary_and_positions_can_be_sought() -> None:
     texts = [stream(1000)]
     make = BlockBatches(texts, 16, batch_tokens=64, seed=1)
     again = BlockBatches(texts, 16, batch_tokens=64, seed=1)
@@ -127,7 +127,7 @@ def test_cuts_move_and_positions_seek() -> None:
         make.at(DataPosition(0, make.batches_in(0)))
 
 
-def test_weights_say_how_often_a_file_comes() -> None:
+def test_weights_set_how_often_a_file_occurs() -> None:
     texts = [stream(320, corpus=0), stream(320, corpus=1)]
     passages = BlockBatches(texts, 8, batch_tokens=64, seed=1, weights=[2.0, 1.0])
     count = len(everything([passages.at(DataPosition(0, index)) for index in range(passages.batches_in(0))]))
@@ -148,7 +148,7 @@ def stored(path: Path, form: str, filters: Filters | None = None) -> tuple[Store
     return build_store([corpus], tokenizer, tokenizer, keep, "error", path.parent / "cache"), tokenizer
 
 
-def test_a_file_becomes_a_stream_and_its_end_is_held_out(book: Path) -> None:
+def test_file_is_one_stream_and_its_end_is_held_out(book: Path) -> None:
     store, tokenizer = stored(book, "running")
     assert store.sourceless
     (whole,) = token_streams(store, np.arange(len(store)))
@@ -168,7 +168,7 @@ def test_a_file_becomes_a_stream_and_its_end_is_held_out(book: Path) -> None:
         hold_out_end(store, int(store.lengths.sum()))
 
 
-def test_lines_have_no_source_and_blank_ones_are_dropped(tmp_path: Path) -> None:
+def test_text_lines_have_no_source_and_blank_lines_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "names.txt"
     path.write_text("anna\n\nbert\n  \nanna\ncarla\n")
     store, _ = stored(path, "lines", Filters(1, 5))
@@ -183,7 +183,7 @@ def test_lines_have_no_source_and_blank_ones_are_dropped(tmp_path: Path) -> None
     assert not texts[0] & texts[1]  # an equal line is never on both sides
 
 
-def test_of_several_fields_the_last_is_the_text(tmp_path: Path) -> None:
+def test_last_column_is_the_text(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"target": "one", "source": "x"}\n{"target": "two\\nthree"}\n')
     assert [one.target for one in read_corpus(Corpus(path=str(path), format="lines"))] == ["one", "two\nthree"]
@@ -191,7 +191,7 @@ def test_of_several_fields_the_last_is_the_text(tmp_path: Path) -> None:
     assert (block.source, block.target) == ("", "one\ntwo\nthree")
 
 
-def test_every_corpus_knows_its_form() -> None:
+def test_every_corpus_inherits_the_format() -> None:
     data = parse({"data": {"train": ["a.txt", {"path": "b.txt", "weight": 2}], "format": "text", "block_size": 9}}).data
     assert [corpus.format for corpus in data.train] == ["running", "running"]
     assert data.held_out("c.txt")[0].format == "running"

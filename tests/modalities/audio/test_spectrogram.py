@@ -1,4 +1,4 @@
-"""Log energies in bands of pitch, against kaldi-native-fbank and Whisper's own extractor; augmentation and scenes."""
+"""Log-mel spectrograms against kaldi-native-fbank and Whisper's extractor; augmentation and visualisation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def noise(samples: int, seed: int = 1) -> np.ndarray:
 @pytest.mark.parametrize(
     ("rate", "bands", "window", "hop"), [(16000, 80, 25, 10), (8000, 40, 25, 10), (16000, 23, 32, 8)]
 )
-def test_frames_are_kaldis(rate: int, bands: int, window: float, hop: float) -> None:
+def test_kaldi_scale_agrees_with_kaldi(rate: int, bands: int, window: float, hop: float) -> None:
     samples = noise(9000)
     options = knf.FbankOptions()
     options.frame_opts.samp_freq, options.frame_opts.dither = rate, 0
@@ -40,7 +40,7 @@ def test_frames_are_kaldis(rate: int, bands: int, window: float, hop: float) -> 
     np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
-def test_frames_are_whispers() -> None:
+def test_whisper_scale_agrees_with_whisper() -> None:
     transformers = pytest.importorskip("transformers")
     samples = noise(16000 * 2)
     extractor = transformers.WhisperFeatureExtractor()
@@ -53,7 +53,7 @@ def test_frames_are_whispers() -> None:
 
 @trials(deadline=None, max_examples=20)
 @given(st.integers(400, 4000), st.integers(400, 4000), st.sampled_from(["kaldi", "whisper"]))
-def test_length_is_what_a_batch_has_and_neighbours_change_nothing(one: int, other: int, scale: str) -> None:
+def test_length_agrees_with_the_batch_and_rows_are_independent(one: int, other: int, scale: str) -> None:
     part = Audio(scale=scale, mels=20)
     kept = [noise(one), noise(other, 2)]
     both = part.collate(kept)
@@ -62,7 +62,7 @@ def test_length_is_what_a_batch_has_and_neighbours_change_nothing(one: int, othe
     torch.testing.assert_close(both.values[1][both.mask[1]], alone.values[0])
 
 
-def test_chance_changes_training_alone_and_comes_from_its_draw() -> None:
+def test_augmentation_applies_only_in_training_and_is_deterministic() -> None:
     part = Audio(speed=0.1, time_masks=2, frequency_masks=2, mels=20)
     kept = [noise(16000)]
     plain = part.collate(kept)
@@ -77,7 +77,9 @@ def test_chance_changes_training_alone_and_comes_from_its_draw() -> None:
 
 @trials(deadline=None, max_examples=40)
 @given(st.integers(1, 60), st.integers(0, 3), st.integers(0, 3), st.integers(0, 999))
-def test_masks_hide_whole_frames_and_bands_and_no_more_than_told(length: int, time: int, bands: int, seed: int) -> None:
+def test_specaugment_masks_complete_frames_and_bands_within_limits(
+    length: int, time: int, bands: int, seed: int
+) -> None:
     part = AudioFeatures(
         size=8, normalise=False, time_masks=time, time_width=5, frequency_masks=bands, frequency_width=2
     )
@@ -90,7 +92,7 @@ def test_masks_hide_whole_frames_and_bands_and_no_more_than_told(length: int, ti
     assert (hidden.all(0).sum() <= bands * 2) or length <= 5 * time
 
 
-def test_a_level_for_each_utterance() -> None:
+def test_normalisation_is_per_utterance() -> None:
     kept = (5 + 3 * np.random.default_rng(1).normal(size=(50, 4))).astype(np.float32)
     values = AudioFeatures(size=4).collate([kept]).values[0]
     torch.testing.assert_close(values.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
@@ -98,7 +100,7 @@ def test_a_level_for_each_utterance() -> None:
     torch.testing.assert_close(AudioFeatures(size=4).collate([2 * kept + 1]).values[0], values, atol=1e-4, rtol=0)
 
 
-def test_a_scene_is_the_spectrogram_low_pitches_at_the_bottom() -> None:
+def test_visualisation_has_low_frequencies_at_the_bottom() -> None:
     part = Audio(rate=16000, mels=30)
     place = np.arange(16000) / 16000
     samples = np.where(place < 0.5, np.sin(2 * np.pi * 300 * place), np.sin(2 * np.pi * 5000 * place))

@@ -1,4 +1,4 @@
-"""Orders that are computed and not kept, rows but for a few, and corpora mixed by weight: laws against plain lists."""
+"""Row selection: computed permutations, row subsets, lengths and corpus mixtures against plain lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=80)
 @given(n=st.integers(1, 3000), seed=st.integers())
-def test_a_computed_order_has_every_number_once(n: int, seed: int) -> None:
+def test_computed_permutation_contains_every_number_once(n: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(draws, "CHUNK", 0)
         order = RandomPermutation(n, SeededRandom("test", seed))
@@ -33,7 +33,7 @@ def test_a_computed_order_has_every_number_once(n: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1000, 70_000, 2**17, 2**17 + 1])
-def test_it_is_an_order_as_random_as_a_drawn_one(n: int, computed: None) -> None:
+def test_computed_permutation_is_as_random_as_a_sampled_one(n: int, computed: None) -> None:
     """Neighbours are not alike, no stretch holds more of one part of the numbers, and another seed is another order."""
     order, other = (RandomPermutation(n, SeededRandom("test", seed))[np.arange(n)] for seed in (1, 2))
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 4 / n**0.5
@@ -46,7 +46,7 @@ def test_it_is_an_order_as_random_as_a_drawn_one(n: int, computed: None) -> None
     assert max(steps.values()) < 32  # no step of a fixed size comes again and again
 
 
-def test_every_number_is_as_likely_at_a_place(computed: None) -> None:
+def test_computed_permutation_is_uniform_per_position(computed: None) -> None:
     n, seeds = 1000, 2000
     found = np.array([RandomPermutation(n, SeededRandom("test", seed))[np.array([0, 1])] for seed in range(seeds)])
     for place in (0, 1):
@@ -57,7 +57,7 @@ def test_every_number_is_as_likely_at_a_place(computed: None) -> None:
 
 
 @given(n=st.integers(0, 60), data=st.data())
-def test_rows_are_all_but_those_left_out(n: int, data: st.DataObject) -> None:
+def test_row_subset_contains_all_rows_but_the_excluded(n: int, data: st.DataObject) -> None:
     without = data.draw(st.sets(st.integers(0, n - 1))) if n else set()
     rows, wanted = RowSubset(n, list(without)), [row for row in range(n) if row not in without]
     assert list(rows) == np.asarray(rows).tolist() == wanted
@@ -70,7 +70,7 @@ def test_rows_are_all_but_those_left_out(n: int, data: st.DataObject) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
-def test_lengths_are_where_ends_part(pairs: list[tuple[int, int]]) -> None:
+def test_lengths_are_differences_of_ends(pairs: list[tuple[int, int]]) -> None:
     array = np.array(pairs)
     lengths = PairLengths(*np.cumsum(array, 0).T, None)
     assert lengths[:].tolist() == array.tolist()
@@ -88,7 +88,7 @@ def test_lengths_are_where_ends_part(pairs: list[tuple[int, int]]) -> None:
     seed=st.integers(),
     data=st.data(),
 )
-def test_a_mixture_has_what_the_weights_say(sizes: list[int], seed: int, data: st.DataObject) -> None:
+def test_mixture_repeats_rows_by_weight(sizes: list[int], seed: int, data: st.DataObject) -> None:
     weights = [data.draw(st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.25, 2.0, 3.5])) for _ in sizes]
     mixture = CorpusMixture(sizes, weights, SeededRandom("test", seed))
     counts = Counter(mixture[np.arange(len(mixture))].tolist())
@@ -102,7 +102,7 @@ def test_a_mixture_has_what_the_weights_say(sizes: list[int], seed: int, data: s
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any))
-def test_sizes_are_found_by_halving(sizes: list[int]) -> None:
+def test_corpus_sizes_by_bisection(sizes: list[int]) -> None:
     corpus_of = np.repeat(np.arange(len(sizes)), sizes)
     assert corpus_sizes(RowSubset(len(corpus_of)), corpus_of, len(sizes)) == sizes
     some = np.arange(0, len(corpus_of), 2)

@@ -1,4 +1,4 @@
-"""Sound from a file to a text: the invented set, the recipe chosen for it, frames made elsewhere, and learning."""
+"""Speech recognition: synthetic recordings, the chosen recipe, precomputed frames, learning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lines(pairs: Path) -> list[list[str]]:
     return [line.split("\t") for line in pairs.read_text().splitlines()]
 
 
-def test_the_truth_tells_when_each_word_is_sung(tones: Path) -> None:
+def test_truth_gives_the_time_span_of_each_word(tones: Path) -> None:
     """Loud inside the spans, quiet between them; and what is held out stands in no file to train on."""
     truth = [json.loads(line)["spans"] for line in (tones / "train" / "truth.jsonl").read_text().splitlines()]
     for (named, text), spans in list(zip(lines(tones / "train" / "pairs.tsv"), truth, strict=True))[:20]:
@@ -54,7 +54,7 @@ def test_the_truth_tells_when_each_word_is_sung(tones: Path) -> None:
     assert follows[1] - follows[0]
 
 
-def test_a_recipe_is_chosen_for_sounds_and_for_frames(tones: Path, tmp_path: Path) -> None:
+def test_recipe_is_chosen_for_audio_and_for_frames(tones: Path, tmp_path: Path) -> None:
     chosen = complete_recipe(recipe_for(str(tones / "train" / "pairs.tsv"), task="transcribe"))
     assert chosen.data.sources["sound"]["kind"] == "audio"
     assert chosen.data.sources["sound"]["rate"] == 8000
@@ -76,7 +76,7 @@ def test_a_recipe_is_chosen_for_sounds_and_for_frames(tones: Path, tmp_path: Pat
     )
 
 
-def test_what_cannot_be_transcribed_is_told(tmp_path: Path) -> None:
+def test_unreadable_recordings_are_reported(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("nothing.wav\tone\n")
     with pytest.raises(InputError, match="not a readable audio file"):
@@ -88,7 +88,7 @@ def test_what_cannot_be_transcribed_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted([*RECIPES.glob("an4/*.yaml"), *RECIPES.glob("fsdd/*.yaml")]), ids=lambda p: p.stem
 )
-def test_kept_recipes_run_from_frames_to_a_score(path: Path, tones: Path, tmp_path: Path) -> None:
+def test_stored_recipes_run_from_frames_to_a_score(path: Path, tones: Path, tmp_path: Path) -> None:
     """Two updates of a narrower model: all parts meet."""
     few = tmp_path / "few.tsv"
     few.write_text(
@@ -106,7 +106,7 @@ def test_kept_recipes_run_from_frames_to_a_score(path: Path, tones: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_it_learns_to_hear_and_looks_where_it_hears(tones: Path, tmp_path: Path) -> None:
+def test_model_learns_digits_and_attends_to_their_time_spans(tones: Path, tmp_path: Path) -> None:
     """Pairs of words that never followed each other in training; each row of the memory sees 85 ms of sound.
 
     The state of a decoder that does not know where it looked last can but guess where the next word begins. Attention

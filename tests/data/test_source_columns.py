@@ -1,4 +1,4 @@
-"""Several inputs in one source: files that have them, tokens that keep them apart, batches that ask for some tokens."""
+"""Sources of several columns: files, tokens and batches; loss masks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PART = st.text(st.characters(exclude_characters="\t\n\r\0", exclude_categories=[
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(parts=st.lists(PART | st.sampled_from(TEXTS), min_size=1, max_size=4))
-def test_each_tab_is_the_end_of_a_part(kind: str, parts: list[str]) -> None:
+def test_tab_becomes_eos(kind: str, parts: list[str]) -> None:
     tokenizer, text = TOKENIZERS[kind], "\t".join(parts)
     found = tokenizer.encode_source(text)
     apart = [tokenizer.encode(part).ids for part in parts]
@@ -38,14 +38,14 @@ def test_each_tab_is_the_end_of_a_part(kind: str, parts: list[str]) -> None:
         assert found == tokenizer.encode(text)
 
 
-def test_offsets_are_those_of_the_whole_text() -> None:
+def test_offsets_refer_to_the_complete_text() -> None:
     text = "a man sleeps\the is awake"
     found = TOKENIZERS["words"].encode_source(text)
     assert [text[begin:end] for begin, end in found.offsets] == ["a", "man", "sleeps", "\t", "he", "is", "awake"]
     assert found.pieces[3] == SPECIALS[EOS]
 
 
-def test_dropout_of_merges_keeps_the_parts_apart() -> None:
+def test_bpe_dropout_keeps_parts_separate() -> None:
     tokenizer, text = TOKENIZERS["bpe"], "a man sleeps\the is awake"
     assert tokenizer.encode_with_dropout(text, 0.0, random.Random(1), parts=True) == tokenizer.encode_source(text).ids
     assert tokenizer.encode_with_dropout(text, 0.5, random.Random(1), parts=True).count(EOS) == 1
@@ -54,7 +54,7 @@ def test_dropout_of_merges_keeps_the_parts_apart() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "count"), [("words", "the <mask> barks", 3), ("chars", "do<mask> barks", 9), ("bpe", "<mask>", 1)]
 )
-def test_a_mask_is_one_token(kind: str, text: str, count: int) -> None:
+def test_mask_is_one_token(kind: str, text: str, count: int) -> None:
     tokenizer = TOKENIZERS[kind]
     found = tokenizer.encode_source(text, masked=True)
     assert len(found.ids) == count
@@ -64,13 +64,13 @@ def test_a_mask_is_one_token(kind: str, text: str, count: int) -> None:
     assert "<mask>" in text[slice(*found.offsets[place])]
 
 
-def test_masks_side_by_side() -> None:
+def test_adjacent_masks() -> None:
     tokenizer = TOKENIZERS["words"]
     found = tokenizer.encode_sources(["the <mask> <mask> at a man"], masked=True)[0]
     assert found == [*tokenizer.encode("the").ids, UNK, UNK, *tokenizer.encode("at a man").ids]
 
 
-def test_columns_and_fields(tmp_path) -> None:
+def test_tsv_columns_and_json_fields(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("p\th\tyes\tmore\n")
     (tmp_path / "a.jsonl").write_text(json.dumps({"p": "p", "h": "h", "label": "yes", "x": "more"}) + "\n")
     (one,) = read_corpus(Corpus(path=str(tmp_path / "a.tsv"), source_columns=2))
@@ -93,7 +93,7 @@ def test_parquet_fields(tmp_path) -> None:
     assert (one.source, one.target) == ("p\th", "yes")
 
 
-def test_what_is_missing_is_told(tmp_path) -> None:
+def test_missing_columns_are_reported(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("p\th\tyes\np\tno\n")
     with pytest.raises(InputError, match="expected three columns separated by a tab, found 2") as told:
         list(read_corpus(Corpus(path=str(tmp_path / "a.tsv"), source_columns=2)))
@@ -105,7 +105,7 @@ def test_what_is_missing_is_told(tmp_path) -> None:
         parse({"data": {"train": {"path": "a.jsonl", "source_columns": 1, "columns": ["a", "b", "c"]}}})
 
 
-def test_held_out_files_are_like_the_training_data() -> None:
+def test_held_out_files_inherit_columns_of_the_training_data() -> None:
     data = parse(
         {"data": {"train": {"path": "a.tsv", "source_columns": 2}, "dev": "b.tsv", "test": {"path": "c.tsv"}}}
     ).data
@@ -116,7 +116,7 @@ def test_held_out_files_are_like_the_training_data() -> None:
     assert own.dev[0].source_columns == 3
 
 
-def test_a_store_keeps_the_parts_apart(tmp_path) -> None:
+def test_store_keeps_parts_separate(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("a man sleeps\the is awake\tno\n\the is\tno\n\t\tno\n")
     tokenizer = TOKENIZERS["words"]
     corpus = Corpus(path=str(tmp_path / "a.tsv"), source_columns=2)
@@ -134,7 +134,7 @@ def asking() -> Batch:
     )
 
 
-def test_only_what_is_asked_for_counts() -> None:
+def test_loss_mask_selects_the_labels() -> None:
     batch = asking()
     assert batch.labels.mask.tolist() == [[True, False, True, False], [True, False, False, False]]
     assert batch.decoder_inputs.mask.tolist() == [[True] * 4, [True, True, False, False]]

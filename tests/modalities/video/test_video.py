@@ -1,4 +1,4 @@
-"""Films: which frames are taken, from which files; rows of vectors; strips whose cells are the rows they stand for."""
+"""Video: frame sampling, file formats, front ends, visualisation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reds(frames: list) -> list[int]:
 
 
 @given(st.integers(1, 300), st.integers(1, 40))
-def test_frames_are_taken_evenly(count, frames):
+def test_frames_are_sampled_uniformly(count, frames):
     chosen = frame_indices(count, frames)
     assert len(chosen) == frames
     assert chosen == sorted(chosen)
@@ -42,7 +42,7 @@ def test_frames_are_taken_evenly(count, frames):
         assert chosen == list(range(count))
 
 
-def test_a_folder_is_read_in_the_order_of_names(tmp_path):
+def test_folder_frames_are_in_name_order(tmp_path):
     for place, picture in enumerate(pictures()):
         picture.save(tmp_path / f"frame{place:02}.png")
     (tmp_path / "notes.txt").write_text("no frame")
@@ -60,7 +60,7 @@ def test_animations(kind, tmp_path):
     assert reds(read_video(path, 5)) == pytest.approx(SHADES, abs=2)
 
 
-def test_a_written_animation_is_read_again(tmp_path):
+def test_animation_round_trip(tmp_path):
     stream = io.BytesIO()
     write_animation(pictures(), stream)
     (tmp_path / "film.gif").write_bytes(stream.getvalue())
@@ -91,7 +91,7 @@ def test_videos(tmp_path):
         ("folder", "folder", "no frames"),
     ],
 )
-def test_what_cannot_be_read_is_told(name, content, reason, tmp_path):
+def test_unreadable_videos_are_refused(name, content, reason, tmp_path):
     if name.endswith("mp4"):
         pytest.importorskip("av")
     if content == "folder":
@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_told(name, content, reason, tmp_path):
     assert told.value.reason == reason
 
 
-def test_without_the_library_its_extra_is_named(tmp_path, monkeypatch):
+def test_missing_library_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "av", None)
     (tmp_path / "film.mp4").write_bytes(b"")
     with pytest.raises(InputError, match=r"transduce\[video\]"):
@@ -118,7 +118,7 @@ def film(tmp_path):
     return Video(frames=4, size=8, width=16), tmp_path
 
 
-def test_a_film_in_a_batch(film):
+def test_collated_video_batch(film):
     video, path = film
     kept = video.read(str(path))
     assert (kept.shape, kept.dtype, video.shape, video.length(kept)) == ((4, 8, 16, 3), np.uint8, (4, 8, 16, 3), 4)
@@ -129,7 +129,7 @@ def test_a_film_in_a_batch(film):
 
 
 @pytest.mark.parametrize(("front", "grid"), [(FrameEmbedding, (4,)), (TubeletEmbedding, (2, 2, 4))])
-def test_rows_stand_where_the_strip_shows_them(front, grid, film):
+def test_rows_match_their_cells_in_the_visualisation(front, grid, film):
     """Change one cell of the strip: the rows that stand for it change, and no others. One law for both."""
     video, path = film
     kept = video.read(str(path))
@@ -157,7 +157,7 @@ def test_rows_stand_where_the_strip_shows_them(front, grid, film):
 
 
 @pytest.mark.parametrize("front", [FrameEmbedding, TubeletEmbedding])
-def test_other_films_of_a_batch_change_nothing(front, film):
+def test_videos_in_a_batch_are_independent(front, film):
     video, path = film
     kept = video.read(str(path))
     rows = front(12, shape=video.shape, **({"stages": 2} if front is FrameEmbedding else {"patch": 4})).eval()
@@ -174,6 +174,6 @@ def test_other_films_of_a_batch_change_nothing(front, film):
         (TubeletEmbedding, {"through": 3}, "4 frames"),
     ],
 )
-def test_what_does_not_fit_is_refused(front, options, problem):
+def test_sizes_that_do_not_fit_are_refused(front, options, problem):
     with pytest.raises(InputError, match=problem):
         front(12, shape=(4, 8, 16, 3), **options)

@@ -1,4 +1,4 @@
-"""Pixels as lines of colours: there and back, the same palette for the same pictures, and what a wrong line gives."""
+"""Palette tokenizer: round trips, determinism, invalid lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = np.array([[250, 250, 250], [200, 10, 10], [10, 10, 200], [10, 180, 10]
 
 
 @given(st.lists(st.integers(0, 3), min_size=12, max_size=12), st.integers(4, 9))
-def test_pictures_of_few_colours_come_back_as_they_were(numbers, count):
+def test_images_of_few_colours_round_trip(numbers, count):
     picture = COLOURS[numbers].reshape(3, 4, 3)
     palette = PaletteTokenizer.fit([picture], count)
     assert len(palette.colours) == len(set(numbers))
@@ -26,7 +26,7 @@ def test_pictures_of_few_colours_come_back_as_they_were(numbers, count):
     assert np.array_equal(drawn, picture)
 
 
-def test_means_lie_in_the_middle_of_what_they_stand_for():
+def test_palette_colours_are_cluster_means():
     noise = np.random.default_rng(1).integers(-9, 10, (20, 8, 8, 3))
     which = np.random.default_rng(2).integers(0, 4, (20, 8, 8))
     pictures = list((COLOURS[which].astype(int) + noise).clip(0, 255).astype(np.uint8))
@@ -37,7 +37,7 @@ def test_means_lie_in_the_middle_of_what_they_stand_for():
     assert np.array_equal(palette.colours, PaletteTokenizer.fit(pictures, 4).colours)
 
 
-def test_a_wrong_line_is_drawn_as_far_as_it_goes():
+def test_palette_decodes_invalid_lines_as_far_as_possible():
     palette = PaletteTokenizer(COLOURS, 2, 2)
     assert palette.decode("c1 c2 c3 c0")[1]
     for line in ("c1 c2", "c1 c2 c3 c0 c0", "c1 c2 <unk> c0", ""):
@@ -47,7 +47,7 @@ def test_a_wrong_line_is_drawn_as_far_as_it_goes():
     assert palette.decode("c1 c2")[0].tolist() == [[[200, 10, 10], [10, 10, 200]], [[255] * 3] * 2]
 
 
-def test_saved_and_loaded(tmp_path):
+def test_palette_is_saved_and_loaded(tmp_path):
     palette = PaletteTokenizer(COLOURS, 3, 4)
     palette.save(tmp_path / "palette.json")
     again = PaletteTokenizer.load(tmp_path / "palette.json")
@@ -59,7 +59,7 @@ def test_saved_and_loaded(tmp_path):
             PaletteTokenizer.load(tmp_path / "bad.json")
 
 
-def test_a_sheet_shows_every_picture_once():
+def test_image_grid_shows_every_image_once():
     pictures = [np.full((2, 3, 3), shade, np.uint8) for shade in (10, 20, 30)]
     sheet = image_grid(pictures, scale=2, gap=1)
     assert sheet.shape == (2 * 5 + 1, 2 * 7 + 1, 3)

@@ -1,4 +1,4 @@
-"""Links between words become links between tokens, whatever file they stand in; links that point nowhere are told."""
+"""Word alignments: reading from every format, token alignment, batches, errors."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def corpora(folder: Path) -> dict[str, Corpus]:
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl", "parallel"])
-def test_links_are_read_from_every_form(form: str, tmp_path: Path) -> None:
+def test_alignments_are_read_from_every_format(form: str, tmp_path: Path) -> None:
     found = list(read_corpus(corpora(tmp_path)[form]))
     assert [(one.source, one.target, one.extra["alignment"]) for one in found] == PAIRS
 
 
-def test_tokens_of_linked_words_are_linked() -> None:
+def test_token_alignment_links_all_tokens_of_linked_words() -> None:
     words, chars = tokenizers("words"), tokenizers("chars")
     assert token_alignment("0-1 1-0", "ab c", "X YZ", words) == [(0, 1), (1, 0)]
     # a b _ c; X _ Y Z: white space goes with the word after it
@@ -57,7 +57,7 @@ def test_tokens_of_linked_words_are_linked() -> None:
     assert token_alignment("1-0", "ab\tc", "X", words) == [(2, 0)]  # place 1 is the </s> between the parts
 
 
-def test_a_batch_holds_the_links_of_its_rows(tmp_path: Path) -> None:
+def test_batch_contains_the_alignment_of_its_rows(tmp_path: Path) -> None:
     both = tokenizers("words")
     store = build_store([corpora(tmp_path)["tsv"]], *both, Filters(), "error", tmp_path / "stores")
     plain = Batches(store, range(3), batch_tokens=100, bucket_batches=1, seed=1)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_a_batch_holds_the_links_of_its_rows(tmp_path: Path) -> None:
     assert batch.select(links.mask.sum(1).argmin()[None]).extra["alignment"].values.shape == (1, 0, 2)
 
 
-def test_what_is_wrong_with_links_is_told_with_its_place(tmp_path: Path) -> None:
+def test_invalid_alignments_are_reported_with_their_place(tmp_path: Path) -> None:
     with pytest.raises(AlignmentError, match="word 2 of a target of 2 words"):
         check_alignment("0-0 1-2", "a b", "X Y")
     with pytest.raises(AlignmentError, match="1:2"):
@@ -86,7 +86,7 @@ def test_what_is_wrong_with_links_is_told_with_its_place(tmp_path: Path) -> None
         list(read_corpus(sides))
 
 
-def test_other_links_are_another_corpus(tmp_path: Path) -> None:
+def test_alignment_changes_the_fingerprint(tmp_path: Path) -> None:
     corpus = corpora(tmp_path)["parallel"]
     before = fingerprint(corpus)
     (tmp_path / "links").write_text("0-0\n\n\n")
@@ -94,7 +94,7 @@ def test_other_links_are_another_corpus(tmp_path: Path) -> None:
     assert fingerprint(corpus.model_copy(update={"alignment": None})) != fingerprint(corpus)
 
 
-def test_what_guided_alignment_needs_is_told_by_the_recipe() -> None:
+def test_recipe_checks_the_requirements_of_guided_alignment() -> None:
     objective = {"objective": {"kind": "guided_alignment"}}
     with pytest.raises(InputError, match="alignment"):
         parse({"data": {"train": "a.tsv"}, "training": objective})

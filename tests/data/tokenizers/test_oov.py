@@ -1,4 +1,4 @@
-"""Numbered unknowns: what a pair's ids are, that they give the words back, and that nothing else changes."""
+"""OOV placeholders: ids of a pair, decoding, storage."""
 
 from __future__ import annotations
 
@@ -36,44 +36,44 @@ def direct(source: list[str], words: list[str]) -> list[int]:
 
 
 @given(WORDS, WORDS)
-def test_ids_follow_the_rule(source, target):
+def test_placeholders_number_the_unknown_words_of_the_source(source, target):
     texts = " ".join(source), " ".join(target)
     assert encode_sources(TOKENIZER, [texts[0]]) == [direct(source, source)]
     assert encode_targets(TOKENIZER, [texts[1]], [texts[0]]) == [direct(source, target)]
 
 
 @given(WORDS, WORDS)
-def test_numbers_become_words_again(source, target):
+def test_placeholders_decode_to_the_words_of_the_source(source, target):
     texts = " ".join(source), " ".join(target)
     (ids,) = encode_targets(TOKENIZER, [texts[1]], [texts[0]])
     words = [word if number != UNK else "<unk>" for word, number in zip(target, ids, strict=True)]
     assert TOKENIZER.decode(ids, oov_words(TOKENIZER, texts[0])) == " ".join(words)
 
 
-def test_a_number_without_a_word_is_shown():
+def test_placeholder_without_a_word_is_displayed():
     assert TOKENIZER.decode([known("hello"), FIRST + 2], ["zorblax"]) == "hello <unk3>"
     assert TOKENIZER.piece(FIRST) == "<unk1>"
 
 
-def test_text_that_looks_like_a_number_is_text():
+def test_text_that_looks_like_a_placeholder_is_text():
     """A word <unk1> of the text never becomes the number by itself, and may be a known word beside it."""
     tokenizer = Tokenizer.train(["<unk1> a"], "words", 100, oov_placeholders=2)
     assert tokenizer.encode("<unk1>").ids[0] >= FIRST + 2
     assert tokenizer.decode(encode_sources(tokenizer, ["<unk1> b"])[0], ["b"]) == "<unk1> b"
 
 
-def test_white_space_has_no_number():
+def test_white_space_has_no_placeholder():
     assert oov_words(TOKENIZER, "my\u2003name zorblax") == ["zorblax"]
 
 
-def test_saved_and_loaded(tmp_path):
+def test_placeholders_are_saved_and_loaded(tmp_path):
     TOKENIZER.save(tmp_path / "t.json")
     again = Tokenizer.load(tmp_path / "t.json")
     assert (again.oov_placeholders, again.fingerprint) == (NUMBERED, TOKENIZER.fingerprint)
     assert again.size == FIRST + NUMBERED + 2 + len(KNOWN)
 
 
-def test_without_numbers_nothing_changes(tmp_path):
+def test_without_placeholders_nothing_changes(tmp_path):
     plain = Tokenizer.train([" ".join(KNOWN)], "words", 100)
     assert encode_sources(plain, ["my zorblax"]) == [plain.encode("my zorblax").ids]
     plain.save(tmp_path / "t.json")
@@ -81,7 +81,7 @@ def test_without_numbers_nothing_changes(tmp_path):
     assert plain.fingerprint != TOKENIZER.fingerprint
 
 
-def test_a_store_holds_numbers(tmp_path):
+def test_store_contains_placeholders(tmp_path):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("my name is zorblax\thello zorblax\nmy name is fnord\thello quux\n")
     store = build_store([Corpus(path=str(pairs))], TOKENIZER, TOKENIZER, Filters(), "error", tmp_path / "cache")
@@ -90,12 +90,12 @@ def test_a_store_holds_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(("shared", "kind"), [(False, "words"), (True, "bpe"), (True, "chars")])
-def test_needs_one_vocabulary_of_words(shared, kind):
+def test_placeholders_need_a_shared_vocabulary_of_words(shared, kind):
     side = {"kind": kind}
     with pytest.raises(InputError, match="one vocabulary of words"):
         parse({"tokens": {"source": side, "target": side, "shared": shared, "oov_placeholders": 5}})
 
 
-def test_only_words_have_numbers():
+def test_only_words_have_placeholders():
     with pytest.raises(InputError, match="not chars"):
         Tokenizer.train(["abc"], "chars", 100, oov_placeholders=2)

@@ -1,4 +1,4 @@
-"""Random changes of a picture, at given draws, against the functions of kornia that draw nothing."""
+"""Image augmentation with given parameters, against kornia's deterministic functions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def assert_same(found: np.ndarray, wanted: torch.Tensor) -> None:
 
 @settings(max_examples=25)
 @given(Factor, Factor, Factor, st.sampled_from([1, 3]))
-def test_colours(bright, contrast, saturation, channels):
+def test_colour_jitter_agrees_with_kornia(bright, contrast, saturation, channels):
     picture = PICTURE[:, :, :channels]
     wanted = enhance.adjust_brightness_accumulative(as_tensor(picture), bright)
     wanted = enhance.adjust_contrast_with_mean_subtraction(wanted, contrast)
@@ -59,7 +59,7 @@ def test_colours(bright, contrast, saturation, channels):
 
 @settings(max_examples=25)
 @given(st.floats(0.5, 1), st.floats(0.5, 1), st.floats(0.3, 0.7), st.floats(0.3, 0.7), st.floats(-3.2, 3.2))
-def test_a_turned_window(high, wide, down, across, turn):
+def test_rotated_crop_agrees_with_kornia(high, wide, down, across, turn):
     """The map from what is shown to the picture, as ours is; kornia asks for the way back."""
     height, width = PICTURE.shape[:2]
     cos, sin = np.cos(turn), np.sin(turn)
@@ -72,6 +72,6 @@ def test_a_turned_window(high, wide, down, across, turn):
     assert_same(resampled_window(PICTURE, np.array([down, across]), np.array([high, wide]), turn), wanted)
 
 
-def test_a_mirror():
+def test_flip_agrees_with_kornia():
     assert_same(ImageAugmentation(flip=0.5)(PICTURE, Told(0.4)), transform.hflip(as_tensor(PICTURE)))
     assert_same(ImageAugmentation(flip=0.5)(PICTURE, Told(0.6)), as_tensor(PICTURE))

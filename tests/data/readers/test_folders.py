@@ -1,4 +1,4 @@
-"""Folders of files and files of arrays as corpora: what is named, what it is called, and what is refused."""
+"""Folder and IDX corpora: names, labels, metadata files and errors."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def labelled(tmp_path):
     return tmp_path
 
 
-def test_a_folder_for_each_label(labelled):
+def test_subfolders_are_labels(labelled):
     found = list(read_corpus(corpus(labelled)))
     wanted = [("a dog/1", "a dog"), ("cat/1", "cat"), ("cat/2", "cat"), ("cat/deep/3", "cat")]
     assert [(one.source, one.target) for one in found] == [(str(labelled / name), label) for name, label in wanted]
@@ -41,7 +41,7 @@ def test_a_folder_for_each_label(labelled):
     assert all(Path(one.source).is_file() for one in found)
 
 
-def test_a_new_file_makes_another_corpus(labelled):
+def test_new_file_changes_the_fingerprint(labelled):
     before = fingerprint(corpus(labelled))
     assert fingerprint(corpus(labelled)) == before
     (labelled / "cat" / "4").write_text("")
@@ -50,7 +50,7 @@ def test_a_new_file_makes_another_corpus(labelled):
 
 @pytest.mark.parametrize("name", ["captions.jsonl", "metadata.jsonl"])
 @pytest.mark.parametrize("fields", [("file_name", "caption"), ("file_name", "text"), ("seen", "captions")])
-def test_a_list_of_files_and_texts(tmp_path, name, fields):
+def test_metadata_file_gives_sources_and_targets(tmp_path, name, fields):
     (tmp_path / "one").write_text("")
     source, target = fields
     text = ["first", "second"] if target == "captions" else "first"
@@ -62,13 +62,13 @@ def test_a_list_of_files_and_texts(tmp_path, name, fields):
     assert found == [(at, "first", 1, place), *more, (at, "third", 2, place)]
 
 
-def test_a_corpus_may_name_the_fields_of_a_list(tmp_path):
+def test_columns_select_fields_of_the_metadata_file(tmp_path):
     (tmp_path / "captions.jsonl").write_text(json.dumps({"a": "x", "b": "y", "caption": "no"}) + "\n")
     found = next(read_corpus(corpus(tmp_path, columns=("a", "b"))))
     assert (found.source, found.target) == (str(tmp_path / "x"), "y")
 
 
-def test_lines_of_a_list_that_cannot_be_read(tmp_path):
+def test_unreadable_metadata_lines_are_counted(tmp_path):
     (tmp_path / "one").write_text("")
     bad = ["{", "[1]", '{"file_name": "one"}', '{"caption": "x"}', '{"file_name": "one", "caption": [3]}']
     good = '{"file_name": "one", "caption": ["x", "y"]}'
@@ -82,7 +82,7 @@ def test_lines_of_a_list_that_cannot_be_read(tmp_path):
     assert error.value.where.endswith("captions.jsonl:1")
 
 
-def test_a_folder_that_tells_nothing_is_refused(tmp_path):
+def test_folder_without_labels_or_metadata_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for action in (lambda one: list(read_corpus(one)), fingerprint):
         with pytest.raises(InputError, match="neither labels"):
@@ -90,7 +90,7 @@ def test_a_folder_that_tells_nothing_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_arrays_are_named_one_by_one(tmp_path, ending):
+def test_idx_arrays_are_named_by_number(tmp_path, ending):
     values = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
     source = idx(tmp_path / f"some-idx3-ubyte{ending}", values)
     target = idx(tmp_path / f"labels-idx1-ubyte{ending}", np.array([7, 0, 7], np.uint8))
@@ -106,14 +106,14 @@ def test_arrays_are_named_one_by_one(tmp_path, ending):
     assert [one.target for one in read_corpus(pairs)] == ["7", "1", "7"]
 
 
-def test_numbers_of_every_kind(tmp_path):
+def test_idx_data_types(tmp_path):
     for kind, name in ((9, ">i1"), (11, ">i2"), (12, ">i4"), (13, ">f4"), (14, ">f8")):
         values = np.array([[1, -2], [3, 100]], name)
         assert np.array_equal(read_idx(str(idx(tmp_path / f"{kind}-idx2", values, kind))), values)
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "kind", "huge", "gzip", "empty"])
-def test_damaged_files_of_arrays(tmp_path, damage):
+def test_damaged_idx_files_are_refused(tmp_path, damage):
     path = idx(tmp_path / "x-idx1-ubyte", np.arange(9, dtype=np.uint8))
     raw = path.read_bytes()
     if damage == "gzip":
@@ -131,7 +131,7 @@ def test_damaged_files_of_arrays(tmp_path, damage):
         idx_array(f"{path}#0")
 
 
-def test_arrays_that_are_not_there(tmp_path):
+def test_missing_idx_arrays_are_refused(tmp_path):
     path = idx(tmp_path / "x-idx1-ubyte", np.arange(9, dtype=np.uint8))
     for name in (f"{path}#9", f"{path}#x", f"{path}#-1", "nowhere#0"):
         with pytest.raises(UnreadableError):

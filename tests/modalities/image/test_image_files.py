@@ -1,4 +1,4 @@
-"""Every kind of picture file is read by the rule that files.py states, or refused by name; both are counted."""
+"""Image files: decoding rules and refused files."""
 
 import io
 import struct
@@ -44,7 +44,7 @@ def bomb(path: Path, side: int) -> Path:
 
 
 @pytest.mark.parametrize("side", [60_000, 9_000])  # beyond the library's limit, and only beyond ours
-def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path, side):
+def test_decompression_bomb_is_refused_before_decoding(tmp_path, side):
     path = bomb(tmp_path / "bomb.png", side)
     assert path.stat().st_size < 500
     with pytest.raises(UnreadableError) as error:
@@ -53,7 +53,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path, side):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "corrupt", "empty", "text", "eps", "missing", "folder"])
-def test_what_is_no_picture_is_refused_by_name(tmp_path, damage):
+def test_unreadable_image_files_are_refused(tmp_path, damage):
     path = tmp_path / "picture.jpg"
     noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
     saved(path, Pillow.fromarray(noise))
@@ -77,7 +77,7 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path, damage):
     assert str(path) in error.value.problem
 
 
-def test_grey_and_cmyk_become_colours_and_colours_grey(tmp_path):
+def test_greyscale_cmyk_and_rgb_are_converted(tmp_path):
     grey = saved(tmp_path / "grey.png", Pillow.new("L", (5, 4), 77))
     assert pixels(grey).shape == (4, 5, 3)
     assert (pixels(grey) == 77).all()
@@ -89,7 +89,7 @@ def test_grey_and_cmyk_become_colours_and_colours_grey(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["P", "RGBA", "LA"])
-def test_transparency_is_laid_on_white(tmp_path, mode):
+def test_transparency_is_blended_onto_white(tmp_path, mode):
     if mode == "P":
         picture = Pillow.new("P", (6, 6), 1)
         picture.putpalette([0, 0, 0, *RED])
@@ -106,14 +106,14 @@ def test_transparency_is_laid_on_white(tmp_path, mode):
     assert (found[1:, 1:] == inside).all()
 
 
-def test_sixteen_bits_become_eight_by_their_upper_half(tmp_path):
+def test_16_bit_values_keep_their_upper_byte(tmp_path):
     values = np.array([[0, 256, 65535], [32768, 255, 51200]], np.uint16)
     for ending in ("png", "tif"):
         path = saved(tmp_path / f"deep.{ending}", Pillow.fromarray(values))
         assert pixels(path, 1)[:, :, 0].tolist() == [[0, 1, 255], [128, 0, 200]]
 
 
-def test_of_an_animation_the_first_frame_is_taken(tmp_path):
+def test_first_frame_of_an_animation_is_read(tmp_path):
     frames = [Pillow.new("RGB", (6, 6), colour) for colour in (RED, (0, 0, 255), WHITE)]
     path = tmp_path / "moving.gif"
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=50)
@@ -121,7 +121,7 @@ def test_of_an_animation_the_first_frame_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_a_picture_is_turned_as_its_exif_data_say(tmp_path, turn):
+def test_exif_rotation_is_applied(tmp_path, turn):
     upright = np.zeros((6, 4, 3), np.uint8)
     upright[0, 0] = RED
     # What the eight numbers of EXIF mean: which corner of what is stored is the upper left one.
@@ -142,7 +142,7 @@ def test_a_picture_is_turned_as_its_exif_data_say(tmp_path, turn):
 
 
 @pytest.mark.parametrize("how", ["crop", "pad", "stretch"])
-def test_pictures_of_all_proportions_come_to_one_size(how):
+def test_images_of_all_proportions_are_resized(how):
     wide = np.zeros((10, 30, 3), np.uint8)
     wide[:, 15:] = WHITE
     found = fit(Pillow.fromarray(wide), 8, 8, how)
@@ -170,7 +170,7 @@ def store_of(path: Path, invalid: str):
     return build_store(recipe.data.train, perceived, target, Filters(), invalid, path.parent / "cache")
 
 
-def test_unreadable_pictures_are_dropped_and_counted_with_the_first_place(tmp_path):
+def test_unreadable_images_are_dropped_and_counted(tmp_path):
     store = store_of(many(tmp_path), "drop")
     assert len(store) == 3
     lines = "\n".join(store.describe())
@@ -185,14 +185,14 @@ def test_unreadable_pictures_are_dropped_and_counted_with_the_first_place(tmp_pa
     assert store.items.items([2])[0].parts[0].shape == (8, 8, 3)
 
 
-def test_the_first_unreadable_picture_is_an_error_with_its_line(tmp_path):
+def test_first_unreadable_image_is_an_error_with_its_line(tmp_path):
     with pytest.raises(InputError) as error:
         store_of(many(tmp_path), "error")
     assert error.value.where.endswith("pairs.tsv:2")
     assert "empty.png" in error.value.problem
 
 
-def test_a_picture_named_twice_is_kept_once(tmp_path):
+def test_image_named_twice_is_stored_once(tmp_path):
     saved(tmp_path / "one.png", Pillow.new("RGB", (9, 9), RED))
     (tmp_path / "pairs.tsv").write_text("one.png\ta\none.png\tthing\n")
     store = store_of(tmp_path / "pairs.tsv", "error")
@@ -200,7 +200,7 @@ def test_a_picture_named_twice_is_kept_once(tmp_path):
     assert (store.folder / "part.seen.data").stat().st_size == 8 * 8 * 3
 
 
-def test_pixels_are_brought_to_numbers_by_mean_and_spread(tmp_path):
+def test_pixels_are_normalised_by_mean_and_spread(tmp_path):
     path = saved(tmp_path / "one.png", Pillow.new("RGB", (8, 8), (0, 255, 51)))
     plain, told = Image(size=8), Image(size=8, mean=(0.485, 0.456, 0.406), spread=(0.229, 0.224, 0.225))
     found = plain.collate([plain.read(str(path))])
@@ -213,7 +213,7 @@ def test_pixels_are_brought_to_numbers_by_mean_and_spread(tmp_path):
         Image(size=8, mean=(0.1, 0.2))
 
 
-def test_no_byte_of_noise_raises_anything_else(tmp_path):
+def test_corrupt_bytes_raise_only_unreadable_errors(tmp_path):
     good = io.BytesIO()
     Pillow.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(good, "PNG")
     chance = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Sources that are no text, with a modality and a front of a user's own: the line carries any of them."""
+"""Modality sources with a user's own modality and front end, from data to training and explanation."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def recipe(folder: Path, **data: object) -> dict:
     }
 
 
-def test_the_whole_line(folder: Path) -> None:
+def test_custom_modality_trains_and_explains(folder: Path) -> None:
     trained = train(recipe(folder), folder / "run")
     model = transduce.load(folder / "run", trust_user_code=True)
     names = [str(folder / "data" / f"{number}.num") for number in range(40)]
@@ -132,7 +132,7 @@ def test_the_whole_line(folder: Path) -> None:
     assert trained.run.folder == folder / "run"
 
 
-def test_a_model_with_code_of_its_own_says_so(folder: Path) -> None:
+def test_run_with_custom_code_reports_it(folder: Path) -> None:
     train({**recipe(folder), "training": {"steps": 1}}, folder / "run")
     with pytest.raises(InputError, match=r"own\.py:Numbers"):
         transduce.load(folder / "run")
@@ -145,7 +145,7 @@ def perceived(folder: Path, **options: object):
     return source, build_store(settled.data.train, source, target, Filters(), settled.data.invalid, folder / "cache")
 
 
-def test_every_file_is_read_once_and_kept_as_it_was(folder: Path) -> None:
+def test_every_file_is_read_once_and_stored_exactly(folder: Path) -> None:
     source, store = perceived(folder)
     assert len(store) == 90
     for row in (0, 1, 2, 50, 89):
@@ -160,14 +160,14 @@ def test_every_file_is_read_once_and_kept_as_it_was(folder: Path) -> None:
     assert (batch.target.values == EOS).sum() == 3
 
 
-def test_a_changed_file_makes_another_store(folder: Path) -> None:
+def test_changed_file_gives_another_store(folder: Path) -> None:
     _, before = perceived(folder)
     (folder / "data" / "7.num").write_text("[1, 2, 3, 4, 5, 6]")
     _, after = perceived(folder)
     assert before.folder != after.folder
 
 
-def test_what_is_changed_at_random_follows_the_epoch_and_nothing_else(folder: Path) -> None:
+def test_augmentation_depends_only_on_epoch_and_row(folder: Path) -> None:
     _, store = perceived(folder, noise=1.0)
     one, other = (Batches(store, np.arange(len(store)), batch_tokens=100, bucket_batches=4, seed=3) for _ in range(2))
     for place in (DataPosition(0, 1), DataPosition(2, 0)):
@@ -177,7 +177,7 @@ def test_what_is_changed_at_random_follows_the_epoch_and_nothing_else(folder: Pa
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "no such file"), ("nonsense", "no numbers")])
-def test_what_cannot_be_read_is_told_or_counted(folder: Path, content: str | None, reason: str) -> None:
+def test_unreadable_files_are_reported_or_counted(folder: Path, content: str | None, reason: str) -> None:
     lines = (folder / "data" / "pairs.tsv").read_text()
     (folder / "data" / "pairs.tsv").write_text(lines + "bad.num\tup\n")
     if content is not None:
@@ -203,7 +203,7 @@ def test_what_cannot_be_read_is_told_or_counted(folder: Path, content: str | Non
         ({"tie": "all"}, "text on both sides"),
     ],
 )
-def test_what_does_not_fit_is_told(folder: Path, change: dict, told: str) -> None:
+def test_incompatible_recipes_are_reported(folder: Path, change: dict, told: str) -> None:
     content = recipe(folder)
     content["tokens"]["shared"] = "tie" in change or change == {"encoder": None}
     content["tokens"]["source"] = {"kind": "words"}
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_told(folder: Path, change: dict, told: str) -> Non
         build.complete_recipe(parse(content))
 
 
-def test_a_missing_file_is_told_by_name(folder: Path) -> None:
+def test_missing_file_is_reported_by_name(folder: Path) -> None:
     train({**recipe(folder), "training": {"steps": 1}}, folder / "run")
     model = transduce.load(folder / "run", trust_user_code=True)
     with pytest.raises(InputError, match=r"nowhere\.num"):

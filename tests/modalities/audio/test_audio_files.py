@@ -1,4 +1,4 @@
-"""Sounds as they are read: rules that refuse, one channel, one rate; against the formula of a sine."""
+"""Audio files: resampling against sines, channels, rates, refused files, files of frames."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def reason(path: str, rate: int = 8000, seconds: float = 30.0) -> str:
 
 @trials(deadline=None, max_examples=30)
 @given(st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]), st.sampled_from([8000, 16000, 24000]))
-def test_a_sine_stays_a_sine_at_any_rate(rate: int, new: int) -> None:
+def test_resampled_sine_is_a_sine(rate: int, new: int) -> None:
     found, wanted = resample(sine(rate), rate, new), sine(new)
     assert abs(len(found) - len(wanted)) <= 1
     inner = slice(200, len(wanted) - 200)  # beyond the ends there is silence
     assert np.abs(found[inner] - wanted[inner]).max() < 2e-3
 
 
-def test_what_a_lower_rate_cannot_hold_is_left_out() -> None:
+def test_resampling_removes_frequencies_above_nyquist() -> None:
     high = resample(sine(16000, pitch=6000.0), 16000, 8000)
     assert np.abs(high[200:-200]).max() < 0.01
 
@@ -54,7 +54,7 @@ def test_formats_and_channels(tmp_path: Path, ending: str, loss: int) -> None:
     assert np.abs(found - to_int16(left / 2).astype(int)).max() <= loss
 
 
-def test_what_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -> None:
+def test_unreadable_audio_is_refused(tmp_path: Path) -> None:
     assert reason(str(tmp_path / "none.wav")) == "no such audio file"
     (tmp_path / "text.wav").write_text("no sound at all")
     assert reason(str(tmp_path / "text.wav")) == "not a readable audio file"
@@ -68,19 +68,19 @@ def test_what_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac"])
-def test_a_file_cut_off_is_refused(tmp_path: Path, ending: str) -> None:
+def test_truncated_audio_is_refused(tmp_path: Path, ending: str) -> None:
     path = Path(save(tmp_path / f"whole.{ending}", np.random.default_rng(1).normal(size=8000) / 9))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert reason(str(path)) in ("audio shorter than its header says", "not a readable audio file")
 
 
-def test_sounds_shorter_than_a_window_are_refused(tmp_path: Path) -> None:
+def test_audio_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "short.wav", sine(8000, 0.02))
     with pytest.raises(UnreadableError, match="audio too short"):
         Audio(rate=8000).read(path)
 
 
-def test_frames_of_many_in_one_file(tmp_path: Path) -> None:
+def test_frames_of_many_items_in_one_file(tmp_path: Path) -> None:
     rows = [np.random.default_rng(n).normal(size=(n + 2, 3)).astype(np.float32) for n in range(4)]
     write_frames(rows, tmp_path / "all.npz")
     part = AudioFeatures(size=3)
@@ -90,7 +90,7 @@ def test_frames_of_many_in_one_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(part.read(f"{tmp_path}/one.npy"), rows[1])
 
 
-def test_frames_that_cannot_be_trusted(tmp_path: Path) -> None:
+def test_invalid_frames_are_refused(tmp_path: Path) -> None:
     def reason(named: str, width: int = 3, most: int = 100) -> str:
         with pytest.raises(UnreadableError) as error:
             read_frames(str(tmp_path / named), width, most)

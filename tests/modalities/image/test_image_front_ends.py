@@ -1,4 +1,4 @@
-"""What makes rows of pixels: as many as the grid says, each from its own place, whatever else is in the batch."""
+"""Image front ends: grid sizes, locality, independence of rows in a batch."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def batch(values: torch.Tensor) -> Padded:
     return Padded(values, torch.ones(values.shape[:2], dtype=torch.bool))
 
 
-FRONTS = {
+FRONT_ENDS = {
     "patches": lambda places="none": PatchEmbedding(16, shape=(24, 16, 3), patch=8, places=places),
     "cls": lambda places="none": PatchEmbedding(16, shape=(24, 16, 3), patch=8, places=places, leading=2),
     "grid": lambda places="none": CNNGrid(16, shape=(24, 16, 3), channels=8, stages=3, places=places),
@@ -22,10 +22,10 @@ FRONTS = {
 }
 
 
-@pytest.mark.parametrize("name", FRONTS)
+@pytest.mark.parametrize("name", FRONT_ENDS)
 @pytest.mark.parametrize("places", ["none", "learned", "waves"])
-def test_rows_are_those_of_the_grid_and_no_picture_changes_another(name, places):
-    front = FRONTS[name](places)
+def test_rows_match_the_grid_and_images_are_independent(name, places):
+    front = FRONT_ENDS[name](places)
     values = torch.randn(3, 24, 16, 1 if name == "shallow" else 3)
     found = front.rows(batch(values))
     down, across = front.grid(24)
@@ -35,8 +35,8 @@ def test_rows_are_those_of_the_grid_and_no_picture_changes_another(name, places)
     assert torch.allclose(found.values[1], alone.values[0], atol=1e-5)
 
 
-def test_a_patch_knows_its_own_pixels_alone():
-    front = FRONTS["cls"]()
+def test_patch_depends_only_on_its_pixels():
+    front = FRONT_ENDS["cls"]()
     values = torch.randn(1, 24, 16, 3)
     before = front.rows(batch(values)).values
     values[0, 8:16, 8:16] += 1
@@ -44,7 +44,7 @@ def test_a_patch_knows_its_own_pixels_alone():
     assert changed.nonzero().flatten().tolist() == [2 + 3]
 
 
-def test_a_cell_far_away_knows_nothing_of_a_change():
+def test_distant_cells_do_not_depend_on_a_change():
     front = CNNGrid(8, shape=(64, 64, 3), channels=8, stages=2, blocks=0, places="none")
     values = torch.randn(1, 64, 64, 3)
     before = front.rows(batch(values)).values
@@ -55,14 +55,14 @@ def test_a_cell_far_away_knows_nothing_of_a_change():
     assert not changed[:, 4:].any()
 
 
-def test_waves_tell_every_place_apart_and_rows_from_columns():
+def test_sinusoidal_positions_are_distinct():
     table = PositionEmbedding2D((5, 7), 16, "waves").weight
     distance = torch.cdist(table, table) + torch.eye(35) * 9
     assert distance.min() > 0.1
     assert not torch.allclose(table[1], table[7])
 
 
-def test_what_does_not_tile_is_refused():
+def test_sizes_that_do_not_tile_are_refused():
     for make in (
         lambda: PatchEmbedding(16, shape=(20, 16, 3), patch=8),
         lambda: CNNGrid(16, shape=(20, 16, 3), stages=3),
@@ -73,7 +73,7 @@ def test_what_does_not_tile_is_refused():
 
 
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(1, 3))
-def test_a_table_of_places_is_brought_to_another_size_and_stays_at_its_own(down, across, times):
+def test_position_embedding_is_interpolated_to_another_size(down, across, times):
     places = PositionEmbedding2D((down, across), 4, "learned")
     same = places.refit("weight", places.weight.data)
     assert torch.allclose(same, places.weight, atol=1e-6)
@@ -83,7 +83,7 @@ def test_a_table_of_places_is_brought_to_another_size_and_stays_at_its_own(down,
     assert (found[1:, 0, 0] > found[:-1, 0, 0]).all()
 
 
-def test_a_table_that_is_no_grid_is_left():
+def test_position_embedding_of_no_grid_is_not_interpolated():
     assert PositionEmbedding2D((4, 4), 4, "learned").refit("weight", torch.zeros(7, 4)) is None
     assert PositionEmbedding2D((4, 4), 4, "learned").refit("weight", torch.zeros(16, 5)) is None
     assert PositionEmbedding2D((4, 4), 4, "waves").refit("weight", torch.zeros(25, 4)) is None

@@ -1,0 +1,34 @@
+"""Only the modality rooms and a few registries know about images, audio and video."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "transduce"
+ROOMS = ("modalities/image/", "modalities/audio/", "modalities/video/", "synthetic/")
+# Registries of names, recipes of tasks, commands with their examples, models of other toolkits.
+REGISTRIES = ("modalities/__init__.py", "autoconfig/", "cli/", "interop/")
+WORDS = re.compile(r"(?<![a-z])(image|photo|photograph|audio|sound|speech|video|film|waveform|spectrogram)s?(?![a-z])")
+
+
+def other_modules() -> list[str]:
+    names = [str(path.relative_to(SOURCE)) for path in sorted(SOURCE.rglob("*.py"))]
+    return [name for name in names if not name.startswith((*ROOMS, *REGISTRIES))]
+
+
+@pytest.mark.parametrize("name", other_modules())
+def test_other_modules_do_not_mention_a_modality(name: str) -> None:
+    text = (SOURCE / name).read_text().lower()
+    assert not re.search(r"transduce\.modalities\.(image|audio|video)\b", text)
+    mentioned = sorted(set(WORDS.findall(text)))
+    assert not mentioned, f"{name} mentions {mentioned}"
+
+
+def test_the_check_covers_the_tree_and_finds_the_words() -> None:
+    assert len(other_modules()) > 120
+    assert all((SOURCE / room).is_dir() for room in ROOMS)
+    assert all(WORDS.search(text) for text in ("an image of it", "audio", "two films"))
+    assert not WORDS.search("imagine a profile")
