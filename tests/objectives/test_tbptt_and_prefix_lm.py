@@ -130,5 +130,5 @@ def test_prefix_lm_loss_is_that_of_source_and_target(kind: str) -> None:
             source += CrossEntropy(label_smoothing=0.0)(model, alone).total
     torch.testing.assert_close(found.total.double(), target.total.double() + source, rtol=1e-5, atol=1e-5)
     assert PrefixLM().count(batch) == CrossEntropy().count(batch) + int(batch.source.mask.sum())
-    with pytest.raises(InputError, match="one stream"):
+    with pytest.raises(InputError, match="one sequence"):
         PrefixLM().check(built(kind, encoder=True))
