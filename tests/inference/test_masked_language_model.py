@@ -74,8 +74,8 @@ def test_the_same_tokens_are_asked_for_every_time(run):
     _, lines = load_held_out(model, None)
     one, two = (predict(model, lines, ["accuracy", "perplexity"]) for _ in range(2))
     assert one == two
-    assert one.asked is not None
-    for line, source, references in zip(lines, one.asked.sources, one.asked.references, strict=True):
+    assert one.noised is not None
+    for line, source, references in zip(lines, one.noised.sources, one.noised.references, strict=True):
         assert len(references[0].split()) == 1  # 15 % of five tokens, at least one
         changed = [a for a, b in zip(line.references[0].split(), source.split(), strict=True) if a != b]
         assert set(changed) <= set(references[0].split())
@@ -120,7 +120,7 @@ def test_the_encoder_is_taken_over_by_a_classifier(tmp_path, run):
     assert taught.source.fingerprint == origin.source.fingerprint
     assert_close(taught.network.encoder.state_dict(), origin.network.encoder.state_dict(), rtol=0, atol=0)
     event = json.loads((tmp_path / "tuned" / "log.jsonl").read_text().splitlines()[0])
-    assert len(event["loads"][0]["taken"]) == len(origin.network.encoder.state_dict())
+    assert len(event["runs"][0]["loaded"]) == len(origin.network.encoder.state_dict())
 
 
 def test_a_task_takes_tokens_and_encoder_of_the_run_it_begins_from(tmp_path, run):
