@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from transduce.attention.normalisers import NORMALISERS, MonotonicExpected
+from transduce.attention.normalisers import NORMALISERS, Monotonic
 from transduce.attention.scores import MLP, Coverage, Location
 from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
@@ -37,7 +37,7 @@ def _monotonic_by_hand(energies: list[float], mask: list[bool], before: list[flo
 
 
 def test_monotonic_attention_against_its_equation():
-    normaliser = MonotonicExpected(offset=-0.5, noise=0.0).double()
+    normaliser = Monotonic(offset=-0.5, noise=0.0).double()
     for length in (1, 4, 7):
         mask = (torch.arange(7) < length).expand(2, 3, 7)
         scores, before = double(2, 3, 7), torch.rand(2, 3, 7, dtype=torch.double) * mask
@@ -53,7 +53,7 @@ def test_monotonic_attention_against_its_equation():
 
 def test_monotonic_attention_is_hard_at_inference():
     """It never goes back, and where chances are 0 or 1 the mean that was trained is the very path that is taken."""
-    normaliser = MonotonicExpected(noise=0.0)
+    normaliser = Monotonic(noise=0.0)
     mask = torch.arange(8)[None, None] < torch.tensor([8, 5, 1])[:, None, None]
     hard = soft = normaliser.start(mask.expand(3, 4, 8))
     places = torch.zeros(3, 4)

@@ -125,7 +125,7 @@ class StochasticHard(Normaliser):
         return (logs.detach() - torch.empty_like(logs).exponential_().log()).argmax(-1, keepdim=True)
 
 
-class MonotonicExpected(Normaliser):
+class Monotonic(Normaliser):
     """stop at row j with probability sigmoid(e_j + r), never before the previous stop (Raffel 2017)
 
     In training the mean over all walks, afterwards one walk that stops where the chance is above one half. The paper
@@ -180,5 +180,5 @@ NORMALISERS: dict[str, type[Normaliser]] = {
     "hard": Hard,
     "gumbel": Gumbel,
     "sampled": StochasticHard,
-    "monotonic": MonotonicExpected,
+    "monotonic": Monotonic,
 }
