@@ -174,7 +174,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Memory:
-    """The output of an encoder, the same for words, image patches, grid cells and audio frames."""
+    """The output of an encoder, the same for words, patches, grid cells and frames."""
 
     values: Tensor  # B S D: attended to
     mask: Tensor  # B S

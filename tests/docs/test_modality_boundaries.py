@@ -9,8 +9,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "transduce"
 ROOMS = ("modalities/image/", "modalities/audio/", "modalities/video/", "synthetic/")
-# Registries of names, recipes of tasks, commands with their examples, models of other toolkits.
-REGISTRIES = ("modalities/__init__.py", "autoconfig/", "cli/", "interop/")
+# Registries of names, recipes of tasks, commands with their examples, models of other toolkits, and the drawings of
+# attention, which are images themselves.
+REGISTRIES = ("modalities/__init__.py", "autoconfig/", "cli/", "interop/", "explain/overlay.py", "explain/png.py")
 WORDS = re.compile(r"(?<![a-z])(image|photo|photograph|audio|sound|speech|video|film|waveform|spectrogram)s?(?![a-z])")
 
 
