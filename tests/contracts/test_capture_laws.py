@@ -67,7 +67,7 @@ OBJECTIVES_KEPT = [name for name, kind in OBJECTIVES.items() if kind.capturable]
 @pytest.fixture(autouse=True)
 def as_recorded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "packs", lambda layer, values: False)
-    monkeypatch.setattr(positions, "may_look", lambda values: False)
+    monkeypatch.setattr(positions, "host_may_read", lambda values: False)
     monkeypatch.setattr(transformer, "zeros", lambda shape, like: like.new_zeros(shape))
 
 

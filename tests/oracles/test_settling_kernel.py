@@ -1,6 +1,6 @@
 """One kernel after a choice leaves a search as the loop's own operations do: on a GPU, or by Triton's interpreter.
 
-TRITON_INTERPRET=1 python -m pytest tests/oracles/test_settling_kernel.py
+TRITON_INTERPRET=1 python -m pytest tests/oracles/test_beam_kernel_kernel.py
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from transduce.contracts import Selection, Strategy
 from transduce.decoding import beam_update as choosing
 from transduce.decoding.search import search
 from transduce.decoding.search_state import BeamState, FinishedHypotheses
-from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
+from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample, length_power
 from transduce.flow import EOS, State
 from transduce.inference.lowering.lower import lower_for_gpu, lower_for_operations
-from transduce.kernels import beam_update as settling
+from transduce.kernels import beam_update as beam_kernel
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.decode_step import TritonOperations
 
@@ -37,13 +37,13 @@ from transduce.kernels.decode_step import TritonOperations
     ids=lambda given: type(given).__name__,
 )
 def test_only_ranks_by_length_are_the_kernels(strategy: Strategy, wanted: float | None) -> None:
-    assert settling.length_power(strategy) == wanted
+    assert length_power(strategy) == wanted
 
     class Other(Beam):
         def rank(self, totals: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
             return totals
 
-    assert settling.length_power(Other(width=2)) is None
+    assert length_power(Other(width=2)) is None
 
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -91,7 +91,7 @@ def moved(value: Any) -> Any:
 @pytest.mark.parametrize("enough", [1, None])
 def test_a_search_goes_on_the_same(strategy: Strategy, enough: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     sources, beams, room = 4, strategy.width, 70
-    monkeypatch.setattr(settling, "supports", lambda *_: False)
+    monkeypatch.setattr(beam_kernel, "supports", lambda *_: False)
     live, asked, ends = searching(sources, beams, room), enough or strategy.width, 0
     for _ in range(9):
         totals = (live.totals - torch.rand(sources, beams, device=DEVICE)).sort(1, descending=True).values
@@ -99,7 +99,7 @@ def test_a_search_goes_on_the_same(strategy: Strategy, enough: int | None, monke
         parents = torch.randint(0, beams, (sources, beams), device=DEVICE)
         choice, chosen = Selection(parents, tokens, totals), torch.randn(sources, beams, device=DEVICE)
         wanted = choosing.update(strategy, live, choice, chosen, asked)
-        found = settling.beam_update(live, choice, chosen, strategy, asked)
+        found = beam_kernel.beam_update(live, choice, chosen, length_power(strategy), asked)
         for name in ("history", "token_scores", "totals", "lengths", "steps"):
             torch.testing.assert_close(getattr(found, name), getattr(wanted, name), msg=name)
         paths = FinishedHypotheses(*found.finished)
@@ -125,7 +125,7 @@ def test_a_whole_search_by_kernels_finds_the_same(strategy: Strategy, monkeypatc
     if INTERPRETED:
         monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", Written)
     for on in (True, False):
-        monkeypatch.setattr(settling, "supports", lambda *_, on=on: on)
+        monkeypatch.setattr(beam_kernel, "supports", lambda *_, on=on: on)
         found.append(search(made, batch, strategy, max_lengths=longest, graphs=SearchGraphs()))
     assert [[one.ids for one in row] for row in found[0]] == [[one.ids for one in row] for row in found[1]]
     for ours, theirs in zip(*found, strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transduce.contracts import Count, PositionEncoding
 from transduce.errors import InputError
+from transduce.kernels.dispatch import host_may_read
 from transduce.layers.feed_forward import dense
 
 Join = Literal["add", "concatenate"]
@@ -82,13 +83,15 @@ class Learned(AdditivePosition):
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         # A single step belongs to a search, which checks its maximum length itself.
         several = values.size(-2) > 1
-        if values.size(-2) > self.longest or (several and may_look(values) and int(positions.max()) >= self.longest):
+        if values.size(-2) > self.longest or (
+            several and host_may_read(values) and int(positions.max()) >= self.longest
+        ):
             raise InputError(
                 f"learned positions end at {self.longest}",
                 remedy="set position: {kind: learned, longest: ...}, or choose rotary, relative or sinusoidal",
             )
         found = self.embed_positions(positions.clamp(max=self.longest - 1))
-        if self.training and several and not may_look(values):
+        if self.training and several and not host_may_read(values):
             # Not truncated silently: a non-finite update is run again outside of the CUDA graph, where the check runs.
             found = found.masked_fill((positions >= self.longest)[..., None], torch.nan)
         return self.join(values, found)
@@ -98,13 +101,6 @@ def places(model: nn.Module) -> int | None:
     """The smallest number of positions of the encodings of a model; None: unlimited."""
     ends = [part.longest for part in model.modules() if isinstance(part, PositionEncoding) and part.longest is not None]
     return min(ends, default=None)
-
-
-def may_look(values: Tensor) -> bool:
-    """Whether the host may read a tensor now: reading synchronises, which CUDA graph capture forbids."""
-    if torch.compiler.is_compiling():  # checked first: the next check breaks the graph of the compiler
-        return False
-    return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class Rotary(PositionEncoding):

@@ -11,6 +11,7 @@ from torch import Tensor
 from transduce.contracts import LogitsProcessor, Selection, Strategy
 from transduce.decoding.logits_processors import SuppressTokens
 from transduce.decoding.search_state import BeamState, FinishedHypotheses
+from transduce.decoding.strategies import length_power
 from transduce.flow import BOS, EOS, PAD, TopK
 from transduce.kernels import beam_update as kernel
 
@@ -55,8 +56,8 @@ def update(
 
     `num_results`: finished hypotheses of each source that the search has to return.
     """
-    if kernel.supports(beams, strategy, selection):
-        new = kernel.beam_update(beams, selection, log_probs, strategy, num_results)
+    if kernel.supports(beams, selection, strategy.width) and (power := length_power(strategy)) is not None:
+        new = kernel.beam_update(beams, selection, log_probs, power, num_results)
         state = beams.state if new.history.size(1) == 1 else beams.state.reorder(new.rows)
         names = ("history", "token_scores", "totals", "lengths", "steps")
         finished = FinishedHypotheses(*new.finished)

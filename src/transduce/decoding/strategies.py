@@ -145,3 +145,15 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "huggingface_beam": HuggingFaceBeam,
     "sample": Sample,
 }
+
+
+def length_power(strategy: Strategy) -> float | None:
+    """p, where ranks and bounds are total / length ** p; None: the strategy has its own."""
+    kind = type(strategy)
+    if kind.bound_lengths is not Strategy.bound_lengths or not strategy.prefer_complete or not strategy.exact:
+        return None
+    if kind.rank is Strategy.rank and kind.bound is Strategy.bound:
+        return 0.0
+    if isinstance(strategy, Beam) and kind.rank is Beam.rank and kind.bound is Beam.bound:
+        return float(strategy.length_penalty)
+    return None

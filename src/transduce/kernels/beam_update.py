@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.contracts import Selection, Strategy
-from transduce.decoding.strategies import Beam
+from transduce.contracts import Selection
 from transduce.flow import EOS
 from transduce.kernels.dispatch import has_triton
 
@@ -33,28 +32,17 @@ class UpdatedBeams:
     rows: Tensor  # R: the row whose decoder state each row continues
 
 
-def length_power(strategy: Strategy) -> float | None:
-    """p, where ranks and bounds are total / length ** p; None: the strategy has its own."""
-    kind = type(strategy)
-    if kind.bound_lengths is not Strategy.bound_lengths or not strategy.prefer_complete or not strategy.exact:
-        return None
-    if kind.rank is Strategy.rank and kind.bound is Strategy.bound:
-        return 0.0
-    if isinstance(strategy, Beam) and kind.rank is Beam.rank and kind.bound is Beam.bound:
-        return float(strategy.length_penalty)
-    return None
+def supports(beams: Any, selection: Selection, width: int) -> bool:
+    """Whether the kernel applies: on a GPU, with fixed shapes, for `width` beams."""
+    fixed = beams.history.size(-1) == beams.max_columns and selection.parents.size(1) == width <= MAX_BEAMS
+    return selection.totals.is_cuda and has_triton() and fixed
 
 
-def supports(beams: Any, strategy: Strategy, selection: Selection) -> bool:
-    """Whether the kernel applies: on a GPU, with fixed shapes, for N beams ranked by a power of their length."""
-    fixed = beams.history.size(-1) == beams.max_columns and selection.parents.size(1) == strategy.width <= MAX_BEAMS
-    return selection.totals.is_cuda and has_triton() and fixed and length_power(strategy) is not None
+def beam_update(beams: Any, selection: Selection, log_probs: Tensor, power: float, num_results: int) -> UpdatedBeams:
+    """One step of a search whose ranks and bounds are total / length ** power.
 
-
-def beam_update(
-    beams: Any, selection: Selection, log_probs: Tensor, strategy: Strategy, num_results: int
-) -> UpdatedBeams:
-    """`beams`: a decoding.search_state.BeamState; log_probs (B N) of the selected tokens; num_results: see there."""
+    `beams` is a decoding.search_state.BeamState, log_probs (B N) belong to the selected tokens.
+    """
     from transduce.kernels.triton.beam_update import beam_update as kernel
 
     sources, width, columns = beams.history.shape
@@ -68,7 +56,7 @@ def beam_update(
     kernel[(sources,)](
         *(one.contiguous() for one in (*selected, beams.history, beams.token_scores, *lengths_in, *old)),
         history, token_scores, totals, lengths, steps, *finished, rows, width, columns, num_results,
-        power=length_power(strategy), eos=EOS, half=max(2, 1 << (width - 1).bit_length()), tile=64, num_warps=4,
+        power=power, eos=EOS, half=max(2, 1 << (width - 1).bit_length()), tile=64, num_warps=4,
     )  # fmt: skip
     *others, complete = finished
     done = (*others, complete.view(torch.bool))

@@ -90,17 +90,29 @@ def has_triton() -> bool:
 
 def fused_training(x: Tensor) -> bool:
     """Whether Triton kernels apply to an operation on x: in a captured training pass on a GPU."""
-    if torch.compiler.is_compiling():  # torch.compile fuses by itself; tested first, because it cannot trace the rest
+    if compiling():  # torch.compile fuses by itself; tested first, because it cannot trace the rest
         return False
     return bool(x.is_cuda and torch.is_grad_enabled() and _PASS.get().captured and has_triton())
 
 
 def native_kernels(*tensors: Tensor) -> ctypes.CDLL | None:
     """The C kernels, where they are loaded and can read these tensors."""
-    if torch.compiler.is_compiling():
+    if compiling():
         return None
     plain = all(x.is_cpu and x.dtype in NATIVE_DTYPES and type(x) in (Tensor, nn.Parameter) for x in tensors)
     return loaded() if plain else None
+
+
+def compiling() -> bool:
+    """Whether torch.compile traces this call: fused kernels and data-dependent shortcuts are then left out."""
+    return torch.compiler.is_compiling()
+
+
+def host_may_read(values: Tensor) -> bool:
+    """Whether the host may read a tensor now: reading synchronises, which CUDA graph capture forbids."""
+    if compiling():  # checked first: the next check breaks the graph of the compiler
+        return False
+    return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def has_hooks(layer: nn.Module) -> bool:

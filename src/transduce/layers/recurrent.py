@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transduce.errors import InputError
-from transduce.kernels.dispatch import has_hooks
+from transduce.kernels.dispatch import compiling, has_hooks
 from transduce.layers.dropout import Dropout
 
 Cell = Literal["rnn", "gru", "lstm"]
@@ -102,7 +102,7 @@ def packs(layer: nn.Module, values: Tensor) -> bool:
     """
     if torch.compiler.is_exporting() and type(layer) in CALLS:  # lengths are data, for which no graph can wait
         return False
-    return not values.is_cuda or type(layer) not in CALLS or has_hooks(layer) or torch.compiler.is_compiling()
+    return not values.is_cuda or type(layer) not in CALLS or has_hooks(layer) or compiling()
 
 
 def _run(layer: nn.Module, inputs: Any, hidden: LayerState) -> tuple[Any, LayerState]:
@@ -271,7 +271,7 @@ class StepwiseRecurrence:
         if not all(type(layer) in STEPS and not has_hooks(layer) for layer in stack.layers):
             return False
         around = stack.residual and stack.layers[0].input_size == stack.width  # whole inputs are added to the output
-        return torch.is_grad_enabled() and values.size(1) > 1 and not around and not torch.compiler.is_compiling()
+        return torch.is_grad_enabled() and values.size(1) > 1 and not around and not compiling()
 
     def __call__(
         self, step: int, fed: Tensor | None, state: tuple[LayerState, ...]

@@ -48,8 +48,8 @@ class MicroBatch:
 def split_batch(batch: Batch, processes: Processes, accumulate: int) -> list[MicroBatch]:
     """The rows of this process, a contiguous part of the batch, in `accumulate` micro-batches without empty ones."""
     parts = torch.arange(batch.size).tensor_split(processes.size * accumulate)
-    own = parts[processes.rank * accumulate : (processes.rank + 1) * accumulate]
-    return [MicroBatch(int(rows[0]), batch.select(rows)) for rows in own if len(rows)]
+    parts_of_rank = parts[processes.rank * accumulate : (processes.rank + 1) * accumulate]
+    return [MicroBatch(int(rows[0]), batch.select(rows)) for rows in parts_of_rank if len(rows)]
 
 
 @dataclass(frozen=True)
@@ -287,8 +287,8 @@ class Update:
         if self.graphs is None or not self.graphs.captured:
             self.optimiser.zero_grad()
 
-    def _gather_dropped(self, own: list[int]) -> tuple[int, ...]:
-        lists = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]
+    def _gather_dropped(self, dropped: list[int]) -> tuple[int, ...]:
+        lists = [self.processes.broadcast(dropped, rank) for rank in range(self.processes.size)]
         return tuple(row for rows in lists for row in rows)
 
     def _trace_nonfinite(self, batch: UpdateBatch, step: int) -> str:
@@ -306,8 +306,8 @@ class Update:
             first_nonfinite_module(self.model, partial(loss_of, micro_batch))
             for micro_batch in self._fit_to_memory(batch.micro_batches)
         )
-        own = next(filter(None, names), "")
-        found = [self.processes.broadcast(own, rank) for rank in range(self.processes.size)]
+        culprit = next(filter(None, names), "")
+        found = [self.processes.broadcast(culprit, rank) for rank in range(self.processes.size)]
         if self.asynchronous:
             self._accumulate(batch, step)  # the gradients were discarded already
         for name, parameter in self.model.named_parameters():

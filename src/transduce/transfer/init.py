@@ -139,14 +139,14 @@ def load_pretrained(
     network: nn.Module, recipe: ModelRecipe, tokenizers: Tokenizers, pretrained: Sequence[PretrainedRun]
 ) -> InitReport:
     """Copies every weight that has the same name, the same shape and, if its rows are tokens, the same vocabulary."""
-    own = network.state_dict(keep_vars=True)  # the tensors themselves: tied weights are one object with two names
+    current = network.state_dict(keep_vars=True)  # the tensors themselves: tied weights are one object with two names
     vocabulary_sides = vocabulary_weights(recipe)
     values: dict[int, Tensor] = {}  # id of a tensor of the network -> its new value
     reports = []
     for run in pretrained:
         same = _same_vocabulary(tokenizers, run)
         loaded = []
-        for name, tensor in own.items():
+        for name, tensor in current.items():
             given = _refit(network, name, run.weights.get(name), tensor)
             in_section = run.section == "model" or name.startswith(f"{run.section}.")
             same_tokens = vocabulary_sides.get(name, set()) <= same
@@ -156,19 +156,19 @@ def load_pretrained(
             if torch.equal(values.setdefault(id(tensor), given), given):
                 loaded.append(name)
         if not loaded:
-            raise _no_fit_error(run, own)
+            raise _no_fit_error(run, current)
         skipped = tuple(name for name in run.weights if name not in loaded)
         reports.append(LoadReport(run.section, run.folder, tuple(sorted(same)), tuple(loaded), skipped))
     with torch.no_grad():
-        for tensor in own.values():
+        for tensor in current.values():
             if id(tensor) in values:
                 tensor.copy_(values[id(tensor)])
-    return InitReport(tuple(reports), tuple(name for name, tensor in own.items() if id(tensor) not in values))
+    return InitReport(tuple(reports), tuple(name for name, tensor in current.items() if id(tensor) not in values))
 
 
-def _refit(network: nn.Module, name: str, given: Tensor | None, own: Tensor) -> Tensor | None:
+def _refit(network: nn.Module, name: str, given: Tensor | None, current: Tensor) -> Tensor | None:
     """A weight of another shape, converted by the `refit` method of its module where there is one."""
-    if given is None or given.shape == own.shape:
+    if given is None or given.shape == current.shape:
         return given
     path, _, parameter = name.rpartition(".")
     refit = getattr(network.get_submodule(path), "refit", None)
@@ -178,7 +178,7 @@ def _refit(network: nn.Module, name: str, given: Tensor | None, own: Tensor) -> 
 
 def _same_vocabulary(tokenizers: Tokenizers, run: PretrainedRun) -> set[str]:
     pairs = zip(("source", "target"), tokenizers, run.tokenizers, strict=True)
-    return {side for side, own, given in pairs if own.fingerprint == given.fingerprint}
+    return {side for side, current, given in pairs if current.fingerprint == given.fingerprint}
 
 
 def vocabulary_weights(recipe: ModelRecipe) -> dict[str, set[str]]:
@@ -197,16 +197,16 @@ def vocabulary_weights(recipe: ModelRecipe) -> dict[str, set[str]]:
     return result
 
 
-def _no_fit_error(run: PretrainedRun, own: Mapping[str, Tensor]) -> InputError:
+def _no_fit_error(run: PretrainedRun, current: Mapping[str, Tensor]) -> InputError:
     """Names the first weight whose shapes differ, or the names that only one of the two models has."""
     prefix = "" if run.section == "model" else f"{run.section}."
-    here = [name for name in own if name.startswith(prefix)]
+    here = [name for name in current if name.startswith(prefix)]
     common = [name for name in here if name in run.weights]
-    differing = next((name for name in common if own[name].shape != run.weights[name].shape), None)
+    differing = next((name for name in common if current[name].shape != run.weights[name].shape), None)
     if not here:
         reason = f"this model has no {run.section}"
     elif differing:
-        there, wanted = tuple(run.weights[differing].shape), tuple(own[differing].shape)
+        there, wanted = tuple(run.weights[differing].shape), tuple(current[differing].shape)
         reason = f"{differing} has shape {there} in the run and {wanted} in this model: give both the same options"
     elif common:
         reason = "their common weights belong to another vocabulary, or another run provided them: leave it out"

@@ -24,9 +24,9 @@ from transduce.inference.lowering.backends import (
 )
 from transduce.inference.lowering.joint_projections import JointCrossAttention, JointSelfAttention, has_projections
 from transduce.inference.lowering.program import (
-    Backend,
     DecoderProgram,
     LoweredDecoder,
+    StepBackend,
     lower_block,
     lower_decoder,
     position_in_embedding,
@@ -126,7 +126,7 @@ def lower_for_operations(network: nn.Module, operations: TorchOperations) -> Non
 
 
 def _lower_decoders(
-    network: nn.Module, backend_for: Callable[[DecoderProgram, TransformerDecoder], Backend | None]
+    network: nn.Module, backend_for: Callable[[DecoderProgram, TransformerDecoder], StepBackend | None]
 ) -> None:
     def lowered(part: nn.Module) -> nn.Module:
         program = lower_decoder(part)

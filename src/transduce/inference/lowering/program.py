@@ -126,7 +126,7 @@ def has_embedding_tables(decoder: TransformerDecoder) -> bool:
     return known and is_plain(output.projection)
 
 
-class Backend(Protocol):
+class StepBackend(Protocol):
     """Runs the step of a decoder program."""
 
     finds_top_k: bool  # True: `top_k` can be called
@@ -145,7 +145,7 @@ class Backend(Protocol):
 class LoweredDecoder(TransformerDecoder):
     """A Transformer decoder whose decoding steps run on a backend"""
 
-    def __init__(self, plain: TransformerDecoder, backend: Backend) -> None:
+    def __init__(self, plain: TransformerDecoder, backend: StepBackend) -> None:
         nn.Module.__init__(self)
         vars(self).update({name: copy.copy(value) for name, value in vars(plain).items()})
         self.backend = backend
@@ -170,5 +170,5 @@ class TopKLoweredDecoder(LoweredDecoder):
         return self.backend.top_k(self, tokens, state, request)
 
 
-def with_backend(decoder: TransformerDecoder, backend: Backend) -> LoweredDecoder:
+def with_backend(decoder: TransformerDecoder, backend: StepBackend) -> LoweredDecoder:
     return (TopKLoweredDecoder if backend.finds_top_k else LoweredDecoder)(decoder, backend)

@@ -36,7 +36,7 @@ OLD_FORMAT = (
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class LegacyCheckpoint:
     """Content of a checkpoint file."""
 
     file: Path
@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 @contextmanager
-def open_checkpoint(file: Path) -> Iterator[Checkpoint]:
+def open_checkpoint(file: Path) -> Iterator[LegacyCheckpoint]:
     """The tensors can be read while the context is open."""
     inside(file.parent, file.name)  # JoeyNMT's best.ckpt is a symbolic link to a file in the same folder
     with TemporaryDirectory(prefix="transduce-") as temporary:
@@ -58,7 +58,7 @@ def open_checkpoint(file: Path) -> Iterator[Checkpoint]:
         if "refused" in content:
             problem = content["refused"]
             raise InputError(problem, where=str(file), remedy=OLD_FORMAT if "zip" in problem else "fetch it again")
-        yield Checkpoint(file, content["settings"], list_weights(folder))
+        yield LegacyCheckpoint(file, content["settings"], list_weights(folder))
 
 
 def _run(file: Path, folder: Path) -> None:

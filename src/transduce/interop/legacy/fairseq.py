@@ -10,7 +10,7 @@ from transduce.interop.huggingface import bart
 from transduce.interop.huggingface.family import Config, Content, WeightMap
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy import recurrent
-from transduce.interop.legacy.checkpoint_process import Checkpoint
+from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, read_lines, word_vocabulary
 
 SIDES = ("encoder", "decoder")
@@ -120,7 +120,7 @@ LSTM = WeightMap(
 )
 
 
-def read(checkpoint: Checkpoint) -> LegacyModel:
+def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     config = Config(_options(checkpoint), str(checkpoint.file))
     weights = {name.removeprefix("model/"): tensor for name, tensor in checkpoint.weights.items()}
     source, target = (_side(checkpoint.file.parent, _language(config, side)) for side in ("source", "target"))
@@ -130,7 +130,7 @@ def read(checkpoint: Checkpoint) -> LegacyModel:
     return LegacyModel(_transformer, TRANSFORMER, config, weights, source, target, generation=SEARCH)
 
 
-def _options(checkpoint: Checkpoint) -> Content:
+def _options(checkpoint: LegacyCheckpoint) -> Content:
     """Options of the model and its task: one namespace, or sections in newer checkpoints."""
     options, sections = checkpoint.settings.get("args"), checkpoint.settings.get("cfg")
     if isinstance(options, dict):

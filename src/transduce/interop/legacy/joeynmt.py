@@ -14,7 +14,7 @@ from transduce.errors import InputError
 from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy import recurrent
-from transduce.interop.legacy.checkpoint_process import Checkpoint
+from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.marian import parse_yaml
 from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, read_lines, word_vocabulary
 
@@ -171,7 +171,7 @@ def section(config: Config, name: str) -> Config:
     return Config(content, f"{config.where}: {name}")
 
 
-def read(checkpoint: Checkpoint) -> LegacyModel:
+def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     folder = checkpoint.file.parent
     where = str(folder / CONFIG)
     content = parse_yaml("\n".join(read_lines(folder, CONFIG)), where)

@@ -15,7 +15,7 @@ from transduce.interop.huggingface.family import Config, Content, TensorMap, Wei
 from transduce.interop.huggingface.folder import inside
 from transduce.interop.huggingface.sentencepiece import read_model
 from transduce.interop.huggingface.tokenizers import SpecialIds
-from transduce.interop.legacy.checkpoint_process import Checkpoint
+from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.model import (
     OUTPUT,
     SOURCE,
@@ -135,7 +135,7 @@ def _table_name(name: str) -> str:
     return name if found is None else f"{found[1]}.{int(found[2]) - 1}.{name[found.end() :]}"
 
 
-def read(checkpoint: Checkpoint) -> LegacyModel:
+def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     where = str(checkpoint.file)
     text = checkpoint.settings.get(MODEL)
     content = parse_yaml(text, where) if isinstance(text, str) else None

@@ -9,7 +9,7 @@ from transduce.errors import InputError
 from transduce.interop.huggingface.family import Config, Content, WeightMap
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy import recurrent
-from transduce.interop.legacy.checkpoint_process import Checkpoint
+from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, word_vocabulary
 
 ATTENTION = {"linear_query": "q_proj", "linear_keys": "k_proj", "linear_values": "v_proj", "final_linear": "out_proj"}
@@ -155,7 +155,7 @@ def _table_name(name: str) -> str:
     return name.replace(f"{EMBEDDINGS}emb_luts.0.", "embeddings.words.").replace(EMBEDDINGS, "embeddings.")
 
 
-def read(checkpoint: Checkpoint) -> LegacyModel:
+def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     content = checkpoint.settings.get("opt")
     if not isinstance(content, dict):
         raise InputError("the checkpoint has no opt", where=str(checkpoint.file), remedy="fetch it again")
@@ -169,7 +169,7 @@ def read(checkpoint: Checkpoint) -> LegacyModel:
     return LegacyModel(to_recipe, weight_map, config, weights, source, target, ZERO_BIASES, {"beam": 5})
 
 
-def _side(checkpoint: Checkpoint, side: str) -> LegacyVocabulary:
+def _side(checkpoint: LegacyCheckpoint, side: str) -> LegacyVocabulary:
     stored = checkpoint.settings.get("vocab")
     vocabulary: dict[str, Any] = stored if isinstance(stored, dict) else {}
     words = vocabulary.get(side)
