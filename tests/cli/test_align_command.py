@@ -11,7 +11,7 @@ from run_fixtures import RECURRENT, Command, colour_pairs, settings
 import transduce
 from transduce.errors import InputError
 from transduce.explain.alignment import GoldAlignment, parse_pharaoh, pharaoh
-from transduce.inference.align import View, align, align_both, error_rate, read_gold
+from transduce.inference.align import AttentionSelection, align, align_both, error_rate, read_gold
 from transduce.training.experiment import train
 
 BLOCKS = {"kind": "transformer", "width": 32, "layers": 2, "heads": 2, "ff_width": 64, "dropout": 0.0}
@@ -65,7 +65,7 @@ def plain_run(linked: Path, bench: Path) -> Path:
 def rate(folder: Path) -> float:
     model = transduce.load(folder, device="cpu")
     wanted = [parse_pharaoh(turned(target)) for _, target in HELD_OUT]
-    return error_rate(align(model, HELD_OUT, View("last")), wanted, "gold")
+    return error_rate(align(model, HELD_OUT, AttentionSelection("last")), wanted, "gold")
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def align(
 
     from transduce.errors import nearest
     from transduce.explain.alignment import Symmetrisation, pharaoh
-    from transduce.inference.align import View, align_both, error_rate, read_gold, read_pairs
+    from transduce.inference.align import AttentionSelection, align_both, error_rate, read_gold, read_pairs
     from transduce.inference.align import align as align_pairs
 
     if symmetrise not in get_args(Symmetrisation):
@@ -108,14 +108,14 @@ def align(
     gold_links = None if gold is None else read_gold(str(gold))  # errors of this file are reported first
     model = load_model(run, device, trust_user_code)
     reverse_model = None if reverse is None else load_model(reverse, device, trust_user_code)
-    view = View(*layer_and_head(layer, head))
+    selection = AttentionSelection(*layer_and_head(layer, head))
     alignments: list[Any] = []
     with open_output(output, pairs) as stream:
         for chunk in read_pairs(model, pairs):
             if reverse_model is None:
-                links = align_pairs(model, chunk, view)
+                links = align_pairs(model, chunk, selection)
             else:
-                links = align_both(model, reverse_model, chunk, cast(Any, symmetrise), view)
+                links = align_both(model, reverse_model, chunk, cast(Any, symmetrise), selection)
             stream.writelines(pharaoh(one) + "\n" for one in links)
             alignments += links
     if gold_links is not None:

@@ -25,50 +25,56 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class View:
-    """Which attention is looked at: of one layer or head, or the mean of them."""
+class AttentionSelection:
+    """The attention to use: of one layer and head, or a mean of them."""
 
     layer: Any = "mean"  # a number, mean or last
     head: Any = "mean"
 
 
-def align(model: Model, pairs: Sequence[Pair], view: View | None = None) -> list[list[Link]]:
-    """(source word, target word) of each pair: every target word with the source word it is written looking at."""
-    view = view or View()
-    found: list[list[Link]] = [[] for _ in pairs]  # a pair with an empty side has no links
-    busy = [place for place, pair in enumerate(pairs) if pair[0].strip() and pair[1].strip()]
-    for place, explained in zip(busy, model.explain_pairs([pairs[place] for place in busy]), strict=True):
-        found[place] = links(to_words(explained.map(view.layer, view.head)))
-    return found
+def align(model: Model, pairs: Sequence[Pair], selection: AttentionSelection | None = None) -> list[list[Link]]:
+    """Links each target word to the source word with the largest attention weight: (source word, target word)."""
+    selection = selection or AttentionSelection()
+    result: list[list[Link]] = [[] for _ in pairs]  # a pair with an empty side has no links
+    rows = [row for row, pair in enumerate(pairs) if pair[0].strip() and pair[1].strip()]
+    for row, explanation in zip(rows, model.explain_pairs([pairs[row] for row in rows]), strict=True):
+        result[row] = links(to_words(explanation.map(selection.layer, selection.head)))
+    return result
 
 
 def align_both(
-    model: Model, back: Model, pairs: Sequence[Pair], how: Symmetrisation, view: View | None = None
+    model: Model,
+    reverse: Model,
+    pairs: Sequence[Pair],
+    how: Symmetrisation,
+    selection: AttentionSelection | None = None,
 ) -> list[list[Link]]:
-    """The links of two models, the second of which goes from target to source, made into one set."""
-    forward = align(model, pairs, view)
-    backward = align(back, [(target, source) for source, target in pairs], view)
-    turned = [[(source, target) for target, source in one] for one in backward]
-    return [symmetrise(one, other, how) for one, other in zip(forward, turned, strict=True)]
+    """The symmetrised links of two models; `reverse` maps from target to source."""
+    forward = align(model, pairs, selection)
+    backward = align(reverse, [(target, source) for source, target in pairs], selection)
+    transposed = [[(source, target) for target, source in one] for one in backward]
+    return [symmetrise(one, other, how) for one, other in zip(forward, transposed, strict=True)]
 
 
 def read_pairs(model: Model, file: str, chunk: int = 2000) -> Iterator[list[Pair]]:
-    """The pairs of a file, many at a time: enough to sort by length, few enough to stream."""
+    """The pairs of a file in chunks: large enough to sort by length, small enough to stream."""
     (corpus,) = model.recipe.data.held_out(file)
     examples = read_corpus(corpus, model.recipe.data.invalid)
-    while some := list(islice(examples, chunk)):
-        yield [(example.source, example.target or "") for example in some]
+    while block := list(islice(examples, chunk)):
+        yield [(example.source, example.target or "") for example in block]
 
 
 def read_gold(file: str) -> list[GoldAlignment]:
+    """The gold alignments of a file in the Pharaoh format."""
     return [parse_pharaoh(line, f"{file}:{number}") for number, line in enumerate(read_lines(file), 1)]
 
 
-def error_rate(found: Sequence[Sequence[Link]], gold: Sequence[GoldAlignment], where: str) -> float:
+def error_rate(alignments: Sequence[Sequence[Link]], gold: Sequence[GoldAlignment], where: str) -> float:
     """Alignment error rate over all pairs (Och & Ney 2003), from 0 to 1."""
-    if len(found) != len(gold):
-        raise InputError(f"{len(found):,} pairs but {len(gold):,} lines of links", where=where, remedy="one a pair")
-    predicted = {(number, *link) for number, line in enumerate(found) for link in line}
+    if len(alignments) != len(gold):
+        problem = f"{len(alignments):,} pairs but {len(gold):,} lines of links"
+        raise InputError(problem, where=where, remedy="give one line of links per pair")
+    predicted = {(number, *link) for number, line in enumerate(alignments) for link in line}
     sure = {(number, *link) for number, line in enumerate(gold) for link in line.sure}
     possible = {(number, *link) for number, line in enumerate(gold) for link in line.possible}
     return alignment_error_rate(predicted, sure, possible)
