@@ -183,7 +183,7 @@ def test_a_task_without_a_recipe(tmp_path):
         ),
         (
             {"data": {"noise": {"kind": "delete"}}, "model": {"encoder": ENCODER, "decoder": {"kind": "recurrent"}}},
-            "noise damages lines of text",
+            "noise needs lines of text",
         ),
         (
             {
