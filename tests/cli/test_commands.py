@@ -28,7 +28,7 @@ QUICK = (
     "evaluation.resamples=10",
     "data.dev_size=8",
 )
-COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo")
+COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo", "schema")
 COMMANDS += (
     "align",
     "merge",

@@ -190,7 +190,7 @@ def test_joint_loss_is_its_formula_and_trains_encoder_and_decoder(batch):
             {"model": {"decoder": SMALL["recurrent"]}, "training": {"objective": {"kind": "joint_ctc"}}},
             "CTC projection",
         ),
-        ({"model": {"decoder": SMALL["recurrent"], "ctc": {}}}, "would not teach the rows"),
+        ({"model": {"decoder": SMALL["recurrent"], "ctc": {}}}, "does not train the CTC layer"),
         ({"model": {"head": {"kind": "ctc"}, "ctc": {}}}, "ctc needs an encoder and a decoder"),
     ],
 )

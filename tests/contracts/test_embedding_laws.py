@@ -94,7 +94,7 @@ def test_generation_raises_an_input_error(model, batch):
     ("changes", "told"),
     [
         ({"tokens": {"shared": False}}, "one vocabulary"),
-        ({"training": {}}, "cross_entropy reads scores of tokens"),
+        ({"training": {}}, "cross_entropy reads token logits"),
         ({"model": {"encoder": SMALL["recurrent"], "decoder": SMALL["recurrent"]}}, "contrastive compares vectors"),
     ],
 )

@@ -110,7 +110,7 @@ SEEN = {"picture": {"kind": "image", "size": 8}, "question": "text"}
         ({"parts": {"two": RECURRENT, "one": RECURRENT}}, "sources one, two, three but encoders for two, one"),
         ({"parts": {}}, "multi_source needs parts"),
         ({"parts": {**PARTS, "two": PICTURE}}, "two needs no front"),
-        ({"sources": SEEN, "parts": {"picture": RECURRENT, "question": RECURRENT}}, "picture is no text"),
+        ({"sources": SEEN, "parts": {"picture": RECURRENT, "question": RECURRENT}}, "picture is not a text"),
         ({"sources": SEEN, "parts": {"picture": PICTURE, "question": RECURRENT}, "copy": {}}, "nothing to copy"),
     ],
 )

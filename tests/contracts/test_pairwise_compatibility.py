@@ -135,11 +135,11 @@ CHOSEN, IMPOSSIBLE = cover()
 def test_compatible_pairs_obey_the_laws(row):
     torch.manual_seed(1)
     model, batch = build_model(complete(row).model, SIZE, SIZE).eval(), example_batch([(5, 4), (2, 6), (7, 1), (1, 3)])
-    laws.test_whole_is_stepwise(model, batch)
-    laws.test_causality(model, batch)
-    laws.test_padding_blind(model, batch)
+    laws.test_whole_sequence_equals_stepwise(model, batch)
+    laws.test_logits_do_not_depend_on_later_tokens(model, batch)
+    laws.test_logits_do_not_depend_on_padding(model, batch)
     laws.test_attention_rows_sum_to_one_and_respect_the_mask(model, batch)
-    laws.test_beams_share_the_memory(model, batch)
+    laws.test_beams_share_the_fixed_state(model, batch)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def commands() -> list[tuple[str, str]]:
     found = []
     for name, content in blocks("sh"):
         for line in content.splitlines():
-            for part in re.split(r"\s\|\s", line.partition(" #")[0]):
+            for part in re.split(r"\s[|>]\s", line.partition(" #")[0]):
                 if part.strip().startswith("transduce "):
                     found.append((name, part.strip()))
     return found

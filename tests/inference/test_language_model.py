@@ -122,7 +122,7 @@ def test_lines_are_scored_as_they_are(trained: dict[str, TrainingResult], book: 
     assert len(called.out.splitlines()) == 300  # blank lines too
     assert "300 lines, perplexity" in called.err
     assert "per word" in called.err
-    assert "a character" in called.err
+    assert "per character" in called.err
 
 
 @pytest.mark.parametrize("name", ["running", "limited"])

@@ -153,7 +153,7 @@ def test_a_task_without_a_recipe(tmp_path):
     assert chosen.model.head["kind"] == "mlm"
     (tmp_path / "pairs.tsv").write_text("a man sleeps\the is awake\tno\n" * 5)
     entailed = recipe_for(str(tmp_path / "pairs.tsv"), [f"data.test={tmp_path / 'pairs.tsv'}"], "entail")
-    assert entailed.data.train[0].inputs == entailed.data.test[0].inputs == 2
+    assert entailed.data.train[0].source_columns == entailed.data.test[0].source_columns == 2
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def learn(folder: Path, name: str, file: str, count: int, *more: str) -> Trainin
         examples = generate(name, lines, seed, held_out=held_out)
         (folder / f"{part}.tsv").write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
     settings = [
-        f"data.train={{path: {folder / 'train.tsv'}, inputs: {SYNTHETIC[name].columns}}}",
+        f"data.train={{path: {folder / 'train.tsv'}, source_columns: {SYNTHETIC[name].columns}}}",
         f"data.dev={folder / 'dev.tsv'}",
         f"data.test={folder / 'test.tsv'}",
         f"data.cache={folder / 'cache'}",

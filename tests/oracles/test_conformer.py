@@ -63,8 +63,8 @@ def test_conformer_layer_equals_transformers() -> None:
         norm_kind="batch", position=NoPosition,
     ).eval()  # fmt: skip
     with torch.no_grad():
-        encoder.embedding.layer.weight.copy_(torch.eye(WIDTH))
-        encoder.embedding.layer.bias.zero_()
+        encoder.embedding.projection.weight.copy_(torch.eye(WIDTH))
+        encoder.embedding.projection.bias.zero_()
     copy(encoder.conformer_layers[0], layer)
     rows = torch.randn(2, 9, WIDTH)
     wanted = layer(rows)

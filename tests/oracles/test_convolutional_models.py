@@ -46,7 +46,7 @@ def test_convolutional_encoder_against_loops(kernel):
         values = embedded
         for block in encoder.layers:
             around = [zero] * side + values + [zero] * side
-            values = [(gated(block.layer, around[t : t + kernel]) + value) * HALF for t, value in enumerate(values)]
+            values = [(gated(block.conv, around[t : t + kernel]) + value) * HALF for t, value in enumerate(values)]
         expected = torch.stack([(value + e) * HALF for value, e in zip(values, embedded, strict=True)])
         assert_close(memory.values[number, : len(row)], expected)
         assert_close(memory.summary[number], expected.mean(0))

@@ -119,8 +119,8 @@ def test_predicted_window_is_a_gaussian_within_the_radius():
     sight = window(query, mask[:, None], None)
     weights = NORMALISERS["softmax"]()(scores + sight.bias, sight.mask)
     for b, t in itertools.product(range(2), range(6)):
-        hidden = torch.tanh(window.query.weight @ query[b, t])
-        centre = lengths[b] * torch.sigmoid(window.vector.weight[0] @ hidden)
+        hidden = torch.tanh(window.q_proj.weight @ query[b, t])
+        centre = lengths[b] * torch.sigmoid(window.position_proj.weight[0] @ hidden)
         rows = [row for row in range(int(lengths[b])) if abs(row - centre) <= 3]
         gaussian = [math.exp(-(float(row - centre.detach()) ** 2) / (2 * (3 / 2) ** 2)) for row in rows]
         expected = torch.zeros(12)

@@ -48,7 +48,7 @@ def test_every_line_names_a_file_and_has_its_truth(name, tmp_path):
 def test_recipe_of_its_task_reads_the_files(name, tmp_path):
     task = SYNTHETIC[name].task
     assert task in TASKS
-    if task == "draw":  # its recipe reads the output of `transduce pixels`
+    if task == "draw":  # its recipe reads the output of `transduce encode-images`
         return
     pairs = write_files(name, tmp_path, 12)
     recipe = recipe_for(str(pairs), [], task)
