@@ -28,8 +28,9 @@ QUICK = (
     "evaluation.resamples=10",
     "data.dev_size=8",
 )
-COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo", "schema")
+COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo")
 COMMANDS += (
+    "schema",
     "align",
     "merge",
     "embed",
