@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -89,7 +89,8 @@ def user_classes(recipe: Recipe) -> list[str]:
     return [*walk(recipe.model.model_dump()), *walk(others), *walk(search)]
 
 
-def options(part: type) -> dict[str, tuple[Any, Any]]:
+@cache
+def options(part: type) -> Mapping[str, tuple[Any, Any]]:
     """The recipe options of a part: its keyword-only parameters as name -> (type, default)."""
     hints = get_type_hints(part.__init__, include_extras=True)  # type: ignore[misc]
     parameters = inspect.signature(part).parameters.values()
@@ -135,14 +136,18 @@ def complete(contract: type, spec: str | Mapping[str, Any], where: str) -> Spec:
     return result
 
 
+@cache
+def _schema(part: type) -> type[BaseModel]:
+    """A pydantic model of the plain options of a part. Building one takes milliseconds, hence the cache."""
+    fields: dict[str, Any] = {name: pair for name, pair in options(part).items() if not part_contract(pair[0])}
+    return create_model(part.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+
+
 def _check(part: type, kind: str, given: Mapping[str, Any], where: str) -> BaseModel:
-    known = options(part)
-    fields: dict[str, Any] = {name: pair for name, pair in known.items() if not part_contract(pair[0])}
-    checker = create_model(part.__name__, __config__=ConfigDict(extra="forbid"), **fields)
     try:
-        checked: BaseModel = checker.model_validate(given)
+        checked: BaseModel = _schema(part).model_validate(given)
     except ValidationError as error:
-        raise explain_error(error, where, list(known), prefix=kind) from None
+        raise explain_error(error, where, list(options(part)), prefix=kind) from None
     for name, value in checked:
         if isinstance(value, int) and value > LARGEST:
             raise InputError(f"{kind}.{name}: more than {LARGEST:,} cannot be built", where=where)
