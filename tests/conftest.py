@@ -21,6 +21,27 @@ hypothesis_settings.register_profile("search", deadline=None)
 hypothesis_settings.load_profile("landing" if os.environ.get("CI") else "search")
 
 
+# Folders whose tests train and load whole models: they are part of every complete run, not of --quick.
+END_TO_END = {"benchmarks", "cli", "inference", "interop", "learning", "modalities", "synthetic", "transfer"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="unit tests, and laws on a thinned registry")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --quick, the loop of a contributor: unit tests, with two parameter sets of each law."""
+    if not config.getoption("--quick"):
+        return
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None and not END_TO_END & set(item.path.parts):
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {id(item) for group in groups.values() for item in (group[0], group[len(group) // 2])}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = [item for item in items if id(item) in kept]
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.set_num_threads(1)
