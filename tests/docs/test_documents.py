@@ -76,6 +76,7 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "content"), blocks("python"))
 def test_python_runs(name, content, folder, monkeypatch):
     monkeypatch.chdir(folder)

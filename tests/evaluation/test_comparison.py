@@ -28,6 +28,8 @@ from transduce.synthetic.algorithmic import split
 from transduce.training.experiment import train
 from transduce.training.report import read_log
 
+pytestmark = pytest.mark.slow
+
 RECURRENT = {"kind": "recurrent", "width": 32, "dropout": 0.0}
 TRANSFORMER = {"kind": "transformer", "width": 16, "heads": 2, "ff_width": 32, "layers": 1, "dropout": 0.0}
 GRU = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "bahdanau"}}

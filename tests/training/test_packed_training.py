@@ -18,6 +18,8 @@ from transduce.run import Run
 from transduce.training.experiment import train
 from transduce.training.resolve import resolve, with_packing
 
+pytestmark = pytest.mark.slow
+
 
 def changed(recipe: Recipe, **training: Any) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
