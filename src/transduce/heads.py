@@ -99,7 +99,7 @@ class BiLMHead(Head):
 
     p(x_t | others) = softmax(W_f forward_{t-1} + W_b backward_{t+1} + b): the two predictions are multiplied and
     normalised, so one distribution over tokens leaves, as from every head. The paper adds the losses of the two
-    directions; there each must foretell the token alone, here they share the work.
+    directions; there each must predict the token alone, here they share the work.
     """
 
     label_unit = "token"

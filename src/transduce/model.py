@@ -176,7 +176,7 @@ class EncoderOnly(Transducer):
 
 
 class CTCModel(Transducer):
-    """CTC: p(y | x) is the sum over all alignment paths that spell y (Graves 2006)
+    """CTC: p(y | x) is the sum over all alignment paths that collapse to y (Graves 2006)
 
     Generated token by token, each given the previous ones (decoding/ctc_prefix.py), so search and scores are those of
     every model, and exact. A batch without a target gives the state alone, which suffices for the sum over paths.

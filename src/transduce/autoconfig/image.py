@@ -67,7 +67,7 @@ PICTURES: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {"caption": 
 PICTURED: dict[str, dict[str, Any]] = {task: {"sources": {"picture": IMAGE}} for task in PICTURES}
 
 
-ASKED = {"sources": {"picture": {"kind": "image", "size": 64}, "question": {"kind": "text"}}}
+QUESTION_SOURCES = {"sources": {"picture": {"kind": "image", "size": 64}, "question": {"kind": "text"}}}
 
 
 def ask(statistics: CorpusStatistics) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transduce.autoconfig.audio import heard, transcribe
-from transduce.autoconfig.image import ASKED, LONGEST, PICTURED, PICTURES, ask, draw
+from transduce.autoconfig.image import LONGEST, PICTURED, PICTURES, QUESTION_SOURCES, ask, draw
 from transduce.autoconfig.sizes import cosine, metrics_for, recurrent, tokens_for, tokens_of, training_for, transformer
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.autoconfig.text import TEXTS
@@ -158,7 +158,7 @@ DATA_SECTIONS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, A
     "lm": {"format": "text", "block_size": 128},
     "summarise": {"max_length": 1000},
     **PICTURED,
-    "vqa": ASKED,
+    "vqa": QUESTION_SOURCES,
     "caption-videos": SHOWN,
     "classify-videos": SHOWN,
     "draw": {"max_length": LONGEST - 100},

@@ -1,7 +1,7 @@
 """Scores of every row of a memory in; how probable each next token is after the tokens so far, summed over all paths.
 
 A path says one token or a blank in every row; it spells what is left when repeats and then blanks are taken out
-(CTC, Graves 2006). Let l_t and b_t be the probability of all beginnings of paths up to row t that spell the prefix g
+(CTC, Graves 2006). Let l_t and b_t be the probability of all partial paths up to row t that collapse to the prefix g
 and end in its last token, or in a blank. Then p(g) = l_S + b_S, and all texts that begin with g c have together
 
     p(g c ...) = sum_t phi_{t-1} p_t(c),   phi = b + l, or b alone where c is the last token of g
@@ -44,11 +44,11 @@ def extend_paths(fixed: dict[str, Tensor], past: dict[str, Tensor], tokens: Tens
     logs = fixed["paths"]
     sources = _sources(fixed, past)
     rows = torch.arange(logs.size(1), device=logs.device)
-    said = _sums(logs[sources[:, None], rows, tokens[:, None]].double())  # R S+1
+    emitted = _sums(logs[sources[:, None], rows, tokens[:, None]].double())  # R S+1
     silence = _sums(logs[sources[:, None], rows, BLANK].double())
     before = torch.logaddexp(past["blank"], past["label"])
     before = torch.where((tokens == past["last"])[:, None], past["blank"], before)
-    label = _carried(before, said)
+    label = _carried(before, emitted)
     found = {"blank": _carried(label, silence), "label": label, "last": tokens}
     return {name: torch.where(_like(tokens < UNK, one), past[name], one) for name, one in found.items()}
 

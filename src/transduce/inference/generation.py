@@ -282,7 +282,7 @@ def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> G
     except ValidationError as error:
         raise explain_error(error, "generate", known) from None
     if changes.get("strategy") == "sample" and "beam" not in changes:
-        # One draw for each hypothesis asked for: the likeliest of several would be no fair sample.
+        # One sample for each requested hypothesis: the most probable of several would be biased.
         return chosen.model_copy(update={"beam": 1})
     several = chosen.nbest > 1 or ("beam" in changes and chosen.beam > 1)
     if chosen.strategy_kind == "greedy" and several and "strategy" not in changes:

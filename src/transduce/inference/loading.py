@@ -69,7 +69,7 @@ def _placed(
 
 
 def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Copies weights in; a name or shape that does not fit is told in words. What was learned beside stays aside."""
+    """Copies weights into a network; a name or shape that does not fit is an error. Auxiliary weights are ignored."""
     own = network.state_dict()
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("auxiliary.")}
     missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())

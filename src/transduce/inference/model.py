@@ -148,7 +148,7 @@ class Model:
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
 
-        With several workers so many batches are read at a time, on one core each: for many lines on a CPU. A draft is a
+        `workers` batches are processed in parallel, on one core each: for many lines on a CPU. A draft is a
         quick model with the same tokens: it proposes, this one decides, and greedy search gives what it gives without.
         With a shortlist each line is answered with the few tokens that its source may need.
 
@@ -249,7 +249,7 @@ class Model:
         if self._masked:
             raise InputError(
                 "this model restores damaged text, and has no probability of a whole one",
-                remedy="`transduce evaluate RUN FILE` gives the perplexity of what it is asked for",
+                remedy="`transduce evaluate RUN FILE` gives the perplexity of the masked tokens",
             )
         if isinstance(self.network, EmbeddingModel):
             raise no_decoder_error()

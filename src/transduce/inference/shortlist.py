@@ -44,7 +44,7 @@ class Shortlist:
         allowed = torch.zeros(len(source), self.size, dtype=torch.bool)
         allowed[:, self.always.long()] = True
         allowed.scatter_(1, lists, True)
-        if self.prints[0] == self.prints[1]:  # one vocabulary: what stands in the source may be said as it is
+        if self.prints[0] == self.prints[1]:  # one vocabulary: source tokens may be generated unchanged
             allowed.scatter_(1, source.values, True)
         return allowed
 
@@ -59,22 +59,22 @@ class Shortlist:
 
     def save(self, path: str | Path) -> None:
         """One safetensors file, complete or not there at all."""
-        told = {"format": FORMAT, "size": str(self.size), "source": self.prints[0], "target": self.prints[1]}
+        metadata = {"format": FORMAT, "size": str(self.size), "source": self.prints[0], "target": self.prints[1]}
         tensors = {"likeliest": self.likeliest.contiguous(), "always": self.always.contiguous()}
-        replace_file(Path(path), save(tensors, told))
+        replace_file(Path(path), save(tensors, metadata))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         try:
             with safe_open(str(path), "pt") as file:
-                told = file.metadata() or {}
-                if told.get("format") != FORMAT:
-                    raise ValueError(f"format {told.get('format')!r}, expected {FORMAT!r}")
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise ValueError(f"format {metadata.get('format')!r}, expected {FORMAT!r}")
                 found = cls(
                     file.get_tensor("likeliest"),
                     file.get_tensor("always"),
-                    int(told["size"]),
-                    (told["source"], told["target"]),
+                    int(metadata["size"]),
+                    (metadata["source"], metadata["target"]),
                 )
             found._check_numbers()
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class Shortlist:
 
 
 NULL = BOS  # stands in front of every source: what comes from no word of it. No source has a <s> of its own
-LINKS = 1 << 22  # pairs of a source and a target token that are looked at together
+LINKS = 1 << 22  # pairs of a source and a target token that are counted together
 ROUNDS = 5
 
 
@@ -127,7 +127,7 @@ def make_shortlist(
     frequent: int = 100,
     lines: int = 100_000,
 ) -> Shortlist:
-    """From so many lines of a store, evenly taken, so that time and memory have an end."""
+    """Counts over at most this number of evenly spaced lines of a store, which bounds time and memory."""
     if store.sourceless or store.items is not None:
         raise InputError("a shortlist is made from pairs of texts", where=store.names[0])
     rows = np.arange(0, len(store), -(-len(store) // lines))
@@ -281,7 +281,7 @@ class NarrowedModel(Transducer):
 
 
 class ShortlistedModel(Transducer):
-    """A network that speaks the tokens of a list by their own ids, where its decoder can be asked about lists.
+    """A network restricted to shortlists, with unchanged token ids, whose lowered decoder supports them.
 
     The best next tokens come from each line's own list, and no other score is computed: nothing is made for a batch
     but the lists. Where a search asks for the scores of all tokens, a narrowed network gives those that there are.

@@ -17,8 +17,8 @@ class AttentionPenalty(Objective):
 
     CE + weight * P, with a_ts the attention of one layer: one head, or the mean of all. Over the real rows of each pair
 
-        doubly_stochastic   P = sum_s (1 - sum_t a_ts)^2                every row is looked at once in all
-        coverage            P = sum_t sum_s min(a_ts, sum_{t' < t} a_t's)   no row is looked at again
+        doubly_stochastic   P = sum_s (1 - sum_t a_ts)^2                every row receives attention 1 in total
+        coverage            P = sum_t sum_s min(a_ts, sum_{t' < t} a_t's)   no row is attended to again
     """
 
     parts = ("nll", "penalty")

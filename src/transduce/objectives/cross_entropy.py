@@ -60,7 +60,7 @@ class ScheduledSampling(Objective):
     """some decoder inputs are replaced by predictions (Bengio 2015; two passes: Mihaylova 2019)
 
     The first pass is teacher forced and without gradient; each token the second pass reads is, with probability
-    `rate`, what the first pass said there. One path for every decoder. For a recurrent one it is an approximation:
+    `rate`, the prediction of the first pass. One path for every decoder. For a recurrent one it is an approximation:
     a prediction of the first pass was made after gold tokens, never after another prediction.
 
     The rate may grow with the updates: `linear` from 0 to `rate` over the share `over` of all of them; `sigmoid` as

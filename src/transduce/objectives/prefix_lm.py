@@ -16,7 +16,7 @@ class PrefixLM(Objective):
     """cross-entropy of source and target as one sequence, for decoder-only models
 
     The stream is x </s> <s> y </s>. Cross-entropy, the default, foretells y </s> only; this one foretells every token
-    after the first, so it learns p(x) too, as in Dai & Le 2015. What is read and what is said stay the same.
+    after the first, so it learns p(x) too, as in Dai & Le 2015. Inputs and outputs stay the same.
     """
 
     def __init__(self, *, label_smoothing: Rate = 0.0) -> None:

@@ -166,7 +166,7 @@ def _refuse_remote_code(config: Config) -> None:
 
 
 def _architecture(config: Config, *, encoder_only: bool) -> str:
-    """`encoder_only`: the encoder is meant, whatever head it was trained with."""
+    """`encoder_only`: only the encoder is imported, whatever head it was trained with."""
     names = config.content.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     base = f"{name.partition('For')[0]}Model"
