@@ -59,7 +59,7 @@ def command() -> Command:
 
 @pytest.fixture(scope="session", autouse=True)
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for the shared runs. The user's own cache is never touched: workers share one of this session."""
+    """A folder for the shared runs. The user's own cache is never touched: the workers of a test run share one."""
     folder = tmp_path_factory.mktemp("runs")
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
