@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "flow": set(),
     "storage": {"errors"},
     "contracts": {"flow", "errors"},
-    "kernels": BASE,
+    "kernels": BASE | {"storage"},
     "attention": EQUATIONS,
     "layers": EQUATIONS,
     "encoders": EQUATIONS,

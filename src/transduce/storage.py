@@ -1,4 +1,4 @@
-"""Crash-safe file writes; texts and JSON as single lines."""
+"""Crash-safe file writes; the cache directory; texts and JSON as single lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from transduce.errors import InputError
 
 TEMPORARY = ".part-"  # prefix of files that a killed process may leave behind
 
@@ -34,6 +36,21 @@ def replace_file(path: Path, content: bytes) -> None:
     write_file(part, content)
     os.replace(part, path)
     sync(path.parent)
+
+
+def cache_directory(kind: str) -> Path:
+    """The folder of one kind of cached files: $XDG_CACHE_HOME/transduce/<kind>, by default under ~/.cache.
+
+    As the XDG specification says, an empty or relative value counts as unset: otherwise files of the current folder,
+    which anyone may have put there, would be read as the user's own.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise InputError("this user has no home folder", remedy="set XDG_CACHE_HOME to a folder") from error
+    return base / "transduce" / kind
 
 
 def single_line(text: str) -> str:

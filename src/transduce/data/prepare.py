@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from transduce.errors import InputError
 from transduce.flow import Batch, Example
 from transduce.recipe import DataRecipe, Recipe
 from transduce.recipe.compatibility import labels_per
+from transduce.storage import cache_directory
 
 Tokenizers = tuple[Tokenizer, Tokenizer]  # source, target
 # Held-out pairs are never dropped for their lengths, and running text is never filtered.
@@ -116,7 +116,7 @@ def cache_folder(data: DataRecipe) -> Path:
     """The cache folder of tokenised corpora."""
     if data.cache is not None:
         return Path(data.cache)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce" / "stores"
+    return cache_directory("stores")
 
 
 def train_store(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> Store:

@@ -18,6 +18,7 @@ from transduce.interop.huggingface import importer as huggingface
 from transduce.interop.huggingface.family import Family, ImportedModel
 from transduce.interop.huggingface.languages import Languages
 from transduce.run import Run
+from transduce.storage import cache_directory
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 RUNS = "runs"  # the folder where runs are written, never the name of a hub user
@@ -73,7 +74,7 @@ def as_run(path: str | Path) -> Path:
     found = locate(path)
     if not bundle.recognises(found) and not recognises(found):
         return Path(path)
-    cached = _cache("imported") / _fingerprint(found)
+    cached = cache_directory("imported") / _fingerprint(found)
     cached.parent.mkdir(parents=True, exist_ok=True)
     if not cached.is_dir():
         part = cached.with_name(f"{cached.name}.{os.getpid()}")
@@ -93,17 +94,13 @@ def _fingerprint(path: Path) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def _cache(kind: str) -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce" / kind
-
-
 def locate(path: str | Path) -> Path:
     """A local path as it is; a name of the hub (`Helsinki-NLP/opus-mt-en-de`) as the folder it was downloaded to."""
     name = str(path)
     owner = name.partition("/")[0]
     if Path(path).exists() or not HUB_NAME.fullmatch(name) or owner == RUNS or Path(owner).exists():
         return Path(path)
-    folder = _cache("hub") / name.replace("/", "--")
+    folder = cache_directory("hub") / name.replace("/", "--")
     if not folder.is_dir():
         _download(name, folder)
     return folder

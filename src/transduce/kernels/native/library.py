@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from transduce.storage import cache_directory
+
 SWITCH = "TRANSDUCE_NATIVE"  # 0: do not use the library
 HEADERS = (
     *("simd", "linear", "block_step", "top_k", "shortlists", "encoder_block"),
@@ -69,7 +71,7 @@ def _found() -> ctypes.CDLL | None:
     problem = ""
     for flags in FLAGS:
         try:
-            return load(compiled(compiler, flags, cache_folder()))
+            return load(compiled(compiler, flags, cache_directory("native")))
         except (OSError, subprocess.SubprocessError) as error:
             problem = getattr(error, "stderr", None) or str(error)
     _warn(f"{compiler} could not compile its kernels ({problem.strip()[-200:]})")
@@ -109,10 +111,6 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(found, f"transduce_{name}")
         function.restype, function.argtypes = result, arguments
     return found
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce" / "native"
 
 
 def _processor() -> str:
