@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 # Two OpenMP threads that wait actively slow each other down tenfold when anything else runs.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test quick check docs install clean
+.PHONY: demo test quick fuzz check docs install clean
 
 install: $(STAMP)
 
@@ -25,6 +25,13 @@ test: $(STAMP)
 # Unit tests and the laws on a thinned registry: the loop of a contributor, under two minutes on two cores.
 quick: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --quick
+
+# Thousands of damaged inputs, on one core. The records are what docs/reliability.md states.
+FUZZ_FACTOR ?= 20
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 FUZZ_FACTOR=$(FUZZ_FACTOR) FUZZ_RECORD=benchmarks/results/reliability \
+		$(BIN)/python -m pytest tests/fuzz -k 'not harness'
+	$(BIN)/python docs/generate.py
 
 check: $(STAMP)
 	$(BIN)/ruff check .
