@@ -317,11 +317,19 @@ class SequenceContext:
 
 
 class TokenMixer(nn.Module, ABC):
-    """The sub-layer that mixes the rows of one sequence."""
+    """The sub-layer of a Transformer layer that mixes the rows of one sequence: self-attention, or what replaces it.
+
+    Built as `TokenMixer(width, options)`, with the SublayerOptions of the layer (layers/option_groups.py). A decoder
+    needs a causal one: a row depends on earlier rows alone, and the state has one row per hypothesis.
+    """
+
+    # True: the state is a cache of keys and values; the mask, window and positions of the context apply.
+    # False: they do not, and the context has no mask in a decoder.
+    has_kv_cache: bool = False
 
     @abstractmethod
     def start(self, rows: int, like: Tensor) -> Tree:
-        """The state before the first row."""
+        """The state before the first row, with dtype and device of `like`."""
 
     @abstractmethod
     def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from transduce.kernels.dropout import dropout_add
 from transduce.kernels.native.library import library
-from transduce.layers.dropout import Dropout
+from transduce.layers.feed_forward import Dropout
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C compiler")
 

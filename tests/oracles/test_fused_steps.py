@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from transduce.attention.positions import Learned, NoPosition, Rotary, Sinusoidal
+from transduce.attention.self_attention import SSRU
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.continuous_batching import SearchRequest, continuous_search
 from transduce.decoding.logits_processors import MinLength
@@ -192,7 +193,7 @@ def test_many_rows_run_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"position": Rotary}, {"norm_kind": "rms"}, {"token_mixer": "ssru"}, {"heads": 4}, {"projections": "none"}],
+    [{"position": Rotary}, {"norm_kind": "rms"}, {"token_mixer": SSRU}, {"heads": 4}, {"projections": "none"}],
 )
 def test_unsupported_decoders_are_not_lowered(options: dict[str, Any]) -> None:
     model = build({**options, "position": options.get("position", Sinusoidal)})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from transduce.attention.multihead import AttentionOptions, CrossAttention
+from transduce.attention.multihead import CrossAttention
 from transduce.attention.positions import POSITIONS, Learned, NoPosition, Rotary, Sinusoidal
 from transduce.attention.scores import Dot, ScaledDot
 from transduce.attention.self_attention import SSRU, AverageAttention, scan
@@ -23,6 +23,7 @@ from transduce.flow import Batch, Memory, Padded, map_tensors
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.feed_forward import FeedForward
 from transduce.layers.norm import BatchNorm, RMSNorm
+from transduce.layers.option_groups import AttentionOptions, FeedForwardOptions, SublayerOptions
 from transduce.recipe import parse
 
 WIDTH, SIZE = 8, 9
@@ -62,9 +63,9 @@ def test_incompatible_heads_raise_input_errors():
         with pytest.raises(InputError, match=message):
             CrossAttention(WIDTH, WIDTH, heads)
     with pytest.raises(InputError, match="no window"):
-        TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, token_mixer="ssru", window=2, **SIZES)
+        TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, token_mixer=SSRU, window=2, **SIZES)
     with pytest.raises(InputError, match="Rotary positions"):
-        TransformerEncoder(Embedding(SIZE, WIDTH), token_mixer="average", **{**SIZES, "position": Rotary})
+        TransformerEncoder(Embedding(SIZE, WIDTH), token_mixer=AverageAttention, **{**SIZES, "position": Rotary})
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_parallel_scan_equals_the_loop(steps, seed):
 
 
 def test_ssru_against_loops():
-    own, rows, before = SSRU(WIDTH), torch.randn(2, 6, WIDTH), torch.randn(2, WIDTH)
+    own, rows, before = SSRU(WIDTH, SublayerOptions()), torch.randn(2, 6, WIDTH), torch.randn(2, WIDTH)
     nn.init.normal_(own.forget.bias)
     got, after, _ = own(rows, before, view())
     cell = before
@@ -223,7 +224,8 @@ def test_ssru_against_loops():
 
 
 def test_average_attention_against_loops():
-    own, rows = AverageAttention(WIDTH, FeedForward(WIDTH, 12, "relu"), True), torch.randn(2, 6, WIDTH)
+    own = AverageAttention(WIDTH, SublayerOptions(feed_forward=FeedForwardOptions(12)))
+    rows = torch.randn(2, 6, WIDTH)
     real = torch.arange(6) < torch.tensor([[6], [4]])
     got, (total, count), _ = own(rows, own.start(2, rows), view(real))
     for row, length in enumerate((6, 4)):
@@ -235,7 +237,7 @@ def test_average_attention_against_loops():
         assert count[row] == length
 
 
-@pytest.mark.parametrize("kind", ["ssru", "average", "convolutional"])
+@pytest.mark.parametrize("kind", [SSRU, AverageAttention, "convolutional"])
 def test_state_of_ssru_and_average_attention_has_constant_size(kind):
     parts = (Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0)
     decoder = (
@@ -274,7 +276,7 @@ def test_without_positions_the_encoder_is_permutation_equivariant(kind):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"token_mixer": "ssru"}, {"token_mixer": "average"}, {"norm_kind": "batch"}], ids=str
+    "options", [{}, {"token_mixer": SSRU}, {"token_mixer": AverageAttention}, {"norm_kind": "batch"}], ids=str
 )
 def test_half_precision_state_keeps_its_dtype(options):
     """Under mixed precision the past keeps a type that the next step can take, and says about the same."""

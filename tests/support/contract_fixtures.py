@@ -12,6 +12,7 @@ import torch
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
+from transduce.attention.self_attention import TOKEN_MIXERS
 from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
@@ -59,9 +60,8 @@ BLOCKS = (
     {"gated": True, "activation": "gelu_tanh", "bias": False},
     {"projections": "none", "score": "dot", "heads": 1},
     {"projections": "none", "window": 1},
-    {"token_mixer": "ssru"},
+    *({"token_mixer": mixer} for mixer in TOKEN_MIXERS),
     {"token_mixer": "ssru", "norm": "post", "position": "none"},
-    {"token_mixer": "average"},
     {"token_mixer": "average", "norm": "post", "position": "learned", "bias": False},
     {"position": {"kind": "sinusoidal", "join": "concatenate"}},
     {"position": {"kind": "learned", "join": "concatenate"}},

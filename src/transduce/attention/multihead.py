@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor, nn
 
 from transduce.attention.attend import Attend
-from transduce.attention.normalisers import Softmax
-from transduce.attention.scores import ScaledDot
-from transduce.contracts import AttentionScore, Count, Normaliser, Rate
 from transduce.errors import InputError
 from transduce.kernels.linear import joint_linear, linear
 from transduce.layers.feed_forward import dense
+from transduce.layers.option_groups import AttentionOptions
 
 START = 2**-0.5
-
-Projections = Literal["all", "none"]
-
-
-@dataclass(frozen=True)
-class AttentionOptions:
-    """The options that all attention layers of a model have in common."""
-
-    heads: Count = 4
-    kv_heads: Count | None = (
-        None  # heads of keys and values, each shared by a group of query heads; None: as many as heads
-    )
-    head_width: Count | None = None  # None: the width of the model, divided by the heads
-    score: type[AttentionScore] = ScaledDot
-    normaliser: type[Normaliser] = Softmax
-    projections: Projections = "all"
-    attention_dropout: Rate = 0.0
-
-    @property
-    def key_value_heads(self) -> int:
-        return self.kv_heads or self.heads
 
 
 class MultiHeadAttention(nn.Module):

@@ -1,8 +1,6 @@
-"""Token mixers: self-attention, average attention and SSRU."""
+"""Self-attention, and the token mixers that can take its place: average attention and SSRU."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,13 +8,17 @@ from torch import Tensor
 from transduce.attention.multihead import MultiHeadAttention
 from transduce.contracts import SequenceContext, TokenMixer
 from transduce.flow import CacheSlots, Tree
-from transduce.layers.feed_forward import FeedForward, dense
-
-TokenMixerKind = Literal["attention", "ssru", "average"]
+from transduce.layers.feed_forward import dense
+from transduce.layers.option_groups import SublayerOptions
 
 
 class SelfAttention(MultiHeadAttention, TokenMixer):
     """multi-head self-attention over all rows, earlier rows, or a window (Vaswani 2017)"""
+
+    has_kv_cache = True
+
+    def __init__(self, width: int, options: SublayerOptions) -> None:
+        super().__init__(width, width, options.attention, options.bias)
 
     def start(self, rows: int, like: Tensor) -> Tree:
         empty = like.new_zeros(rows, self.kv_heads, 0, self.head_width)
@@ -59,7 +61,7 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
 class SSRU(TokenMixer):
     """f_t = sigmoid(W_f x_t + b), c_t = f_t c_{t-1} + (1 - f_t) W x_t, relu(c_t): the state is one vector (Kim 2019)"""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, options: SublayerOptions) -> None:
         super().__init__()
         self.width = width
         # The forget gate always has a bias: it sets the initial time scale of the state.
@@ -83,20 +85,21 @@ def scan(decay: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
     Gives the product of the decays up to each t, by which an earlier state would come through, and c_t.
     """
-    reach = 1
-    while reach < inputs.size(1):
-        inputs = torch.cat((inputs[:, :reach], inputs[:, reach:] + decay[:, reach:] * inputs[:, :-reach]), 1)
-        decay = torch.cat((decay[:, :reach], decay[:, reach:] * decay[:, :-reach]), 1)
-        reach *= 2
+    span = 1
+    while span < inputs.size(1):
+        inputs = torch.cat((inputs[:, :span], inputs[:, span:] + decay[:, span:] * inputs[:, :-span]), 1)
+        decay = torch.cat((decay[:, :span], decay[:, span:] * decay[:, :-span]), 1)
+        span *= 2
     return decay, inputs
 
 
 class AverageAttention(TokenMixer):
     """g_t = FFN(mean of x_1 .. x_t), i x_t + f g_t, i, f = sigmoid(W [x_t; g_t]): the state is a sum (Zhang 2018)"""
 
-    def __init__(self, width: int, feed_forward: FeedForward, bias: bool) -> None:
+    def __init__(self, width: int, options: SublayerOptions) -> None:
         super().__init__()
-        self.width, self.feed_forward, self.gates = width, feed_forward, dense(2 * width, 2 * width, bias)
+        self.width, self.feed_forward = width, options.feed_forward.make(width, options.bias)
+        self.gates = dense(2 * width, 2 * width, options.bias)
 
     def start(self, rows: int, like: Tensor) -> Tree:
         return like.new_zeros(rows, self.width), like.new_zeros(rows, 1)
@@ -110,3 +113,6 @@ class AverageAttention(TokenMixer):
         mean = self.feed_forward(totals / counts)
         keep, take = torch.sigmoid(self.gates(torch.cat((rows, mean), -1))).chunk(2, -1)
         return keep * rows + take * mean, (totals[:, -1], counts[:, -1]), None
+
+
+TOKEN_MIXERS: dict[str, type[TokenMixer]] = {"attention": SelfAttention, "ssru": SSRU, "average": AverageAttention}

@@ -8,15 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from transduce.attention.multihead import AttentionOptions, CrossAttention, layers_and_heads
+from transduce.attention.multihead import CrossAttention, layers_and_heads
 from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Learned, embedded_only
 from transduce.attention.scores import Dot
 from transduce.contracts import AttentionScore, Count, Decoder, Normaliser, PositionEncoding, Rate
 from transduce.flow import Attention, Memory, State, Step
 from transduce.layers.convolution import HALF, GatedConvolution
-from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
+from transduce.layers.feed_forward import Dropout
+from transduce.layers.option_groups import AttentionOptions
 
 
 class ConvolutionalDecoder(Decoder):

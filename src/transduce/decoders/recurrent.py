@@ -14,9 +14,8 @@ from transduce.contracts import ContextMechanism, ContextOutput, Count, Decoder,
 from transduce.decoders.context import Bahdanau, InitialContext
 from transduce.errors import InputError
 from transduce.flow import Attention, Memory, State, Step, Tree
-from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
-from transduce.layers.feed_forward import dense
+from transduce.layers.feed_forward import Dropout, dense
 from transduce.layers.recurrent import Cell, LayerState, RecurrentStack, StepwiseRecurrence
 
 Cells = tuple[LayerState, ...]

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.attention.multihead import AttentionOptions
 from transduce.attention.positions import RelativeBias
 from transduce.attention.self_attention import SelfAttention
 from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate, SequenceContext
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
-from transduce.layers.dropout import Dropout
-from transduce.layers.feed_forward import FeedForward
+from transduce.layers.feed_forward import Dropout, FeedForward
 from transduce.layers.norm import NORMALISATIONS, LayerNorm
+from transduce.layers.option_groups import AttentionOptions, SublayerOptions
 
 
 class ConformerEncoder(Encoder):
@@ -43,11 +42,11 @@ class ConformerEncoder(Encoder):
             raise InputError(f"a kernel of {kernel} has no middle row", remedy="set an odd kernel")
         self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
         self.position = position(width, heads, False)
-        shape = AttentionOptions(heads, attention_dropout=dropout)
+        sublayers = SublayerOptions(AttentionOptions(heads, attention_dropout=dropout))
         # Not `layers`: parameter sharing matches weights by name, and these layers are not those of a Transformer.
         self.conformer_layers = nn.ModuleList(
             ConformerLayer(
-                SelfAttention(width, width, shape),
+                SelfAttention(width, sublayers),
                 ConvolutionModule(width, kernel, NORMALISATIONS[norm_kind](width)),
                 FeedForward(width, ff_width, "silu", dropout),
                 FeedForward(width, ff_width, "silu", dropout),

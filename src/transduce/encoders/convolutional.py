@@ -11,7 +11,7 @@ from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
 from transduce.layers.convolution import HALF, GatedConvolution
-from transduce.layers.dropout import Dropout
+from transduce.layers.feed_forward import Dropout
 
 
 class ConvolutionalEncoder(Encoder):

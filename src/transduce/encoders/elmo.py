@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
-from transduce.layers.dropout import Dropout
-from transduce.layers.feed_forward import dense
+from transduce.layers.feed_forward import Dropout, dense
 from transduce.layers.recurrent import Cell, RecurrentStack, reverse
 
 

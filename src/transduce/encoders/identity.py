@@ -5,7 +5,7 @@ from __future__ import annotations
 from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
-from transduce.layers.dropout import Dropout
+from transduce.layers.feed_forward import Dropout
 
 
 class IdentityEncoder(Encoder):

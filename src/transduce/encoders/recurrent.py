@@ -8,7 +8,7 @@ import torch
 
 from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.flow import Batch, Memory
-from transduce.layers.dropout import Dropout
+from transduce.layers.feed_forward import Dropout
 from transduce.layers.recurrent import Cell, RecurrentStack, reverse
 
 

@@ -7,7 +7,7 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.layers.dropout import Dropout
+from transduce.layers.feed_forward import Dropout
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two terms
 

@@ -1,15 +1,13 @@
-"""Position-wise feed-forward network."""
+"""Linear layer, dropout, and the position-wise feed-forward network."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
-from transduce.contracts import Count, Rate
+from transduce.kernels.dropout import dropout
 from transduce.kernels.linear import linear
-from transduce.layers.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -23,17 +21,11 @@ def dense(width_in: int, width_out: int, bias: bool = True, gain: float = 1.0) -
     return layer
 
 
-@dataclass(frozen=True)
-class FeedForwardOptions:
-    """The options of the feed-forward networks of a model."""
+class Dropout(nn.Dropout):
+    """each number is 0 with probability p, else divided by 1 - p (Srivastava 2014)"""
 
-    ff_width: Count = 1024
-    activation: Activation = "relu"
-    gated: bool = False
-    activation_dropout: Rate = 0.0
-
-    def make(self, width: int, bias: bool = True) -> FeedForward:
-        return FeedForward(width, self.ff_width, self.activation, self.activation_dropout, gated=self.gated, bias=bias)
+    def forward(self, values: Tensor) -> Tensor:
+        return dropout(values, self.p, self.training)
 
 
 class FeedForward(nn.Module):

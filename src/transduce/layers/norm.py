@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from annotated_types import Gt
 from torch import Tensor, nn
 
 from transduce.kernels.add_norm import NormPair, ResidualStream, add_norm, add_residual, norm_stream, row_norm
@@ -83,19 +81,6 @@ NORMALISATIONS: dict[str, Callable[..., nn.Module]] = {
 
 
 NormPlacement = Literal["pre", "post"]
-
-
-@dataclass(frozen=True)
-class NormOptions:
-    """The options of the norms of a Transformer stack."""
-
-    norm: NormPlacement = "pre"
-    norm_kind: Normalisation = "layer"
-    norm_eps: Annotated[float, Gt(0)] | None = None
-    embedding_norm: bool = False  # a norm over the sum of embeddings and positions (Devlin 2019)
-
-    def make(self, width: int, bias: bool = True) -> nn.Module:
-        return make_norm(self.norm_kind, width, bias, self.norm_eps)
 
 
 def make_norm(kind: Normalisation, width: int, bias: bool = True, eps: float | None = None) -> nn.Module:

@@ -1,18 +1,82 @@
-"""Option groups: small dataclasses of options whose fields a recipe gives flat."""
+"""Option groups of encoders and decoders: attention, feed-forward, norm, sub-layers.
+
+A constructor takes a few of these small values; a recipe gives their fields flat, beside the other options.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
+
+from annotated_types import Gt
+from torch import nn
+
+from transduce.attention.normalisers import Softmax
+from transduce.attention.scores import ScaledDot
+from transduce.contracts import AttentionScore, Count, Normaliser, Rate
+from transduce.layers.feed_forward import Activation, FeedForward
+from transduce.layers.norm import Normalisation, NormPlacement, make_norm
 
 Init = Callable[..., None]
 
 
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The options that all attention layers of a model have in common."""
+
+    heads: Count = 4
+    kv_heads: Count | None = None  # heads of keys and values, each shared by a group of query heads; None: heads
+    head_width: Count | None = None  # None: the width of the model, divided by the heads
+    score: type[AttentionScore] = ScaledDot
+    normaliser: type[Normaliser] = Softmax
+    projections: Literal["all", "none"] = "all"
+    attention_dropout: Rate = 0.0
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+
+@dataclass(frozen=True)
+class FeedForwardOptions:
+    """The options of the feed-forward networks of a model."""
+
+    ff_width: Count = 1024
+    activation: Activation = "relu"
+    gated: bool = False
+    activation_dropout: Rate = 0.0
+
+    def make(self, width: int, bias: bool = True) -> FeedForward:
+        return FeedForward(width, self.ff_width, self.activation, self.activation_dropout, gated=self.gated, bias=bias)
+
+
+@dataclass(frozen=True)
+class NormOptions:
+    """The options of the norms of a Transformer stack."""
+
+    norm: NormPlacement = "pre"
+    norm_kind: Normalisation = "layer"
+    norm_eps: Annotated[float, Gt(0)] | None = None
+    embedding_norm: bool = False  # a norm over the sum of embeddings and positions (Devlin 2019)
+
+    def make(self, width: int, bias: bool = True) -> nn.Module:
+        return make_norm(self.norm_kind, width, bias, self.norm_eps)
+
+
+@dataclass(frozen=True)
+class SublayerOptions:
+    """The options of the sub-layers of a Transformer layer, which every token mixer is built with."""
+
+    attention: AttentionOptions = AttentionOptions()
+    feed_forward: FeedForwardOptions = FeedForwardOptions()
+    bias: bool = True  # of the linear layers and norms
+
+
 def flat_options(init: Init) -> Init:
-    """An `__init__` whose keyword-only dataclass parameters are given as their fields.
+    """An `__init__` whose keyword-only dataclass parameters are given as their fields, which may be groups again.
 
     With `norm: NormOptions` in the signature, callers and recipes write `norm_kind=..., norm_eps=...`. The signature
     and the annotations of the result are flat, so the registry finds the type and default of every option.
@@ -29,10 +93,7 @@ def flat_options(init: Init) -> Init:
 
     @wraps(init)
     def construct(self: Any, *given: Any, **options: Any) -> None:
-        grouped = {}
-        for name, group in groups.items():
-            given_fields = {field.name for field in fields(group)} & options.keys()
-            grouped[name] = group(**{option: options.pop(option) for option in given_fields})
+        grouped = {name: _take(group, options) for name, group in groups.items()}
         init(self, *given, **grouped, **options)
 
     construct.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
@@ -40,14 +101,28 @@ def flat_options(init: Init) -> Init:
     return construct
 
 
+def _take(group: Any, options: dict[str, Any]) -> Any:
+    """The group, made of those of the flat options that are its fields; they are removed from the options."""
+    inner = _groups_of(group)
+    taken = {name: _take(one, options) for name, one in inner.items()}
+    given = {field.name for field in fields(group)} & options.keys() - inner.keys()
+    return group(**taken, **{name: options.pop(name) for name in given})
+
+
 def _field_parameters(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name]
-        )
-        for field in fields(group)
-    ]
+    hints, inner = get_type_hints(group, include_extras=True), _groups_of(group)
+    flat: list[inspect.Parameter] = []
+    for field in fields(group):
+        if field.name in inner:
+            flat += _field_parameters(inner[field.name])
+        else:
+            kind, default, hint = inspect.Parameter.KEYWORD_ONLY, _default(field), hints[field.name]
+            flat.append(inspect.Parameter(field.name, kind, default=default, annotation=hint))
+    return flat
+
+
+def _groups_of(group: Any) -> Mapping[str, Any]:
+    return {name: hint for name, hint in get_type_hints(group).items() if is_dataclass(hint)}
 
 
 def _default(field: Field[Any]) -> Any:

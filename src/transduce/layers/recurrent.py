@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transduce.errors import InputError
 from transduce.kernels.dispatch import compiling, has_hooks
-from transduce.layers.dropout import Dropout
+from transduce.layers.feed_forward import Dropout
 
 Cell = Literal["rnn", "gru", "lstm"]
 CELLS: dict[str, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {

@@ -10,18 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.attention.multihead import AttentionOptions, CrossAttention
+from transduce.attention.multihead import CrossAttention
 from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
-from transduce.attention.self_attention import SSRU, AverageAttention, SelfAttention, TokenMixerKind
+from transduce.attention.self_attention import SelfAttention
 from transduce.contracts import Count, FrontEnd, PositionEncoding, Rate, SequenceContext, TokenMixer
 from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream
-from transduce.layers.dropout import Dropout
 from transduce.layers.embedding import Embedding, Output
-from transduce.layers.feed_forward import FeedForward, FeedForwardOptions
-from transduce.layers.norm import NormOptions, NormPlacement, Residual
-from transduce.layers.option_groups import flat_options
+from transduce.layers.feed_forward import Dropout, FeedForward
+from transduce.layers.norm import NormPlacement, Residual
+from transduce.layers.option_groups import NormOptions, SublayerOptions, flat_options
 
 KeysValues = tuple[Tensor, Tensor]  # each B G S K
 
@@ -44,6 +43,15 @@ class StackOutput:
     cross_attention: Tensor | None  # R L H T S
 
 
+@dataclass(frozen=True)
+class SequenceOptions:
+    """How the rows of a sequence are told apart by position, and mixed."""
+
+    position: type[PositionEncoding] = Sinusoidal
+    token_mixer: type[TokenMixer] = SelfAttention
+    window: Count | None = None  # rows attend to rows at most this far away; None: to all
+
+
 class TransformerStack(nn.Module):
     """A stack of Transformer layers and its options; encoder and decoder inherit both."""
 
@@ -60,44 +68,33 @@ class TransformerStack(nn.Module):
         *,
         layers: Count = 3,
         width: Count = 256,
-        attention: AttentionOptions,
-        feed_forward: FeedForwardOptions,
+        sublayers: SublayerOptions,
         norm: NormOptions,
-        bias: bool = True,
-        position: type[PositionEncoding] = Sinusoidal,
-        token_mixer: TokenMixerKind = "attention",
-        window: Count | None = None,
+        sequence: SequenceOptions,
         dropout: Rate = 0.1,
     ) -> None:
         super().__init__()
-        self.width, self.window = width, window
-        self.has_kv_cache = token_mixer == "attention"  # the state of the other token mixers has a constant size
+        attention, bias = sublayers.attention, sublayers.bias
+        self.width, self.window = width, sequence.window
         self.embedding, self.dropout = embedding, Dropout(dropout)
         if output is not None:
             self.output = output
-        self.position = position(width, attention.heads, self.causal)
-        _check_token_mixer(token_mixer, self.position, window)
+        self.position = sequence.position(width, attention.heads, self.causal)
         if attention.head_width not in (None, width // attention.heads):
             free_of_heads(self.position, attention.head_width)
-
-        def make_token_mixer() -> TokenMixer:
-            if token_mixer == "ssru":
-                return SSRU(width)
-            if token_mixer == "average":
-                return AverageAttention(width, feed_forward.make(width, bias), bias)
-            return SelfAttention(width, width, attention, bias)
-
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             TransformerLayer(
-                make_token_mixer(),
+                sequence.token_mixer(width, sublayers),
                 CrossAttention(width, memory_width, attention, bias) if memory_width else None,
-                feed_forward.make(width, bias),
+                sublayers.feed_forward.make(width, bias),
                 [norm.make(width, bias) for _ in range(3 if memory_width else 2)],
                 norm.norm,
                 dropout,
             )
             for _ in range(layers)
         )
+        self.has_kv_cache = self.layers[0].self_attention.has_kv_cache
+        _check_token_mixer(self.layers[0].self_attention, self.position, self.window)
         self.final_norm = norm.make(width, bias) if norm.norm == "pre" else None
         self.embedding_norm = norm.make(width, bias) if norm.embedding_norm else None
 
@@ -216,12 +213,14 @@ class TransformerLayer(nn.Module):
         return residual.leave(values, self.feed_forward(rows), view.real)
 
 
-def _check_token_mixer(kind: TokenMixerKind, position: PositionEncoding, window: int | None) -> None:
-    if kind == "attention":
+def _check_token_mixer(mixer: TokenMixer, position: PositionEncoding, window: int | None) -> None:
+    """Window and positions that act in self-attention need a token mixer with a cache of keys and values."""
+    if mixer.has_kv_cache:
         return
-    embedded_only(position, f"token_mixer: {kind}")
+    name = f"the token mixer {type(mixer).__name__}"
+    embedded_only(position, name)
     if window is not None:
-        raise InputError(f"token_mixer: {kind} has no window", remedy="leave window out, or set token_mixer: attention")
+        raise InputError(f"{name} has no window", remedy="leave window out, or set token_mixer: attention")
 
 
 def enable_gradient_checkpointing(model: nn.Module) -> bool:

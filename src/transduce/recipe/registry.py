@@ -14,6 +14,7 @@ from transduce import contracts
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
+from transduce.attention.self_attention import TOKEN_MIXERS
 from transduce.attention.windows import WINDOWS
 from transduce.contracts import Noise
 from transduce.data.noise import NOISES
@@ -42,6 +43,7 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     contracts.Normaliser: NORMALISERS,
     contracts.Window: WINDOWS,
     contracts.PositionEncoding: POSITIONS,
+    contracts.TokenMixer: TOKEN_MIXERS,
     Objective: OBJECTIVES,
     Noise: NOISES,
     contracts.Strategy: STRATEGIES,
