@@ -11,8 +11,8 @@ from transduce.evaluation.overlap_metrics import RougeL
 from transduce.flow import Example
 from transduce.recipe import load
 from transduce.synthetic import SYNTHETIC, generate
-from transduce.synthetic.records import missing_values
-from transduce.synthetic.transliteration import LETTERS
+from transduce.synthetic.texts import missing_values
+from transduce.synthetic.words import LATIN
 from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def exact(answers: list[str], examples: list[Example]) -> float:
 def test_transliteration(tmp_path):
     assert value(learn(tmp_path, "transliteration", "attention", 8000), "exact") >= 80
     # The same rules without a look at the neighbours.
-    table = {**LETTERS, "е": "e", "ё": "yo", "ь": "", "ъ": ""}
+    table = {**LATIN, "е": "e", "ё": "yo", "ь": "", "ъ": ""}
     examples = held_out("transliteration")
     assert exact(["".join(table[letter] for letter in one.source) for one in examples], examples) <= 55
 

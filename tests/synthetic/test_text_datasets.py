@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from transduce.errors import InputError
 from transduce.synthetic import SYNTHETIC, generate
-from transduce.synthetic.inflection import CASES, NUMBERS, POSSESSORS, VOWELS, inflect
-from transduce.synthetic.records import VALUES, missing_values
-from transduce.synthetic.transliteration import transliterate
+from transduce.synthetic.texts import VALUES, missing_values
+from transduce.synthetic.words import CASES, NUMBERS, POSSESSORS, TURKISH_VOWELS, inflect, transliterate
 
 TEXTS = [name for name, dataset in SYNTHETIC.items() if not dataset.writes_files]
 every_text_dataset = pytest.mark.parametrize("name", TEXTS)
@@ -108,19 +107,21 @@ def test_inflection_of_known_words(lemma, features, form):
 
 
 @given(
-    lemma=st.text("abdeglmnorsuzöüıi", min_size=1, max_size=8).filter(lambda word: any(one in VOWELS for one in word)),
+    lemma=st.text("abdeglmnorsuzöüıi", min_size=1, max_size=8).filter(
+        lambda word: any(one in TURKISH_VOWELS for one in word)
+    ),
     features=st.tuples(*map(st.sampled_from, ([*NUMBERS], [*POSSESSORS], [*CASES]))),
 )
 def test_inflection_keeps_vowel_harmony_and_the_stem(lemma, features):
     """No suffix has a back vowel after a front one, or two adjacent vowels; a voiced stem is unchanged."""
     form = inflect(lemma, " ".join(part for part in features if part))
     assert form.startswith(lemma)
-    last = [one for one in lemma if one in VOWELS][-1]
+    last = [one for one in lemma if one in TURKISH_VOWELS][-1]
     added = form[len(lemma) :]
-    back = [one in "aıou" for one in last + added if one in VOWELS]
+    back = [one in "aıou" for one in last + added if one in TURKISH_VOWELS]
     assert len(set(back)) == 1
     ends = lemma[-1] + added
-    assert not any(a in VOWELS and b in VOWELS for a, b in pairwise(ends))
+    assert not any(a in TURKISH_VOWELS and b in TURKISH_VOWELS for a, b in pairwise(ends))
 
 
 @pytest.mark.parametrize("name", ["summaries", "questions", "dialogue", "records"])

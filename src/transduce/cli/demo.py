@@ -37,9 +37,9 @@ def _dates() -> Splits:
 
 
 def _pronounce() -> Splits:
-    from transduce.synthetic.pronunciation import split
+    from transduce.synthetic.words import split_pronunciations
 
-    return split()
+    return split_pronunciations()
 
 
 _CHARACTERS = {"kind": "chars", "size": 8000}

@@ -13,44 +13,37 @@ from pathlib import Path
 
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
-from transduce.synthetic import (
-    algorithmic,
-    dates,
-    dialogue,
-    inflection,
-    moving_shapes,
-    paraphrases,
-    pronunciation,
-    questions,
-    records,
-    shapes,
-    summaries,
-    sung_digits,
-    transliteration,
-)
+from transduce.synthetic import algorithmic, dates, paraphrases, shapes, sung_digits, texts, words
 from transduce.synthetic.dataset import SyntheticDataset, distinct, write_folder
 
 __all__ = ["SYNTHETIC", "SyntheticDataset", "generate", "write_files"]
 
 SYNTHETIC: dict[str, SyntheticDataset] = {
-    "transliteration": SyntheticDataset("Cyrillic words -> Latin letters", "transliterate", transliteration.generate),
-    "inflection": SyntheticDataset(
-        "Turkish-like nouns TAB case and number -> inflected form", "inflect", inflection.generate, columns=2
+    "transliteration": SyntheticDataset(
+        "Cyrillic words -> Latin letters", "transliterate", words.generate_transliterations
     ),
-    "summaries": SyntheticDataset("news of a few sentences -> one-sentence summary", "summarise", summaries.generate),
+    "inflection": SyntheticDataset(
+        "Turkish-like nouns TAB case and number -> inflected form", "inflect", words.generate_inflections, columns=2
+    ),
+    "summaries": SyntheticDataset(
+        "news of a few sentences -> one-sentence summary", "summarise", texts.generate_summaries
+    ),
     "questions": SyntheticDataset(
-        "a story of who is where and has what TAB a question -> the answer", "answer", questions.generate, columns=2
+        "a story of who is where and has what TAB a question -> the answer",
+        "answer",
+        texts.generate_questions,
+        columns=2,
     ),
     "dialogue": SyntheticDataset(
-        "five turns of booking a table -> the next turn", "converse", dialogue.generate, columns=dialogue.TURNS
+        "five turns of booking a table -> the next turn", "converse", texts.generate_dialogues, columns=texts.TURNS
     ),
-    "records": SyntheticDataset("attributes of a restaurant -> a sentence", "describe", records.generate),
+    "records": SyntheticDataset("attributes of a restaurant -> a sentence", "describe", texts.generate_records),
     "copy": SyntheticDataset("letters -> the same letters", "generate", algorithmic.generator("copy")),
     "reverse": SyntheticDataset("letters -> the letters in reverse", "generate", algorithmic.generator("reverse")),
     "sort": SyntheticDataset("letters -> the letters in order", "generate", algorithmic.generator("sort")),
     "dates": SyntheticDataset("dates in many languages and styles -> ISO 8601", "generate", dates.generate_split),
     "pronunciation": SyntheticDataset(
-        "English words -> phones (CMU Pronouncing Dictionary)", "pronounce", pronunciation.generate
+        "English words -> phones (CMU Pronouncing Dictionary)", "pronounce", words.generate_pronunciations
     ),
     "paraphrases": SyntheticDataset("a sentence -> a paraphrase of it", "embed", paraphrases.generate_split),
     "shapes": SyntheticDataset("images of shapes -> a caption", "caption", shapes.generate_captions, writes_files=True),
@@ -78,12 +71,12 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
         "recordings of sung digits -> the digits", "transcribe", sung_digits.generate, writes_files=True
     ),
     "films": SyntheticDataset(
-        "videos of a moving shape -> a caption", "caption-videos", moving_shapes.generate_captions, writes_files=True
+        "videos of a moving shape -> a caption", "caption-videos", shapes.generate_video_captions, writes_files=True
     ),
     "actions": SyntheticDataset(
         "videos of a moving shape -> the kind of motion",
         "classify-videos",
-        moving_shapes.generate_actions,
+        shapes.generate_actions,
         writes_files=True,
     ),
 }

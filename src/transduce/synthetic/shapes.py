@@ -1,8 +1,4 @@
-"""Images of coloured shapes: captions, icons, and visual question answering.
-
-Neither the image alone nor the question alone determines the answer: yes and no, and every count, are equally
-frequent, and colours and shapes are random.
-"""
+"""Images and videos of coloured shapes: captions, icons, questions, kinds of motion."""
 
 from __future__ import annotations
 
@@ -14,7 +10,13 @@ from itertools import permutations, product
 from typing import Any
 
 from transduce.modalities.image.files import pillow
+from transduce.modalities.video.files import write_animation
 from transduce.synthetic.dataset import FileExample, is_held_out
+
+# Images of coloured shapes: captions, icons, and visual question answering.
+#
+# Neither the image alone nor the question alone determines the answer: yes and no, and every count, are equally
+# frequent, and colours and shapes are random.
 
 COLOURS = {
     "red": (214, 40, 40),
@@ -25,7 +27,7 @@ COLOURS = {
     "orange": (240, 132, 32),
 }
 KINDS = ("circle", "square", "triangle", "cross")
-SIZE = 64  # pixels per side
+IMAGE_SIZE = 64  # pixels per side
 BACKGROUND = (236, 236, 230)
 SUPERSAMPLING = 4  # images are drawn this many times larger, then reduced, which smooths the edges
 COLUMNS = ("left", "middle", "right")
@@ -64,7 +66,7 @@ def place_shapes(rng: random.Random, count: int, *, held_out: bool) -> list[Shap
     boxes: list[Box] = []
     while len(boxes) < count:
         side = rng.randint(14, 22)
-        left, top = rng.randint(1, SIZE - side - 1), rng.randint(1, SIZE - side - 1)
+        left, top = rng.randint(1, IMAGE_SIZE - side - 1), rng.randint(1, IMAGE_SIZE - side - 1)
         box = (left, top, left + side, top + side)
         if all(_disjoint(box, other) for other in boxes):
             boxes.append(box)
@@ -77,7 +79,7 @@ def _disjoint(one: Box, other: Box) -> bool:
 
 def render_png(shapes: list[Shape], background: tuple[int, int, int] = BACKGROUND) -> bytes:
     stream = io.BytesIO()
-    render(shapes, SIZE, background).save(stream, "PNG")
+    render(shapes, IMAGE_SIZE, background).save(stream, "PNG")
     return stream.getvalue()
 
 
@@ -130,7 +132,7 @@ def generate_icons(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
     while True:
         (colour, kind), (word, half) = rng.choice(names), rng.choice((("small", 14), ("large", 26)))
         half += rng.randint(-2, 2)
-        box = (SIZE // 2 - half, SIZE // 2 - half, SIZE // 2 + half, SIZE // 2 + half)
+        box = (IMAGE_SIZE // 2 - half, IMAGE_SIZE // 2 - half, IMAGE_SIZE // 2 + half, IMAGE_SIZE // 2 + half)
         image = render_png([Shape(colour, kind, box)])
         yield FileExample("", f"a {word} {colour} {kind}", {"png": image}, {"box": box})
 
@@ -167,10 +169,10 @@ def _generate_questions(
 
 def _place_in_columns(rng: random.Random, held_out: bool) -> list[Shape]:
     """One shape in each third of the image, at any height."""
-    third, placed = SIZE // len(COLUMNS), []
+    third, placed = IMAGE_SIZE // len(COLUMNS), []
     for column, shape in enumerate(place_shapes(rng, len(COLUMNS), held_out=held_out)):
         side = rng.randint(14, 18)
-        left, top = column * third + rng.randint(1, third - side - 1), rng.randint(1, SIZE - side - 1)
+        left, top = column * third + rng.randint(1, third - side - 1), rng.randint(1, IMAGE_SIZE - side - 1)
         placed.append(replace(shape, box=(left, top, left + side, top + side)))
     return placed
 
@@ -234,3 +236,51 @@ def _existence(rng: random.Random, shapes: list[Shape]) -> list[Question]:
         true = {relation(a, b) for a, b in permutations(shapes, 2) if (a.kind, b.kind) == (one.kind, other.kind)}
         stated = rng.choice([name for name in RELATIONS if name not in true])
     return [(f"is there a {one.kind} {stated} the {other.kind} ?", "yes" if yes else "no", [one, other])]
+
+
+# Videos of one shape that moves, grows or shrinks, with captions or the kind of motion as the label.
+
+VIDEO_SIZE = 32  # pixels per side
+FRAMES = 8
+DIRECTIONS = {"moves left": (-1, 0), "moves right": (1, 0), "moves up": (0, -1), "moves down": (0, 1)}
+ACTIONS = (*DIRECTIONS, "grows", "shrinks")
+
+
+def generate_video_captions(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
+    """`a red circle moves left`. Combinations of shape and colour are held out. The truth is the box in each frame."""
+    names = [name for name in product(COLOURS, KINDS) if is_held_out(" ".join(name)) == held_out]
+    while True:
+        (colour, kind), action = rng.choice(names), rng.choice(ACTIONS)
+        boxes = _boxes(rng, action)
+        truth = {"colour": colour, "kind": kind, "action": action, "boxes": boxes}
+        yield FileExample("", f"a {colour} {kind} {action}", {"gif": _animation(colour, kind, boxes)}, truth)
+
+
+def generate_actions(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
+    """The same videos, each labelled with the kind of motion."""
+    for example in generate_video_captions(rng, held_out):
+        yield FileExample("", str(example.truth["action"]), example.files, example.truth)
+
+
+def _boxes(rng: random.Random, action: str) -> list[Box]:
+    """The bounding box in each frame. The path may lie anywhere, so no single frame reveals the action."""
+    if action in DIRECTIONS:
+        dx, dy = DIRECTIONS[action]
+        side, step = rng.randint(8, 11), rng.choice((1, 2))
+        path = step * (FRAMES - 1)
+        left = rng.randint(1, VIDEO_SIZE - side - 1 - path * abs(dx)) + path * (dx < 0)
+        top = rng.randint(1, VIDEO_SIZE - side - 1 - path * abs(dy)) + path * (dy < 0)
+        corners = [(left + step * time * dx, top + step * time * dy) for time in range(FRAMES)]
+        return [(x, y, x + side, y + side) for x, y in corners]
+    smallest = rng.randint(3, 5)  # half a side
+    halves = [smallest + time for time in range(FRAMES)]
+    if action == "shrinks":
+        halves.reverse()
+    x, y = (rng.randint(max(halves) + 1, VIDEO_SIZE - max(halves) - 1) for _ in range(2))
+    return [(x - half, y - half, x + half, y + half) for half in halves]
+
+
+def _animation(colour: str, kind: str, boxes: list[Box]) -> bytes:
+    stream = io.BytesIO()
+    write_animation([render([Shape(colour, kind, box)], VIDEO_SIZE) for box in boxes], stream)
+    return stream.getvalue()
