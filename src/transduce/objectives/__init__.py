@@ -1,16 +1,14 @@
 """Training objectives and their registry."""
 
 from transduce.contracts import Loss, Objective
-from transduce.objectives.attention_penalty import AttentionPenalty
+from transduce.objectives.attention_losses import AttentionPenalty, GuidedAlignment
 from transduce.objectives.contrastive import Contrastive
 from transduce.objectives.cross_entropy import CrossEntropy, RDrop, ScheduledSampling
 from transduce.objectives.ctc import CTC, JointCTC, ctc_loss
 from transduce.objectives.distillation import Distillation
-from transduce.objectives.guided_alignment import GuidedAlignment
+from transduce.objectives.language_modelling import PrefixLM, TruncatedBPTT
 from transduce.objectives.minimum_risk import MinimumRisk
-from transduce.objectives.prefix_lm import PrefixLM
 from transduce.objectives.reinforce import Reinforce
-from transduce.objectives.tbptt import TruncatedBPTT
 
 __all__ = [
     "CTC",

@@ -11,7 +11,7 @@ from torch import Tensor
 from transduce.contracts import Forward, Loss, Objective
 from transduce.flow import Batch, Padded
 from transduce.model import PairEmbeddings
-from transduce.objectives.likelihood import Sharpness
+from transduce.objectives.cross_entropy import Sharpness
 
 
 class Contrastive(Objective):

@@ -14,7 +14,7 @@ from transduce.decoding.ctc_prefix import BLANK
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
 from transduce.model import CTCModel
-from transduce.objectives.likelihood import Share, cross_entropy
+from transduce.objectives.cross_entropy import Share, cross_entropy
 
 
 def ctc_loss(logs: Tensor, rows: Tensor, target: Padded) -> Loss:

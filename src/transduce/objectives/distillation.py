@@ -6,7 +6,7 @@ import torch
 
 from transduce.contracts import Forward, Loss, Objective, Rate
 from transduce.flow import Batch
-from transduce.objectives.likelihood import Share, Sharpness, divergence, likelihood, log_probabilities
+from transduce.objectives.cross_entropy import Share, Sharpness, divergence, likelihood, log_probabilities
 
 
 class Distillation(Objective):

@@ -15,7 +15,7 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Sample
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.model import Transducer
-from transduce.objectives.likelihood import Share, Sharpness, log_probabilities
+from transduce.objectives.cross_entropy import Share, Sharpness, log_probabilities
 
 Ids = Sequence[int]
 LONGEST = 2  # maximum length of samples, as a multiple of the reference

@@ -12,7 +12,7 @@ from transduce.contracts import Decoder, Forward, Loss, Normaliser, Objective, R
 from transduce.errors import InputError
 from transduce.flow import Batch, Step
 from transduce.layers.feed_forward import dense
-from transduce.objectives.likelihood import Weight, likelihood, log_probabilities
+from transduce.objectives.cross_entropy import Weight, likelihood, log_probabilities
 
 
 class Reinforce(Objective):

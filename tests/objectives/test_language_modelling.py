@@ -15,7 +15,7 @@ from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.model import Transducer
 from transduce.objectives import CrossEntropy, PrefixLM, TruncatedBPTT
-from transduce.objectives.prefix_lm import joined
+from transduce.objectives.language_modelling import joined
 from transduce.recipe import parse
 
 WORDS = 11

@@ -9,7 +9,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Attention, Batch, Padded, State, Step
 from transduce.objectives import AttentionPenalty, CrossEntropy
-from transduce.objectives.attention_penalty import coverage
+from transduce.objectives.attention_losses import coverage
 from transduce.recipe import parse
 
 SIZE = 9
