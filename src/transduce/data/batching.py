@@ -25,7 +25,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.word_alignment import ALIGNMENT, token_alignment
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
-from transduce.modalities.item_store import ItemStore
+from transduce.modalities.sources import ItemStore
 
 SIDES = ("source", "target")
 

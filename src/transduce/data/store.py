@@ -5,7 +5,7 @@
                       *.ends                            int64: end offset of each pair in the corresponding file
                       corpus.uint8 line.int64           origin of each pair
                       group.uint64                      hash of its source, or of a line of text
-                      part.* source.rows                multimodal sources: see modalities/item_store.py
+                      part.* source.rows                multimodal sources: see modalities/sources.py
                       meta.json                         counts, sizes, dropped pairs; written last
 
 The key is a hash of the content of the files, of the tokenizers and of the filters. A store is written in a temporary
@@ -38,9 +38,8 @@ from transduce.data.tokenizers.running_text import encode_running_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
-from transduce.modalities import item_store
-from transduce.modalities.item_store import ItemStore, ItemWriter, map_array
-from transduce.modalities.sources import ModalitySource
+from transduce.modalities import sources
+from transduce.modalities.sources import ItemStore, ItemWriter, ModalitySource, map_array
 from transduce.recipe import Corpus
 from transduce.storage import sync
 
@@ -118,7 +117,7 @@ class StoreWriter:
     def __init__(self, folder: Path, source: Tokenizer | ModalitySource, target: Tokenizer, filters: Filters) -> None:
         self._folder, self._filters, self._seen = folder, filters, PairHashSet(folder)
         parts = list(source.parts) if isinstance(source, ModalitySource) else []
-        names = [*_file_names(), *item_store.file_names(parts)]
+        names = [*_file_names(), *sources.file_names(parts)]
         self._files = {name: open(folder / name, "wb") for name in names}  # noqa: SIM115 (see close)
         self._items = ItemWriter(source, self._files) if isinstance(source, ModalitySource) else None
         # Multimodal sources have no ids, so any tokenizer serves for their empty rows.

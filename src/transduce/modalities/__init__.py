@@ -5,7 +5,7 @@ from transduce.modalities.audio.front_ends import ConvSubsampling, FrameStacking
 from transduce.modalities.audio.modality import Audio, AudioFeatures
 from transduce.modalities.image.front_ends import CNNGrid, FeatureGrid, PatchEmbedding
 from transduce.modalities.image.modality import Image, ImageFeatures
-from transduce.modalities.video.modality import FrameEmbedding, TubeletEmbedding, Video
+from transduce.modalities.video import FrameEmbedding, TubeletEmbedding, Video
 
 MODALITIES: dict[str, type[Modality]] = {
     "image": Image,

@@ -10,7 +10,7 @@ from itertools import permutations, product
 from typing import Any
 
 from transduce.modalities.image.files import pillow
-from transduce.modalities.video.files import write_animation
+from transduce.modalities.video import write_animation
 from transduce.synthetic.dataset import FileExample, is_held_out
 
 # Images of coloured shapes: captions, icons, and visual question answering.

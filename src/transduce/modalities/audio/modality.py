@@ -14,9 +14,8 @@ from torch import Tensor
 from transduce.contracts import Count, Modality, VisualSource
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
-from transduce.modalities.audio.augmentation import SpecAugment, perturb_speed
 from transduce.modalities.audio.files import EXTENSIONS, FRAME_EXTENSIONS, read_frames, read_waveform, write_frames
-from transduce.modalities.audio.spectrogram import LogMelSpectrogram, Scale
+from transduce.modalities.audio.spectrogram import LogMelSpectrogram, Scale, SpecAugment, perturb_speed
 
 NonNegative = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]

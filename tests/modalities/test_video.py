@@ -14,8 +14,14 @@ from torch.testing import assert_close
 
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
-from transduce.modalities.video.files import frame_indices, read_video, write_animation
-from transduce.modalities.video.modality import FrameEmbedding, TubeletEmbedding, Video
+from transduce.modalities.video import (
+    FrameEmbedding,
+    TubeletEmbedding,
+    Video,
+    frame_indices,
+    read_video,
+    write_animation,
+)
 
 SHADES = [0, 60, 120, 180, 240]
 

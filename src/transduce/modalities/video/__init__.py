@@ -1,1 +1,0 @@
-"""Video: frame sampling from files, front ends."""
