@@ -15,7 +15,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.decoding import continuous_batching as refilling
 from transduce.decoding.continuous_batching import SearchRequest, continuous_search, plan_searches
 from transduce.decoding.logits_processors import ForcedEOS, MinLength, NoRepeatNgram
-from transduce.decoding.mask_filling import MaskFilling
+from transduce.decoding.scoring import MaskFilling
 from transduce.decoding.search import Stepper, search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import Batch, Padded, State, Step

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.explain.attention_map import Explanation
+from transduce.explain.attention import Explanation
 from transduce.explain.html import json_for_script, render_page, write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- <script> ]]> & \u2028\u2029 %%DATA%% \" ' \\ </style></title>"

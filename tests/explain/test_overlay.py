@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from transduce.contracts import VisualSource
-from transduce.explain import overlay
-from transduce.explain.attention_map import AttentionMap, Explanation
+from transduce.explain import png
+from transduce.explain.attention import AttentionMap, Explanation
 from transduce.explain.html import render_page
 
 
@@ -27,7 +27,7 @@ def test_weight_of_one_cell_colours_only_its_pixels(rows, columns, more_down, mo
     cell = data.draw(st.integers(0, rows * columns - 1))
     weights = np.zeros(rows * columns)
     weights[cell] = 0.3
-    painted = (overlay.paint(shown, weights) != 200).any(-1)
+    painted = (png.paint(shown, weights) != 200).any(-1)
     row, column = divmod(cell, columns)
     for y in range(height):
         for x in range(width):
@@ -35,14 +35,14 @@ def test_weight_of_one_cell_colours_only_its_pixels(rows, columns, more_down, mo
 
 
 def test_cells_have_equal_size():
-    painted = (overlay.paint(scene(64, 64, (8, 8)), np.eye(64)[19]) != 200).any(-1)
+    painted = (png.paint(scene(64, 64, (8, 8)), np.eye(64)[19]) != 200).any(-1)
     assert painted[16:24, 24:32].all()
     assert painted.sum() == 64
 
 
 def test_overlay_strength_grows_with_the_weight():
-    found = overlay.paint(scene(4, 12, (1, 3)), np.array([0.0, 0.2, 0.4])).astype(int)
-    distance = np.abs(found - overlay.COLOUR).sum(-1)[0, ::4]
+    found = png.paint(scene(4, 12, (1, 3)), np.array([0.0, 0.2, 0.4])).astype(int)
+    distance = np.abs(found - png.COLOUR).sum(-1)[0, ::4]
     assert (found[:, :4] == 200).all()
     assert distance[0] > distance[1] > distance[2] > 0
 
@@ -57,14 +57,14 @@ def explained(*scenes: VisualSource, cells: int) -> Explanation:
 def test_visual_source_uses_its_own_memory_rows():
     shown = scene(8, 8, (2, 2), begin=3)
     one = explained(shown, cells=9)
-    assert np.array_equal(overlay.source_weights(shown, one.map()), one.map().weights[:, 3:7])
+    assert np.array_equal(png.source_weights(shown, one.map()), one.map().weights[:, 3:7])
 
 
 @pytest.mark.parametrize("kind", ["picture", "sound", "both"])
 def test_png_has_one_panel_per_word(tmp_path, kind):
     picture, sound = scene(16, 16, (2, 2)), scene(20, 90, (1, 7), begin=4, across="seconds", extent=1.5)
     scenes = {"picture": [picture], "sound": [sound], "both": [picture, sound]}[kind]
-    overlay.draw(scenes, explained(*scenes, cells=11).map(), tmp_path / "x.png", "a title", "x.png")
+    png.draw_overlay(scenes, explained(*scenes, cells=11).map(), tmp_path / "x.png", "a title", "x.png")
     assert Pillow.open(tmp_path / "x.png").width > 300
 
 
@@ -72,7 +72,7 @@ def test_long_text_is_truncated_with_a_note(tmp_path):
     words = [f"w{number}" for number in range(70)]
     weights = np.full((70, 4), 0.25)
     attention = AttentionMap(weights, list("abcd"), words, range(4), range(70))
-    overlay.draw([scene(8, 8, (2, 2))], attention, tmp_path / "x.png", "title")
+    png.draw_overlay([scene(8, 8, (2, 2))], attention, tmp_path / "x.png", "title")
     assert (tmp_path / "x.png").stat().st_size > 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from transduce.explain import png as picture
-from transduce.explain.attention_map import AttentionMap
+from transduce.explain.attention import AttentionMap
 
 
 def attention(source: list[str], target: list[str]) -> AttentionMap:
@@ -34,7 +34,7 @@ def size(path: Path) -> tuple[int, int]:
 def test_any_label_is_drawn_without_a_warning(labels: list[str], tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        picture.draw(attention(labels, labels), tmp_path / "map.png", title=labels[0], subtitle=labels[-1])
+        picture.draw_map(attention(labels, labels), tmp_path / "map.png", title=labels[0], subtitle=labels[-1])
         picture.draw_grid([(labels[0], attention(labels, labels))] * 3, tmp_path / "grid.png", labels[0], labels[-1])
     assert size(tmp_path / "map.png")[0] > 100
     assert size(tmp_path / "grid.png")[0] > 100
@@ -43,7 +43,7 @@ def test_any_label_is_drawn_without_a_warning(labels: list[str], tmp_path: Path)
 def test_image_size_grows_with_the_map_up_to_a_limit(tmp_path: Path) -> None:
     sizes = []
     for length in (3, 30, 300):
-        picture.draw(attention(["a"] * length, ["b"] * 5), tmp_path / "map.png")
+        picture.draw_map(attention(["a"] * length, ["b"] * 5), tmp_path / "map.png")
         sizes.append(size(tmp_path / "map.png")[0])
     assert sizes[0] < sizes[1] < sizes[2] <= 30_000
 
@@ -55,7 +55,7 @@ def test_large_weights_are_dark(tmp_path: Path) -> None:
     other = AttentionMap(np.eye(4)[::-1], list("abcd"), list("abcd"), [0, 1, 2, 3], [0, 1, 2, 3])
     dark = []
     for number, map_ in enumerate((one, other)):
-        picture.draw(map_, tmp_path / f"{number}.png")
+        picture.draw_map(map_, tmp_path / f"{number}.png")
         image = imread(tmp_path / f"{number}.png")
         blue = (image[..., 2] - image[..., 0] > 0.25) & (image[..., 2] < 0.6)  # cells of weight 1
         rows, columns = np.nonzero(blue[:, : int(image.shape[1] * 0.7)])  # without the colour bar
@@ -65,7 +65,7 @@ def test_large_weights_are_dark(tmp_path: Path) -> None:
 
 
 def test_single_cells_are_drawn_and_empty_grids_rejected(tmp_path: Path) -> None:
-    picture.draw(AttentionMap(np.zeros((1, 1)), ["a"], ["b"], [0], [-1]), tmp_path / "one.png")
+    picture.draw_map(AttentionMap(np.zeros((1, 1)), ["a"], ["b"], [0], [-1]), tmp_path / "one.png")
     with pytest.raises(ValueError, match="at least one"):
         picture.draw_grid([], tmp_path / "none.png")
 
@@ -74,7 +74,7 @@ def test_matplotlib_is_imported_late_and_without_pyplot() -> None:
     code = (
         "import sys, io, numpy as np\n"
         "from transduce.explain import png\n"
-        "from transduce.explain.attention_map import AttentionMap\n"
+        "from transduce.explain.attention import AttentionMap\n"
         "assert 'matplotlib' not in sys.modules\n"
         "png.draw(AttentionMap(np.ones((1, 1)), ['a'], ['b'], [0], [0]), io.BytesIO())\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

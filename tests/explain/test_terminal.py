@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from transduce.explain import terminal
-from transduce.explain.attention_map import AttentionMap
+from transduce.explain.attention import AttentionMap
 
 SCRIPTS = ["März", "日本語", "नमस्ते", "שלום", "e\u0301te\u0301", "a", "한국어", "👩‍👩‍👧", " ", "", "a\nb"]
 

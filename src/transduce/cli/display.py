@@ -15,8 +15,8 @@ from rich.table import Table
 
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import Evaluation
-from transduce.explain import html, overlay, png, terminal
-from transduce.explain.attention_map import AttentionMap, Explanation, to_words
+from transduce.explain import html, png, terminal
+from transduce.explain.attention import AttentionMap, Explanation, to_words
 from transduce.inference import Prediction
 from transduce.recipe import Recipe
 from transduce.recipe.compatibility import gives_vectors
@@ -161,9 +161,9 @@ def save_pictures(
     if png_path is not None and maps:
         titles = {"title": explained[0].output, "subtitle": explained[0].source}
         if explained[0].visual_sources:
-            overlay.draw(explained[0].visual_sources, maps[0], png_path, **titles)
+            png.draw_overlay(explained[0].visual_sources, maps[0], png_path, **titles)
         else:
-            png.draw(maps[0], png_path, **titles)
+            png.draw_map(maps[0], png_path, **titles)
 
 
 def prediction_json(prediction: Prediction) -> str:

@@ -114,7 +114,7 @@ def score(
 
         transduce score runs/book book.txt
     """
-    from transduce.evaluation.pair_scores import perplexities, score_file
+    from transduce.evaluation.held_out import perplexities, score_file
 
     model, scored = load_model(run, device, trust_user_code), []
     with open_output(output, pairs) as stream:

@@ -1,22 +1,173 @@
-"""Evaluation of a model on held-out data: examples, system output, scores, paired tests."""
+"""Evaluation of a model on held-out data: system output, denoising, scores of given pairs, paired tests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
+import torch
+
+from transduce import build
 from transduce.contracts import EmbeddedCorpus, ScoredText, ScoreMetric, TextMetric, VectorMetric
+from transduce.data.batching import batch_by_length, collate
+from transduce.data.noise import add_noise
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import read_corpus
-from transduce.evaluation.denoising import denoise
-from transduce.evaluation.evaluate import Evaluation, SystemOutput, evaluate, find_metric, line_statistics, metric_class
-from transduce.evaluation.pair_scores import scored_text, sum_scores
+from transduce.data.tokenizers.tokenizer import MASK, Tokenizer
+from transduce.decoding.scoring import score
+from transduce.evaluation.evaluate import (
+    Evaluation,
+    NoisedInput,
+    SystemOutput,
+    evaluate,
+    find_metric,
+    line_statistics,
+    metric_class,
+)
+from transduce.evaluation.perplexity import CharacterPerplexity, Perplexity, WordPerplexity
 from transduce.evaluation.significance import paired_bootstrap, verdict
-from transduce.flow import Example
-from transduce.inference import Model
-from transduce.recipe import Corpora, EvaluationRecipe
+from transduce.flow import SPECIALS, UNK, Batch, Example
+from transduce.inference import Model, PairScore
+from transduce.recipe import Corpora, EvaluationRecipe, GenerationRecipe
+from transduce.storage import json_line
+
+PERPLEXITIES: dict[str, type[ScoreMetric]] = {
+    "token": Perplexity,
+    "word": WordPerplexity,
+    "character": CharacterPerplexity,
+}
+
+
+@dataclass(frozen=True)
+class ScoredLine:
+    """One output line of `transduce score`, and the numbers it was made from."""
+
+    line: str
+    scored: ScoredText
+
+
+def score_file(model: Model, file: str, *, as_json: bool, chunk: int = 2000) -> Iterator[ScoredLine]:
+    """The score of each pair or line of a file; of continuous text, one score for the whole file."""
+    (corpus,) = model.recipe.data.held_out(file)
+    examples = read_corpus(corpus, model.recipe.data.invalid)
+    if model.running:
+        yield _whole_file(sum_scores(model.score_running([example.target or "" for example in examples])), as_json)
+        return
+    while some := list(islice(examples, chunk)):
+        pairs = [(example.source, example.target or "") for example in some]
+        for one, (_, target) in zip(model.score(pairs), pairs, strict=True):
+            content = {
+                "score": one.score,
+                "perplexity": one.perplexity,
+                "tokens": one.tokens,
+                "token_scores": one.token_scores,
+            }
+            line = json_line(content) if as_json else f"{one.score:.6f}\t{one.perplexity:.6g}"
+            yield ScoredLine(line, scored_text(one, target))
+
+
+def _whole_file(scored: ScoredText, as_json: bool) -> ScoredLine:
+    value = perplexities([scored])["token"]
+    content = {"score": scored.log_probability, "perplexity": value, "tokens": scored.tokens}
+    return ScoredLine(json_line(content) if as_json else f"{scored.log_probability:.6f}\t{value:.6g}", scored)
+
+
+def scored_text(one: PairScore, text: str) -> ScoredText:
+    """The score of a text with its numbers of tokens, words and characters; </s> counts as one of each."""
+    return ScoredText(one.score, len(one.token_scores), len(text.split()) + 1, len(text) + 1)
+
+
+def sum_scores(parts: Sequence[ScoredText]) -> ScoredText:
+    return ScoredText(
+        sum(one.log_probability for one in parts),
+        sum(one.tokens for one in parts),
+        sum(one.words for one in parts),
+        sum(one.characters for one in parts),
+    )
+
+
+def perplexities(scored: Sequence[ScoredText]) -> dict[str, float]:
+    """Perplexity per token, word and character."""
+    metrics = {unit: kind() for unit, kind in PERPLEXITIES.items()}
+    return {unit: metric.value(metric.statistics(scored).sum(0)) for unit, metric in metrics.items()}
+
+
+@dataclass(frozen=True)
+class RestoredText:
+    """The restoration of one noised text."""
+
+    source: str  # noised, for display
+    output: str
+    reference: str
+    scored: ScoredText
+
+
+def denoise(model: Model, texts: Sequence[str], **settings: Any) -> SystemOutput:
+    """Adds the noise of the run to each text, the same at every call, and restores the text with the model.
+
+    Where the loss covers only some tokens (masked language models), only these are predicted and scored: the output
+    is the most probable token of each position, separated by spaces. Otherwise the whole text is generated.
+    """
+    noise = build.build_noise(model.recipe.data.noise, model.target)
+    assert noise is not None, "this run has no noise"
+    ids, restored = model.target.encode_batch(texts), dict[int, RestoredText]()
+    generation = model.settings(**settings)
+    for rows in batch_by_length([len(one) for one in ids], generation.batch_tokens):
+        clean = collate([(ids[row], ids[row]) for row in rows], rows)
+        batch = add_noise(clean, noise, model.recipe.training.seed).to(model.device)
+        if batch.loss_mask is None:
+            part = _generate_texts(model, batch, [texts[row] for row in rows], generation)
+        else:
+            part = _predict_masked_tokens(model, batch)
+        restored.update(zip(rows, part, strict=True))
+    lines = [restored[row] for row in range(len(texts))]
+    return SystemOutput(
+        [line.output for line in lines],
+        [line.scored for line in lines],
+        noised=NoisedInput([line.source for line in lines], [[line.reference] for line in lines]),
+    )
+
+
+@torch.inference_mode()
+def _predict_masked_tokens(model: Model, batch: Batch) -> list[RestoredText]:
+    best, labels = model.network(batch).logits.argmax(-1), batch.labels
+    result = []
+    for row, scores in enumerate(score(model.network, batch)):
+        predicted = labels.mask[row]
+        output, reference = (
+            token_pieces(model.target, part[row][predicted].tolist()) for part in (best, labels.values)
+        )
+        scored = ScoredText(sum(scores), len(scores), len(scores), sum(map(len, reference)))
+        source = _noised_text(model.source, batch, row)
+        result.append(RestoredText(source, " ".join(output), " ".join(reference), scored))
+    return result
+
+
+def _generate_texts(
+    model: Model, batch: Batch, texts: Sequence[str], generation: GenerationRecipe
+) -> list[RestoredText]:
+    assert batch.source is not None
+    sources = [row[real][:-1].tolist() for row, real in zip(batch.source.values, batch.source.mask, strict=True)]
+    hypotheses = model.searcher.search_sources(sources, None, generation, batch.rows)
+    result = []
+    for row, (text, scores) in enumerate(zip(texts, score(model.network, batch), strict=True)):
+        output = model.target.decode(hypotheses[row][0].text_ids)
+        scored = ScoredText(sum(scores), len(scores), len(text.split()) + 1, len(text) + 1)
+        result.append(RestoredText(_noised_text(model.source, batch, row), output, text, scored))
+    return result
+
+
+def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The tokens as strings, with white space replaced by `▁`."""
+    return ["".join("▁" if letter.isspace() else letter for letter in tokenizer.piece(one)) for one in ids]
+
+
+def _noised_text(tokenizer: Tokenizer, batch: Batch, row: int) -> str:
+    assert batch.source is not None
+    ids = batch.source.values[row][batch.source.mask[row]].tolist()[:-1]
+    return tokenizer.decode(ids).replace(SPECIALS[UNK], MASK)
 
 
 @dataclass(frozen=True)

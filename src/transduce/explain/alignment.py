@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transduce.errors import InputError
-from transduce.explain.attention_map import AttentionMap
+from transduce.explain.attention import AttentionMap
 from transduce.modalities.source_encoding import NO_WORD
 
 Link = tuple[int, int]  # (source position, target position), both from 0

@@ -1,25 +1,182 @@
-"""Exact attention weights of finished hypotheses, by teacher forcing.
+"""Attention maps between tokens or words, and the explanation of an output.
 
-A forward pass over a whole hypothesis gives the same weights as its generation step by step. They are therefore exact
-for any search strategy and any attention kernel.
+The weights come from a forward pass over the whole hypothesis (teacher forcing), which gives the same weights as its
+generation step by step. They are therefore exact for any search strategy and any attention kernel.
 """
 
 from __future__ import annotations
 
+import math
+import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.contracts import VisualSource
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.explain.attention_map import Explanation
+from transduce.errors import InputError
 from transduce.flow import BOS, Batch, Hypothesis, Padded, Step
 from transduce.modalities.source_encoding import NO_WORD, EncodedSource, SourceEncoding, SourceLabels
 from transduce.model import Transducer
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The attention weight of every target position on every source position, with their tokens and words."""
+
+    weights: np.ndarray  # T S: each row sums to 1 (less where </s> was left out)
+    source_tokens: Sequence[str]
+    target_tokens: Sequence[str]
+    source_words: Sequence[int]  # token -> word, -1 for </s>
+    target_words: Sequence[int]
+    source_labels: Sequence[str] = field(default=())  # the words; by default their joined tokens
+    target_labels: Sequence[str] = field(default=())
+
+    def __post_init__(self) -> None:
+        shape = (len(self.target_tokens), len(self.source_tokens))
+        if self.weights.shape != shape:
+            raise ValueError(
+                f"weights of shape {self.weights.shape} for {shape[0]} target and {shape[1]} source tokens"
+            )
+        for side in ("source", "target"):
+            tokens, words = getattr(self, f"{side}_tokens"), getattr(self, f"{side}_words")
+            if len(tokens) != len(words):
+                raise ValueError(f"{len(tokens)} {side} tokens but {len(words)} word numbers")
+            if not getattr(self, f"{side}_labels"):
+                object.__setattr__(self, f"{side}_labels", join_tokens(tokens, words))
+            elif max(words, default=NO_WORD) >= len(getattr(self, f"{side}_labels")):
+                raise ValueError(f"a {side} token belongs to a word that has no label")
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """A source, the output of the model, its scores and its attention. Tokens include the closing </s>."""
+
+    source: str
+    output: str
+    source_tokens: Sequence[str]
+    target_tokens: Sequence[str]
+    source_words: Sequence[int]  # token -> word, -1 for </s>
+    target_words: Sequence[int]
+    token_scores: Sequence[float]  # natural logarithms, one per target token
+    score: float  # their sum
+    attention: np.ndarray | None  # L H T S; None if the decoder has no attention
+    nbest: Sequence[tuple[str, float]] = ()
+    model_info: Mapping[str, Any] = field(default_factory=dict)  # facts about the model, for the HTML page
+    source_labels: Sequence[str] = ()  # the words; by default their joined tokens
+    target_labels: Sequence[str] = ()
+    visual_sources: Sequence[VisualSource] = ()  # what can be drawn of a source that is not text
+
+    def __post_init__(self) -> None:
+        shape = (len(self.target_tokens), len(self.source_tokens))
+        if self.attention is not None and (self.attention.ndim != 4 or self.attention.shape[2:] != shape):
+            raise ValueError(f"attention of shape {self.attention.shape}, tokens require (layers, heads, {shape})")
+        if len(self.token_scores) != shape[0]:
+            raise ValueError(f"{len(self.token_scores)} token scores for {shape[0]} tokens")
+        if not math.isclose(sum(self.token_scores), self.score, rel_tol=1e-4, abs_tol=1e-4):
+            raise ValueError(f"the token scores sum to {sum(self.token_scores)}, the score is {self.score}")
+        if not self.source_labels:
+            object.__setattr__(self, "source_labels", join_tokens(self.source_tokens, self.source_words))
+        if not self.target_labels:
+            object.__setattr__(self, "target_labels", join_tokens(self.target_tokens, self.target_words))
+
+    def map(self, layer: int | Literal["mean", "last"] = "mean", head: int | Literal["mean"] = "mean") -> AttentionMap:
+        """The attention map of one layer and head, or of their mean."""
+        weights = combine_heads(np.zeros((0, 0, 0, 0)) if self.attention is None else self.attention, layer, head)
+        return AttentionMap(
+            weights,
+            self.source_tokens,
+            self.target_tokens,
+            self.source_words,
+            self.target_words,
+            self.source_labels,
+            self.target_labels,
+        )
+
+
+def join_tokens(tokens: Sequence[str], words: Sequence[int]) -> list[str]:
+    """The text of each word: its tokens joined."""
+    labels = [""] * (max(words, default=NO_WORD) + 1)
+    for token, word in zip(tokens, words, strict=True):
+        if word != NO_WORD:
+            labels[word] += token
+    return [label.strip("▁") or label for label in labels]  # the word boundary mark of subword tokenizers
+
+
+def combine_heads(
+    attention: np.ndarray, layer: int | Literal["mean", "last"] = "mean", head: int | Literal["mean"] = "mean"
+) -> np.ndarray:
+    """One map (T S) from the attention of all layers and heads (L H T S). The mean of rows that sum to 1 sums to 1."""
+    if attention.ndim != 4 or 0 in attention.shape[:2]:
+        raise InputError(
+            "this model has no attention over the source",
+            remedy="use a model whose decoder has attention: a Transformer, or a recurrent decoder with a context",
+        )
+    layers = attention.mean(0) if layer == "mean" else attention[_index("layer", layer, len(attention))]  # H T S
+    return np.asarray(layers.mean(0) if head == "mean" else layers[_index("head", head, len(layers))])
+
+
+def _index(name: str, value: int | str, count: int) -> int:
+    index = count - 1 if value == "last" else value
+    if not isinstance(index, int) or not -count <= index < count:
+        raise InputError(f"no {name} {value!r}: there are {count}", remedy=f"0 to {count - 1}, or mean")
+    return index
+
+
+def to_words(tokens: AttentionMap, keep_end: bool = False) -> AttentionMap:
+    """The map between words: summed over the tokens of a source word, averaged over those of a target word.
+
+    The tokens of a source word share the attention of one row, so their weights add up; the tokens of a target word
+    are separate rows, so they are averaged. With `keep_end`, tokens outside words (such as </s>) form one last row and
+    column, and every row sums to 1; otherwise they are dropped, and a row sums to less.
+    """
+    source, source_labels = _membership(tokens.source_words, tokens.source_tokens, tokens.source_labels, keep_end)
+    target, target_labels = _membership(tokens.target_words, tokens.target_tokens, tokens.target_labels, keep_end)
+    target = target / np.maximum(target.sum(0), 1)
+    weights = target.T @ tokens.weights @ source
+    sources, targets = _word_numbers(tokens.source_labels, source), _word_numbers(tokens.target_labels, target)
+    # The labels are those of the words alone, without the row and column of </s>: applied twice, nothing changes.
+    names = (tokens.source_labels, tokens.target_labels)
+    return AttentionMap(weights, source_labels, target_labels, sources, targets, *names)
+
+
+def _membership(
+    words: Sequence[int], tokens: Sequence[str], labels: Sequence[str], keep_end: bool
+) -> tuple[np.ndarray, list[str]]:
+    """A 0/1 matrix tokens x words, and the word labels; with `keep_end`, a last column for tokens outside words."""
+    outside = [token for token, word in zip(tokens, words, strict=True) if word == NO_WORD]
+    member = np.zeros((len(words), len(labels) + 1))
+    member[np.arange(len(words)), [len(labels) if word == NO_WORD else word for word in words]] = 1
+    if keep_end and outside:
+        return member, [*labels, outside[0] if len(set(outside)) == 1 else "other"]
+    return member[:, :-1], list(labels)
+
+
+def _word_numbers(labels: Sequence[str], member: np.ndarray) -> list[int]:
+    return [*range(len(labels)), *([NO_WORD] * (member.shape[1] - len(labels)))]
+
+
+def visible(text: str) -> str:
+    """A label that is safe to draw: blanks are visible, control and direction characters are removed."""
+    if text.isspace():
+        return "␣" * len(text)
+    return "".join(_drawable(character) for character in text)
+
+
+def _drawable(character: str) -> str:
+    if character in "\u200c\u200d":  # joiners: part of the spelling in Persian, Hindi, emoji
+        return character
+    category = unicodedata.category(character)
+    if category == "Cf":  # direction marks and other invisible characters
+        return ""
+    if category in ("Zs", "Zl", "Zp"):
+        return " "
+    return "\ufffd" if category.startswith("C") and category != "Co" else character
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transduce.contracts import VisualSource
-from transduce.explain.attention_map import Explanation
+from transduce.explain.attention import Explanation
 
 
 def write_page(explanations: Sequence[Explanation], path: str | Path, title: str = "Attention") -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from transduce.explain.attention_map import AttentionMap, visible
+from transduce.explain.attention import AttentionMap, visible
 
 _MAX_HEADER = 10  # rows of a column header
 _MAX_LABEL = 18  # terminal cells of a row label

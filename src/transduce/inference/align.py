@@ -18,7 +18,7 @@ from transduce.explain.alignment import (
     parse_pharaoh,
     symmetrise,
 )
-from transduce.explain.attention_map import to_words
+from transduce.explain.attention import to_words
 from transduce.inference import Model
 
 Pair = tuple[str, str]

@@ -19,12 +19,11 @@ from transduce.data.batching import batch_by_length, collate
 from transduce.data.tokenizers.oov import encode_targets
 from transduce.data.tokenizers.running_text import count_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.decoding.mask_filling import MaskFilling
+from transduce.decoding.scoring import MaskFilling
 from transduce.decoding.scoring import score as score_batch
 from transduce.errors import InputError
 from transduce.explain.alignment import Link, links
-from transduce.explain.attention import DecodedSource, Explainer
-from transduce.explain.attention_map import Explanation, to_words
+from transduce.explain.attention import DecodedSource, Explainer, Explanation, to_words
 from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import (
     Searcher,

@@ -9,9 +9,19 @@ from transduce.errors import InputError
 from transduce.interop.huggingface import bart
 from transduce.interop.huggingface.family import Config, Content, WeightMap
 from transduce.interop.huggingface.tokenizers import SpecialIds
-from transduce.interop.legacy import recurrent
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
-from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, read_lines, word_vocabulary
+from transduce.interop.legacy.model import (
+    BILINEAR,
+    COMBINE,
+    RECURRENT_MODULES,
+    LegacyModel,
+    LegacyVocabulary,
+    read_lines,
+    recurrent_sections,
+    rename_cell,
+    widen_embeddings,
+    word_vocabulary,
+)
 
 SIDES = ("encoder", "decoder")
 ACTIVATIONS = {
@@ -103,20 +113,20 @@ def _lstm(config: Config, names: Collection[str]) -> Content:
     shared = {"cell": "lstm", "dropout": config.rate("dropout")}
     tied = config.flag("share_decoder_input_output_embed") or config.flag("share_all_embeddings")
     every = config.flag("share_all_embeddings")
-    return recurrent.sections(shared, encoder, decoder) | {"tie": ("all" if every else "target") if tied else "none"}
+    return recurrent_sections(shared, encoder, decoder) | {"tie": ("all" if every else "target") if tied else "none"}
 
 
 TRANSFORMER = WeightMap(MODULES, POSITIONS, ignored=IGNORED)
 LSTM = WeightMap(
     {
-        **recurrent.MODULES,
+        **RECURRENT_MODULES,
         **{f"{side}.embed_tokens": f"{side}.embedding" for side in SIDES},
-        "decoder.attention.output_proj": recurrent.COMBINE,
+        "decoder.attention.output_proj": COMBINE,
         "decoder.fc_out": "decoder.output.projection",
     },
-    {"decoder.attention.input_proj.weight": recurrent.BILINEAR},
+    {"decoder.attention.input_proj.weight": BILINEAR},
     ignored=IGNORED,
-    combine=recurrent.widen_embeddings,
+    combine=widen_embeddings,
 )
 
 
@@ -125,7 +135,7 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     weights = {name.removeprefix("model/"): tensor for name, tensor in checkpoint.weights.items()}
     source, target = (_side(checkpoint.file.parent, _language(config, side)) for side in ("source", "target"))
     if "encoder.lstm.weight_ih_l0" in weights:
-        weights = {recurrent.rename_cell(name): tensor for name, tensor in weights.items()}
+        weights = {rename_cell(name): tensor for name, tensor in weights.items()}
         return LegacyModel(_lstm, LSTM, config, weights, source, target, generation=SEARCH)
     return LegacyModel(_transformer, TRANSFORMER, config, weights, source, target, generation=SEARCH)
 

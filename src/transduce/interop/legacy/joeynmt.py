@@ -13,10 +13,20 @@ from torch import Tensor
 from transduce.errors import InputError
 from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
 from transduce.interop.huggingface.tokenizers import SpecialIds
-from transduce.interop.legacy import recurrent
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.marian import parse_yaml
-from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, read_lines, word_vocabulary
+from transduce.interop.legacy.model import (
+    COMBINE,
+    RECURRENT_MODULES,
+    SCORE,
+    LegacyModel,
+    LegacyVocabulary,
+    read_lines,
+    recurrent_sections,
+    rename_cell,
+    widen_embeddings,
+    word_vocabulary,
+)
 
 CONFIG = "config.yaml"
 ATTENTION = {"q_layer": "q_proj", "k_layer": "k_proj", "v_layer": "v_proj", "output_layer": "out_proj"}
@@ -121,7 +131,7 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
     }
     shared = {"cell": cells.pop(), "dropout": encoder.rate("dropout")}
     tie = "target" if config.flag("tied_softmax") else "none"
-    return recurrent.sections(shared, encoder_options, decoder_options) | {"tie": tie}
+    return recurrent_sections(shared, encoder_options, decoder_options) | {"tie": tie}
 
 
 SCORES = {"bahdanau": "mlp", "luong": "bilinear"}
@@ -135,7 +145,7 @@ def _context_first(weight: Tensor) -> list[Tensor]:
 
 def _combine(weights: Weights) -> Weights:
     """Repeats the bridge, which JoeyNMT shares between all layers and both parts of an LSTM state."""
-    combined = recurrent.widen_embeddings(weights)
+    combined = widen_embeddings(weights)
     times = len({name for name in weights if re.fullmatch(r"decoder\.rnn\.layers\.\d+\.weight_hh_l0", name)})
     hidden = combined.get("decoder.rnn.layers.0.weight_hh_l0")
     times *= 2 if hidden is not None and hidden.size(0) == 4 * hidden.size(1) else 1
@@ -154,13 +164,13 @@ def _recurrent_weights(attention: Any) -> WeightMap:
         if mlp
         else {"key_layer": "k_proj"}
     )
-    modules = {f"decoder.attention.{foreign}": f"{recurrent.SCORE}.{native}" for foreign, native in scores.items()}
-    modules |= recurrent.MODULES | {
+    modules = {f"decoder.attention.{foreign}": f"{SCORE}.{native}" for foreign, native in scores.items()}
+    modules |= RECURRENT_MODULES | {
         "src_embed.lut": "encoder.embedding",
         "trg_embed.lut": "decoder.embedding",
     }
-    modules |= {"decoder.bridge_layer": "decoder.bridge", "decoder.att_vector_layer": recurrent.COMBINE}
-    tensors = OUTPUT | {"decoder.att_vector_layer.weight": TensorMap((f"{recurrent.COMBINE}.weight",), _context_first)}
+    modules |= {"decoder.bridge_layer": "decoder.bridge", "decoder.att_vector_layer": COMBINE}
+    tensors = OUTPUT | {"decoder.att_vector_layer.weight": TensorMap((f"{COMBINE}.weight",), _context_first)}
     return WeightMap(modules, tensors, combine=_combine)
 
 
@@ -185,7 +195,7 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     if "encoder.rnn.weight_ih_l0" in weights:
         to_recipe = _recurrent
         weight_map = _recurrent_weights(section(model, "decoder").content.get("attention"))
-        weights = {recurrent.rename_cell(name): tensor for name, tensor in weights.items()}
+        weights = {rename_cell(name): tensor for name, tensor in weights.items()}
     return LegacyModel(to_recipe, weight_map, model, weights, source, target, (".score.k_proj.bias",), search)
 
 

@@ -6,6 +6,7 @@ space, except those of SentencePiece models.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
 from transduce.errors import InputError
 from transduce.flow import SPECIALS, UNK
-from transduce.interop.huggingface.family import Config, Content, ImportedModel, WeightMap, Weights
+from transduce.interop.huggingface.family import Config, Content, ImportedModel, TensorMap, WeightMap, Weights
 from transduce.interop.huggingface.folder import MAX_JSON, StoredTensor, inside, read_tensor
 from transduce.interop.huggingface.sentencepiece import (
     LANGUAGE_CODE,
@@ -43,6 +44,12 @@ SOURCE, TARGET, OUTPUT = (
 BIAS = "decoder.output.projection.bias"
 TIED = {"none": (), "target": (TARGET, OUTPUT), "all": (SOURCE, TARGET, OUTPUT)}
 MISMATCH = "the settings and the weights belong to different models, or to one with additions"
+# `encoder.rnn.weight_ih_l1_reverse`, `decoder.rnn.layers.0.weight_ih`, `decoder.layers.0.weight_ih`
+CELL = re.compile(
+    r"(encoder|decoder)\.(?:rnn|lstm|layers|rnn\.layers)\.(?:(\d+)\.)?((?:weight|bias)_[ih]h)(?:_l(\d+))?(_reverse)?"
+)
+RECURRENT_MODULES = {f"{side}.cells.*": f"{side}.rnn.layers.*" for side in ("encoder", "decoder")}
+SCORE, COMBINE = "decoder.context.attend.score", "decoder.context.combine"
 
 
 @dataclass(frozen=True)
@@ -228,3 +235,47 @@ def _side(backend: Any, pieces: Mapping[int, str], rows: ImportRows, ids: Mappin
     return LegacyVocabulary(
         Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *named), backend_json=backend.to_str(), backend_ids=known)), rows
     )
+
+
+def rename_cell(name: str) -> str:
+    """Weights of a cell under the number of its layer; other names unchanged."""
+    found = CELL.fullmatch(name)
+    if found is None:
+        return name
+    side, layer, leaf, last, reverse = found.groups()
+    return f"{side}.cells.{layer or last or 0}.{leaf}_l0{reverse or ''}"
+
+
+def transpose(weight: Tensor) -> list[Tensor]:
+    """Their score is (P s) . h, the native one s . (W h): W is P transposed."""
+    return [weight.T.contiguous()]
+
+
+BILINEAR = TensorMap((f"{SCORE}.k_proj.weight",), transpose)
+
+
+def recurrent_sections(shared: Content, encoder: Content, decoder: Content) -> Content:
+    """Model section of a recipe whose decoder attends with the state after each step (Luong et al., 2015)."""
+    return {
+        "encoder": {"kind": "recurrent", **shared, **encoder},
+        "decoder": {"kind": "recurrent", **shared, **decoder},
+        "scale_embedding": False,
+    }
+
+
+def widen_embeddings(weights: Weights) -> Weights:
+    """Pads embeddings narrower than the network with zero columns, and the input weights of the first cells."""
+    result = dict(weights)
+    for side in ("encoder", "decoder"):
+        table, first = f"{side}.embedding.weight", f"{side}.rnn.layers.0"
+        inputs = [name for name in (f"{first}.weight_ih_l0", f"{first}.weight_ih_l0_reverse") if name in weights]
+        if table not in weights or not inputs or f"{first}.weight_hh_l0" not in weights:
+            continue  # missing weights are reported later
+        narrow, wide = weights[table].size(-1), weights[f"{first}.weight_hh_l0"].size(-1) * len(inputs)
+        if narrow > wide:
+            raise InputError(f"{table} has width {narrow}, but the network only {wide}")
+        for name in (table, *inputs):
+            given = weights[name]
+            padding = given.new_zeros(given.size(0), wide - narrow)
+            result[name] = torch.cat((given[:, :narrow], padding, given[:, narrow:]), -1)
+    return result

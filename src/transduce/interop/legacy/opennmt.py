@@ -8,9 +8,18 @@ from typing import Any
 from transduce.errors import InputError
 from transduce.interop.huggingface.family import Config, Content, WeightMap
 from transduce.interop.huggingface.tokenizers import SpecialIds
-from transduce.interop.legacy import recurrent
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
-from transduce.interop.legacy.model import LegacyModel, LegacyVocabulary, word_vocabulary
+from transduce.interop.legacy.model import (
+    BILINEAR,
+    COMBINE,
+    RECURRENT_MODULES,
+    LegacyModel,
+    LegacyVocabulary,
+    recurrent_sections,
+    rename_cell,
+    widen_embeddings,
+    word_vocabulary,
+)
 
 ATTENTION = {"linear_query": "q_proj", "linear_keys": "k_proj", "linear_values": "v_proj", "final_linear": "out_proj"}
 FEED_FORWARD = {"feed_forward.w_1": "feed_forward.fc1", "feed_forward.w_2": "feed_forward.fc2"}
@@ -132,19 +141,19 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
         "context": {"kind": "luong", "score": "bilinear" if score == "general" else "dot"},
     }
     shared = {"cell": cell.lower(), "dropout": _first_rate(config, "dropout")}
-    model = recurrent.sections(shared, encoder, decoder)
+    model = recurrent_sections(shared, encoder, decoder)
     return model | {"tie": "target" if config.flag("share_decoder_embeddings") else "none", "source_eos": False}
 
 
 TRANSFORMER = WeightMap(MODULES, ignored=SINUSOIDS)
 RECURRENT = WeightMap(
     {
-        **recurrent.MODULES,
+        **RECURRENT_MODULES,
         **{name: MODULES[name] for name in ("encoder.embeddings.words", "decoder.embeddings.words", "generator")},
-        "decoder.attn.linear_out": recurrent.COMBINE,
+        "decoder.attn.linear_out": COMBINE,
     },
-    {"decoder.attn.linear_in.weight": recurrent.BILINEAR},
-    combine=recurrent.widen_embeddings,
+    {"decoder.attn.linear_in.weight": BILINEAR},
+    combine=widen_embeddings,
 )
 
 
@@ -165,7 +174,7 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     to_recipe, weight_map = _transformer, TRANSFORMER
     if content.get("encoder_type") in ("rnn", "brnn"):
         to_recipe, weight_map = _recurrent, RECURRENT
-        weights = {recurrent.rename_cell(name): tensor for name, tensor in weights.items()}
+        weights = {rename_cell(name): tensor for name, tensor in weights.items()}
     return LegacyModel(to_recipe, weight_map, config, weights, source, target, ZERO_BIASES, {"beam": 5})
 
 
