@@ -1,17 +1,27 @@
 """Contracts of all extension points.
 
+    sources     Modality, FrontEnd
+    network     Encoder, Decoder, Head
+    attention   AttentionScore, Normaliser, Window, PositionEncoding, TokenMixer, ContextMechanism
+    search      Strategy, LogitsProcessor
+    evaluation  TextMetric, ScoreMetric, VectorMetric
+    training    Objective, Noise
+    interop     Family
+
 Constructors follow one rule, which lets a recipe reach every part without a settings class: positional parameters
 are finished parts and sizes that `build.py` supplies; keyword-only parameters are the options a user may write in
-a recipe, with their types, ranges and defaults stated once, in the signature.
+a recipe, with their types, ranges and defaults stated once, in the signature. docs/extending.md has an example of each.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +29,12 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.flow import Batch, CacheSlots, Memory, PackedLayout, Padded, State, Step, TopK, Tree
+from transduce.flow import Batch, CacheSlots, Memory, PackedLayout, Padded, State, Step, Tree
+
+if TYPE_CHECKING:  # only named in the contract of a family
+    from transduce.interop.huggingface.family import Config, WeightMap
+    from transduce.interop.huggingface.languages import Languages
+    from transduce.recipe import Recipe
 
 Count = Annotated[int, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
@@ -113,25 +128,6 @@ class Encoder(nn.Module, ABC):
         return [self.embedding.leading]
 
 
-@dataclass(frozen=True)
-class Shortlists:
-    """The target tokens allowed for each source. The softmax is taken over them alone."""
-
-    tokens: Tensor  # int32: the lists, concatenated, each sorted
-    begins: Tensor  # the offset of each list, and the end of the last one
-    which: Tensor  # B: the list of each source
-
-
-@dataclass(frozen=True)
-class TopKRequest:
-    """Arguments of one top-k step of a search."""
-
-    k: int  # M: the number of best next tokens
-    suppressed: tuple[int, ...]  # tokens left out of the result, though not of the softmax
-    active: Tensor  # R: the rows that continue; the results of the others are undefined
-    shortlists: Shortlists | None = None  # None: all tokens are allowed
-
-
 class Decoder(nn.Module, ABC):
     """Maps a memory to logits of target tokens, in one call for all tokens or in one call per token."""
 
@@ -175,18 +171,6 @@ class Decoder(nn.Module, ABC):
         tokens come one at a time.
         """
         return state
-
-
-@runtime_checkable
-class TopKDecoder(Protocol):
-    """A decoder that finds the top k next tokens without storing all logits: a lowered one (inference/lowering)."""
-
-    @property
-    def supports_shortlists(self) -> bool:
-        """Whether a request may have shortlists."""
-
-    def top_k(self, tokens: Tensor, state: State, request: TopKRequest) -> TopK:
-        """As `Decoder.advance` over one token per row (R 1), after `reserve`."""
 
 
 class Head(nn.Module, ABC):
@@ -567,3 +551,50 @@ class Noise(ABC):
     def apply(self, ids: Sequence[int], seed: int, epoch: int, row: int) -> NoisedText:
         """The noised ids of a row in an epoch; they do not depend on the rest of the batch."""
         return self(ids, random.Random(f"noise {seed} {epoch} {row}"))
+
+
+Names = tuple[str, ...]
+JSON = dict[str, Any]  # the content of a JSON file
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture of the transformers library, as config.json names it, in both directions.
+
+    Without `to_config` it is only imported. A family of the user is a subclass that is built as `Family()`:
+    `transduce convert FOLDER RUN --family my_file.py:MyFamily`.
+    """
+
+    to_recipe: Callable[[Config, Collection[str]], JSON]  # config and weight names -> model section of a recipe
+    weights: WeightMap | Callable[[Config, Collection[str]], WeightMap]  # foreign and native names
+    # Recipe and the foreign id of <pad> -> config.json, or None: a model of another shape. An export reads the result
+    # with `to_recipe` and compares the recipes.
+    to_config: Callable[[Recipe, int | None], JSON | None] | None = None
+    flatten: Callable[[Config], Config] = field(default=lambda config: config)  # nested config -> that of the decoder
+
+    # Import: data and tokenizers
+    data: Mapping[str, Any] = field(default_factory=lambda: {"format": "pairs"})  # the data section of the recipe
+    read_sources: Callable[[Path, Config], JSON] | None = None  # data.sources of a model that reads no text
+    source_eos: bool = True  # whether </s> ends every source
+    start_token: str = "decoder_start_token_id"  # config key of the first output token; empty: no decoder
+    languages: Literal["none", "optional", "required"] = "none"  # language codes around texts
+    prompt: Callable[[Mapping[str, Any], Languages | None, str], list[int]] | None = None  # forced first output ids
+    hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
+    label_kind: str = ""  # tokenizer kind of the labels, `labels` or `words`; empty: outputs are tokens
+
+    # Export
+    required_names: Callable[[Mapping[str, Any]], Names] = field(default=lambda config: ())  # for `to_recipe`
+    constant_weights: Callable[[Mapping[str, Any]], dict[str, Tensor]] = field(default=lambda config: {})  # not native
+    extra_files: Callable[[Recipe], JSON] = field(default=lambda recipe: {})  # JSON files by name
+
+    @property
+    def masked_lm(self) -> bool:
+        return "noise" in self.data
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the checkpoint has a head beside the encoder, whose names then have a prefix."""
+        return bool(self.label_kind) or self.masked_lm
+
+    def weight_map(self, config: Config, names: Collection[str]) -> WeightMap:
+        return self.weights(config, names) if callable(self.weights) else self.weights

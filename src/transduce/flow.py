@@ -322,6 +322,25 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Shortlists:
+    """The target tokens allowed for each source. The softmax is taken over them alone."""
+
+    tokens: Tensor  # int32: the lists, concatenated, each sorted
+    begins: Tensor  # the offset of each list, and the end of the last one
+    which: Tensor  # B: the list of each source
+
+
+@dataclass(frozen=True)
+class TopKRequest:
+    """Arguments of one top-k step of a search."""
+
+    k: int  # M: the number of best next tokens
+    suppressed: tuple[int, ...]  # tokens left out of the result, though not of the softmax
+    active: Tensor  # R: the rows that continue; the results of the others are undefined
+    shortlists: Shortlists | None = None  # None: all tokens are allowed
+
+
+@dataclass(frozen=True)
 class TopK:
     """The k best next tokens of each row, best first, with their log-probabilities, and the next state."""
 

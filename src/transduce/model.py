@@ -5,20 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Decoder, Encoder, Head, TopKDecoder, TopKRequest
+from transduce.contracts import Decoder, Encoder, Head
 from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
 from transduce.errors import InputError
-from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step, TopK
+from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step, TopK, TopKRequest
 from transduce.heads import pool
 
 NEVER = -1e4  # a finite substitute for minus infinity, which label smoothing and averaging allow
 
 
 TopKStep = Callable[[Tensor, State, TopKRequest], TopK]
+
+
+@runtime_checkable
+class TopKDecoder(Protocol):
+    """A decoder that finds the top k next tokens without storing all logits: a lowered one (inference/lowering)."""
+
+    @property
+    def supports_shortlists(self) -> bool:
+        """Whether a request may have shortlists."""
+
+    def top_k(self, tokens: Tensor, state: State, request: TopKRequest) -> TopK:
+        """As `Decoder.advance` over one token per row (R 1), after `reserve`."""
 
 
 class Transducer(nn.Module, ABC):

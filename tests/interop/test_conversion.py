@@ -168,7 +168,7 @@ def test_paths_are_never_looked_up_on_the_hub(name, working_folder, monkeypatch)
 
 USER_FAMILY = """
 from transduce.interop.huggingface import bart
-from transduce.interop.huggingface.family import Family
+from transduce.contracts import Family
 
 class MyMarian(Family):
     def __init__(self):

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from transduce.contracts import Shortlists, Strategy
+from transduce.contracts import Strategy
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.logits_processors import RepetitionPenalty
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
-from transduce.flow import Batch, Hypothesis, Padded
+from transduce.flow import Batch, Hypothesis, Padded, Shortlists
 from transduce.inference.lowering import lower_network
 from transduce.inference.lowering.backends import NativeBackend, OperationsBackend
 from transduce.kernels.native import library as libraries

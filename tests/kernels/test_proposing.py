@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.contracts import LogitsProcessor, Strategy, TopKRequest
+from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.decoding.continuous_batching import SearchRequest, continuous_search
 from transduce.decoding.logits_processors import (
@@ -24,7 +24,7 @@ from transduce.decoding.logits_processors import (
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.encoders.transformer import TransformerEncoder
-from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State, TopK
+from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State, TopK, TopKRequest
 from transduce.inference.lowering import lower_network
 from transduce.inference.lowering.program import TopKLoweredDecoder
 from transduce.kernels.native import library as libraries

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from transduce.attention.positions import places as max_positions
-from transduce.contracts import LogitsProcessor, Strategy, TopKRequest
+from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoding.beam_update import NEVER_GENERATED, update_from_logits, update_from_top_k
 from transduce.decoding.search_state import (
     BeamState,
@@ -31,7 +31,7 @@ from transduce.decoding.search_state import (
     rounded_shape,
     uniform_noise,
 )
-from transduce.flow import BOS, Batch, Hypothesis, Padded, State, map_tensors
+from transduce.flow import BOS, Batch, Hypothesis, Padded, State, TopKRequest, map_tensors
 from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, tensors_of
 from transduce.kernels.native.top_k import MAX_K
 from transduce.model import Transducer

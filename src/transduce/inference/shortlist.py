@@ -15,15 +15,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from transduce.contracts import Shortlists, TopKDecoder, TopKRequest
 from transduce.data.store import Store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, State, Step, TopK
+from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, Shortlists, State, Step, TopK, TopKRequest
 from transduce.kernels.dispatch import has_hooks
 from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Output
-from transduce.model import TopKStep, Transducer
+from transduce.model import TopKDecoder, TopKStep, Transducer
 from transduce.storage import replace_file
 
 FORMAT = "transduce shortlist 1"

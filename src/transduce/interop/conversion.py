@@ -12,10 +12,11 @@ import re
 import shutil
 from pathlib import Path
 
+from transduce.contracts import Family
 from transduce.errors import InputError
 from transduce.interop import bundle, g2p_en, legacy
 from transduce.interop.huggingface import importer as huggingface
-from transduce.interop.huggingface.family import Family, ImportedModel
+from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.languages import Languages
 from transduce.run import Run
 from transduce.storage import cache_directory

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from transduce.attention.positions import Learned, Sinusoidal
-from transduce.contracts import SequenceContext, TopKRequest
+from transduce.contracts import SequenceContext
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.flow import CacheSlots, State, Step, TopK, Tree, additive_mask
+from transduce.flow import CacheSlots, State, Step, TopK, TopKRequest, Tree, additive_mask
 from transduce.inference.lowering.program import (
     BlockProgram,
     DecoderProgram,

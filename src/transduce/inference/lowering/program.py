@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from transduce.attention.multihead import MultiHeadAttention
 from transduce.attention.positions import Learned, NoPosition, Sinusoidal
-from transduce.contracts import AttentionScore, PositionEncoding, TopKRequest
+from transduce.contracts import AttentionScore, PositionEncoding
 from transduce.decoders.transformer import TransformerDecoder
-from transduce.flow import State, Step, TopK
+from transduce.flow import State, Step, TopK, TopKRequest
 from transduce.inference.lowering.joint_projections import JointCrossAttention, JointSelfAttention
 from transduce.kernels.dispatch import has_hooks
 from transduce.kernels.packed_linear import PackedLinear

@@ -3,8 +3,8 @@
 `FAMILIES` maps the architecture that config.json names to its family; import and export both walk it.
 """
 
+from transduce.contracts import Family
 from transduce.interop.huggingface import bart, bert, gpt2, t5, vision_encoder_decoder, vit, whisper
-from transduce.interop.huggingface.family import Family
 from transduce.recipe.user_code import load_user_class
 
 # An export takes the first family that fits.

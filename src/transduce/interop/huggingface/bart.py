@@ -8,15 +8,8 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import pad
 
-from transduce.interop.huggingface.family import (
-    Config,
-    Content,
-    Family,
-    TensorMap,
-    WeightMap,
-    hf_activation,
-    max_positions,
-)
+from transduce.contracts import Family
+from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, hf_activation, max_positions
 from transduce.recipe import Recipe
 
 POSITION_OFFSET = 2  # rows of a learned position table before that of the first token

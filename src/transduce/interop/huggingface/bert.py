@@ -12,16 +12,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from transduce.interop.huggingface.family import (
-    NORM_EPS,
-    Config,
-    Content,
-    Family,
-    TensorMap,
-    WeightMap,
-    Weights,
-    max_positions,
-)
+from transduce.contracts import Family
+from transduce.interop.huggingface.family import NORM_EPS, Config, Content, TensorMap, WeightMap, Weights, max_positions
 from transduce.interop.huggingface.heads import after_specials, without_specials
 from transduce.recipe import Recipe
 

@@ -18,13 +18,14 @@ from typing import Any
 from safetensors.torch import save_file
 
 from transduce import contracts
+from transduce.contracts import Family
 from transduce.data.tokenizers.vocabulary import GIVEN
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, SPECIALS
 from transduce.inference import Model
 from transduce.interop.huggingface import FAMILIES
 from transduce.interop.huggingface.bert import SUFFIXES
-from transduce.interop.huggingface.family import NORM_EPS, Config, Content, Family, WeightMap, Weights
+from transduce.interop.huggingface.family import NORM_EPS, Config, Content, WeightMap, Weights
 from transduce.interop.huggingface.generation_config import write_generation
 from transduce.interop.huggingface.heads import write_labels, write_sentence_transformer
 from transduce.interop.huggingface.tokenizers import write_tokenizer

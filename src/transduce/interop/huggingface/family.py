@@ -1,22 +1,19 @@
-"""Hugging Face family: the contract that every supported architecture fulfils.
+"""Parts of a Hugging Face family (contracts.Family): config.json, and a table of weight names.
 
-A family maps config.json to the model section of a recipe and back, and holds one table of weight names that import
-reads from left to right and export from right to left. In a table `*` is the layer number.
+An import reads the table from left to right, an export from right to left. In a table `*` is the layer number.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.interop.huggingface.languages import Languages
 from transduce.recipe import Recipe
 from transduce.recipe.registry import LARGEST
 
@@ -140,61 +137,6 @@ def split_layer(name: str) -> tuple[str, str]:
     """`a.3.b.0.c` -> `a.*.b.0.c` and `3`"""
     found = re.search(r"\.(\d+)\.", name)
     return (name, "") if found is None else (f"{name[: found.start()]}.*.{name[found.end() :]}", found[1])
-
-
-def _no_names(config: Mapping[str, Any]) -> Names:
-    return ()
-
-
-def _no_weights(config: Mapping[str, Any]) -> Weights:
-    return {}
-
-
-def _no_files(recipe: Recipe) -> Content:
-    return {}
-
-
-def _same_config(config: Config) -> Config:
-    return config
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture of the transformers library, as its config.json names it."""
-
-    to_recipe: Callable[[Config, Collection[str]], Content]  # config and weight names -> model section of a recipe
-    weights: WeightMap | Callable[[Config, Collection[str]], WeightMap]
-    # Recipe and the foreign id of <pad> -> config.json, or None: a model of another shape. Whether it describes the
-    # same model is checked by reading it with `to_recipe`. Without `to_config` the family is only imported.
-    to_config: Callable[[Recipe, int | None], Content | None] | None = None
-    flatten: Callable[[Config], Config] = _same_config  # nested config -> one with the values of the decoder on top
-
-    # Import: data and tokenizers
-    data: Mapping[str, Any] = field(default_factory=lambda: {"format": "pairs"})
-    read_sources: Callable[[Path, Config], Content] | None = None  # data.sources of a model that reads no text
-    source_eos: bool = True  # whether </s> ends every source
-    start_token: str = "decoder_start_token_id"  # config key of the first output token; empty: no decoder
-    languages: Literal["none", "optional", "required"] = "none"  # language codes around texts
-    prompt: Callable[[Mapping[str, Any], Languages | None, str], list[int]] | None = None  # forced first output ids
-    hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
-    label_kind: str = ""  # tokenizer kind of the labels, `labels` or `words`; empty: outputs are tokens
-
-    # Export
-    required_names: Callable[[Mapping[str, Any]], Names] = _no_names  # weights that `to_recipe` looks for
-    constant_weights: Callable[[Mapping[str, Any]], Weights] = _no_weights  # weights that native models do not have
-    extra_files: Callable[[Recipe], Content] = _no_files  # JSON files by name
-
-    @property
-    def masked_lm(self) -> bool:
-        return "noise" in self.data
-
-    @property
-    def has_head(self) -> bool:
-        """Whether the checkpoint holds a head beside the encoder, whose names then carry a prefix."""
-        return bool(self.label_kind) or self.masked_lm
-
-    def weight_map(self, config: Config, names: Collection[str]) -> WeightMap:
-        return self.weights if isinstance(self.weights, WeightMap) else self.weights(config, names)
 
 
 def max_positions(recipe: Recipe, part: Mapping[str, Any]) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
+from transduce.contracts import Family
 from transduce.interop.huggingface.family import (
     NORM_EPS,
     Config,
     Content,
-    Family,
     TensorMap,
     WeightMap,
     hf_activation,

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from transduce import build
+from transduce.contracts import Family
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN
 from transduce.errors import InputError, nearest
 from transduce.interop.huggingface import FAMILIES
-from transduce.interop.huggingface.family import Config, Content, Family, ImportedModel
+from transduce.interop.huggingface.family import Config, Content, ImportedModel
 from transduce.interop.huggingface.folder import StoredTensor, list_weights, read_json
 from transduce.interop.huggingface.generation_config import read_generation
 from transduce.interop.huggingface.heads import MODULES, SentenceTransformer, read_labels, read_sentence_transformer

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.contracts import Family
 from transduce.errors import InputError
 from transduce.interop.huggingface.family import (
     ACTIVATIONS,
     NORM_EPS,
     Config,
     Content,
-    Family,
     Names,
     TensorMap,
     WeightMap,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from transduce.contracts import Family
 from transduce.errors import InputError
 from transduce.interop.huggingface import bart, bert, gpt2, vit
-from transduce.interop.huggingface.family import Config, Content, Family, TensorMap, WeightMap, Weights
+from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
 
 PROJECTION = "enc_to_dec_proj"
 ENCODER = {f"encoder.{hf}": native for hf, native in vit.MODULES.items()}

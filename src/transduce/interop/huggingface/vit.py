@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from transduce.contracts import Family
 from transduce.errors import InputError
 from transduce.interop.huggingface.bert import encoder_sizes
-from transduce.interop.huggingface.family import Config, Content, Family, Names, TensorMap, WeightMap, Weights
+from transduce.interop.huggingface.family import Config, Content, Names, TensorMap, WeightMap, Weights
 from transduce.interop.huggingface.folder import read_json
 from transduce.interop.huggingface.heads import after_specials, without_specials
 from transduce.recipe import Recipe

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transduce.contracts import Family
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
-from transduce.interop.huggingface.family import Family, WeightMap, Weights
+from transduce.interop.huggingface.family import WeightMap, Weights
 from transduce.interop.huggingface.folder import StoredTensor, read_tensor
 from transduce.model import NEVER
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.contracts import Family
 from transduce.errors import InputError, nearest
 from transduce.interop.huggingface import bart
-from transduce.interop.huggingface.family import Config, Content, Family, TensorMap, WeightMap, Weights
+from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
 from transduce.interop.huggingface.folder import read_json
 from transduce.interop.huggingface.languages import Languages
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transduce.contracts import Shortlists
+from transduce.flow import Shortlists
 from transduce.kernels.native.library import loaded
 from transduce.kernels.native.linear import NativeLinear
 
