@@ -9,9 +9,12 @@ from typing import Any
 
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
+from transduce.parsing import read_json
 from transduce.recipe import Recipe, dump, load
 from transduce.storage import replace_file
 from transduce.training.checkpoint import CheckpointManager
+
+MAX_METRICS = 64 * 2**20  # bytes of metrics.json
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,14 @@ class Run:
         target.save(self.tokenizer_file("target"))
 
     def metrics(self) -> dict[str, Any]:
+        """The scores of a finished run; empty before its evaluation."""
+        remedy = "remove the file: `transduce evaluate` computes the scores again"
         try:
-            content: dict[str, Any] = json.loads(self.metrics_file.read_text(encoding="utf-8"))
+            content = read_json(self.metrics_file, max_bytes=MAX_METRICS, remedy=remedy)
         except FileNotFoundError:
             return {}
+        if not isinstance(content, dict):
+            raise InputError("expected a JSON object", where=str(self.metrics_file), remedy=remedy)
         return content
 
     def save_metrics(self, content: dict[str, Any]) -> None:

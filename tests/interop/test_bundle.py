@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import struct
 import zipfile
@@ -193,15 +194,28 @@ def test_manifest_that_names_other_files_is_refused(packed, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
-        (b"a: &a {x: 1}\nb: {y: *a}\n", "YAML aliases"),
+        (b"a: &a {x: *a}\n", "refers to itself"),
+        (b"[" * 30_000, "levels"),
+        (b"training: {steps: 1}\ntraining: {seed: 1}\n", "lines 1 and 2"),
         (b"model: !!python/object/apply:os.system [true]\n", "YAML"),
         (b"model: {encoder: {kind: transformer}\n", "YAML"),
         (b"init: {model: /somewhere}\n", "another run"),
     ],
 )
-def test_recipe_with_aliases_tags_or_other_runs_is_refused(recipe, reason, packed, tmp_path):
+def test_recipe_with_tags_or_other_runs_is_refused(recipe, reason, packed, tmp_path):
     rewrite(packed, tmp_path / "bad.zip", {"recipe.yaml": recipe})
     assert reason in str(refused(tmp_path / "bad.zip", tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"{", b"[" * 30_000, b"[]", b"\xff"])
+def test_damaged_metrics_are_named(content, run, tmp_path):
+    copy = Run(tmp_path / "run")
+    shutil.copytree(run.folder, copy.folder)
+    copy.metrics_file.write_bytes(content)
+    with pytest.raises(InputError, match=r"metrics\.json") as caught:
+        bundle.pack(copy, tmp_path / "model.zip")
+    assert "remove the file" in caught.value.remedy
+    assert not (tmp_path / "model.zip").exists()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -112,6 +112,15 @@ class TestOverride:
         changed = override({}, ["training.optimiser.learning_rate=3e-4"])
         assert parse(changed).training.optimiser.learning_rate == 3e-4
 
+    @pytest.mark.parametrize("item", ["a=&a [*a]", "a={b: 1, b: 2}", "a=" + "9" * 5000, "a=!!int x", "a=" + "[" * 5000])
+    def test_values_that_are_refused(self, item: str) -> None:
+        with pytest.raises(InputError, match=r"^a:1: "):
+            override({}, [item])
+
+    def test_a_key_of_too_many_parts_is_refused(self) -> None:
+        with pytest.raises(InputError, match="30,000 parts"):
+            override({}, [".".join("a" * 30_000) + "=1"])
+
     @pytest.mark.parametrize("item", ["steps", "=5", ""])
     def test_what_is_no_setting(self, item: str) -> None:
         with pytest.raises(InputError, match=r"key\.path=value"):

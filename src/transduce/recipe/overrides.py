@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
 from transduce.errors import InputError
+from transduce.parsing import MAX_DEPTH, YAMLSyntaxError, parse_yaml
+
+FORM = "write it as key.path=value"
 
 
 def override(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -21,12 +22,14 @@ def override(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, 
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key:
-            raise InputError(f"cannot read the override {item!r}", remedy="write it as key.path=value")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
+            raise InputError(f"cannot read the override {item!r}", remedy=FORM)
         path = key.split(".")
+        if len(path) > MAX_DEPTH:
+            raise InputError(f"the key of an override has {len(path):,} parts", where=key[:80], remedy=FORM)
+        try:
+            value = parse_yaml(text, key)
+        except YAMLSyntaxError:
+            value = text
         if _changes_kind(result, path, value):
             _set(result, path[:-1], {})
             for earlier, given in applied:

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from transduce.errors import InputError, nearest
+from transduce.parsing import read_yaml
 from transduce.recipe.data import DataRecipe
 from transduce.recipe.overrides import override
 from transduce.recipe.schema import (
@@ -59,13 +60,9 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from a YAML file, with `key.path=value` overrides applied on top."""
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except FileNotFoundError:
         raise InputError("no such recipe", where=str(path), remedy="see `transduce train --help`") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"not readable as YAML: {error}", where=str(path), remedy="correct it there") from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
     if content is not None and not isinstance(content, dict):
         raise InputError("a recipe is a mapping of sections", where=str(path), remedy="see `transduce train --help`")
     return parse(override(content or {}, overrides), where=str(path))

@@ -97,7 +97,7 @@ class CheckpointManager:
     def best_step(self) -> int | None:
         try:
             return int(json.loads((self.folder / "best.json").read_bytes())["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def best(self, only: Sequence[str] | None = None) -> Checkpoint | None:
@@ -239,7 +239,7 @@ def read_checkpoint(
         return {group: _read_tensors(folder / f"{group}.safetensors") for group in selected}, content["state"]
     except FileNotFoundError as error:
         raise DamagedCheckpointError(f"{Path(error.filename).name} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise DamagedCheckpointError(f"unreadable: {error}") from None
 
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from transduce.errors import InputError
+from transduce.parsing import parse_json
 
 MAX_JSON = 64 * 2**20  # bytes of a config or a tokenizer
 MAX_HEADER = 16 * 2**20  # bytes of a safetensors header
@@ -68,10 +69,7 @@ def read_json(folder: Path, name: str, *, needed: bool = False) -> dict[str, Any
                 remedy="a Hugging Face folder has config.json, model.safetensors and tokenizer.json",
             )
         return {}
-    try:
-        content = json.loads(read_text(folder, name))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not readable as JSON: {error}", where=str(path), remedy="fetch it again") from None
+    content = parse_json(read_text(folder, name), str(path))
     if not isinstance(content, dict):
         raise InputError("expected a JSON object", where=str(path), remedy="fetch it again")
     return content

@@ -14,7 +14,6 @@ from transduce.errors import InputError
 from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
-from transduce.interop.legacy.marian import parse_yaml
 from transduce.interop.legacy.model import (
     COMBINE,
     RECURRENT_MODULES,
@@ -27,6 +26,7 @@ from transduce.interop.legacy.model import (
     widen_embeddings,
     word_vocabulary,
 )
+from transduce.parsing import parse_yaml
 
 CONFIG = "config.yaml"
 ATTENTION = {"q_layer": "q_proj", "k_layer": "k_proj", "v_layer": "v_proj", "output_layer": "out_proj"}

@@ -7,12 +7,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from transduce.errors import InputError
 from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap
-from transduce.interop.huggingface.folder import inside
+from transduce.interop.huggingface.folder import MAX_JSON, inside
 from transduce.interop.huggingface.sentencepiece import read_model
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
@@ -26,7 +25,9 @@ from transduce.interop.legacy.model import (
     sentencepiece_vocabulary,
     word_vocabulary,
 )
+from transduce.parsing import parse_yaml
 
+MAX_PIECES = 2**21  # of a vocabulary, with their ids
 MODEL = "special:model.yml"
 NORM_OPTIONS = ("preprocess", "postprocess", "postprocess-top")  # positions of the norms of a layer
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}  # its gelu is x * sigmoid(1.702 x)
@@ -146,15 +147,6 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     return LegacyModel(_to_recipe, WEIGHT_MAP, Config(content, f"{where}: {MODEL}"), weights, source, target)
 
 
-def parse_yaml(text: str, where: str, *, words: bool = False) -> Any:
-    """Plain values without tags. `words`: text only, so that `no` is a word and not a boolean."""
-    loader = yaml.BaseLoader if words else yaml.SafeLoader
-    try:
-        return loader(text).get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"not readable as YAML: {str(error)[:200]}", where=where, remedy="fetch it again") from None
-
-
 def _sides(file: Path) -> tuple[LegacyVocabulary, LegacyVocabulary]:
     folder = file.parent
     names = _vocabularies(file)
@@ -182,6 +174,10 @@ def _vocabularies(file: Path) -> list[str]:
     return found if len(found) == 1 else []
 
 
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and value.isdecimal() and len(value) < 10
+
+
 def _side(folder: Path, name: str, spm: str) -> LegacyVocabulary:
     """Outputs have no start token: the first input vector of the decoder is zero."""
     path = inside(folder, name)
@@ -189,8 +185,10 @@ def _side(folder: Path, name: str, spm: str) -> LegacyVocabulary:
         model = read_model(folder, name)
         listed = {piece: number for number, (piece, _, _) in enumerate(model.pieces)}
     else:
-        content = parse_yaml("\n".join(read_lines(folder, name)), str(path), words=True)
-        if not isinstance(content, dict) or not all(str(number).isdecimal() for number in content.values()):
+        content = parse_yaml(
+            "\n".join(read_lines(folder, name)), str(path), max_bytes=MAX_JSON, max_nodes=MAX_PIECES, as_text=True
+        )
+        if not isinstance(content, dict) or not all(map(_is_id, content.values())):
             raise InputError("expected words with their ids", where=str(path), remedy="fetch it again")
         listed = {str(word): int(number) for word, number in content.items()}
     if sorted(listed.values()) != list(range(len(listed))):

@@ -111,7 +111,7 @@ class PaletteTokenizer:
             height, width = int(content["height"]), int(content["width"])
             if not (0 < height <= MAX_SIZE and 0 < width <= MAX_SIZE):
                 raise ValueError(f"{height} x {width} pixels")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
                 f"not a palette: {error}", where=str(path), remedy="`transduce encode-images` writes one"
             ) from None
