@@ -28,6 +28,7 @@ from transduce.data.batching import DataPosition
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
 from transduce.objectives import CrossEntropy, Loss
 from transduce.recipe import TrainingRecipe
+from transduce.training import experiment
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.distributed import Processes, pick_device
 from transduce.training.report import LogEntry, RunReport, SilentReport, read_log
@@ -207,8 +208,11 @@ def run_processes(*requests: dict[str, Any]) -> list[Any]:
 
 
 def main(options: dict[str, Any]) -> None:
-    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `failing`, and when to die (`die_at`)."""
+    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `failing`, and when to die (`die_at`); or `recipe`."""
     folder = Path(options["folder"])
+    if "recipe" in options:
+        outcome = experiment.train(options["recipe"], folder, resume=True).outcome
+        sys.exit(128 + outcome.signal if outcome.signal else 0)
     if "die_at" in options:
         die_at(options["die_at"])
     device = pick_device("cpu")

@@ -48,7 +48,9 @@ def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
         with torch.device("meta"):
             transfer.adapter_targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
     named = {name: str(as_run(folder).absolute()) for name, folder in completed.init if folder is not None}
-    return _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
+    complete = _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
+    # Parts give defaults such as tuples, which YAML has not: as JSON, the recipe equals the one that a run reads back.
+    return parse(complete.model_dump(mode="json"))
 
 
 def _absolute(corpus: Corpus) -> Corpus:
@@ -104,7 +106,7 @@ def with_resolved_values(saved: Recipe, wanted: Recipe) -> Recipe:
 def resumed_recipe(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
     """The recipe of a resumed run; keys other than CHANGEABLE must be unchanged."""
     wanted = with_resolved_values(saved, wanted)
-    old, new = _flat(saved.model_dump()), _flat(wanted.model_dump())
+    old, new = _flat(saved.model_dump(mode="json")), _flat(wanted.model_dump(mode="json"))
     for key in sorted(old.keys() | new.keys()):
         section, _, name = key.partition(".")
         if old.get(key) != new.get(key) and not (section == "training" and name in CHANGEABLE):
