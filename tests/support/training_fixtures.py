@@ -208,7 +208,7 @@ def run_processes(*requests: dict[str, Any]) -> list[Any]:
 
 
 def main(options: dict[str, Any]) -> None:
-    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `failing`, and when to die (`die_at`); or `recipe`."""
+    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `failing`, when to die (`die_at`); or `recipe`."""
     folder = Path(options["folder"])
     if "recipe" in options:
         outcome = experiment.train(options["recipe"], folder, resume=True).outcome
