@@ -76,7 +76,7 @@ def test_matplotlib_is_imported_late_and_without_pyplot() -> None:
         "from transduce.explain import png\n"
         "from transduce.explain.attention import AttentionMap\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "png.draw(AttentionMap(np.ones((1, 1)), ['a'], ['b'], [0], [0]), io.BytesIO())\n"
+        "png.draw_map(AttentionMap(np.ones((1, 1)), ['a'], ['b'], [0], [0]), io.BytesIO())\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ from transduce.evaluation.overlap_metrics import RougeL
 from transduce.flow import Example
 from transduce.recipe import load
 from transduce.synthetic import SYNTHETIC, generate
-from transduce.synthetic.texts import missing_values
+from transduce.synthetic.sentences import missing_values
 from transduce.synthetic.words import LATIN
 from transduce.training.experiment import TrainingResult, train
 

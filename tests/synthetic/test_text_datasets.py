@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from transduce.errors import InputError
 from transduce.synthetic import SYNTHETIC, generate
-from transduce.synthetic.texts import VALUES, missing_values
+from transduce.synthetic.sentences import VALUES, missing_values
 from transduce.synthetic.words import CASES, NUMBERS, POSSESSORS, TURKISH_VOWELS, inflect, transliterate
 
 TEXTS = [name for name, dataset in SYNTHETIC.items() if not dataset.writes_files]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
-from transduce.synthetic import algorithmic, dates, paraphrases, shapes, sung_digits, texts, words
+from transduce.synthetic import algorithmic, dates, paraphrases, sentences, shapes, sung_digits, words
 from transduce.synthetic.dataset import SyntheticDataset, distinct, write_folder
 
 __all__ = ["SYNTHETIC", "SyntheticDataset", "generate", "write_files"]
@@ -26,18 +26,21 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
         "Turkish-like nouns TAB case and number -> inflected form", "inflect", words.generate_inflections, columns=2
     ),
     "summaries": SyntheticDataset(
-        "news of a few sentences -> one-sentence summary", "summarise", texts.generate_summaries
+        "news of a few sentences -> one-sentence summary", "summarise", sentences.generate_summaries
     ),
     "questions": SyntheticDataset(
         "a story of who is where and has what TAB a question -> the answer",
         "answer",
-        texts.generate_questions,
+        sentences.generate_questions,
         columns=2,
     ),
     "dialogue": SyntheticDataset(
-        "five turns of booking a table -> the next turn", "converse", texts.generate_dialogues, columns=texts.TURNS
+        "five turns of booking a table -> the next turn",
+        "converse",
+        sentences.generate_dialogues,
+        columns=sentences.TURNS,
     ),
-    "records": SyntheticDataset("attributes of a restaurant -> a sentence", "describe", texts.generate_records),
+    "records": SyntheticDataset("attributes of a restaurant -> a sentence", "describe", sentences.generate_records),
     "copy": SyntheticDataset("letters -> the same letters", "generate", algorithmic.generator("copy")),
     "reverse": SyntheticDataset("letters -> the letters in reverse", "generate", algorithmic.generator("reverse")),
     "sort": SyntheticDataset("letters -> the letters in order", "generate", algorithmic.generator("sort")),
