@@ -52,12 +52,11 @@ class VisualSource:
 
 
 class Modality(ABC):
-    """How a part of a source becomes an array. Built as `Modality()`; its keyword parameters are recipe options.
+    """How a file, named in a part of a source, becomes an array. Built as `Modality()`.
 
     A file is read once, when the data are prepared; the array is stored and collated into batches many times.
     """
 
-    names_files: bool = True  # False: the source is the content itself
     extensions: tuple[str, ...] = ()  # of the files it reads, in lower case
 
     @property

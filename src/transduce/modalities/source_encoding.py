@@ -14,7 +14,7 @@ from transduce.data.tokenizers.oov import encode_sources, oov_words
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import Batch
-from transduce.modalities.sources import ModalitySource, SourceItem
+from transduce.modalities.sources import ModalitySource, SourceItem, TextModality
 
 NO_WORD = -1  # the word of a token that belongs to no word, such as </s>
 EncodedSource = Any  # one source as token ids or as a `SourceItem`; it has a length
@@ -120,7 +120,7 @@ class ModalitySourceEncoding(SourceEncoding):
                 where=path,
                 remedy="give all sources in one line with a tab between them, as in $'FILE\\tTEXT'",
             )
-        if others or not first.names_files:
+        if others or isinstance(first, TextModality):
             return []
         files = sorted(place.rglob("*")) if place.is_dir() else [place]
         return [str(file) for file in files if file.suffix.lower() in first.extensions and file.is_file()]

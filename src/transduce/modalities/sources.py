@@ -42,8 +42,6 @@ class SourceItem:
 class TextModality(Modality):
     """a text, in tokens of the source vocabulary"""
 
-    names_files = False
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
