@@ -318,7 +318,7 @@ class Step:
     logits: Tensor  # R T V
     state: State
     attention: Attention | None = None
-    hidden: Tensor | None = None  # R T D: the input of the output layer
+    hidden: Tensor | None = None  # R T D: the input of the output layer; its mean where the logits are of a mixture
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ SMALL = {
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "ff_width": 24, "dropout": 0.3},
+    "hard_attention": {"kind": "hard_attention", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "identity": {"kind": "identity", "width": WIDTH, "dropout": 0.3},
     "conformer": {
         "kind": "conformer",
@@ -170,6 +171,8 @@ def _cases() -> dict[str, dict]:
     for decoder in DECODERS:  # rows that spell beside every decoder
         add(SMALL["conformer"], SMALL[decoder], ctc={"weight": 0.4})
     add({**SMALL["conformer"], "norm_kind": "batch", "position": "rotary"}, base_decoder)
+    for part in ({"order": 0}, {"monotonic": False}, {"score": "mlp", "cell": "gru", "max_jump": 1}):
+        add(base_encoder, {**SMALL["hard_attention"], **part})
     for part in CONVOLUTIONS:
         both = {} if "heads" in part else part
         add({**SMALL["convolutional"], **both}, {**SMALL["convolutional"], **part})

@@ -2,11 +2,13 @@
 
 from transduce.contracts import Decoder
 from transduce.decoders.convolutional import ConvolutionalDecoder
+from transduce.decoders.hard_attention import HardAttentionDecoder
 from transduce.decoders.recurrent import RecurrentDecoder
 from transduce.decoders.transformer import TransformerDecoder
 
 DECODERS: dict[str, type[Decoder]] = {
     "recurrent": RecurrentDecoder,
     "convolutional": ConvolutionalDecoder,
+    "hard_attention": HardAttentionDecoder,
     "transformer": TransformerDecoder,
 }

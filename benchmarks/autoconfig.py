@@ -1,0 +1,272 @@
+"""Grid of recipes over data sets: the evidence behind the recipes that `transduce train` chooses.
+
+Every data set is trained with every variant and seed; several trainings run at the same time, each in a process of its
+own. Scores are those of the development set: test sets are never read here. A run that is stopped keeps what it has.
+
+    python -m benchmarks.autoconfig --data DATA --grid characters --jobs 10 --minutes 9
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import Empty
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+LOW, MEDIUM = ("ice", "khm", "lav", "slv"), ("bul", "hbs_latn")  # the other languages are held out
+INFLECTION = ("russian", "hungarian")  # Hebrew and Spanish are held out
+SIZES = ("low", "medium", "high")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    name: str
+    group: str  # the scores of a group are averaged
+    task: str
+    train: str
+    dev: str
+    metric: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    model: dict[str, Any] | None = None  # None: the model that is chosen today
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: a data set, a variant, a seed, and what was seen."""
+
+    dataset: str
+    group: str
+    variant: str
+    seed: int
+    scores: dict[str, float]
+    steps: int
+    seconds: float
+    parameters: int
+    failed: str = ""
+
+
+def character_sets(data: Path, folder: Path) -> Iterator[DataSet]:
+    """Pronunciation of 800 and 8,000 words, and inflection from 100, 1,000 and 10,000 examples."""
+    g2p = data / "g2p2021"
+    for size, languages, steps in (("low", LOW, 2500), ("medium", MEDIUM, 6000)):
+        for language in languages:
+            stem = g2p / f"{size}_{language}"
+            yield DataSet(
+                f"g2p-{language}",
+                f"g2p {size}",
+                "pronounce",
+                f"{stem}_train.tsv",
+                f"{stem}_dev.tsv",
+                "exact",
+                steps,
+            )
+    for language in INFLECTION:
+        dev = _reordered(data / "inflection2017" / f"{language}-dev.tsv", folder)
+        for size, steps in zip(SIZES, (1500, 3000, 8000), strict=True):
+            train = _reordered(data / "inflection2017" / f"{language}-train-{size}.tsv", folder)
+            yield DataSet(f"inflect-{language}-{size}", f"inflect {size}", "inflect", train, dev, "exact", steps)
+
+
+def _reordered(path: Path, folder: Path) -> str:
+    """Lemma, form, features -> lemma, features, form."""
+    lines = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    target = folder / path.name
+    target.write_text("".join(f"{lemma}\t{tags}\t{form}\n" for lemma, form, tags in lines), encoding="utf-8")
+    return str(target)
+
+
+def _recurrent(cell: str, width: int, layers: int, dropout: float, context: Any = "bahdanau") -> dict[str, Any]:
+    part = {"kind": "recurrent", "cell": cell, "width": width, "layers": layers, "dropout": dropout}
+    return {"encoder": part, "decoder": {**part, "context": context}}
+
+
+def _transformer(width: int, layers: int, dropout: float, **options: Any) -> dict[str, Any]:
+    part = {
+        "kind": "transformer",
+        "width": width,
+        "layers": layers,
+        "heads": 4,
+        "ff_width": 4 * width,
+        "dropout": dropout,
+        **options,
+    }
+    return {"encoder": part, "decoder": part, "tie": "target"}
+
+
+SMOOTH = {"objective": {"kind": "cross_entropy", "label_smoothing": 0.1}}
+
+
+def _schedule(rate: float, batch: int, **more: Any) -> dict[str, Any]:
+    return {"optimiser": {"learning_rate": rate}, "batch_tokens": batch, **SMOOTH, **more}
+
+
+CHARACTER_VARIANTS = (
+    Variant("chosen today"),
+    Variant("gru 256", _recurrent("gru", 256, 1, 0.4), _schedule(2e-3, 4096)),
+    Variant("gru 256, small batch", _recurrent("gru", 256, 1, 0.4), _schedule(1e-3, 1024)),
+    Variant("lstm 512", _recurrent("lstm", 512, 1, 0.5), _schedule(1e-3, 2048)),
+    Variant("lstm 256 x 2", _recurrent("lstm", 256, 2, 0.4), _schedule(1e-3, 2048)),
+    Variant("lstm 256, luong", _recurrent("lstm", 256, 1, 0.4, "luong"), _schedule(1e-3, 2048)),
+    Variant("transformer 128 x 4", _transformer(128, 4, 0.3), _schedule(2e-3, 4096)),
+    Variant("transformer 256 x 4", _transformer(256, 4, 0.3), _schedule(1e-3, 4096)),
+    Variant("transformer 256 x 4, dropout 0.1", _transformer(256, 4, 0.1), _schedule(1e-3, 4096)),
+    Variant("transformer 256 x 4, small batch", _transformer(256, 4, 0.3), _schedule(5e-4, 1024)),
+    Variant("transformer 256 x 4, large batch", _transformer(256, 4, 0.3), _schedule(1e-3, 8192)),
+    Variant("transformer 256 x 2", _transformer(256, 2, 0.3), _schedule(1e-3, 4096)),
+    Variant("transformer 256 x 4, rotary", _transformer(256, 4, 0.3, position="rotary"), _schedule(1e-3, 4096)),
+    Variant(
+        "transformer 256 x 4, r-drop",
+        _transformer(256, 4, 0.3),
+        _schedule(1e-3, 4096, objective={"kind": "r_drop", "label_smoothing": 0.1}),
+    ),
+)
+GRIDS = {"characters": (character_sets, CHARACTER_VARIANTS)}
+
+
+def recipe_of(dataset: DataSet, variant: Variant, seed: int, device: str, scale: float) -> Any:
+    from transduce.autoconfig import recipe_for
+    from transduce.recipe import parse
+
+    chosen = recipe_for(dataset.train, [f"data.dev={dataset.dev}"], dataset.task).model_dump(mode="json")
+    training = {**chosen["training"], "seed": seed, "device": device}
+    if variant.model is not None:
+        chosen["model"] = variant.model
+        steps = max(20, int(dataset.steps * scale))
+        check = max(10, steps // 20)
+        training |= {
+            "steps": steps,
+            "schedule": {"kind": "cosine", "warmup": max(1, steps // 10)},
+            "validate_every": check,
+            "checkpoint_every": check,
+            "patience": None,
+            **variant.training,
+        }
+    elif scale < 1:
+        training["steps"] = max(20, int(training["steps"] * scale))
+    training |= {"monitor": dataset.metric, "validate_examples": 1000, "log_every": 50}
+    return parse({**chosen, "training": training})
+
+
+def run_trial(dataset: DataSet, variant: Variant, seed: int, device: str, scale: float) -> Trial:
+    from transduce.training.experiment import train
+
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            result = train(recipe_of(dataset, variant, seed, device, scale), Path(folder) / "run")
+        except Exception as error:  # one failure must not end the grid; it is part of the record
+            told = f"{type(error).__name__}: {error}"[:300]
+            return Trial(dataset.name, dataset.group, variant.name, seed, {}, 0, time.monotonic() - began, 0, told)
+        scores = {name: score.value for name, score in result.scores["dev"].scores.items()}
+        size = sum(p.numel() for p in result.model.network.parameters())
+        return Trial(
+            dataset.name,
+            dataset.group,
+            variant.name,
+            seed,
+            scores,
+            result.outcome.step,
+            time.monotonic() - began,
+            size,
+        )
+
+
+def _work(tasks: Any, results: Any, device: str, scale: float, until: float) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    while time.time() < until:
+        try:
+            dataset, variant, seed = tasks.get_nowait()
+        except Empty:
+            return
+        results.put(run_trial(dataset, variant, seed, device, scale))
+
+
+def show(trials: list[Trial], console: Console) -> None:
+    """The mean development score of each group and variant."""
+    groups = sorted({trial.group for trial in trials})
+    table = Table("variant", *groups, "seconds", "failed", title="mean development score (number of trainings)")
+    by_variant: dict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        by_variant[trial.variant].append(trial)
+    for name, mine in by_variant.items():
+        cells = []
+        for group in groups:
+            scores = [trial.scores["exact"] for trial in mine if trial.group == group and trial.scores]
+            cells.append(f"{mean(scores):.1f} ({len(scores)})" if scores else "")
+        seconds = mean(trial.seconds for trial in mine)
+        table.add_row(name, *cells, f"{seconds:.0f}", str(sum(bool(trial.failed) for trial in mine)))
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.autoconfig", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with g2p2021 and inflection2017")
+    parser.add_argument("--grid", choices=list(GRIDS), default="characters")
+    parser.add_argument("--only", nargs="*", default=[], help="variants, by name")
+    parser.add_argument("--sets", nargs="*", default=[], help="groups of data sets, by name")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no training starts after this time")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of updates")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/autoconfig.jsonl"))
+    args = parser.parse_args()
+    make_sets, variants = GRIDS[args.grid]
+    context = multiprocessing.get_context("spawn")
+    tasks, results, trials = context.Queue(), context.Queue(), []
+    with tempfile.TemporaryDirectory() as folder:
+        sets = [s for s in make_sets(args.data, Path(folder)) if not args.sets or s.group in args.sets]
+        rank = {s.name: sum(o.group == s.group for o in sets[:number]) for number, s in enumerate(sets)}
+        sets.sort(key=lambda s: rank[s.name])  # one set of each group first: a grid that is cut short has all groups
+        todo = [
+            (s, v, seed) for seed in args.seeds for s in sets for v in variants if not args.only or v.name in args.only
+        ]
+        for task in todo:
+            tasks.put(task)
+        until = time.time() + 60 * args.minutes
+        workers = [
+            context.Process(target=_work, args=(tasks, results, args.device, args.scale, until))
+            for _ in range(args.jobs)
+        ]
+        for worker in workers:
+            worker.start()
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        with args.output.open("a", encoding="utf-8") as record:
+            while any(worker.is_alive() for worker in workers) or not results.empty():
+                try:
+                    trial = results.get(timeout=1)
+                except Empty:
+                    continue
+                trials.append(trial)
+                record.write(json.dumps(asdict(trial)) + "\n")
+                record.flush()
+        tasks.cancel_join_thread()
+    console = Console(width=160)
+    show(trials, console)
+    console.print(f"{len(trials)} of {len(todo)} trainings; {args.output}")
+    for trial in trials:
+        if trial.failed:
+            console.print(f"{trial.dataset} {trial.variant}: {trial.failed}", markup=False)
+
+
+if __name__ == "__main__":
+    main()
