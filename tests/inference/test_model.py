@@ -15,7 +15,6 @@ from run_fixtures import RECURRENT, colour_pairs, settings
 
 import transduce
 from transduce.flow import BOS, EOS, PAD
-from transduce.inference import in_chunks
 
 WORDS = st.lists(st.sampled_from(["red", "green", "blue", "black", "white", "unheard"]), min_size=1, max_size=7)
 
@@ -211,10 +210,6 @@ class TestLoad:
         assert torch.equal(loaded.logits(**given), trained.model.logits(**given))
         assert loaded.recipe == trained.model.recipe
         assert loaded.parameters == trained.model.parameters
-
-    def test_chunks(self) -> None:
-        assert list(in_chunks(iter("abcde"), 2)) == [["a", "b"], ["c", "d"], ["e"]]
-        assert list(in_chunks(iter(()), 2)) == []
 
 
 class TestReread:

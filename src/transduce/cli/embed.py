@@ -46,12 +46,12 @@ def embed(
 
         echo "the cat sat" | transduce embed runs/paraphrases --tsv
     """
-    from transduce.data.readers.corpus import read_lines
-    from transduce.retrieval.embeddings import embed_lines, write_npy
+    from transduce.data.readers.windows import read_windows
+    from transduce.retrieval.embeddings import embed_windows, write_npy
 
     if output is None and not tsv:
         raise InputError("a .npy file cannot be printed", where="--output", remedy="give --output FILE, or --tsv")
-    blocks = embed_lines(load_model(run, device, trust_user_code), read_lines(file))
+    blocks = embed_windows(load_model(run, device, trust_user_code), read_windows(file))
     if not tsv and output is not None:
         rows, width = write_npy(blocks, output)
         print(f"{rows:,} vectors of {width} numbers in {output}", file=sys.stderr)
@@ -60,6 +60,7 @@ def embed(
         for block in blocks:
             for row in block:
                 stream.write("\t".join(f"{number:.7g}" for number in row) + "\n")
+            stream.flush()  # the lines of a pipe are answered as they come
 
 
 def search(

@@ -101,6 +101,7 @@ def score(
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per line, with the score of each token.")
     ] = False,
+    settings: Settings = None,
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
 ) -> None:
@@ -117,8 +118,10 @@ def score(
     from transduce.evaluation.held_out import perplexities, score_file
 
     model, scored = load_model(run, device, trust_user_code), []
+    chosen = generation_settings(settings)
+    model.settings(**chosen)  # reports a wrong name or value before any data is read
     with open_output(output, pairs) as stream:
-        for one in score_file(model, pairs, as_json=json):
+        for one in score_file(model, pairs, as_json=json, **chosen):
             stream.write(one.line + "\n")
             scored.append(one.scored)
     summary = ", ".join(f"{value:.4g} per {unit}" for unit, value in perplexities(scored).items())

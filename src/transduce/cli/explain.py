@@ -99,8 +99,7 @@ def align(
 
     from transduce.errors import nearest
     from transduce.explain.alignment import Symmetrisation, pharaoh
-    from transduce.inference.align import AttentionSelection, align_both, error_rate, read_gold, read_pairs
-    from transduce.inference.align import align as align_pairs
+    from transduce.inference.align import AttentionSelection, align_file, error_rate, read_gold
 
     if symmetrise not in get_args(Symmetrisation):
         remedy = nearest(symmetrise, get_args(Symmetrisation))
@@ -111,11 +110,7 @@ def align(
     selection = AttentionSelection(*layer_and_head(layer, head))
     alignments: list[Any] = []
     with open_output(output, pairs) as stream:
-        for chunk in read_pairs(model, pairs):
-            if reverse_model is None:
-                links = align_pairs(model, chunk, selection)
-            else:
-                links = align_both(model, reverse_model, chunk, cast(Any, symmetrise), selection)
+        for links in align_file(model, pairs, reverse_model, cast(Any, symmetrise), selection):
             stream.writelines(pharaoh(one) + "\n" for one in links)
             alignments += links
     if gold_links is not None:

@@ -124,6 +124,10 @@ def generate(
 
         transduce generate runs/captions photos/ --pairs
 
+    Lines of a pipe or a terminal are answered as they come.
+
+        tail -f log.txt | transduce generate runs/demo
+
     A language model continues each line and writes prompt and continuation; an empty line is an empty prompt. Line
     feeds inside an output become spaces, except with --json and --unconditional.
 
@@ -131,7 +135,6 @@ def generate(
 
         transduce generate runs/book --unconditional 3
     """
-    from transduce.inference import in_chunks
     from transduce.inference.shortlist import Shortlist
 
     model = load_model(run, device, trust_user_code, precision)
@@ -147,12 +150,18 @@ def generate(
         )
     form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else "text"
     writer = OutputWriter("multiline" if unconditional and form == "text" else form, file, _source_columns(model))
-    sources = _sources(model, file, unconditional)
+    windows = _windows(model, file, unconditional)
     with open_output(output, "" if unconditional else file) as stream:
-        for chunk in in_chunks(sources):
-            prefixes = None if prefix is None else [prefix] * len(chunk)
+        for lines in windows:
+            prefixes = None if prefix is None else [prefix] * len(lines)
             predictions = model.generate(
-                chunk, prefixes=prefixes, workers=workers, draft=draft_model, shortlist=allowed, **chosen
+                lines,
+                prefixes=prefixes,
+                workers=workers,
+                draft=draft_model,
+                shortlist=allowed,
+                first_number=writer.line_number,
+                **chosen,
             )
             if json or align:
                 model.explain_predictions(predictions)  # the attention of all of them in batches
@@ -165,14 +174,15 @@ def _source_columns(model: Model) -> int:
     return max((corpus.source_columns for corpus in model.recipe.data.train), default=1)
 
 
-def _sources(model: Model, file: str, unconditional: int) -> Iterator[str]:
-    """The sources to generate for: empty prompts, files, or the lines of a file."""
+def _windows(model: Model, file: str, unconditional: int) -> Iterator[list[str]]:
+    """The sources to generate for, in windows: empty prompts, files, or the lines of a file."""
+    from transduce.data.readers.windows import in_windows
     from transduce.modalities.source_encoding import TextSourceEncoding
 
     if unconditional and not model.sourceless:
         raise InputError("this model needs a source", where="--unconditional", remedy="give a file of input lines")
     if unconditional:
-        return iter([""] * unconditional)
+        return in_windows([""] * unconditional)
     files = model.source_encoding.sources_in(file)  # the argument itself is a source, or a folder of sources
     if not files and not isinstance(model.source_encoding, TextSourceEncoding) and Path(file).is_dir():
         raise InputError(
@@ -180,16 +190,17 @@ def _sources(model: Model, file: str, unconditional: int) -> Iterator[str]:
             where=file,
             remedy="give a folder of files of the kind that it was trained on, or a file of lines",
         )
-    return iter(files) if files else _read_lines(model, file)
+    return in_windows(files) if files else _line_windows(model, file)
 
 
-def _read_lines(model: Model, file: str) -> Iterator[str]:
+def _line_windows(model: Model, file: str) -> Iterator[list[str]]:
     """The lines of a file, or of standard input. File names in a line are relative to the folder of that file."""
-    from transduce.data.readers.corpus import read_lines, resolve_paths
+    from transduce.data.readers.corpus import resolve_paths
+    from transduce.data.readers.windows import read_windows
 
     reads = next((corpus.modalities for corpus in model.recipe.data.train), ())
     folder = Path() if file == "-" else Path(file).parent
-    return (resolve_paths(line, folder, reads) for line in read_lines(file))
+    return ([resolve_paths(line, folder, reads) for line in lines] for lines in read_windows(file))
 
 
 @dataclass

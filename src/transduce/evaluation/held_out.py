@@ -15,6 +15,7 @@ from transduce.data.batching import batch_by_length, collate
 from transduce.data.noise import add_noise
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import read_corpus
+from transduce.data.readers.windows import example_characters, in_windows
 from transduce.data.tokenizers.tokenizer import MASK, Tokenizer
 from transduce.decoding.scoring import score
 from transduce.evaluation.evaluate import (
@@ -30,6 +31,7 @@ from transduce.evaluation.perplexity import CharacterPerplexity, Perplexity, Wor
 from transduce.evaluation.significance import paired_bootstrap, verdict
 from transduce.flow import SPECIALS, UNK, Batch, Example
 from transduce.inference import Model, PairScore
+from transduce.inference.generation import located_errors, warn_of_cuts
 from transduce.recipe import Corpora, EvaluationRecipe, GenerationRecipe
 from transduce.storage import json_line
 
@@ -48,16 +50,18 @@ class ScoredLine:
     scored: ScoredText
 
 
-def score_file(model: Model, file: str, *, as_json: bool, chunk: int = 2000) -> Iterator[ScoredLine]:
+def score_file(model: Model, file: str, *, as_json: bool, **settings: Any) -> Iterator[ScoredLine]:
     """The score of each pair or line of a file; of continuous text, one score for the whole file."""
     (corpus,) = model.recipe.data.held_out(file)
     examples = read_corpus(corpus, model.recipe.data.invalid)
     if model.running:
         yield _whole_file(sum_scores(model.score_running([example.target or "" for example in examples])), as_json)
         return
-    while some := list(islice(examples, chunk)):
+    for some in in_windows(examples, example_characters):
         pairs = [(example.source, example.target or "") for example in some]
-        for one, (_, target) in zip(model.score(pairs), pairs, strict=True):
+        with located_errors(some):
+            scores = model.score(pairs, **settings)
+        for one, (_, target) in zip(scores, pairs, strict=True):
             content = {
                 "score": one.score,
                 "perplexity": one.perplexity,
@@ -212,9 +216,12 @@ def predict(model: Model, examples: Sequence[HeldOutExample], metrics: Sequence[
     kinds = [metric_class(name) for name in metrics]
     texts = scored = None
     if any(issubclass(kind, TextMetric) for kind in kinds):
-        texts = [one.text for one in model.generate([example.source for example in examples], **settings)]
+        predictions = model.generate([example.source for example in examples], **settings)
+        texts = [one.text for one in predictions]
+        cuts = [one.source_cut for one in predictions]
+        warn_of_cuts([example.source for example in examples], cuts, model.max_source_tokens(**settings))
     if any(issubclass(kind, ScoreMetric) for kind in kinds):
-        scored = score_references(model, examples)
+        scored = score_references(model, examples, **settings)
     embedded = embed_pairs(model, examples) if any(issubclass(kind, VectorMetric) for kind in kinds) else None
     return SystemOutput(texts, scored, embedded)
 
@@ -227,13 +234,14 @@ def embed_pairs(model: Model, examples: Sequence[HeldOutExample]) -> EmbeddedCor
     return EmbeddedCorpus(model.embed([example.source for example in examples]), model.embed(documents), right)
 
 
-def score_references(model: Model, examples: Sequence[HeldOutExample]) -> list[ScoredText]:
+def score_references(model: Model, examples: Sequence[HeldOutExample], **settings: Any) -> list[ScoredText]:
     """Log-probabilities of the references: one entry for each example, or for each block of continuous text."""
     if model.running:
         files = [[one.references[0] for one in group] for _, group in groupby(examples, lambda one: one.file)]
         return [scored for blocks in files for scored in model.score_running(blocks)]
     pairs = [(example.source, reference) for example in examples for reference in example.references]
-    scores = (scored_text(one, target) for (_, target), one in zip(pairs, model.score(pairs), strict=True))
+    found = model.score(pairs, **settings)
+    scores = (scored_text(one, target) for (_, target), one in zip(pairs, found, strict=True))
     return [sum_scores(list(islice(scores, len(example.references)))) for example in examples]
 
 

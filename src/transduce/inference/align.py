@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from transduce.data.readers.corpus import read_corpus, read_lines
+from transduce.data.readers.windows import example_characters, in_windows
 from transduce.errors import InputError
 from transduce.explain.alignment import (
     GoldAlignment,
@@ -20,6 +20,7 @@ from transduce.explain.alignment import (
 )
 from transduce.explain.attention import to_words
 from transduce.inference import Model
+from transduce.inference.generation import located_errors
 
 Pair = tuple[str, str]
 
@@ -56,12 +57,18 @@ def align_both(
     return [symmetrise(one, other, how) for one, other in zip(forward, transposed, strict=True)]
 
 
-def read_pairs(model: Model, file: str, chunk: int = 2000) -> Iterator[list[Pair]]:
-    """The pairs of a file in chunks: large enough to sort by length, small enough to stream."""
+def align_file(
+    model: Model, file: str, reverse: Model | None, how: Symmetrisation, selection: AttentionSelection | None = None
+) -> Iterator[list[list[Link]]]:
+    """The links of the pairs of a file, window by window; symmetrised where there is a model from target to source."""
     (corpus,) = model.recipe.data.held_out(file)
-    examples = read_corpus(corpus, model.recipe.data.invalid)
-    while block := list(islice(examples, chunk)):
-        yield [(example.source, example.target or "") for example in block]
+    for some in in_windows(read_corpus(corpus, model.recipe.data.invalid), example_characters):
+        pairs = [(example.source, example.target or "") for example in some]
+        with located_errors(some):
+            if reverse is None:
+                yield align(model, pairs, selection)
+            else:
+                yield align_both(model, reverse, pairs, how, selection)
 
 
 def read_gold(file: str) -> list[GoldAlignment]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +20,7 @@ from transduce.decoding.continuous_batching import SearchRequest, continuous_sea
 from transduce.decoding.search import search
 from transduce.decoding.speculative import speculative_search
 from transduce.errors import InputError
-from transduce.flow import Batch, Hypothesis, Padded
+from transduce.flow import Batch, Example, Hypothesis, Padded
 from transduce.inference.shortlist import OutputRows, Shortlist, apply_shortlists
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding, TextSourceEncoding
@@ -261,16 +263,68 @@ def check_texts(what: str, texts: Sequence[str]) -> None:
             raise InputError(f"text {number} of {len(texts)} is not valid Unicode", remedy="write it in UTF-8")
 
 
-def in_chunks(lines: Iterator[str], size: int = 2000) -> Iterator[list[str]]:
-    """Lines in groups large enough to sort by length, small enough to stream."""
-    chunk: list[str] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+# Far more than the tokens of a vocabulary have on average. Characters beyond it are not tokenised: a line of a million
+# characters would take 100 MB.
+CHARACTERS_PER_TOKEN = 64
+
+
+def encode_truncated(
+    encoding: SourceEncoding, texts: Sequence[str], most: int
+) -> tuple[list[EncodedSource], list[bool]]:
+    """Sources of at most `most` tokens, and which of them were cut. A source of a modality has its length by itself."""
+    begins = texts
+    if isinstance(encoding, TextSourceEncoding):
+        begins = [text[: most * CHARACTERS_PER_TOKEN] for text in texts]
+    whole = encoding.encode(begins)
+    sources = [encoding.truncate(source, most) for source in whole]
+    parts = zip(texts, begins, whole, sources, strict=True)
+    return sources, [len(text) > len(begin) or len(all_) > len(kept) for text, begin, all_, kept in parts]
+
+
+def warn_of_cuts(texts: Sequence[str], cuts: Sequence[bool], most: int) -> None:
+    """Nothing is cut silently."""
+    if any(cuts):
+        first = next(text for text, cut in zip(texts, cuts, strict=True) if cut)
+        limit = f"{most:,} tokens (`max_source_length`)"
+        warnings.warn(f"{sum(cuts):,} texts were cut to {limit}, the first: {beginning(first)!r}", stacklevel=4)
+
+
+def beginning(text: str, size: int = 40) -> str:
+    """The first characters of a text, for a message."""
+    return text if len(text) <= size else text[: size - 1] + "…"
+
+
+class TargetLengthError(InputError):
+    """A target that is longer than the model scores."""
+
+    def __init__(self, text: str, length: str, most: int) -> None:
+        self.text = text
+        problem = f"a target of {length}, and at most {most:,} tokens are scored: {beginning(text)!r}"
+        super().__init__(problem, remedy="split it; the limit is `max_source_length`, and the positions of the model")
+
+
+def check_target_characters(targets: Sequence[str], most: int) -> None:
+    """Refuses a target with more characters than its tokens could have."""
+    for text in targets:
+        if len(text) > most * CHARACTERS_PER_TOKEN:
+            raise TargetLengthError(text, f"{len(text):,} characters", most)
+
+
+def check_target_lengths(targets: Sequence[str], ids: Sequence[Sequence[int]], most: int) -> None:
+    """Refuses a target that is too long: the score of its beginning would be that of another text."""
+    for text, tokens in zip(targets, ids, strict=True):
+        if len(tokens) > most:
+            raise TargetLengthError(text, f"{len(tokens):,} tokens", most)
+
+
+@contextmanager
+def located_errors(examples: Sequence[Example]) -> Iterator[None]:
+    """Adds file and line to the error of a target that is too long."""
+    try:
+        yield
+    except TargetLengthError as error:
+        places = (f"{one.file}:{one.line}" for one in examples if error.text in (one.source, one.target))
+        raise InputError(error.problem, where=next(places, ""), remedy=error.remedy) from None
 
 
 def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> GenerationRecipe:

@@ -15,6 +15,7 @@ from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.running_text import CountedText
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, Batch, Hypothesis, Padded
+from transduce.inference.generation import CHARACTERS_PER_TOKEN
 from transduce.model import Transducer
 from transduce.recipe import GenerationRecipe
 
@@ -33,11 +34,17 @@ Find = Callable[[Batch, Tensor, list[list[int]] | None, Sequence[int]], list[lis
 
 
 def continue_texts(
-    find: Find, tokenizer: Tokenizer, texts: Sequence[str], settings: GenerationRecipe, max_length: int
+    find: Find,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    settings: GenerationRecipe,
+    max_length: int,
+    first_number: int = 0,
 ) -> list[Continuation]:
     """Each text is forced as the first tokens, and `max_length` more may follow; an empty one begins from nothing."""
     most = min(settings.max_source_length, max_length - 1)
-    encoded = tokenizer.encode_batch(texts)
+    ends = [text[-most * CHARACTERS_PER_TOKEN :] for text in texts]
+    encoded = tokenizer.encode_batch(ends)
     prefix_ids = [ids[-most:] for ids in encoded]
     results: dict[int, Continuation] = {}
     for rows in batch_by_length([len(ids) + 1 for ids in prefix_ids], settings.batch_tokens):
@@ -45,9 +52,11 @@ def continue_texts(
         prefixes = [prefix_ids[row] for row in rows]
         longest = torch.tensor([min(len(ids) + settings.max_length, max_length) for ids in prefixes])
         # Only the size of the batch counts: there is nothing to read before <s>.
-        found = find(Batch(target=first), longest, prefixes if any(prefixes) else None, rows)
+        numbers = [first_number + row for row in rows]
+        found = find(Batch(target=first), longest, prefixes if any(prefixes) else None, numbers)
         for row, hypotheses in zip(rows, found, strict=True):
-            results[row] = Continuation(prefix_ids[row], hypotheses, len(encoded[row]) > most)
+            truncated = len(encoded[row]) > most or len(texts[row]) > len(ends[row])
+            results[row] = Continuation(prefix_ids[row], hypotheses, truncated)
     return [results[row] for row in range(len(texts))]
 
 

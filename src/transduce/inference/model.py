@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -30,8 +29,12 @@ from transduce.inference.generation import (
     change_settings,
     check_draft,
     check_shortlist,
+    check_target_characters,
+    check_target_lengths,
     check_texts,
+    encode_truncated,
     length_limits,
+    warn_of_cuts,
 )
 from transduce.inference.language_model import continue_texts, score_running
 from transduce.inference.shortlist import Shortlist
@@ -135,6 +138,10 @@ class Model:
         """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
         return change_settings(self.recipe.generation, changes)
 
+    def max_source_tokens(self, /, **settings: Any) -> int:
+        """The length to which `generate`, `score` and `embed` cut a source."""
+        return min(self.settings(**settings).max_source_length, self._length_limits[0])
+
     def generate(
         self,
         texts: Sequence[str],
@@ -143,6 +150,7 @@ class Model:
         workers: int = 1,
         draft: Model | None = None,
         shortlist: Shortlist | None = None,
+        first_number: int = 0,
         **settings: Any,
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
@@ -152,6 +160,8 @@ class Model:
         With a shortlist each line is answered with the few tokens that its source may need.
 
         To a language model a line is the beginning of the text that it writes; an empty one is none.
+
+        `first_number` is the number of the first text in a longer input: samples are drawn by the numbers of the texts.
         """
         chosen = self.settings(**settings)
         check_texts("generate", texts)
@@ -160,7 +170,7 @@ class Model:
         if self.sourceless:
             if workers > 1:
                 raise InputError("a language model writes with one worker", remedy="leave workers out")
-            return self._continue(texts, prefixes, chosen)
+            return self._continue(texts, prefixes, chosen, first_number)
         if prefixes is not None:
             check_texts("generate", prefixes)
             if len(prefixes) != len(texts):
@@ -172,30 +182,29 @@ class Model:
         most = min(chosen.max_source_length, self._length_limits[0])
         results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
         busy = [number for number, text in enumerate(texts) if text.strip()]
-        encoded = self.source_encoding.encode([texts[number] for number in busy])
-        sources = [self.source_encoding.truncate(source, most) for source in encoded]
+        sources, cuts = encode_truncated(self.source_encoding, [texts[number] for number in busy], most)
         begun = None
         if prefixes is not None:
             begun = encode_targets(
                 self.target, [prefixes[number] for number in busy], [texts[number] for number in busy]
             )
         ahead = None if draft is None else draft.network
-        found = searcher.search_all(sources, begun, chosen, busy, workers=workers, draft=ahead)
-        for number, whole, source, hypotheses in zip(busy, encoded, sources, found, strict=True):
-            cut = len(whole) > len(source)
+        numbers = [first_number + number for number in busy]
+        found = searcher.search_all(sources, begun, chosen, numbers, workers=workers, draft=ahead)
+        for number, source, cut, hypotheses in zip(busy, sources, cuts, found, strict=True):
             results[number] = self._prediction(texts[number], source, hypotheses[: chosen.nbest], cut)
         return results
 
     def _continue(
-        self, texts: Sequence[str], prefixes: Sequence[str] | None, chosen: GenerationRecipe
+        self, texts: Sequence[str], prefixes: Sequence[str] | None, chosen: GenerationRecipe, first_number: int
     ) -> list[Prediction]:
         if prefixes is not None:
             raise InputError("a language model takes its lines as prefixes", remedy="give them as the lines")
         results = []
         find = partial(self.searcher.search_batch, chosen)
-        for text, found in zip(
-            texts, continue_texts(find, self.target, texts, chosen, self._length_limits[1]), strict=True
-        ):
+        limit = self._length_limits[1]
+        continued = continue_texts(find, self.target, texts, chosen, limit, first_number)
+        for text, found in zip(texts, continued, strict=True):
             one = self._prediction(text, None, found.hypotheses[: chosen.nbest], found.truncated)
             # The beginning stays as it was given, unknown characters and all; what follows was written after it.
             read = len(self.target.decode(found.prefix))
@@ -241,8 +250,18 @@ class Model:
         kinds = {name: part["kind"] for name, part in self.recipe.model if isinstance(part, dict)}
         return {**kinds, "parameters": self.parameters}
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> list[PairScore]:
-        """The log-probability of each target given its source, token by token."""
+    def score(self, pairs: Sequence[tuple[str, str]], **settings: Any) -> list[PairScore]:
+        """The log-probability of each target given its source, token by token.
+
+        Sources are cut as in `generate`, with a warning. A target that is too long is an error.
+        """
+        chosen = self.settings(**settings)
+        return self._score_encoded(*self._encode_pairs(pairs, chosen), chosen.batch_tokens)
+
+    def _encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], chosen: GenerationRecipe
+    ) -> tuple[list[EncodedSource], list[list[int]]]:
+        """Sources, cut with a warning, and targets, refused where they are too long."""
         for side in (0, 1):
             check_texts("score", [pair[side] for pair in pairs])
         if self._masked:
@@ -252,12 +271,24 @@ class Model:
             )
         if isinstance(self.network, EmbeddingModel):
             raise no_decoder_error()
-        texts = [source for source, _ in pairs]
-        sources = self.source_encoding.encode(texts)
-        targets = encode_targets(self.target, [target for _, target in pairs], texts)
-        results: list[PairScore | None] = [None] * len(pairs)
+        texts, given = [source for source, _ in pairs], [target for _, target in pairs]
+        most = min(chosen.max_source_length, self._length_limits[0])
+        sources, cuts = encode_truncated(self.source_encoding, texts, most)
+        if not self.sourceless:
+            warn_of_cuts(texts, cuts, most)
+        # One place is for </s>.
+        most = min(max(chosen.max_source_length, chosen.max_length), self._length_limits[1] - 1)
+        check_target_characters(given, most)
+        targets = encode_targets(self.target, given, texts)
+        check_target_lengths(given, targets, most)
+        return sources, targets
+
+    def _score_encoded(
+        self, sources: Sequence[EncodedSource], targets: Sequence[list[int]], batch_tokens: int
+    ) -> list[PairScore]:
+        results: list[PairScore | None] = [None] * len(targets)
         lengths = [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
-        for rows in batch_by_length(lengths, self.recipe.generation.batch_tokens):
+        for rows in batch_by_length(lengths, batch_tokens):
             given = [targets[row] for row in rows]
             if self.sourceless:
                 batch = collate([(None, target) for target in given], rows).to(self.device)
@@ -280,11 +311,9 @@ class Model:
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
         check_texts("embed", texts)
-        most = min(self.recipe.generation.max_source_length, self._length_limits[0])
-        encoded = self.source_encoding.encode(texts)
-        if cut := sum(len(ids) > most for ids in encoded):
-            warnings.warn(f"{cut:,} texts were cut to {most:,} tokens", stacklevel=2)
-        sources = [self.source_encoding.truncate(source, most) for source in encoded]
+        most = self.max_source_tokens()
+        sources, cuts = encode_truncated(self.source_encoding, texts, most)
+        warn_of_cuts(texts, cuts, most)
         found: dict[int, np.ndarray] = {}
         for rows in batch_by_length([len(ids) + 1 for ids in sources], self.recipe.generation.batch_tokens):
             batch = self.source_encoding.batch([sources[row] for row in rows]).to(self.device)
@@ -296,16 +325,15 @@ class Model:
         """Explains given targets: their token scores and attention, as if the model had generated them."""
         if self.sourceless:
             raise InputError("this model has no source to look at", remedy="give one that reads a source")
-        texts = [source for source, _ in pairs]
-        scored = self.score(pairs)
-        sources = self.source_encoding.encode(texts)
-        targets = encode_targets(self.target, [target for _, target in pairs], texts)
+        generation = self.recipe.generation
+        sources, targets = self._encode_pairs(pairs, generation)
+        scored = self._score_encoded(sources, targets, generation.batch_tokens)
         paths = [
             DecodedSource(text, source, Hypothesis((*target, EOS), one.token_scores, one.score))
-            for text, source, target, one in zip(texts, sources, targets, scored, strict=True)
+            for (text, _), source, target, one in zip(pairs, sources, targets, scored, strict=True)
         ]
         explain = Explainer(self.network, self.source_encoding, self.target, self.info())
-        return explain(paths, self.recipe.generation.batch_tokens)
+        return explain(paths, generation.batch_tokens)
 
     def explain(self, text: str, **settings: Any) -> Explanation:
         """Generates for one source; returns attention, scores and alternatives, ready to be drawn."""

@@ -3,6 +3,7 @@
 One row of the table is one operation of training. `dispatch` holds the conditions under which a backend applies.
 """
 
+from transduce.kernels import fork  # noqa: F401 (it registers what a forked child does)
 from transduce.kernels.add_norm import NORM, POST_NORM, PRE_NORM
 from transduce.kernels.additive_attention import ADDITIVE_CONTEXT, ADDITIVE_SCORES
 from transduce.kernels.attention import ATTENTION

@@ -12,17 +12,17 @@ from typing import BinaryIO
 import numpy as np
 
 from transduce.data.prepare import cache_folder
+from transduce.data.readers.windows import in_windows
 from transduce.errors import InputError
-from transduce.inference import Model, in_chunks
+from transduce.inference import Model
 from transduce.storage import TEMPORARY, sync
 
 _DTYPE = np.dtype("<f4")
 
 
-def embed_lines(model: Model, lines: Iterable[str]) -> Iterator[np.ndarray]:
+def embed_windows(model: Model, windows: Iterable[list[str]]) -> Iterator[np.ndarray]:
     """Yields embeddings (n D) in blocks of some thousand lines: one row per line, in order."""
-    for chunk in in_chunks(iter(lines)):
-        yield model.embed(chunk)
+    return map(model.embed, windows)
 
 
 def write_npy(blocks: Iterable[np.ndarray], path: Path) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def cached_embeddings(model: Model, lines: list[str]) -> np.ndarray:
         if not lines:
             raise InputError("there are no lines to embed", remedy="give a file with at least one line")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_npy(embed_lines(model, lines), path)
+        write_npy(embed_windows(model, in_windows(lines)), path)
     try:
         vectors: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         if len(vectors) != len(lines):

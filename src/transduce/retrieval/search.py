@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transduce.data.readers.corpus import read_corpus
+from transduce.data.readers.windows import in_windows
 from transduce.errors import InputError
 from transduce.evaluation.retrieval_metrics import normalise_rows
 from transduce.inference import Model
@@ -55,7 +56,8 @@ def pair_similarities(model: Model, pairs: str) -> Iterator[PairSimilarity]:
     (corpus,) = parse({"data": {"test": pairs}}).data.test
     examples = list(read_corpus(corpus, model.recipe.data.invalid))
     texts = [[example.source for example in examples], [example.target or "" for example in examples]]
-    first, second = (normalise_rows(model.embed(side)) for side in texts)
+    blocks = ([model.embed(window) for window in in_windows(side)] for side in texts)
+    first, second = (normalise_rows(np.concatenate(side)) for side in blocks)
     golds = [_gold(example.extra, f"{example.file}:{example.line}") for example in examples]
     if len({gold is None for gold in golds}) > 1:
         line = examples[golds.index(None)].line

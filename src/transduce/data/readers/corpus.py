@@ -191,8 +191,13 @@ def _aligned(example: Example, links: str) -> Example:
 
 def read_lines(path: str | Path) -> Iterator[str]:
     """The lines of a text file, or of standard input for "-"."""
-    file = "standard input" if str(path) == "-" else str(path)
-    for number, raw in stored_lines(str(path)):
+    return numbered_texts(stored_lines(str(path)), str(path))
+
+
+def numbered_texts(lines: Iterable[tuple[int, bytes]], path: str) -> Iterator[str]:
+    """The text of each stored line; one that is not text is an error with its place."""
+    file = "standard input" if path == "-" else path
+    for number, raw in lines:
         try:
             yield decode(raw)
         except UnreadableError as bad:

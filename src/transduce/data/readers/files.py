@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import select
+import stat
 import sys
 import zlib
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ from typing import IO, Any
 from transduce.errors import InputError
 
 _BOM = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
+LONGEST_LINE = 1 << 26  # bytes: a file of other content may have no line feed at all
 
 
 @contextmanager
@@ -32,28 +36,102 @@ def open_bytes(path: str) -> Iterator[Any]:
 
 def stored_lines(path: str) -> Iterator[tuple[int, bytes]]:
     """Lines numbered from 1, split only at line feeds, without carriage return and byte order mark; "-" is stdin."""
+    with open_lines(path) as lines:
+        yield from lines
+
+
+@contextmanager
+def open_lines(path: str) -> Iterator[LineReader]:
+    """The lines of a file, which may be compressed; of standard input for "-"."""
     if path == "-":
-        yield from _numbered(sys.stdin.buffer, "standard input")
+        if sys.stdin is None:
+            raise InputError("standard input is closed", remedy="give a file, or lines on standard input")
+        yield LineReader(sys.stdin.buffer, "standard input")
         return
     with open_bytes(path) as stream:
         if path.endswith(".gz"):
-            yield from _numbered(gzip.GzipFile(fileobj=stream), path)
+            yield LineReader(gzip.GzipFile(fileobj=stream), path)
         elif path.endswith(".zst"):
-            yield from _numbered(io.BufferedReader(_Zstandard(stream, path), 1 << 17), path)
+            yield LineReader(io.BufferedReader(_Zstandard(stream, path), 1 << 17), path)
         else:
-            yield from _numbered(stream, path)
+            yield LineReader(stream, path)
 
 
-def _numbered(stream: Any, path: str) -> Iterator[tuple[int, bytes]]:
-    number = 0
+class LineReader(Iterator[tuple[int, bytes]]):
+    """Numbered lines of a stream, and whether the next one can be read without waiting for it."""
+
+    def __init__(self, stream: Any, path: str) -> None:
+        self._stream = _Arriving(stream) if _may_wait(stream) else stream
+        self._path, self._number = path, 0
+
+    def __next__(self) -> tuple[int, bytes]:
+        try:
+            raw: bytes = self._stream.readline(LONGEST_LINE + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            remedy = "the file is damaged or was not copied completely"
+            raise InputError(f"cannot be read further: {error}", where=self._place, remedy=remedy) from None
+        if not raw:
+            raise StopIteration
+        if len(raw) > LONGEST_LINE:
+            remedy = "is this a text file? Its lines end with a line feed"
+            raise InputError(f"a line of more than {LONGEST_LINE:,} bytes", where=self._place, remedy=remedy)
+        self._number += 1
+        line = raw.removesuffix(b"\n").removesuffix(b"\r")
+        return self._number, line.removeprefix(_BOM) if self._number == 1 else line
+
+    @property
+    def _place(self) -> str:
+        return f"{self._path}:{self._number + 1}"
+
+    def ready(self) -> bool:
+        """Whether the next line has come. A file has all of its lines; the writer of a pipe may need time."""
+        return not isinstance(self._stream, _Arriving) or self._stream.ready()
+
+
+def _may_wait(stream: Any) -> bool:
+    """Whether this is a pipe, a socket or a terminal, rather than a file or a buffer in memory."""
     try:
-        for raw in stream:
-            line = raw.removesuffix(b"\n").removesuffix(b"\r")
-            number += 1
-            yield number, line.removeprefix(_BOM) if number == 1 else line
-    except (EOFError, OSError, zlib.error) as error:
-        remedy = "the file is damaged or was not copied completely"
-        raise InputError(f"cannot be read further: {error}", where=f"{path}:{number + 1}", remedy=remedy) from None
+        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and not isinstance(stream, gzip.GzipFile)
+    except (AttributeError, OSError):  # `io.UnsupportedOperation` is an OSError
+        return False
+
+
+class _Arriving:
+    """Lines of a stream whose bytes come over time."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._buffer = stream, bytearray()
+        self._searched = 0  # bytes of the buffer without a line feed
+        self._ended = False
+
+    def readline(self, limit: int) -> bytes:
+        while (end := self._line_end()) == 0 and not self._ended and len(self._buffer) < limit:
+            self._read()
+        line = bytes(self._buffer[: min(end or len(self._buffer), limit)])
+        del self._buffer[: len(line)]
+        self._searched = 0
+        return line
+
+    def ready(self) -> bool:
+        while self._line_end() == 0 and not self._ended:
+            if not select.select([self._stream], [], [], 0)[0]:
+                return False
+            self._read()
+        return True
+
+    def _line_end(self) -> int:
+        """The length of the first complete line; 0 if there is none yet."""
+        end = self._buffer.find(b"\n", self._searched) + 1
+        if end == 0:
+            self._searched = len(self._buffer)
+        return end
+
+    def _read(self) -> None:
+        """What is there, after a wait if there is nothing. A read of this size leaves no bytes in the stream itself."""
+        select.select([self._stream], [], [])  # the stream may be one that does not wait by itself
+        content = self._stream.read1(1 << 16)
+        self._buffer += content
+        self._ended = not content
 
 
 class _Zstandard(io.RawIOBase):

@@ -1,0 +1,108 @@
+"""Open pipes are answered as lines come, and no input is too long for memory: what is cut or refused is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_fixtures import Command, colour_pairs
+
+import transduce
+
+SAMPLED = ("--sample", "--set", "temperature=2.0", "--set", "max_length=8")
+
+
+def test_an_open_pipe_is_answered_as_lines_come(command: Command, bottleneck_run: Path) -> None:
+    """The next line is written when the last one is answered: a command that waits for more would wait for ever."""
+    lines = [source for source, _ in colour_pairs(6, seed=3)]
+    line = [sys.executable, "-m", "transduce", "generate", str(bottleneck_run), *SAMPLED]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answers = []
+        for text in lines[:4]:
+            process.stdin.write(f"{text}\n")
+            answers.append(process.stdout.readline())
+        process.stdin.write("".join(f"{text}\n" for text in lines[4:]))
+        process.stdin.close()
+        answers += process.stdout.readlines()
+    whole = command("generate", bottleneck_run, *SAMPLED, stdin="".join(f"{text}\n" for text in lines).encode())
+    assert "".join(answers) == whole.out
+    assert len(set(answers)) > 1
+
+
+def test_samples_do_not_depend_on_windows(model: transduce.Model) -> None:
+    texts = [source for source, _ in colour_pairs(5, seed=9)]
+    chosen = {"strategy": "sample", "temperature": 3.0, "max_length": 6}
+    whole = [one.text for one in model.generate(texts, **chosen)]
+    parts = [model.generate(texts[at : at + 2], first_number=at, **chosen) for at in (0, 2, 4)]
+    assert [one.text for part in parts for one in part] == whole
+    assert [model.generate([text], **chosen)[0].text for text in texts] != whole  # they are drawn by number
+
+
+@pytest.fixture(scope="module")
+def long_pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("long")
+    contents = {"source": "red " * 300 + "\tRED", "target": "red\t" + "RED " * 299 + "RED"}
+    for name, content in contents.items():
+        (folder / name).write_text(f"red blue\tBLUE RED\n{content}\ngreen\tGREEN\n")
+    return {name: folder / name for name in contents}
+
+
+@pytest.mark.parametrize("run", ["attention_run", "transformer_run"])
+def test_long_sources_are_cut_with_a_warning(
+    command: Command, run: str, long_pairs: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(run)
+    for name in ("score", "evaluate", "align", "similarity", "embed --tsv"):
+        called = command(*name.split()[:1], folder, long_pairs["source"], *name.split()[1:])
+        assert called.code == 0, (name, called.err)
+        assert "1 texts were cut to 40 tokens (`max_source_length`), the first: 'red red" in called.err, name
+        if name != "evaluate":
+            assert len(called.out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["score", "align"])
+def test_long_targets_are_refused_with_their_line(
+    command: Command, attention_run: Path, long_pairs: dict[str, Path], name: str
+) -> None:
+    called = command(name, attention_run, long_pairs["target"])
+    assert called.code == 2
+    assert f"{long_pairs['target']}:2: a target of 300 tokens, and at most 60 tokens are scored" in called.err
+    assert "Traceback" not in called.err
+    huge = long_pairs["target"].with_name("huge")
+    huge.write_text("red\tRED\nred\t" + "RED " * 3000 + "\n")
+    assert f"{huge}:2: a target of 12,000 characters" in command(name, attention_run, huge).err
+
+
+def test_the_limit_of_scores_is_a_setting(command: Command, attention_run: Path, long_pairs: dict[str, Path]) -> None:
+    called = command("score", attention_run, long_pairs["target"], "--set", "max_source_length=300")
+    assert called.code == 0, called.err
+    assert len(called.out.splitlines()) == 3
+
+
+def test_a_long_line_is_cut_where_its_tokens_are(model: transduce.Model) -> None:
+    """Characters that are not tokenised change nothing."""
+    short, long = ("red blue " * count for count in (100, 100_000))
+    first, second = model.generate([short, long])
+    assert first.source_cut
+    assert second.source_cut
+    assert (first.text, first.token_scores) == (second.text, second.token_scores)
+
+
+@pytest.mark.slow
+def test_lines_of_a_million_characters_need_little_memory(attention_run: Path, tmp_path: Path) -> None:
+    """40 of them took 3.7 GB."""
+    (tmp_path / "long.txt").write_text(("red blue g " * 100_000 + "\n") * 40)
+    line = [sys.executable, "-m", "transduce", "generate", str(attention_run), str(tmp_path / "long.txt")]
+    with open(tmp_path / "out", "wb") as out:
+        process = subprocess.Popen(line, stdout=out, stderr=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert len((tmp_path / "out").read_text().splitlines()) == 40
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert used.ru_maxrss * unit < 1.2e9, f"{used.ru_maxrss * unit:,} bytes"
