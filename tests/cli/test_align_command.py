@@ -10,8 +10,16 @@ from run_fixtures import RECURRENT, Command, colour_pairs, settings
 
 import transduce
 from transduce.errors import InputError
-from transduce.explain.alignment import GoldAlignment, parse_pharaoh, pharaoh
-from transduce.inference.align import AttentionSelection, align, align_both, error_rate, read_gold
+from transduce.explain.alignment import (
+    AttentionSelection,
+    GoldAlignment,
+    align,
+    align_both,
+    error_rate,
+    parse_pharaoh,
+    pharaoh,
+    read_gold,
+)
 from transduce.training.experiment import train
 
 BLOCKS = {"kind": "transformer", "width": 32, "layers": 2, "heads": 2, "ff_width": 64, "dropout": 0.0}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.explain.alignment import alignment_error_rate, links, parse_pharaoh, pharaoh, symmetrise
-from transduce.explain.attention import AttentionMap, combine_heads, to_words, visible
+from transduce.explain.alignment import alignment_error_rate, parse_pharaoh, pharaoh, symmetrise
+from transduce.explain.attention import AttentionMap, combine_heads, links, to_words, visible
 
 LINKS = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)
 

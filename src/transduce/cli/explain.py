@@ -98,8 +98,14 @@ def align(
     from typing import get_args
 
     from transduce.errors import nearest
-    from transduce.explain.alignment import Symmetrisation, pharaoh
-    from transduce.inference.align import AttentionSelection, align_file, error_rate, read_gold
+    from transduce.explain.alignment import (
+        AttentionSelection,
+        Symmetrisation,
+        align_file,
+        error_rate,
+        pharaoh,
+        read_gold,
+    )
 
     if symmetrise not in get_args(Symmetrisation):
         remedy = nearest(symmetrise, get_args(Symmetrisation))

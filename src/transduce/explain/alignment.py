@@ -1,33 +1,20 @@
-"""Word alignment: links from attention, symmetrisation, the Pharaoh format, alignment error rate."""
+"""Word alignment by attention: symmetrisation, the Pharaoh format, alignment error rate."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from transduce.data.readers.corpus import read_corpus, read_lines
+from transduce.data.readers.windows import example_characters, in_windows
 from transduce.errors import InputError
-from transduce.explain.attention import AttentionMap
-from transduce.modalities.source_encoding import NO_WORD
+from transduce.explain.attention import Link, links, to_words
+from transduce.inference import Model
+from transduce.inference.generation import located_errors
 
-Link = tuple[int, int]  # (source position, target position), both from 0
 Symmetrisation = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
-
-
-def links(attention: AttentionMap, threshold: float = 0.0) -> list[Link]:
-    """Links each target position to the source position with the largest weight, if it reaches `threshold`.
-
-    </s>, where it is in the map, acts as the empty word: positions that attend mostly to it get no link.
-    """
-    result = []
-    for target, row in enumerate(attention.weights):
-        if attention.target_words[target] == NO_WORD or not row.size:
-            continue
-        source = int(row.argmax())
-        if attention.source_words[source] != NO_WORD and row[source] > 0 and row[source] >= threshold:
-            result.append((source, target))
-    return sorted(result)
 
 
 def symmetrise(forward: Iterable[Link], backward: Iterable[Link], how: Symmetrisation = "grow-diag") -> list[Link]:
@@ -101,3 +88,68 @@ def alignment_error_rate(
     a, s = set(predicted), set(sure)
     p = s | set(possible)
     return 1 - (len(a & s) + len(a & p)) / (len(a) + len(s)) if a or s else 0.0
+
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class AttentionSelection:
+    """The attention to use: of one layer and head, or a mean of them."""
+
+    layer: Any = "mean"  # a number, mean or last
+    head: Any = "mean"
+
+
+def align(model: Model, pairs: Sequence[Pair], selection: AttentionSelection | None = None) -> list[list[Link]]:
+    """Links each target word to the source word with the largest attention weight: (source word, target word)."""
+    selection = selection or AttentionSelection()
+    result: list[list[Link]] = [[] for _ in pairs]  # a pair with an empty side has no links
+    rows = [row for row, pair in enumerate(pairs) if pair[0].strip() and pair[1].strip()]
+    for row, explanation in zip(rows, model.explain_pairs([pairs[row] for row in rows]), strict=True):
+        result[row] = links(to_words(explanation.map(selection.layer, selection.head)))
+    return result
+
+
+def align_both(
+    model: Model,
+    reverse: Model,
+    pairs: Sequence[Pair],
+    how: Symmetrisation,
+    selection: AttentionSelection | None = None,
+) -> list[list[Link]]:
+    """The symmetrised links of two models; `reverse` maps from target to source."""
+    forward = align(model, pairs, selection)
+    backward = align(reverse, [(target, source) for source, target in pairs], selection)
+    transposed = [[(source, target) for target, source in one] for one in backward]
+    return [symmetrise(one, other, how) for one, other in zip(forward, transposed, strict=True)]
+
+
+def align_file(
+    model: Model, file: str, reverse: Model | None, how: Symmetrisation, selection: AttentionSelection | None = None
+) -> Iterator[list[list[Link]]]:
+    """The links of the pairs of a file, window by window; symmetrised where there is a model from target to source."""
+    (corpus,) = model.recipe.data.held_out(file)
+    for some in in_windows(read_corpus(corpus, model.recipe.data.invalid), example_characters):
+        pairs = [(example.source, example.target or "") for example in some]
+        with located_errors(some):
+            if reverse is None:
+                yield align(model, pairs, selection)
+            else:
+                yield align_both(model, reverse, pairs, how, selection)
+
+
+def read_gold(file: str) -> list[GoldAlignment]:
+    """The gold alignments of a file in the Pharaoh format."""
+    return [parse_pharaoh(line, f"{file}:{number}") for number, line in enumerate(read_lines(file), 1)]
+
+
+def error_rate(alignments: Sequence[Sequence[Link]], gold: Sequence[GoldAlignment], where: str) -> float:
+    """Alignment error rate over all pairs (Och & Ney 2003), from 0 to 1."""
+    if len(alignments) != len(gold):
+        problem = f"{len(alignments):,} pairs but {len(gold):,} lines of links"
+        raise InputError(problem, where=where, remedy="give one line of links per pair")
+    predicted = {(number, *link) for number, line in enumerate(alignments) for link in line}
+    sure = {(number, *link) for number, line in enumerate(gold) for link in line.sure}
+    possible = {(number, *link) for number, line in enumerate(gold) for link in line.possible}
+    return alignment_error_rate(predicted, sure, possible)

@@ -24,6 +24,8 @@ from transduce.flow import BOS, Batch, Hypothesis, Padded, Step
 from transduce.modalities.source_encoding import NO_WORD, EncodedSource, SourceEncoding, SourceLabels
 from transduce.model import Transducer
 
+Link = tuple[int, int]  # (source position, target position), both from 0
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
@@ -159,6 +161,21 @@ def _membership(
 
 def _word_numbers(labels: Sequence[str], member: np.ndarray) -> list[int]:
     return [*range(len(labels)), *([NO_WORD] * (member.shape[1] - len(labels)))]
+
+
+def links(attention: AttentionMap, threshold: float = 0.0) -> list[Link]:
+    """Links each target position to the source position with the largest weight, if it reaches `threshold`.
+
+    </s>, where it is in the map, acts as the empty word: positions that attend mostly to it get no link.
+    """
+    result = []
+    for target, row in enumerate(attention.weights):
+        if attention.target_words[target] == NO_WORD or not row.size:
+            continue
+        source = int(row.argmax())
+        if attention.source_words[source] != NO_WORD and row[source] > 0 and row[source] >= threshold:
+            result.append((source, target))
+    return sorted(result)
 
 
 def visible(text: str) -> str:

@@ -14,8 +14,7 @@ import numpy as np
 from rich.cells import cell_len
 
 from transduce.contracts import VisualSource
-from transduce.explain.alignment import links
-from transduce.explain.attention import AttentionMap, visible
+from transduce.explain.attention import AttentionMap, links, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,8 +21,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.scoring import MaskFilling
 from transduce.decoding.scoring import score as score_batch
 from transduce.errors import InputError
-from transduce.explain.alignment import Link, links
-from transduce.explain.attention import DecodedSource, Explainer, Explanation, to_words
+from transduce.explain.attention import DecodedSource, Explainer, Explanation, Link, links, to_words
 from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import (
     Searcher,
