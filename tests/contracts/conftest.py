@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from contract_fixtures import CASES, CPUSearchGraph, example_batch, make
+from contract_fixtures import CASES, CPUSearchGraph, example_batch, fingerprint, shared
 
 from transduce.flow import Batch
 from transduce.kernels.cuda_graph import SearchGraphs
@@ -16,8 +18,12 @@ def case(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def model(case: str) -> torch.nn.Module:
-    return make(case)
+def model(case: str) -> Iterator[torch.nn.Module]:
+    """One model for all laws of a case. A law that changes its model takes a copy: `contract_fixtures.make`."""
+    model = shared(case)
+    before = fingerprint(model)
+    yield model
+    assert fingerprint(model) == before, f"a law changed the shared model of {case}"
 
 
 @pytest.fixture

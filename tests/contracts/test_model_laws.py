@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from contract_fixtures import CASES, example_batch
+from contract_fixtures import CASES, example_batch, make
 from torch.testing import assert_close
 
 from transduce.build import complete_objective
@@ -61,12 +61,12 @@ def test_padded_prefix_does_not_change_the_state(model):
 
 
 def test_logits_do_not_depend_on_later_tokens(model, batch):
-    tokens = batch.decoder_inputs.values.clone()
-    before = model.advance(tokens, model.start(batch)).logits
+    tokens, state = batch.decoder_inputs.values, model.start(batch)
+    before = model.advance(tokens, state).logits
     for place in range(1, tokens.size(1)):
         changed = tokens.clone()
         changed[:, place] = (changed[:, place] + 1) % 7 + 4
-        after = model.advance(changed, model.start(batch)).logits
+        after = model.advance(changed, state).logits
         assert_close(after[:, :place], before[:, :place], **CLOSE)
         assert not torch.allclose(after[:, place], before[:, place], **CLOSE)
 
@@ -144,8 +144,9 @@ def test_memory_tokens_are_the_source_tokens(model, batch):
             assert tokens[real].tolist() == readers * read
 
 
-def test_every_parameter_gets_a_gradient(case, model, batch):
+def test_every_parameter_gets_a_gradient(case, batch):
     """A part that the loss does not reach is not a part."""
+    model = make(case)
     objective = factory(Objective, complete_objective(CASES[case]["training"]["objective"], case))()
     objective(model.train(), batch).total.backward()
     dead = [name for name, parameter in model.named_parameters() if parameter.grad is None]

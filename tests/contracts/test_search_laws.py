@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 
 import pytest
 import torch
-from contract_fixtures import CASES, SIZE, example_batch, make
+from contract_fixtures import CASES, SIZE, example_batch, make, shared
 
+from transduce.contracts import Strategy
 from transduce.decoding.logits_processors import MinLength, NoRepeatNgram, RepetitionPenalty, SuppressTokens
 from transduce.decoding.scoring import score
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
-from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.flow import BOS, EOS, Batch, Hypothesis, Padded
 
 LONGEST = 7
+SEEDS = [7, 8, 9, 10]
+ORDER = list(CASES)
 
 
 def longest(batch: Batch, most: int = LONGEST) -> torch.Tensor:
@@ -35,75 +39,74 @@ STRATEGIES = [
 ]
 
 
+@cache
+def together(case: str, strategy: Strategy) -> list[list[Hypothesis]]:
+    """What a search over the whole batch finds: several laws of a case compare with it."""
+    batch = example_batch([(5, 4), (2, 6), (7, 1), (1, 3)])
+    return search(shared(case), batch, strategy, max_lengths=longest(batch), seeds=SEEDS)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
-def test_scores_add_up(model, batch, strategy):
-    found = search(model, batch, strategy, max_lengths=longest(batch))
-    for rank in range(min(map(len, found))):
-        rows = [hypotheses[rank] for hypotheses in found]
-        again = score(model, with_targets(batch, [row.ids for row in rows]))
-        for row, scores in zip(rows, again, strict=True):
-            assert row.score == pytest.approx(sum(row.token_scores))
-            assert row.token_scores == pytest.approx(scores, abs=2e-4)
-            assert row.complete == (row.ids[-1] == EOS)
-            assert row.complete or len(row.ids) == LONGEST
+def test_scores_add_up(case, model, batch, strategy):
+    found = together(case, strategy)
+    ranks = min(map(len, found))
+    rows = [hypotheses[rank] for rank in range(ranks) for hypotheses in found]
+    again = score(model, with_targets(batch.select(torch.arange(batch.size).repeat(ranks)), [row.ids for row in rows]))
+    for row, scores in zip(rows, again, strict=True):
+        assert row.score == pytest.approx(sum(row.token_scores))
+        assert row.token_scores == pytest.approx(scores, abs=2e-4)
+        assert row.complete == (row.ids[-1] == EOS)
+        assert row.complete or len(row.ids) == LONGEST
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-def test_beam_one_is_greedy(model, batch, penalty):
-    greedy = search(model, batch, Greedy(), max_lengths=longest(batch))
-    beam = search(model, batch, Beam(width=1, length_penalty=penalty), max_lengths=longest(batch))
-    assert [row[0].ids for row in beam] == [row[0].ids for row in greedy]
+def test_beam_one_is_greedy(case, model, batch):
+    """Under any length penalty, which is no part of a model: every kind of decoder meets each of them."""
+    penalty = ORDER.index(case) % 3
+    beam = search(model, batch, Beam(width=1, length_penalty=float(penalty)), max_lengths=longest(batch))
+    assert [row[0].ids for row in beam] == [row[0].ids for row in together(case, Greedy())]
 
 
-def test_greedy_is_greedy(model, batch):
+def test_greedy_is_greedy(case, model, batch):
     """Against a loop with no cache at all: the whole prefix is read again for each token."""
-    found = search(model, batch, Greedy(), max_lengths=longest(batch))
-    for row, hypotheses in enumerate(found):
-        alone = batch.select(torch.tensor([row]))
-        ids: list[int] = []
-        while len(ids) < LONGEST and EOS not in ids:
-            tokens = torch.tensor([[BOS, *ids]])
-            logits = model.advance(tokens, model.start(alone)).logits[0, -1]
-            logits[[0, BOS]] = -torch.inf
-            ids.append(int(logits.argmax()))
-        assert hypotheses[0].ids == tuple(ids)
+    state, rows = model.start(batch), torch.full((batch.size, 1), BOS)
+    for _ in range(LONGEST):
+        logits = model.advance(rows, state).logits[:, -1]
+        logits[:, [0, BOS]] = -torch.inf
+        rows = torch.cat((rows, logits.argmax(-1, keepdim=True)), 1)
+    for ids, hypotheses in zip(rows[:, 1:].tolist(), together(case, Greedy()), strict=True):
+        assert hypotheses[0].ids == tuple(ids[: ids.index(EOS) + 1] if EOS in ids else ids)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
-def test_the_same_alone_and_together(model, batch, strategy):
-    seeds = [7, 8, 9, 10]
-    together = search(model, batch, strategy, max_lengths=longest(batch), seeds=seeds)
-    for row in range(batch.size):
-        alone = batch.select(torch.tensor([row]))
-        found = search(model, alone, strategy, max_lengths=longest(alone), seeds=[seeds[row]])
-        assert [one.ids for one in found[0]] == [one.ids for one in together[row]]
+@pytest.mark.parametrize("number", range(len(STRATEGIES)), ids=[type(one).__name__ for one in STRATEGIES])
+def test_the_same_alone_and_together(case, model, batch, number):
+    """One source alone, and the others in another order; each source is the lonely one of some strategy."""
+    strategy, lonely = STRATEGIES[number], (number + ORDER.index(case)) % batch.size
+    for rows in ([lonely], [row for row in reversed(range(batch.size)) if row != lonely]):
+        some = batch.select(torch.tensor(rows))
+        found = search(model, some, strategy, max_lengths=longest(some), seeds=[SEEDS[row] for row in rows])
+        for row, hypotheses in zip(rows, found, strict=True):
+            assert [one.ids for one in hypotheses] == [one.ids for one in together(case, strategy)[row]]
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_wide_beam_is_exhaustive(case, penalty):
+def test_a_wide_beam_is_exhaustive(model):
     """With few words allowed, every sequence is scored by brute force; the beam must find the best ones, in order."""
-    model = make(case)
     batch = example_batch([(3, 2), (5, 2)])
     words, most = [4, 5, 6], 3
-    banned = [token for token in range(SIZE) if token not in (*words, EOS)]
-    found = search(
-        model,
-        batch,
-        Beam(width=60, length_penalty=penalty),
-        max_lengths=longest(batch, most),
-        processors=[SuppressTokens(tokens=banned)],
-    )
+    banned = [SuppressTokens(tokens=[token for token in range(SIZE) if token not in (*words, EOS)])]
     space = [(*ids, EOS) for length in range(most) for ids in itertools.product(words, repeat=length)]
-    for row in range(batch.size):
-        alone = batch.select(torch.tensor([row]))
-        source = Padded(alone.source.values.expand(len(space), -1), alone.source.mask.expand(len(space), -1))
-        totals = [sum(scores) for scores in score(model, with_targets(Batch(source), space))]
-        ranked = sorted(zip(totals, space, strict=True), key=lambda pair: -pair[0] / len(pair[1]) ** penalty)
-        complete = [one for one in found[row] if one.complete]
-        assert len(complete) == len(space)
-        expected = [total / len(ids) ** penalty for total, ids in ranked]
-        assert [one.rank for one in complete] == pytest.approx(expected, abs=1e-3)
-        assert complete[0].ids == ranked[0][1] or math.isclose(expected[0], expected[1], abs_tol=1e-3)
+    every = batch.select(torch.arange(batch.size).repeat_interleave(len(space)))
+    totals = [sum(scores) for scores in score(model, with_targets(every, space * batch.size))]
+    for penalty in (0.0, 1.0):
+        strategy = Beam(width=60, length_penalty=penalty)
+        found = search(model, batch, strategy, max_lengths=longest(batch, most), processors=banned)
+        for row in range(batch.size):
+            scored = zip(totals[row * len(space) :], space, strict=False)
+            ranked = sorted(scored, key=lambda pair: -pair[0] / len(pair[1]) ** penalty)
+            complete = [one for one in found[row] if one.complete]
+            assert len(complete) == len(space)
+            expected = [total / len(ids) ** penalty for total, ids in ranked]
+            assert [one.rank for one in complete] == pytest.approx(expected, abs=1e-3)
+            assert complete[0].ids == ranked[0][1] or math.isclose(expected[0], expected[1], abs_tol=1e-3)
 
 
 FEW = [name for name in CASES if name in ("recurrent>recurrent", "transformer>transformer", "alone>transformer")]

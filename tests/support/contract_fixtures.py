@@ -194,11 +194,16 @@ def _name(spec: dict | None) -> str:
 CASES = _cases()
 
 
-def make(name: str) -> torch.nn.Module:
-    """A model of a case, with the same weights and the same random state after it every time."""
+def shared(name: str) -> torch.nn.Module:
+    """The model of a case, for laws that only read it; the random state after it is the same every time."""
     model, random_state = _made(name)
     torch.set_rng_state(random_state)
-    return copy.deepcopy(model)
+    return model
+
+
+def make(name: str) -> torch.nn.Module:
+    """A copy of the model of a case, for a law that trains or changes it. A copy takes as long as a short search."""
+    return copy.deepcopy(shared(name))
 
 
 @cache
@@ -208,6 +213,12 @@ def _made(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
     recipe = complete_recipe(parse(CASES[name]))
     model = build_model(recipe.model, SIZE, SIZE).eval()
     return model, torch.get_rng_state()
+
+
+def fingerprint(model: torch.nn.Module) -> object:
+    """Equal as long as nobody trains the model, writes into its tensors or puts other tensors in their place."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return model.training, [(id(one), one._version, one.grad is None) for one in tensors]
 
 
 def example_batch(lengths: list[tuple[int, int]], seed: int = 3) -> Batch:
