@@ -1,8 +1,12 @@
 """One thread a process: with more, two busy processes spin at each other's barriers and take ten times as long."""
 
+import fcntl
+import gc
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -34,9 +38,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests first, so that no worker outlasts the others; a module with fixtures of its own in one worker."""
+    if config.getoption("--quick"):
+        thin(config, items)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+        prepared = any(one[-1].scope in ("module", "package") for one in fixtures.values())
+        if prepared and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def thin(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --quick, the loop of a contributor: unit tests, with one parameter set of each law."""
-    if not config.getoption("--quick"):
-        return
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("slow") is None:
@@ -44,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = {id(group[len(group) // 2]) for group in groups.values()}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -57,47 +77,66 @@ def command() -> Command:
     return call
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all workers of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def bench(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Iterator[Path]:
     """A folder for the shared runs. The user's own cache is never touched: the workers of a test run share one."""
     folder = tmp_path_factory.mktemp("runs")
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+        patched.setenv("XDG_CACHE_HOME", str(shared_folder / "cache"))
         patched.setenv("COLUMNS", "200")
         yield folder
 
 
 @pytest.fixture(scope="session")
-def pairs(bench: Path) -> Path:
-    path = bench / "pairs.tsv"
-    path.write_text("".join(f"{source}\t{target}\n" for source, target in colour_pairs(400)), encoding="utf-8")
-    return path
+def pairs(bench: Path, shared_folder: Path) -> Path:
+    """One file for all workers: a shared run names it in its recipe."""
+    written, path = bench / "pairs.tsv", shared_folder / "pairs.tsv"
+    written.write_text("".join(f"{source}\t{target}\n" for source, target in colour_pairs(400)), encoding="utf-8")
+    return written.replace(path)
 
 
 @pytest.fixture(scope="session")
-def attention_run(bench: Path, pairs: Path) -> Path:
+def trained(bench: Path, pairs: Path, shared_folder: Path) -> Callable[..., Path]:
+    """Trains a run in the first worker that needs it. Every worker has a copy: tests may write into it."""
+
+    def run(name: str, model: dict[str, Any], kind: str, steps: int) -> Path:
+        common = shared_folder / "trained" / name
+        common.parent.mkdir(exist_ok=True)
+        with common.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not common.exists():
+                transduce.train(settings(pairs, model, kind, steps=steps), bench / name)
+                shutil.copytree(bench / name, common)
+        if not (bench / name).exists():
+            shutil.copytree(common, bench / name)
+        return bench / name
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def attention_run(trained: Callable[..., Path]) -> Path:
     """Two recurrent networks with attention over words, trained until they know the task."""
-    model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "luong"}}
-    transduce.train(settings(pairs, model, "words", steps=200), bench / "attention")
-    return bench / "attention"
+    return trained("attention", {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "luong"}}, "words", 200)
 
 
 @pytest.fixture(scope="session")
-def transformer_run(bench: Path, pairs: Path) -> Path:
+def transformer_run(trained: Callable[..., Path]) -> Path:
     """A Transformer over characters whose positions end at 48."""
-    model = {"encoder": TRANSFORMER, "decoder": TRANSFORMER}
-    transduce.train(settings(pairs, model, "chars", steps=40), bench / "transformer")
-    return bench / "transformer"
+    return trained("transformer", {"encoder": TRANSFORMER, "decoder": TRANSFORMER}, "chars", 40)
 
 
 @pytest.fixture(scope="session")
-def bottleneck_run(bench: Path, pairs: Path) -> Path:
+def bottleneck_run(trained: Callable[..., Path]) -> Path:
     """No attention: all the decoder knows came through one vector."""
-    model = {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "initial"}}
-    transduce.train(settings(pairs, model, "words", steps=20), bench / "bottleneck")
-    return bench / "bottleneck"
+    return trained("bottleneck", {"encoder": RECURRENT, "decoder": {**RECURRENT, "context": "initial"}}, "words", 20)
 
 
 @pytest.fixture(scope="session")
