@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
+from training_fixtures import ForkedCommand
 
 from transduce.synthetic.algorithmic import generate
 
@@ -40,26 +41,11 @@ def pairs(tmp_path: Path) -> Path:
     return path
 
 
-def command(pairs: Path, run: Path, *settings: str, processes: int = 1) -> list[str]:
-    start = [sys.executable, "-m"]
-    if processes > 1:
-        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+def arguments(pairs: Path, run: Path, *settings: str) -> list[str]:
     recipe = pairs.with_name("recipe.yaml")
     recipe.write_text("")
     data = [f"data.train={pairs}", f"data.cache={pairs.parent / 'cache'}"]
-    return [
-        *start,
-        "transduce",
-        "train",
-        str(recipe),
-        *data,
-        *SMALL,
-        *settings,
-        "--run-dir",
-        str(run),
-        "--resume",
-        "-q",
-    ]
+    return ["train", str(recipe), *data, *SMALL, *settings, "--run-dir", str(run), "--resume", "-q"]
 
 
 def environment() -> dict[str, str]:
@@ -78,21 +64,21 @@ def final(run: Path) -> dict:
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pairs, tmp_path):
     """The same bits as a run that was never stopped."""
     settings = ["training.steps=40", "training.checkpoint_every=3", "training.validate_every=10", "training.ema=0.9"]
-    subprocess.run(command(pairs, tmp_path / "whole", *settings), check=True, env=environment())
+    assert ForkedCommand(arguments(pairs, tmp_path / "whole", *settings)).wait() == 0
     broken, chance, kills = tmp_path / "broken", random.Random(3), 0
     while True:
-        process = subprocess.Popen(command(pairs, broken, *settings), env=environment(), stderr=subprocess.PIPE)
         # Killed once it has begun to write, somewhere in the next updates: often inside a save.
-        before = _bytes(broken)
-        while process.poll() is None and _bytes(broken) == before:
+        before, process = _bytes(broken), ForkedCommand(arguments(pairs, broken, *settings))
+        while process.running() and _bytes(broken) == before:
             time.sleep(0.01)
         if kills >= 3:
-            assert process.wait() == 0, process.stderr.read().decode()
+            assert process.wait() == 0
             break
         time.sleep(chance.uniform(0.0, 0.25))
-        process.kill()
-        kills += process.wait() == -signal.SIGKILL
-        if process.returncode == 0:
+        os.kill(process.pid, signal.SIGKILL)
+        code = process.wait()
+        kills += code == -signal.SIGKILL
+        if code == 0:
             break
     assert kills >= 2
     expected, got = final(tmp_path / "whole"), final(broken)
@@ -108,33 +94,27 @@ def _bytes(run: Path) -> int:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_saves_a_checkpoint_and_resumes(pairs, tmp_path, number, code):
-    run = tmp_path / "run"
-    endless = command(pairs, run, "training.steps=100000", "training.patience=null", "training.checkpoint_every=100000")
-    process = subprocess.Popen(endless, env=environment())
+    run, settings = tmp_path / "run", ["training.patience=null", "training.checkpoint_every=100000"]
+    process = ForkedCommand(arguments(pairs, run, "training.steps=100000", *settings))
     while not (run / "log.jsonl").exists() or len(losses(run)) < 5:
-        assert process.poll() is None
+        assert process.running()
         time.sleep(0.05)
-    process.send_signal(number)
-    assert process.wait(60) == code
+    os.kill(process.pid, number)
+    assert process.wait() == code
     (saved,) = (run / "checkpoints").glob("step-*")
-    if number == signal.SIGTERM:  # resumed once, after SIGINT
-        return
     reached = int(saved.name.removeprefix("step-"))
-    same = "training.checkpoint_every=100000"
-    done = subprocess.run(
-        command(pairs, run, f"training.steps={reached + 3}", "training.patience=null", same), env=environment()
-    )
-    assert done.returncode == 0
+    assert ForkedCommand(arguments(pairs, run, f"training.steps={reached + 3}", *settings)).wait() == 0
     assert list(losses(run)) == list(range(1, reached + 4))
 
 
 def test_two_processes_train_like_one(pairs, tmp_path):
     """The same loss curve at the same global batch; logged once, saved once; resumed by another number of them."""
     exact = ["model.encoder.dropout=0", "model.decoder.dropout=0", "training.checkpoint_every=6"]
-    subprocess.run(command(pairs, tmp_path / "one", *exact, "training.steps=12"), check=True, env=environment())
+    assert ForkedCommand(arguments(pairs, tmp_path / "one", *exact, "training.steps=12")).wait() == 0
     two = tmp_path / "two"
-    subprocess.run(command(pairs, two, *exact, "training.steps=6", processes=2), check=True, env=environment())
-    subprocess.run(command(pairs, two, *exact, "training.steps=12"), check=True, env=environment())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "transduce"]
+    subprocess.run([*torchrun, *arguments(pairs, two, *exact, "training.steps=6")], check=True, env=environment())
+    assert ForkedCommand(arguments(pairs, two, *exact, "training.steps=12")).wait() == 0
     expected, got = losses(tmp_path / "one"), losses(two)
     assert list(got) == list(expected) == list(range(1, 13))
     assert [*got.values()] == pytest.approx([*expected.values()], abs=1e-5)

@@ -21,23 +21,23 @@ def context(kind: str, **options: object) -> dict[str, object]:
 
 # name: encoder, decoder, updates, exact match to reach (%), whether attention must align
 RUNGS = {
-    "bottleneck at the start": (GRU, {**GRU, **context("initial")}, 700, 60, False),
-    "bottleneck at every step": (LSTM, {**LSTM, **context("every_step")}, 700, 60, False),
-    "plain cells with attention": (RNN, {**RNN, **context("luong", score="mlp")}, 400, 90, False),
-    "Bahdanau": (GRU, {**GRU, **context("bahdanau")}, 400, 95, False),
-    "Luong": (GRU, {**GRU, **context("luong", score="mlp")}, 400, 95, True),
-    "Luong without input feeding": (LSTM, {**LSTM, **context("luong", input_feeding=False)}, 400, 95, False),
-    "Transformer": (TRANSFORMER, TRANSFORMER, 500, 95, False),
+    "bottleneck at the start": (GRU, {**GRU, **context("initial")}, 260, 60, False),
+    "bottleneck at every step": (LSTM, {**LSTM, **context("every_step")}, 180, 75, False),
+    "plain cells with attention": (RNN, {**RNN, **context("luong", score="mlp")}, 180, 95, False),
+    "Bahdanau": (GRU, {**GRU, **context("bahdanau")}, 180, 95, False),
+    "Luong": (GRU, {**GRU, **context("luong", score="mlp")}, 180, 95, True),
+    "Luong without input feeding": (LSTM, {**LSTM, **context("luong", input_feeding=False)}, 180, 95, False),
+    "Transformer": (TRANSFORMER, TRANSFORMER, 180, 95, False),
     "rotary Transformer": (
         {**TRANSFORMER, "position": "rotary"},
         {**TRANSFORMER, "position": "rotary"},
-        500,
+        180,
         95,
         False,
     ),
-    "Transformer > GRU": (TRANSFORMER, {**GRU, **context("luong", score="mlp")}, 400, 95, False),
-    "GRU > Transformer": (GRU, TRANSFORMER, 400, 95, False),
-    "decoder alone": (None, {**TRANSFORMER, "position": "rotary"}, 600, 90, False),
+    "Transformer > GRU": (TRANSFORMER, {**GRU, **context("luong", score="mlp")}, 180, 95, False),
+    "GRU > Transformer": (GRU, TRANSFORMER, 180, 95, False),
+    "decoder alone": (None, {**TRANSFORMER, "position": "rotary"}, 240, 90, False),
 }
 
 

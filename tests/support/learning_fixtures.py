@@ -15,7 +15,7 @@ def learn(
     task: str, encoder: dict | None, decoder: dict, steps: int, folder: Path, pool: int = 100
 ) -> tuple[TrainingResult, list[Example]]:
     """The trained run and its test examples."""
-    sets = split(task, 6000, 100, 300, seed=2, length=(2, 7), symbols=tuple("abcdefgh"))
+    sets = split(task, 6000, 50, 300, seed=2, length=(2, 5), symbols=tuple("abcdefgh"))
     data = {"cache": str(folder / "cache")}
     for name, examples in zip(("train", "dev", "test"), sets, strict=True):
         path = folder / f"{name}.tsv"
@@ -31,8 +31,8 @@ def learn(
             "batch_tokens": 1024,
             "bucket_batches": pool,
             "objective": {"label_smoothing": 0.0},
-            "optimiser": {"learning_rate": 3e-3},
-            "schedule": {"kind": "cosine", "warmup": 50},
+            "optimiser": {"learning_rate": 6e-3},
+            "schedule": {"kind": "cosine", "warmup": 30},
             "validate_every": steps,
             "checkpoint_every": steps,
         },
