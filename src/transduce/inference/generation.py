@@ -372,7 +372,7 @@ def length_limits(network: nn.Module, *, alone: bool, sourceless: bool) -> tuple
     ends: dict[bool, list[int]] = {True: [2**31], False: [2**31]}  # of the decoder, of the rest
     for name, part in network.named_modules():
         if isinstance(longest := getattr(part, "longest", None), int):
-            ends[name.startswith("decoder")].append(longest)
+            ends["decoder" in name.split(".")].append(longest)  # of a member, where it is an ensemble
     target = min(ends[True])
     if sourceless:
         return 0, target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor
 from transduce import build, interop
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
+from transduce.inference.ensemble import Combination, Ensemble, check_members
 from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.model import Model
 from transduce.interop import bundle
 from transduce.kernels.cuda_graph import SearchGraphs
-from transduce.model import Transducer
+from transduce.model import EmbeddingModel, Transducer
 from transduce.recipe import Recipe, registry
 from transduce.run import Run
 from transduce.training.distributed import pick_device
@@ -22,13 +24,22 @@ from transduce.transfer.lora import load_run_weights
 
 
 def load(
-    path: str | Path, *, device: str = "auto", precision: Precision | None = None, trust_user_code: bool = False
+    path: str | Path | Sequence[str | Path],
+    *,
+    device: str = "auto",
+    precision: Precision | None = None,
+    trust_user_code: bool = False,
+    combination: Combination = "mean",
 ) -> Model:
     """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed.
 
-    With a precision, the network is one for generation: its weights are packed, and learn no more.
+    With a precision, the network is one for generation: its weights are packed, and learn no more. Several runs, as a
+    list or as "RUN1,RUN2", are an ensemble with this combination of their probabilities.
     """
-    path = interop.locate(path)
+    if len(members := _members(path)) > 1:
+        models = [load(one, device=device, precision=precision, trust_user_code=trust_user_code) for one in members]
+        return _ensemble(models, [str(one) for one in members], combination)
+    path = interop.locate(members[0])
     if bundle.recognises(path):
         with bundle.unpacked(path) as folder:
             return load(folder, device=device, precision=precision)
@@ -51,6 +62,28 @@ def load(
     network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     fill_weights(network, load_run_weights(run, recipe, list(network.state_dict())), str(run.folder))
     return _placed(network, (source, target), recipe, device, precision)
+
+
+def _members(path: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    """The runs that a path names: several where they are listed, or separated by commas and no file has that name."""
+    if not isinstance(path, str | Path):
+        if not path:
+            raise InputError("no run was given", remedy="give at least one")
+        return list(path)
+    several = "," in str(path) and not Path(path).exists()
+    return [one for one in str(path).split(",") if one] if several else [path]
+
+
+def _ensemble(models: Sequence[Model], names: Sequence[str], combination: Combination) -> Model:
+    for model, name in zip(models, names, strict=True):
+        if isinstance(model.network, EmbeddingModel):
+            raise InputError("sentence embeddings have no ensemble", where=name, remedy="give models that generate")
+    check_members([(model.source.fingerprint, model.target.fingerprint) for model in models], names)
+    network = Ensemble([model.network for model in models], combination)
+    graphs = SearchGraphs() if next(network.parameters()).is_cuda else None
+    parameters = sum(model.parameters for model in models)
+    first = models[0]
+    return Model(network, first.source, first.target, first.recipe, parameters=parameters, graphs=graphs)
 
 
 def _placed(

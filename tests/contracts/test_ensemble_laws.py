@@ -1,0 +1,82 @@
+"""Ensembles of different architectures obey the laws of a single model."""
+
+from __future__ import annotations
+
+import pytest
+import test_model_laws as model_laws
+import test_search_laws as search_laws
+import torch
+from contract_fixtures import make
+from torch.testing import assert_close
+
+from transduce.decoding.search import search
+from transduce.decoding.strategies import Beam
+from transduce.flow import Batch
+from transduce.inference.ensemble import Combination, Ensemble
+from transduce.kernels.cuda_graph import SearchGraphs
+
+MEMBERS = {
+    "recurrent, transformer": ("recurrent>recurrent", "transformer>transformer"),
+    "convolutional, hard attention, decoder alone": (
+        "convolutional>convolutional",
+        "recurrent>hard_attention",
+        "alone>transformer",
+    ),
+}
+LAWS = (
+    model_laws.test_whole_sequence_equals_stepwise,
+    model_laws.test_advance_in_pieces_equals_whole_sequence,
+    model_laws.test_logits_do_not_depend_on_later_tokens,
+    model_laws.test_logits_do_not_depend_on_padding,
+    model_laws.test_logits_do_not_depend_on_the_batch,
+    model_laws.test_beams_share_the_fixed_state,
+    search_laws.test_greedy_is_greedy,
+)
+
+
+@pytest.fixture(params=["mean", "log_linear"])
+def combination(request: pytest.FixtureRequest) -> Combination:
+    return request.param
+
+
+@pytest.fixture(params=list(MEMBERS))
+def ensemble(request: pytest.FixtureRequest, combination: Combination) -> Ensemble:
+    return Ensemble([make(name) for name in MEMBERS[request.param]], combination)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("test_"))
+def test_law(law, ensemble, batch):
+    law(ensemble, batch)
+
+
+@pytest.mark.parametrize("strategy", search_laws.STRATEGIES, ids=lambda s: type(s).__name__)
+def test_scores_add_up(ensemble, batch, strategy):
+    search_laws.test_scores_add_up(ensemble, batch, strategy)
+
+
+def test_probabilities_are_the_mean_of_those_of_the_members(batch):
+    members = [make(name) for name in MEMBERS["recurrent, transformer"]]
+    probabilities = torch.stack([member(batch).logits.softmax(-1) for member in members])
+    assert_close(Ensemble(members)(batch).logits.exp(), probabilities.mean(0))
+    product = probabilities.prod(0).sqrt()
+    expected = product / product.sum(-1, keepdim=True)
+    assert_close(Ensemble(members, "log_linear")(batch).logits.exp(), expected)
+
+
+def test_an_ensemble_of_one_is_the_model(case, model, batch, combination):
+    assert_close(Ensemble([model], combination)(batch).logits, model(batch).logits.log_softmax(-1))
+
+
+def test_attention_is_the_mean_of_members_layers_and_heads(batch):
+    members = [make(name) for name in MEMBERS["recurrent, transformer"]]
+    weights = Ensemble(members)(batch, with_attention=True).attention.cross
+    each = [member(batch, with_attention=True).attention.cross.mean((1, 2)) for member in members]
+    assert_close(weights[:, 0, 0], torch.stack(each).mean(0))
+
+
+def test_a_captured_search_finds_the_same(ensemble: Ensemble, batch: Batch, replayed: SearchGraphs):
+    lengths = search_laws.longest(batch)
+    strategy = Beam(width=3, length_penalty=1.0)
+    plain = search(ensemble, batch, strategy, max_lengths=lengths)
+    captured = search(ensemble, batch, strategy, max_lengths=lengths, graphs=replayed)
+    assert [one[0].ids for one in captured] == [one[0].ids for one in plain]
