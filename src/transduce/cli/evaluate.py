@@ -12,7 +12,7 @@ from transduce.cli.options import (
     Beam,
     Device,
     Output,
-    RunArgument,
+    RunsArgument,
     Settings,
     TrustUserCode,
     generation_settings,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: RunArgument,
+    run: RunsArgument,
     data: Annotated[
         str | None,
         typer.Argument(metavar="PAIRS", help="Test pairs. [default: the run's test set, else its development set]"),
@@ -93,7 +93,7 @@ def _compare_runs(model: Model, lines: Any, outputs: dict[str, Any], console: Co
 
 
 def score(
-    run: RunArgument,
+    run: RunsArgument,
     pairs: Annotated[
         str, typer.Argument(metavar="PAIRS", help="Pairs whose targets are scored; for a language model, text.")
     ],

@@ -19,7 +19,7 @@ from transduce.cli.options import (
     Device,
     InputFile,
     Output,
-    RunArgument,
+    RunsArgument,
     Settings,
     TrustUserCode,
     generation_settings,
@@ -35,7 +35,7 @@ OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs"]
 
 
 def generate(
-    run: RunArgument,
+    run: RunsArgument,
     file: InputFile = "-",
     beam: Beam = None,
     nbest: Annotated[

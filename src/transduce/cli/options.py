@@ -24,6 +24,13 @@ SEARCH, OUTPUT, PERFORMANCE, LOADING = "Search", "Output", "Performance", "Loadi
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run directory written by `transduce train`, a bundle, or a Hub model.")
 ]
+RunsArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="Run directory written by `transduce train`, a bundle, or a Hub model; RUN1,RUN2 is an ensemble.",
+    ),
+]
 InputFile = Annotated[
     str, typer.Argument(metavar="FILE", help="Text file with one input per line; - reads standard input.")
 ]
