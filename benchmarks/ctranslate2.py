@@ -65,7 +65,7 @@ def _save(model: Any, tokens: list[str], folder: str) -> None:
     config = model.config
     sizes = (config.d_model, config.encoder_layers, config.encoder_attention_heads, config.encoder_ffn_dim)
     part = dict(zip(("width", "layers", "heads", "ff_width"), sizes, strict=True))
-    part |= {"kind": "transformer", "norm": "post", "position": {"kind": "learned", "longest": PLACES}}
+    part |= {"kind": "transformer", "norm": "post", "position": {"kind": "learned", "max_positions": PLACES}}
     encoder, decoder = complete(Encoder, part, "encoder"), complete(Decoder, part, "decoder")
     recipe = ModelRecipe(encoder=encoder, decoder=decoder, tie="all")
     spec = specification(ours(Size(*sizes, config.vocab_size), model), recipe, tokens, tokens, folder)

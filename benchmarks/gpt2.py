@@ -43,7 +43,7 @@ def ours(size: Size, places: int, other: Any) -> DecoderOnly:
     """Our blocks with the same weights."""
     table = Embedding(size.vocabulary, size.width, scale_embedding=False)
     output = Output(size.width, size.vocabulary, table)
-    position: Any = partial(Learned, longest=places)
+    position: Any = partial(Learned, max_positions=places)
     decoder = TransformerDecoder(
         table, output, 0, layers=size.layers, width=size.width, heads=size.heads, ff_width=size.ff_width,
         activation="gelu_tanh", position=position, dropout=0.0,

@@ -82,7 +82,7 @@ def ours(size: Size, other: Any, dropout: float = 0.1) -> EncoderDecoder:
         "heads": size.heads,
         "ff_width": size.ff_width,
         "norm": "post",
-        "position": partial(Learned, longest=PLACES),
+        "position": partial(Learned, max_positions=PLACES),
         "dropout": dropout,
     }
     table = Embedding(size.vocabulary, size.width)

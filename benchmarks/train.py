@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from benchmarks.harness import OURS, Implementation, Measurement, measure
 from benchmarks.marian import PLACES, SIZES, Size, ours, theirs
-from transduce.attention.positions import places
+from transduce.attention.positions import max_positions
 from transduce.data.batching import collate
 from transduce.data.epoch_plan import EpochPlan
 from transduce.data.packing import Packing, packed_lengths
@@ -178,7 +178,7 @@ def own(model: nn.Module, case: TrainingCase, **options: Any) -> Step:
 
     def shaped(batch: Batch) -> Batch:  # as in training/feed.py
         return (
-            pad_to_bucket(batch, budget, places(model))
+            pad_to_bucket(batch, budget, max_positions(model))
             if update.uses_cuda_graphs and batch.packed_labels is None
             else batch
         )

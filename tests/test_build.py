@@ -164,7 +164,7 @@ class TestRegistries:
         assert build.complete_recipe(once) == once
 
     def test_positions_must_hold_what_is_let_through(self) -> None:
-        part = {"kind": "transformer", "width": 16, "heads": 2, "position": {"kind": "learned", "longest": 60}}
+        part = {"kind": "transformer", "width": 16, "heads": 2, "position": {"kind": "learned", "max_positions": 60}}
         for length, fits in ((59, True), (60, False)):
             recipe = parse({"model": {"encoder": part, "decoder": part}, "data": {"max_length": length}})
             if fits:

@@ -268,7 +268,7 @@ class PositionEncoding(nn.Module):
     Built as `PositionEncoding(width, heads, causal)`. Positions are integers of shape (1 T) or (R T).
     """
 
-    longest: int | None = None  # the number of positions; None: unlimited
+    max_positions: int | None = None  # the number of positions; None: unlimited
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         """The embeddings (R T D) with positions."""

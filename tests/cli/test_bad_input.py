@@ -163,7 +163,7 @@ class TestSettings:
         ("model", "told"),
         [
             ({"encoder": {"kind": "transformer", "width": 20, "heads": 3}}, ("20", "3")),
-            ({"encoder": {"kind": "transformer", "position": {"kind": "learned", "longest": 9}}}, ("512", "9")),
+            ({"encoder": {"kind": "transformer", "position": {"kind": "learned", "max_positions": 9}}}, ("512", "9")),
             ({"encoder": None, "head": {"kind": "tagger"}}, ("a head needs an encoder",)),
             ({"decoder": None}, ("model.decoder",)),
             ({"encoder": {"width": 16}}, ("model.encoder", "kind: recurrent |")),

@@ -89,7 +89,7 @@ def test_start_of_a_search_does_not_synchronise(model: Any) -> None:
 def test_positions_beyond_the_last_are_not_truncated_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded, nobody may look at places: what is too long makes the update bad, and then it is looked at."""
     model = make("alone>transformer,position=learned").train()
-    model.decoder.position.longest = 11
+    model.decoder.position.max_positions = 11
     fits, long = example_batch([(3, 5), (2, 4)]), example_batch([(8, 5), (2, 4)])
     assert one_pass(model, CrossEntropy(), fits)[0].isfinite()
     assert one_pass(model, CrossEntropy(), long)[0].isnan()

@@ -97,7 +97,7 @@ def test_tokens_of_all_text_sources_can_be_copied():
 
 
 NUMBERED = {"oov_placeholders": 5, "source": {"kind": "words"}, "target": {"kind": "words"}}
-PICTURE = {**PLAIN, "front": {"kind": "patches", "patch": 4}}
+PICTURE = {**PLAIN, "front": {"kind": "patches", "patch_size": 4}}
 SEEN = {"picture": {"kind": "image", "size": 8}, "question": "text"}
 
 

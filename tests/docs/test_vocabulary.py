@@ -35,8 +35,9 @@ NAMES = {
 # Openings of the form "X in, Y out".
 DIALECT = re.compile(r"\bin[,;:] .*\bout\b|\benters?\b.*\bleaves?\b|\bNothing (in|enters)\b| -> ")
 KEYS = {
-    "begun", "closed", "copying", "epsilon", "form", "hidden", "inputs", "key_heads", "never", "never_first",
-    "normalisation", "numbered", "own", "passage", "pool", "reach", "reader", "scaled", "stored",
+    "begun", "closed", "copying", "epsilon", "fitted", "form", "growth", "hidden", "inputs", "key_heads", "longest",
+    "never", "never_first", "normalisation", "numbered", "over", "own", "passage", "places", "pool", "reach", "reader",
+    "scaled", "smooth", "spread", "stored", "through",
 }  # fmt: skip
 
 
@@ -76,6 +77,14 @@ def test_recipes_use_the_terms_of_the_field() -> None:
 
     for path in sorted((ROOT / "recipes").rglob("*.yaml")):
         assert not KEYS & keys_of(yaml.safe_load(path.read_text())), path
+
+
+def test_options_of_parts_use_the_terms_of_the_field() -> None:
+    from transduce.recipe.registry import REGISTRIES, options
+
+    for registry in REGISTRIES.values():
+        for kind, part in registry.items():
+            assert not KEYS & options(part).keys(), kind
 
 
 def test_no_two_public_classes_have_one_name() -> None:

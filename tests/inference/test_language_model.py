@@ -27,7 +27,7 @@ from transduce.training.experiment import TrainingResult, train
 from transduce.training.resolve import resolve
 
 TRANSFORMER = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 16, "dropout": 0.0}
-LEARNED = {**TRANSFORMER, "position": {"kind": "learned", "longest": 24}}
+LEARNED = {**TRANSFORMER, "position": {"kind": "learned", "max_positions": 24}}
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,10 @@ def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_pa
     [
         ({"model": {"encoder": RECURRENT, "decoder": RECURRENT}}, "an encoder needs a source"),
         ({"evaluation": {"metrics": ["bleu"]}}, "no source to write one for"),
-        ({"model": {"decoder": {**LEARNED, "position": {"kind": "learned", "longest": 23}}}}, "positions end at 23"),
+        (
+            {"model": {"decoder": {**LEARNED, "position": {"kind": "learned", "max_positions": 23}}}},
+            "positions end at 23",
+        ),
         ({"tokens": {"target": {"kind": "bpe", "dropout": 0.1}}}, "tokenised once"),
     ],
 )

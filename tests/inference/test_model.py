@@ -28,7 +28,9 @@ def transformer(transformer_run: Path) -> transduce.Model:
 def alone(bench: Path, pairs: Path) -> transduce.Model:
     """A decoder alone, whose few learned positions source and target share."""
     part = {"kind": "transformer", "width": 16, "layers": 2, "heads": 2, "ff_width": 16}
-    content = settings(pairs, {"decoder": {**part, "position": {"kind": "learned", "longest": 48}}}, "words", steps=5)
+    content = settings(
+        pairs, {"decoder": {**part, "position": {"kind": "learned", "max_positions": 48}}}, "words", steps=5
+    )
     content["tokens"]["shared"] = True
     return transduce.train(content, bench / "alone").model
 

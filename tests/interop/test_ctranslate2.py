@@ -20,12 +20,12 @@ PAIRS = {
     "pre-norm": pair(),
     "post-norm, untied": {**pair(norm="post", activation="gelu"), "tie": "none"},
     "unscaled": {**pair(activation="gelu_tanh"), "scale_embedding": False},
-    "learned": pair(position={"kind": "learned", "longest": 64}, embedding_norm=True, activation="silu"),
+    "learned": pair(position={"kind": "learned", "max_positions": 64}, embedding_norm=True, activation="silu"),
     "no position": pair(position="none"),
-    "relative": pair(position={"kind": "relative", "buckets": 8, "distance": 16}),
+    "relative": pair(position={"kind": "relative", "buckets": 8, "max_distance": 16}),
     "rotary": pair(position="rotary"),
     "t5": pair(
-        position={"kind": "relative", "buckets": 8, "distance": 16},
+        position={"kind": "relative", "buckets": 8, "max_distance": 16},
         norm_kind="rms", bias=False, score="dot", head_width=6, gated=True, activation="gelu_tanh",
     ),
     "fewer key heads": pair(kv_heads=2),
@@ -88,7 +88,7 @@ def test_imported_models_are_exported(family, tmp_path):
 
 
 def test_language_model_is_exported(tmp_path):
-    decoder = transformer(position={"kind": "learned", "longest": 80})
+    decoder = transformer(position={"kind": "learned", "max_positions": 80})
     run = make_run(tmp_path / "run", {"decoder": decoder, "tie": "target"})
     export(run.folder, tmp_path / "there", "ctranslate2")
     model = transduce.load(run.folder, device="cpu")

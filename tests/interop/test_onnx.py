@@ -90,7 +90,7 @@ def compare_documented(model: transduce.Model, folder: Path, monkeypatch) -> Non
 
 @pytest.mark.slow
 def test_language_model_is_exported(tmp_path):
-    decoder = transformer(position={"kind": "learned", "longest": 40}, layers=1)
+    decoder = transformer(position={"kind": "learned", "max_positions": 40}, layers=1)
     export(make_run(tmp_path / "run", {"decoder": decoder}).folder, tmp_path / "model", "onnx")
     assert (tmp_path / "model" / "start.onnx").exists()
     assert check_model(tmp_path / "model") < 1e-4

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.attention.positions import places
+from transduce.attention.positions import max_positions
 from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.kernels.training_graph import COLUMN_MULTIPLE, ROW_FRACTION, Pass, TrainingGraphs, pad_to_bucket
@@ -52,9 +52,9 @@ def test_padding_does_not_exceed_the_maximum_length(lengths: list[tuple[int, int
 def test_maximum_length_of_positions() -> None:
     part = {"kind": "transformer", "width": 8, "heads": 2, "ff_width": 8}
     found = []
-    for position in ({"kind": "learned", "longest": 600}, "sinusoidal"):
+    for position in ({"kind": "learned", "max_positions": 600}, "sinusoidal"):
         recipe = complete_recipe(parse({"model": {"encoder": {**part, "position": position}, "decoder": part}}))
-        found.append(places(build_model(recipe.model, 40, 40)))
+        found.append(max_positions(build_model(recipe.model, 40, 40)))
     assert found == [600, None]
 
 

@@ -35,7 +35,7 @@ def test_image_generation_from_text_learns(tmp_path, kind):
         "tokens": {"source": {"kind": "words"}, "target": {"kind": "words"}},
         "model": {
             "encoder": {**part, "layers": 1},
-            "decoder": {**part, "layers": 2, "position": {"kind": "learned", "longest": 600}},
+            "decoder": {**part, "layers": 2, "position": {"kind": "learned", "max_positions": 600}},
         },
         "training": {
             "steps": 300,

@@ -124,7 +124,7 @@ def test_vision_transformer_classifies_image_folders(shapes, tmp_path):
         "ff_width": 96,
         "position": "none",
         "dropout": 0.0,
-        "front": {"kind": "patches", "patch": 8, "leading": 1},
+        "front": {"kind": "patches", "patch_size": 8, "leading": 1},
     }
     recipe = {
         "data": {

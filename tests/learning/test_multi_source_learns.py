@@ -24,7 +24,7 @@ SEEN = {
     "ff_width": 2 * WIDTH,
     "position": "none",
     "dropout": 0.0,
-    "front": {"kind": "patches", "patch": 4, "places": "waves"},
+    "front": {"kind": "patches", "patch_size": 4, "position": "sinusoidal"},
 }
 PARTS = {"picture": SEEN, "question": {"kind": "recurrent", "width": WIDTH, "dropout": 0.0}}
 SOURCES = {"picture": {"kind": "image", "size": 12}, "question": "text"}

@@ -13,7 +13,7 @@ import transduce
 from transduce.synthetic import SYNTHETIC, generate, write_files
 
 PART = {"kind": "recurrent", "width": 16, "dropout": 0.0}
-SEEN = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch": 16}}
+SEEN = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch_size": 16}}
 QUICK = {"steps": 4, "batch_tokens": 1024, "validate_every": 4, "checkpoint_every": 4}
 
 

@@ -140,7 +140,7 @@ def test_rows_match_their_cells_in_the_visualisation(front, grid, film):
     video, path = film
     kept = video.read(str(path))
     torch.manual_seed(1)
-    options = {"patch": 4, "through": 2} if front is TubeletEmbedding else {"stages": 2}
+    options = {"patch_size": 4, "tubelet_size": 2} if front is TubeletEmbedding else {"stages": 2}
     rows = front(12, shape=video.shape, **options).eval()
     assert rows.grid(4) == grid
     assert len(video.position_labels(kept, grid)) == len(set(video.position_labels(kept, grid))) == int(np.prod(grid))
@@ -166,7 +166,7 @@ def test_rows_match_their_cells_in_the_visualisation(front, grid, film):
 def test_videos_in_a_batch_are_independent(front, film):
     video, path = film
     kept = video.read(str(path))
-    rows = front(12, shape=video.shape, **({"stages": 2} if front is FrameEmbedding else {"patch": 4})).eval()
+    rows = front(12, shape=video.shape, **({"stages": 2} if front is FrameEmbedding else {"patch_size": 4})).eval()
     both = rows.rows(video.collate([kept, kept[::-1].copy()]))
     assert isinstance(both, Padded)
     assert_close(both.values[:1], rows.rows(video.collate([kept])).values, rtol=1e-4, atol=1e-5)
@@ -176,8 +176,8 @@ def test_videos_in_a_batch_are_independent(front, film):
     ("front", "options", "problem"),
     [
         (FrameEmbedding, {"stages": 4}, "cannot halve"),
-        (TubeletEmbedding, {"patch": 5}, "do not tile"),
-        (TubeletEmbedding, {"through": 3}, "4 frames"),
+        (TubeletEmbedding, {"patch_size": 5}, "do not tile"),
+        (TubeletEmbedding, {"tubelet_size": 3}, "4 frames"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(front, options, problem):

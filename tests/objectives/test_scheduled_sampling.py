@@ -26,16 +26,16 @@ def rates(steps: int, **options: object) -> list[float]:
 
 
 def test_linear_growth_of_the_sampling_rate() -> None:
-    assert rates(4, rate=0.4, growth="linear") == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert rates(4, rate=0.4, growth="linear", over=0.5) == pytest.approx([0.2, 0.4, 0.4, 0.4])
+    assert rates(4, rate=0.4, schedule="linear") == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert rates(4, rate=0.4, schedule="linear", warmup_ratio=0.5) == pytest.approx([0.2, 0.4, 0.4, 0.4])
     assert rates(3, rate=0.4) == [0.4, 0.4, 0.4]
 
 
 @given(st.integers(20, 10_000), st.floats(0.1, 1))
-def test_inverse_sigmoid_growth_equals_the_formula_of_the_paper(steps: int, over: float) -> None:
-    """1 - k / (k + exp(i / k)) for one k at every update, half-way in the middle of `over`."""
-    objective = ScheduledSampling(rate=1.0, growth="sigmoid", over=over)
-    middle = max(over * steps / 2, 1.0)
+def test_inverse_sigmoid_growth_equals_the_formula_of_the_paper(steps: int, warmup_ratio: float) -> None:
+    """1 - k / (k + exp(i / k)) for one k at every update, half-way in the middle of `warmup_ratio`."""
+    objective = ScheduledSampling(rate=1.0, schedule="sigmoid", warmup_ratio=warmup_ratio)
+    middle = max(warmup_ratio * steps / 2, 1.0)
     low, high = 1.0, 1e6  # the oracle finds k by halving
     for _ in range(200):
         k = (low + high) / 2
@@ -47,8 +47,8 @@ def test_inverse_sigmoid_growth_equals_the_formula_of_the_paper(steps: int, over
 
 
 @given(st.sampled_from(["linear", "sigmoid"]), st.integers(1, 300), st.floats(0, 1), st.floats(0.05, 1))
-def test_the_sampling_rate_grows_up_to_its_limit(growth: str, steps: int, rate: float, over: float) -> None:
-    found = rates(steps, rate=rate, growth=growth, over=over)
+def test_the_sampling_rate_grows_up_to_its_limit(schedule: str, steps: int, rate: float, warmup_ratio: float) -> None:
+    found = rates(steps, rate=rate, schedule=schedule, warmup_ratio=warmup_ratio)
     assert all(0 <= one <= other <= rate + 1e-12 for one, other in itertools.pairwise(found))
 
 
@@ -82,7 +82,7 @@ def test_training_uses_the_objective_of_each_update(tmp_path: Path) -> None:
     assert Other.seen == 5
 
 
-@pytest.mark.parametrize("options", [{"growth": "fast"}, {"over": 0.0}, {"over": 1.5}])
+@pytest.mark.parametrize("options", [{"schedule": "fast"}, {"warmup_ratio": 0.0}, {"warmup_ratio": 1.5}])
 def test_invalid_options_are_named(options: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(options))):
         complete_objective({"kind": "scheduled_sampling", **options}, "recipe")

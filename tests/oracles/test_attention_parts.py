@@ -203,11 +203,11 @@ def test_t5_buckets_are_those_of_transformers():
     attention = pytest.importorskip("transformers.models.t5.modeling_t5").T5Attention
     offsets = torch.arange(-300, 300)[None]
     for causal in (True, False):
-        own = POSITIONS["relative"](8, 2, causal, buckets=32, distance=128)._bucket(offsets)
+        own = POSITIONS["relative"](8, 2, causal, buckets=32, max_distance=128)._bucket(offsets)
         assert_close(own, attention._relative_position_bucket(offsets, not causal, 32, 128))
 
 
 def test_learned_positions_have_a_maximum():
-    position = POSITIONS["learned"](8, 2, True, longest=4)
+    position = POSITIONS["learned"](8, 2, True, max_positions=4)
     with pytest.raises(InputError, match="end at 4"):
         position.add(torch.zeros(1, 5, 8), torch.arange(5)[None])

@@ -35,7 +35,7 @@ COMMON: dict[str, Any] = {"layers": 2, "width": WIDTH, "heads": 2, "ff_width": 9
 SHAPES: dict[str, dict[str, Any]] = {
     "before": {},
     "after": {"norm": "post"},
-    "gelu": {"norm": "post", "activation": "gelu", "position": partial(Learned, longest=24)},
+    "gelu": {"norm": "post", "activation": "gelu", "position": partial(Learned, max_positions=24)},
     "gated": {"activation": "silu", "gated": True, "bias": False},
     "gated after": {"norm": "post", "activation": "gelu_tanh", "gated": True},
     "few keys": {"kv_heads": 1, "position": NoPosition},

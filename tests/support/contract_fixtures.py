@@ -140,7 +140,7 @@ def _cases() -> dict[str, dict]:
         add({**base_encoder, **deep, "summary": "states"}, {**base_decoder, **deep, "bridge": "states"})
     fed = {"kind": "luong", "bias": True}
     add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "context": fed}, source_eos=False)
-    waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": 2}}
+    waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "offset": 2}}
     add({**SMALL["transformer"], **waves}, {**SMALL["transformer"], **waves}, source_eos=False)
     for position in POSITIONS:
         for norm in ("pre", "post"):

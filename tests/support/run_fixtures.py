@@ -22,7 +22,7 @@ TRANSFORMER = {
     "layers": 1,
     "heads": 2,
     "ff_width": 32,
-    "position": {"kind": "learned", "longest": 48},
+    "position": {"kind": "learned", "max_positions": 48},
 }
 
 

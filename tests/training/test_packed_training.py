@@ -71,7 +71,7 @@ def test_auto_packing_applies_with_cuda_graphs_and_fused_attention(tmp_path: Pat
 
 def test_packing_is_refused_with_the_reason(tmp_path: Path) -> None:
     recipe = changed(small_recipe(tmp_path), batch_tokens=4096, packing=True)
-    short = {"kind": "learned", "longest": 40}
+    short = {"kind": "learned", "max_positions": 40}
     cases: list[tuple[Recipe, Any, str]] = [
         (changed(recipe, batch_tokens=200), None, "200 tokens are not one row"),
         (recipe, MinimumRisk(), "this objective"),

@@ -52,17 +52,17 @@ class Sinusoidal(AdditivePosition):
         join: Join = "add",
         halves: bool = False,
         inclusive: bool = False,
-        first: Annotated[int, Ge(0)] = 0,
+        offset: Annotated[int, Ge(0)] = 0,
     ) -> None:
         """`halves`: all sines before all cosines, instead of alternating. `inclusive`: the lowest frequency is exactly
-        1 / 10000. `first`: the position of the first row. Marian uses the first two; fairseq also starts at 2."""
+        1 / 10000. `offset`: the position of the first row. Marian uses the first two; fairseq also starts at 2."""
         super().__init__(width, join)
         steps = torch.arange(0, width, 2) / (max(width - 2, 1) if inclusive else width)
         self.register_buffer("frequencies", 10000**-steps, persistent=False)
-        self.width, self.halves, self.first = width, halves, first
+        self.width, self.halves, self.offset = width, halves, offset
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
-        angles = (positions + self.first)[..., None] * self.frequencies  # . T D/2
+        angles = (positions + self.offset)[..., None] * self.frequencies  # . T D/2
         pair = (angles.sin(), angles.cos())
         waves = torch.cat(pair, -1) if self.halves else torch.stack(pair, -1).flatten(-2)
         waves = waves[..., : self.width]
@@ -72,10 +72,12 @@ class Sinusoidal(AdditivePosition):
 class Learned(AdditivePosition):
     """one learned vector per position, added to the embedding (Gehring 2017)"""
 
-    def __init__(self, width: int, heads: int, causal: bool, *, longest: Count = 2048, join: Join = "add") -> None:
+    def __init__(
+        self, width: int, heads: int, causal: bool, *, max_positions: Count = 2048, join: Join = "add"
+    ) -> None:
         super().__init__(width, join)
-        self.longest: int = longest
-        self.embed_positions = nn.Embedding(longest, width)
+        self.max_positions: int = max_positions
+        self.embed_positions = nn.Embedding(max_positions, width)
         # As large as sinusoids, with embeddings of standard deviation 1. With D ** -0.5 the model ignored the order for
         # the first few hundred updates (Shakespeare by characters: best development loss 1.505, now 1.468).
         nn.init.normal_(self.embed_positions.weight, std=0.5**0.5)
@@ -83,24 +85,24 @@ class Learned(AdditivePosition):
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         # A single step belongs to a search, which checks its maximum length itself.
         several = values.size(-2) > 1
-        if values.size(-2) > self.longest or (
-            several and host_may_read(values) and int(positions.max()) >= self.longest
+        if values.size(-2) > self.max_positions or (
+            several and host_may_read(values) and int(positions.max()) >= self.max_positions
         ):
             raise InputError(
-                f"learned positions end at {self.longest}",
-                remedy="set position: {kind: learned, longest: ...}, or choose rotary, relative or sinusoidal",
+                f"learned positions end at {self.max_positions}",
+                remedy="set position: {kind: learned, max_positions: ...}, or choose rotary, relative or sinusoidal",
             )
-        found = self.embed_positions(positions.clamp(max=self.longest - 1))
+        found = self.embed_positions(positions.clamp(max=self.max_positions - 1))
         if self.training and several and not host_may_read(values):
             # Not truncated silently: a non-finite update is run again outside of the CUDA graph, where the check runs.
-            found = found.masked_fill((positions >= self.longest)[..., None], torch.nan)
+            found = found.masked_fill((positions >= self.max_positions)[..., None], torch.nan)
         return self.join(values, found)
 
 
-def places(model: nn.Module) -> int | None:
+def max_positions(model: nn.Module) -> int | None:
     """The smallest number of positions of the encodings of a model; None: unlimited."""
-    ends = [part.longest for part in model.modules() if isinstance(part, PositionEncoding) and part.longest is not None]
-    return min(ends, default=None)
+    encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
+    return min((one.max_positions for one in encodings if one.max_positions is not None), default=None)
 
 
 class Rotary(PositionEncoding):
@@ -125,9 +127,9 @@ class Rotary(PositionEncoding):
 class RelativeBias(PositionEncoding):
     """one learned bias per head and bucket of distances, added to the scores (Raffel 2020)"""
 
-    def __init__(self, width: int, heads: int, causal: bool, *, buckets: Count = 32, distance: Count = 128) -> None:
+    def __init__(self, width: int, heads: int, causal: bool, *, buckets: Count = 32, max_distance: Count = 128) -> None:
         super().__init__()
-        self.causal, self.buckets, self.distance = causal, buckets, distance
+        self.causal, self.buckets, self.max_distance = causal, buckets, max_distance
         self.relative_attention_bias = nn.Embedding(buckets, heads)
         nn.init.normal_(self.relative_attention_bias.weight, std=0.1)
 
@@ -145,7 +147,7 @@ class RelativeBias(PositionEncoding):
             buckets //= 2
             side, away = (offsets > 0) * buckets, offsets.abs()
         exact = buckets // 2
-        growth = torch.log(away.clamp(min=1) / exact) / math.log(self.distance / exact)
+        growth = torch.log(away.clamp(min=1) / exact) / math.log(self.max_distance / exact)
         far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
         return side + torch.where(away < exact, away, far)
 

@@ -117,7 +117,7 @@ def draw(statistics: CorpusStatistics) -> dict[str, Any]:
         "tokens": {"source": words, "target": {"kind": "words", "size": 2000}},
         "model": {
             "encoder": {**part, "layers": 1},
-            "decoder": {**part, "layers": 2, "position": {"kind": "learned", "longest": LONGEST}},
+            "decoder": {**part, "layers": 2, "position": {"kind": "learned", "max_positions": LONGEST}},
         },
         "training": {
             **cosine(steps, max(50, min(1000, steps // 15)), 1e-3),

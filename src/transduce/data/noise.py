@@ -85,12 +85,14 @@ class NoNoise(Noise):
 class TextInfilling(Noise):
     """text infilling: one mask replaces a span of tokens, whose length must be predicted (Lewis et al. 2020)"""
 
-    def __init__(self, tokenizer: Tokenizer, *, rate: Rate = 0.3, mean: Annotated[float, Gt(0), Le(100)] = 3.0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, rate: Rate = 0.3, mean_length: Annotated[float, Gt(0), Le(100)] = 3.0
+    ) -> None:
         super().__init__(tokenizer)
-        self.rate, self.mean = rate, mean
+        self.rate, self.mean_length = rate, mean_length
 
     def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText:
-        return NoisedText(mask_spans(ids, rate=self.rate, mask=UNK, rng=rng, mean=self.mean))
+        return NoisedText(mask_spans(ids, rate=self.rate, mask=UNK, rng=rng, mean=self.mean_length))
 
 
 class TokenDeletion(Noise):
@@ -105,12 +107,14 @@ class TokenDeletion(Noise):
 
 
 class SentencePermutation(Noise):
-    """sentence permutation; `ends` are the last characters of the last token of a sentence (Lewis et al. 2020)"""
+    """sentence permutation; a token that ends with one of `sentence_ends` ends a sentence (Lewis et al. 2020)"""
 
-    def __init__(self, tokenizer: Tokenizer, *, ends: str = ".!?;") -> None:
+    def __init__(self, tokenizer: Tokenizer, *, sentence_ends: str = ".!?;") -> None:
         super().__init__(tokenizer)
         pieces = map(tokenizer.piece, range(len(SPECIALS), tokenizer.size))
-        self.ends = {number for number, piece in enumerate(pieces, len(SPECIALS)) if piece.endswith(tuple(ends))}
+        self.ends = {
+            number for number, piece in enumerate(pieces, len(SPECIALS)) if piece.endswith(tuple(sentence_ends))
+        }
 
     def __call__(self, ids: Sequence[int], rng: random.Random) -> NoisedText:
         return NoisedText(permute_sentences(ids, ends=self.ends, rng=rng))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.attention.positions import places as max_positions
+from transduce.attention.positions import max_positions
 from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoding.search import SearchLoop, SourceGroup, Stepper, search
 from transduce.decoding.search_state import COLUMN_MULTIPLE, InputShape, SearchInput, padded_input

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.attention.positions import places as max_positions
+from transduce.attention.positions import max_positions
 from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoding.beam_update import NEVER_GENERATED, update_from_logits, update_from_top_k
 from transduce.decoding.search_state import (

@@ -371,8 +371,8 @@ def length_limits(network: nn.Module, *, alone: bool, sourceless: bool) -> tuple
     """Most tokens of a source and of a target: learned positions end somewhere. `alone`: there is no encoder."""
     ends: dict[bool, list[int]] = {True: [2**31], False: [2**31]}  # of the decoder, of the rest
     for name, part in network.named_modules():
-        if isinstance(longest := getattr(part, "longest", None), int):
-            ends["decoder" in name.split(".")].append(longest)  # of a member, where it is an ensemble
+        if isinstance(end := getattr(part, "max_positions", None), int):
+            ends["decoder" in name.split(".")].append(end)  # of a member, where it is an ensemble
     target = min(ends[True])
     if sourceless:
         return 0, target

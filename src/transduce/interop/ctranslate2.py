@@ -162,14 +162,14 @@ def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Ten
         _block(specs, layer, weights, f"{side}.layers.{number}", part)
         if position == "relative":
             layer.self_attention.relative_attention_bias = weights[f"{side}.position.relative_attention_bias.weight"]
-            distance = torch.tensor(part["position"]["distance"], dtype=torch.int32)
+            distance = torch.tensor(part["position"]["max_distance"], dtype=torch.int32)
             layer.self_attention.relative_attention_max_distance = distance.numpy()
     return spec
 
 
 def _position_table(stack: Any, part: Mapping[str, Any]) -> Tensor:
     """One vector per position, learned or sinusoidal."""
-    count = part["position"].get("longest") or POSITIONS
+    count = part["position"].get("max_positions") or POSITIONS
     with torch.no_grad():
         added: Tensor = stack.position.add(torch.zeros(1, count, part["width"]), torch.arange(count)[None])
     return added[0]

@@ -122,9 +122,9 @@ class Video(Modality):
         frames: Count = 8,
         size: Count = 64,
         width: Count | None = None,
-        fitted: Literal["crop", "pad", "stretch"] = "crop",
+        resize_mode: Literal["crop", "pad", "stretch"] = "crop",
     ) -> None:
-        self._frames, self._height, self._width, self._fitted = frames, size, width or size, fitted
+        self._frames, self._height, self._width, self._resize_mode = frames, size, width or size, resize_mode
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ class Video(Modality):
 
     def read(self, source: str) -> np.ndarray:
         images = read_video(source, self._frames)
-        return np.stack([fit(image, self._height, self._width, self._fitted) for image in images])  # S Y X C
+        return np.stack([fit(image, self._height, self._width, self._resize_mode) for image in images])  # S Y X C
 
     def length(self, array: np.ndarray) -> int:
         return self._frames
@@ -162,7 +162,7 @@ class FrameEmbedding(FrontEnd):
     """W [cells of a convolutional network] + p_t: each frame is one row that keeps the layout of its cells"""
 
     def __init__(
-        self, width: int, *, shape: tuple[int, ...] = (), channels: Count = 8, stages: Count = 3, places: bool = True
+        self, width: int, *, shape: tuple[int, ...] = (), channels: Count = 8, stages: Count = 3, position: bool = True
     ) -> None:
         super().__init__()
         frames, height, frame_width, colours = shape or (1, 2**stages, 2**stages, 3)
@@ -176,7 +176,7 @@ class FrameEmbedding(FrontEnd):
             DownsamplingStage(below, size) for below, size in zip([colours, *sizes[:-1]], sizes, strict=True)
         )
         self.out_proj = dense(sizes[-1] * (height >> stages) * (frame_width >> stages), width)
-        self.position_embedding = nn.Parameter(torch.randn(frames, width) * 0.02) if places else None
+        self.position_embedding = nn.Parameter(torch.randn(frames, width) * 0.02) if position else None
 
     def forward(self, source: Padded) -> Padded:
         size, frames = source.values.shape[:2]
@@ -193,17 +193,19 @@ class FrameEmbedding(FrontEnd):
 class TubeletEmbedding(FrontEnd):
     """W x + p: blocks of pixels over several frames, each a row (Arnab et al. 2021)"""
 
-    def __init__(self, width: int, *, shape: tuple[int, ...] = (), patch: Count = 8, through: Count = 2) -> None:
+    def __init__(
+        self, width: int, *, shape: tuple[int, ...] = (), patch_size: Count = 8, tubelet_size: Count = 2
+    ) -> None:
         super().__init__()
-        frames, height, frame_width, colours = shape or (through, patch, patch, 3)
-        if height % patch or frame_width % patch or frames % through:
+        frames, height, frame_width, colours = shape or (tubelet_size, patch_size, patch_size, 3)
+        if height % patch_size or frame_width % patch_size or frames % tubelet_size:
             raise InputError(
-                f"tubelets of {through} x {patch} x {patch} do not tile {frames} frames of {height} x {frame_width}"
-                " pixels",
+                f"tubelets of {tubelet_size} x {patch_size} x {patch_size} do not tile "
+                f"{frames} frames of {height} x {frame_width} pixels",
                 remedy="choose divisors",
             )
-        self.width, self._cells = width, (frames // through, height // patch, frame_width // patch)
-        tubelet = (through, patch, patch)
+        self.width, self._cells = width, (frames // tubelet_size, height // patch_size, frame_width // patch_size)
+        tubelet = (tubelet_size, patch_size, patch_size)
         self.projection = nn.Conv3d(colours, width, tubelet, tubelet)
         cells = self._cells[0] * self._cells[1] * self._cells[2]
         self.position_embedding = nn.Parameter(torch.randn(cells, width) * 0.02)

@@ -110,7 +110,7 @@ class ScheduledSampling(Objective):
     `rate`, the prediction of the first pass. One path for every decoder. For a recurrent one it is an approximation:
     a prediction of the first pass was made after gold tokens, never after another prediction.
 
-    The rate may grow with the updates: `linear` from 0 to `rate` over the share `over` of all of them; `sigmoid` as
+    The rate may grow with the updates: `linear` from 0 to `rate` over the share `warmup_ratio` of them; `sigmoid` as
     rate * (1 - k / (k + exp(i / k))) at update i, the paper's inverse sigmoid, half-way in the middle of that share.
     """
 
@@ -118,18 +118,19 @@ class ScheduledSampling(Objective):
         self,
         *,
         rate: Share = 0.25,
-        growth: Literal["none", "linear", "sigmoid"] = "none",
-        over: Annotated[float, Gt(0), Le(1)] = 1.0,
+        schedule: Literal["none", "linear", "sigmoid"] = "none",
+        warmup_ratio: Annotated[float, Gt(0), Le(1)] = 1.0,
         choice: Literal["best", "sample"] = "best",
         label_smoothing: Rate = 0.1,
     ) -> None:
-        self.rate, self.growth, self.over = rate, growth, over
+        self.rate, self.schedule, self.warmup_ratio = rate, schedule, warmup_ratio
         self.choice, self.label_smoothing = choice, label_smoothing
 
     def at_step(self, step: int, steps: int) -> ScheduledSampling:
-        if self.growth == "none":
+        if self.schedule == "none":
             return self
-        grown = min(1.0, step / (self.over * steps)) if self.growth == "linear" else _sigmoid(step, self.over * steps)
+        warmup = self.warmup_ratio * steps
+        grown = min(1.0, step / warmup) if self.schedule == "linear" else _sigmoid(step, warmup)
         now = copy(self)
         now.rate = self.rate * grown
         return now
@@ -152,9 +153,9 @@ class ScheduledSampling(Objective):
         return replace(batch, target=Padded(mixed, mask))
 
 
-def _sigmoid(step: int, over: float) -> float:
-    """1 - k / (k + exp(i / k)), which is 1/2 at i = k log k: k is such that this is the middle of `over`."""
-    k = middle = max(over / 2, 1.0)
+def _sigmoid(step: int, warmup: float) -> float:
+    """1 - k / (k + exp(i / k)), which is 1/2 at i = k log k: k is such that this is the middle of the warm-up."""
+    k = middle = max(warmup / 2, 1.0)
     for _ in range(50):  # Newton's method on k log k = middle
         k = (k + middle) / (math.log(k) + 1)
     return 1 / (1 + k * math.exp(-step / k))

@@ -21,7 +21,7 @@ class Reinforce(Objective):
     CE - weight * sum_t (r_t - b_t) log p(row_t) + sum_t (b_t - r_t)^2 - entropy * sum_t H(p_t), no gradient through
     r - b in the middle term: with weight 1 its mean over draws is the gradient of the expected cross-entropy, less
     `entropy` times how undecided the draws are, so that none is given up early. r_t is the log-probability of the
-    gold from step t on (`rest`), for each token that is left; `step` takes step t alone: less noise, and exact where a
+    gold from step t on (`to_go`), for each token that is left; `step` takes step t alone: less noise, and exact where a
     draw changes nothing later (luong without input feeding). b_t is a linear map of what the output layer read one
     step before: what it reads at t has seen the draw, and a baseline that knows the draw would pull the mean away.
     """
@@ -32,7 +32,7 @@ class Reinforce(Objective):
         self,
         *,
         weight: Weight = 1.0,
-        reward: Literal["rest", "step"] = "rest",
+        reward: Literal["to_go", "step"] = "to_go",
         entropy: Weight = 0.002,  # per sample, in nats; from the code of Xu 2015
         label_smoothing: Rate = 0.0,  # 0: the reward is the plain log-probability
     ) -> None:
@@ -58,8 +58,8 @@ class Reinforce(Objective):
         found = likelihood(scores, batch.labels, self.label_smoothing)
         mask = batch.labels.mask
         truth = scores.gather(-1, batch.labels.values[..., None]).squeeze(-1).where(mask, 0.0)  # B T
-        left = _from_here(mask.to(truth)) if self.reward == "rest" else mask.to(truth)
-        total = _from_here(truth) if self.reward == "rest" else truth
+        left = _from_here(mask.to(truth)) if self.reward == "to_go" else mask.to(truth)
+        total = _from_here(truth) if self.reward == "to_go" else truth
         reward = (total / left.clamp(min=1)).detach()  # B T: per remaining token
         guess = self._guess(step, reward)
         missed = (guess - reward).square().where(mask, 0.0).sum()

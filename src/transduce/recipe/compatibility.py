@@ -233,12 +233,12 @@ def _check_states(encoder: Mapping[str, Any], decoder: Mapping[str, Any], where:
 def check_positions(model: ModelRecipe, longest: int, where: str) -> None:
     for name in ("encoder", "decoder"):
         position = (getattr(model, name) or {}).get("position")
-        end = position.get("longest") if isinstance(position, Mapping) else None
+        end = position.get("max_positions") if isinstance(position, Mapping) else None
         if end is not None and end <= longest:  # one more for </s>
             raise InputError(
                 f"positions end at {end}, but texts of up to {longest} tokens are allowed",
                 where=f"{where}: model.{name}.position",
-                remedy=f"set longest above {longest}, or data.max_length (of running text data.block_size) below {end}",
+                remedy=f"set max_positions above {longest}, or data.max_length (data.block_size of a text) below {end}",
             )
 
 

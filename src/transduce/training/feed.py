@@ -9,7 +9,7 @@ from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Generic, Protocol, Self, TypeVar
 
-from transduce.attention.positions import places
+from transduce.attention.positions import max_positions
 from transduce.data.batching import DataPosition
 from transduce.flow import Batch
 from transduce.kernels.training_graph import pad_to_bucket
@@ -62,7 +62,7 @@ def _pad_for_cuda_graphs(batch: Batch, update: Update) -> Batch:
     if not update.uses_cuda_graphs or batch.packed_labels is not None:
         return batch
     budget = update.settings.budget // (update.processes.size * update.settings.accumulate)
-    return pad_to_bucket(batch, budget, places(update.model))
+    return pad_to_bucket(batch, budget, max_positions(update.model))
 
 
 Item = TypeVar("Item")

@@ -11,7 +11,7 @@ from torch import nn
 
 from transduce import build, transfer
 from transduce.attention.attend import Attend
-from transduce.attention.positions import places
+from transduce.attention.positions import max_positions
 from transduce.contracts import Metric, PositionEncoding, TextMetric, VectorMetric
 from transduce.data.packing import ROW_LENGTH
 from transduce.data.prepare import PreparedData, Tokenizers
@@ -153,7 +153,7 @@ def _fused(network: nn.Module) -> bool:
 
 def packing_obstacle(recipe: Recipe, network: Transducer, data: PreparedData, objective: Objective) -> str:
     """The reason why batches cannot be packed; empty: they can."""
-    end = places(network)
+    end = max_positions(network)
     dropout = recipe.tokens.source.dropout or recipe.tokens.target.dropout
     texts = recipe.data.block_size is None and data.noise is None and data.train.items is None
     for wrong, reason in (

@@ -20,11 +20,16 @@ T5 = {
     "bias": False,
     "score": "dot",
     "head_width": 6,
-    "position": {"kind": "relative", "buckets": 8, "distance": 16},
+    "position": {"kind": "relative", "buckets": 8, "max_distance": 16},
 }
 
 
-BART = {"norm": "post", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}, "activation": "gelu"}
+BART = {
+    "norm": "post",
+    "embedding_norm": True,
+    "position": {"kind": "learned", "max_positions": 40},
+    "activation": "gelu",
+}
 
 
 MODELS = {  # native models and the architecture they are exported to
@@ -38,7 +43,7 @@ MODELS = {  # native models and the architecture they are exported to
     "t5 gated": (pair(**{**T5, "gated": True, "activation": "gelu_tanh"}), "T5ForConditionalGeneration"),
     "gpt2": (
         {
-            "decoder": transformer(position={"kind": "learned", "longest": 80}, activation="gelu_tanh"),
+            "decoder": transformer(position={"kind": "learned", "max_positions": 80}, activation="gelu_tanh"),
             "tie": "target",
             "scale_embedding": False,
         },
@@ -124,7 +129,7 @@ def check_language_model(model, there, tokens):
 
 
 def test_exported_embedder_equals_native_embedder(tmp_path):
-    encoder = transformer(norm="post", embedding_norm=True, position={"kind": "learned", "longest": 40})
+    encoder = transformer(norm="post", embedding_norm=True, position={"kind": "learned", "max_positions": 40})
     recipe = {"encoder": encoder, "head": {"kind": "embedder", "pooling": "max"}, "scale_embedding": False}
     training = {"objective": {"kind": "contrastive"}}
     run = make_run(tmp_path / "run", recipe, training=training, evaluation={"metrics": ["recall@1"]})

@@ -66,7 +66,7 @@ def test_text_encoders_survive_a_round_trip(family, shape, tmp_path):
         assert again.config.id2label == hf_model.config.id2label
 
 
-BERT = {"norm": "post", "embedding_norm": True, "position": {"kind": "learned", "longest": 40}}
+BERT = {"norm": "post", "embedding_norm": True, "position": {"kind": "learned", "max_positions": 40}}
 
 
 def labelled_run(folder, head):

@@ -45,7 +45,7 @@ def test_whisper_scale_agrees_with_whisper() -> None:
     samples = noise(16000 * 2)
     extractor = transformers.WhisperFeatureExtractor()
     wanted = extractor(samples / 32768, sampling_rate=16000, return_tensors="np").input_features[0].T
-    part = Audio(scale="whisper", fill=True, normalise=False)
+    part = Audio(scale="whisper", pad_to_max=True, normalise=False)
     found = part.collate([samples]).values[0].numpy()
     assert found.shape == wanted.shape == (3000, 80)
     np.testing.assert_allclose(found, wanted, atol=1e-3)

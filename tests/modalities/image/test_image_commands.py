@@ -29,7 +29,7 @@ def run(request, folder) -> Path:
     """Three updates: enough to be asked."""
     fronts = {
         "grid": {"kind": "cnn_grid", "channels": 8, "stages": 3},
-        "patches": {"kind": "patches", "patch": 8, "leading": 1},
+        "patches": {"kind": "patches", "patch_size": 8, "leading": 1},
     }
     recipe = {
         "data": {

@@ -202,7 +202,7 @@ def test_image_named_twice_is_stored_once(tmp_path):
 
 def test_pixels_are_normalised_by_mean_and_spread(tmp_path):
     path = saved(tmp_path / "one.png", Pillow.new("RGB", (8, 8), (0, 255, 51)))
-    plain, told = Image(size=8), Image(size=8, mean=(0.485, 0.456, 0.406), spread=(0.229, 0.224, 0.225))
+    plain, told = Image(size=8), Image(size=8, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     found = plain.collate([plain.read(str(path))])
     assert found.values[0, 0, 0].tolist() == pytest.approx([-1, 1, -0.6])
     assert found.mask.shape == (1, 8)

@@ -15,17 +15,19 @@ def batch(values: torch.Tensor) -> Padded:
 
 
 FRONT_ENDS = {
-    "patches": lambda places="none": PatchEmbedding(16, shape=(24, 16, 3), patch=8, places=places),
-    "cls": lambda places="none": PatchEmbedding(16, shape=(24, 16, 3), patch=8, places=places, leading=2),
-    "grid": lambda places="none": CNNGrid(16, shape=(24, 16, 3), channels=8, stages=3, places=places),
-    "shallow": lambda places="none": CNNGrid(16, shape=(24, 16, 1), channels=12, stages=2, blocks=0, places=places),
+    "patches": lambda position="none": PatchEmbedding(16, shape=(24, 16, 3), patch_size=8, position=position),
+    "cls": lambda position="none": PatchEmbedding(16, shape=(24, 16, 3), patch_size=8, position=position, leading=2),
+    "grid": lambda position="none": CNNGrid(16, shape=(24, 16, 3), channels=8, stages=3, position=position),
+    "shallow": lambda position="none": CNNGrid(
+        16, shape=(24, 16, 1), channels=12, stages=2, blocks=0, position=position
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FRONT_ENDS)
-@pytest.mark.parametrize("places", ["none", "learned", "waves"])
-def test_rows_match_the_grid_and_images_are_independent(name, places):
-    front = FRONT_ENDS[name](places)
+@pytest.mark.parametrize("position", ["none", "learned", "sinusoidal"])
+def test_rows_match_the_grid_and_images_are_independent(name, position):
+    front = FRONT_ENDS[name](position)
     values = torch.randn(3, 24, 16, 1 if name == "shallow" else 3)
     found = front.rows(batch(values))
     down, across = front.grid(24)
@@ -45,7 +47,7 @@ def test_patch_depends_only_on_its_pixels():
 
 
 def test_distant_cells_do_not_depend_on_a_change():
-    front = CNNGrid(8, shape=(64, 64, 3), channels=8, stages=2, blocks=0, places="none")
+    front = CNNGrid(8, shape=(64, 64, 3), channels=8, stages=2, blocks=0, position="none")
     values = torch.randn(1, 64, 64, 3)
     before = front.rows(batch(values)).values
     values[0, :8, :8] += 1
@@ -56,7 +58,7 @@ def test_distant_cells_do_not_depend_on_a_change():
 
 
 def test_sinusoidal_positions_are_distinct():
-    table = PositionEmbedding2D((5, 7), 16, "waves").weight
+    table = PositionEmbedding2D((5, 7), 16, "sinusoidal").weight
     distance = torch.cdist(table, table) + torch.eye(35) * 9
     assert distance.min() > 0.1
     assert not torch.allclose(table[1], table[7])
@@ -64,9 +66,9 @@ def test_sinusoidal_positions_are_distinct():
 
 def test_sizes_that_do_not_tile_are_refused():
     for make in (
-        lambda: PatchEmbedding(16, shape=(20, 16, 3), patch=8),
+        lambda: PatchEmbedding(16, shape=(20, 16, 3), patch_size=8),
         lambda: CNNGrid(16, shape=(20, 16, 3), stages=3),
-        lambda: PatchEmbedding(18, shape=(16, 16, 3), patch=8, places="waves"),
+        lambda: PatchEmbedding(18, shape=(16, 16, 3), patch_size=8, position="sinusoidal"),
     ):
         with pytest.raises(InputError):
             make()
@@ -74,11 +76,11 @@ def test_sizes_that_do_not_tile_are_refused():
 
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(1, 3))
 def test_position_embedding_is_interpolated_to_another_size(down, across, times):
-    places = PositionEmbedding2D((down, across), 4, "learned")
-    same = places.refit("weight", places.weight.data)
-    assert torch.allclose(same, places.weight, atol=1e-6)
+    position = PositionEmbedding2D((down, across), 4, "learned")
+    same = position.refit("weight", position.weight.data)
+    assert torch.allclose(same, position.weight, atol=1e-6)
     given = torch.arange(down * times, dtype=torch.float)[:, None, None].expand(-1, across * times, 4).reshape(-1, 4)
-    found = places.refit("weight", given.contiguous()).view(down, across, 4)
+    found = position.refit("weight", given.contiguous()).view(down, across, 4)
     assert torch.allclose(found, found[:, :1].expand_as(found), atol=1e-4)  # what differs by rows alone still does
     assert (found[1:, 0, 0] > found[:-1, 0, 0]).all()
 
@@ -86,4 +88,4 @@ def test_position_embedding_is_interpolated_to_another_size(down, across, times)
 def test_position_embedding_of_no_grid_is_not_interpolated():
     assert PositionEmbedding2D((4, 4), 4, "learned").refit("weight", torch.zeros(7, 4)) is None
     assert PositionEmbedding2D((4, 4), 4, "learned").refit("weight", torch.zeros(16, 5)) is None
-    assert PositionEmbedding2D((4, 4), 4, "waves").refit("weight", torch.zeros(25, 4)) is None
+    assert PositionEmbedding2D((4, 4), 4, "sinusoidal").refit("weight", torch.zeros(25, 4)) is None

@@ -77,7 +77,7 @@ SINUSOIDAL = {"kind": "sinusoidal", "halves": True}
 
 
 def _stack(config: Config, side: str, norm: Norm, sinusoidal: Content | None) -> Content:
-    learned = {"kind": "learned", "longest": config.count("max_position_embeddings", 1024)}
+    learned = {"kind": "learned", "max_positions": config.count("max_position_embeddings", 1024)}
     return {
         "kind": "transformer",
         "layers": config.count(f"{side}_layers"),
@@ -128,7 +128,7 @@ def _pegasus(config: Config, names: Collection[str]) -> Content:
 
 def _m2m100(config: Config, names: Collection[str]) -> Content:
     """The first token is at position pad_token_id + 1, as in fairseq."""
-    return _model(config, "pre", {**SINUSOIDAL, "inclusive": True, "first": config.count("pad_token_id") + 1})
+    return _model(config, "pre", {**SINUSOIDAL, "inclusive": True, "offset": config.count("pad_token_id") + 1})
 
 
 def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:

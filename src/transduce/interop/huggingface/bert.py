@@ -108,7 +108,7 @@ def _bert_encoder(config: Config) -> Content:
         "norm": "post",
         "norm_eps": config.rate("layer_norm_eps", 1e-12),
         "embedding_norm": True,
-        "position": {"kind": "learned", "longest": config.count("max_position_embeddings", 512)},
+        "position": {"kind": "learned", "max_positions": config.count("max_position_embeddings", 512)},
         "dropout": config.rate("hidden_dropout_prob"),
         "attention_dropout": config.rate("attention_probs_dropout_prob"),
     }
@@ -117,7 +117,7 @@ def _bert_encoder(config: Config) -> Content:
 def _roberta_encoder(config: Config) -> Content:
     config.require("pad_token_id", POSITION_OFFSET - 1)
     encoder = _bert_encoder(config)
-    encoder["position"]["longest"] -= POSITION_OFFSET
+    encoder["position"]["max_positions"] -= POSITION_OFFSET
     return encoder
 
 
@@ -132,7 +132,7 @@ def _distilbert_encoder(config: Config) -> Content:
         "norm": "post",
         "norm_eps": 1e-12,
         "embedding_norm": True,
-        "position": {"kind": "learned", "longest": config.count("max_position_embeddings", 512)},
+        "position": {"kind": "learned", "max_positions": config.count("max_position_embeddings", 512)},
         "dropout": config.rate("dropout"),
         "attention_dropout": config.rate("attention_dropout"),
     }

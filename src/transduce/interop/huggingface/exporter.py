@@ -194,7 +194,7 @@ def _unsupported_parts(recipe: Recipe) -> list[str]:
     single_image = len(sources) == 1 and image["kind"] == "image"
     if not single_image or front.get("kind") != "patches" or head is None or head["kind"] != "classifier":
         return [*reasons, "data.sources: only image patches with one label per image are supported"]
-    required = {"fitted": "stretch", "width": None}
+    required = {"resize_mode": "stretch", "width": None}
     return [*reasons, *(_difference(key, image[key], value) for key, value in required.items() if image[key] != value)]
 
 

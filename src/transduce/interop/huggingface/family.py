@@ -141,7 +141,7 @@ def split_layer(name: str) -> tuple[str, str]:
 
 def max_positions(recipe: Recipe, part: Mapping[str, Any]) -> int:
     """Number of positions to write into config.json."""
-    longest: int | None = part["position"].get("longest")
+    longest: int | None = part["position"].get("max_positions")
     return longest or max(MIN_POSITIONS, recipe.data.max_length + 1, recipe.generation.max_length + 1)
 
 

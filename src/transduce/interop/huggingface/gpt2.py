@@ -89,7 +89,7 @@ def to_recipe(config: Config, names: Collection[str]) -> Content:
         "ff_width": config.count("n_inner", 4 * width),
         "activation": config.activation("activation_function", "gelu_new"),
         "norm_eps": config.rate("layer_norm_epsilon", 1e-5),
-        "position": {"kind": "learned", "longest": config.count("n_positions", 1024)},
+        "position": {"kind": "learned", "max_positions": config.count("n_positions", 1024)},
         "dropout": config.rate("resid_pdrop"),
         "attention_dropout": config.rate("attn_pdrop"),
     }

@@ -221,7 +221,7 @@ def _recipe(
     generation: Content,
     tokenizers: tuple[Tokenizer, Tokenizer],
 ) -> Recipe:
-    limits = [part["position"]["longest"] for part in model.values() if _has_last_position(part)]
+    limits = [part["position"]["max_positions"] for part in model.values() if _has_last_position(part)]
     source, target = ({"kind": one.kind, "size": one.size} for one in tokenizers)
     content: Content = {
         "data": {**data, "max_length": min([MAX_LENGTH, *(limit - 1 for limit in limits)])},
@@ -238,4 +238,4 @@ def _recipe(
 
 
 def _has_last_position(part: Any) -> bool:
-    return isinstance(part, Mapping) and "longest" in (part.get("position") or {})
+    return isinstance(part, Mapping) and "max_positions" in (part.get("position") or {})

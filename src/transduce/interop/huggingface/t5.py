@@ -93,7 +93,7 @@ def _stack(config: Config, layers: int) -> Content:
         "position": {
             "kind": "relative",
             "buckets": config.count("relative_attention_num_buckets", 32),
-            "distance": config.count("relative_attention_max_distance", 128),
+            "max_distance": config.count("relative_attention_max_distance", 128),
         },
         "dropout": config.rate("dropout_rate"),
         "attention_dropout": config.rate("dropout_rate"),
@@ -132,7 +132,7 @@ def _to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
         "feed_forward_proj": activation,
         "layer_norm_epsilon": encoder["norm_eps"] or NORM_EPS["rms"],
         "relative_attention_num_buckets": encoder["position"].get("buckets", 32),
-        "relative_attention_max_distance": encoder["position"].get("distance", 128),
+        "relative_attention_max_distance": encoder["position"].get("max_distance", 128),
         "dropout_rate": encoder["dropout"],
         "tie_word_embeddings": tied,
         "scale_decoder_outputs": tied and recipe.model.scale_embedding,

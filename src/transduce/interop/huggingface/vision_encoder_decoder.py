@@ -117,9 +117,9 @@ def _gpt2(config: Config, names: Collection[str]) -> Content:
 def _trocr(config: Config, names: Collection[str]) -> Content:
     config.require("is_decoder", True)
     width = "d_model" if "d_model" in config.content else "hidden_size"
-    position: Content = {"kind": "learned", "longest": config.count("max_position_embeddings", 512)}
+    position: Content = {"kind": "learned", "max_positions": config.count("max_position_embeddings", 512)}
     if not config.flag("use_learned_position_embeddings", True):
-        position = {**bart.SINUSOIDAL, "inclusive": True, "first": config.count("pad_token_id", 1) + 1}
+        position = {**bart.SINUSOIDAL, "inclusive": True, "offset": config.count("pad_token_id", 1) + 1}
     decoder = {
         "kind": "transformer",
         "layers": config.count("decoder_layers"),

@@ -87,7 +87,7 @@ def to_recipe(config: Config, names: Collection[str]) -> Content:
         "attention_dropout": config.rate("attention_probs_dropout_prob"),
         "front": {
             "kind": "patches",
-            "patch": config.count("patch_size", 16),
+            "patch_size": config.count("patch_size", 16),
             "leading": 2 if DISTILLATION_TOKEN in names else 1,
         },
     }
@@ -103,7 +103,7 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
         return {
             "model_type": model_type,
             "image_size": height,
-            "patch_size": encoder["front"]["patch"],
+            "patch_size": encoder["front"]["patch_size"],
             "num_channels": channels,
             **encoder_sizes(encoder),
             "qkv_bias": True,
@@ -117,11 +117,11 @@ def read_preprocessing(folder: Path, config: Config) -> Content:
     given = read_json(folder, PREPROCESSOR)
     content = {**PREPROCESSING, **(given or read_json(folder, "processor_config.json").get("image_processor") or {})}
     where = str(folder / PREPROCESSOR)
-    mean, spread = (
+    mean, std = (
         tuple(content[name]) if isinstance(content[name], list) else (0.0,) for name in ("image_mean", "image_std")
     )
     if content.get("do_normalize") is False:
-        mean, spread = (0.0,), (1.0,)
+        mean, std = (0.0,), (1.0,)
     if content["resample"] not in INTERPOLATION:
         raise InputError(
             f"resample: {content['resample']!r} is not supported", where=where, remedy="2 (bilinear) or 3 (bicubic)"
@@ -132,10 +132,10 @@ def read_preprocessing(folder: Path, config: Config) -> Content:
         "kind": "image",
         "size": config.count("image_size", 224),
         "channels": config.count("num_channels", 3),
-        "fitted": "crop" if content.get("do_center_crop") else "stretch",
-        "smooth": INTERPOLATION[content["resample"]],
+        "resize_mode": "crop" if content.get("do_center_crop") else "stretch",
+        "interpolation": INTERPOLATION[content["resample"]],
         "mean": mean,
-        "spread": spread,
+        "std": std,
     }
     return {"picture": image}
 
@@ -145,18 +145,18 @@ def _write_preprocessing(recipe: Recipe) -> Content:
     image = next(iter(recipe.data.sources.values()))
     assert isinstance(image, Mapping)
     per_channel = {
-        name: list(image[name]) * (image["channels"] if len(image[name]) == 1 else 1) for name in ("mean", "spread")
+        name: list(image[name]) * (image["channels"] if len(image[name]) == 1 else 1) for name in ("mean", "std")
     }
     content = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": image["size"], "width": image["width"] or image["size"]},
-        "resample": RESAMPLE[image["smooth"]],
+        "resample": RESAMPLE[image["interpolation"]],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": per_channel["mean"],
-        "image_std": per_channel["spread"],
+        "image_std": per_channel["std"],
     }
     return {PREPROCESSOR: content}
 

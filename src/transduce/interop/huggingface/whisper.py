@@ -80,7 +80,7 @@ def _to_recipe(config: Config, names: Collection[str]) -> Content:
     config.require("tie_word_embeddings", True)
     front = {"kind": "conv_subsampling", "strides": (1, STRIDE), "activation": "gelu"}
     sinusoidal = {"kind": "sinusoidal", "halves": True, "inclusive": True}
-    learned = {"kind": "learned", "longest": config.count("max_target_positions", 448)}
+    learned = {"kind": "learned", "max_positions": config.count("max_target_positions", 448)}
     return {
         "encoder": {**_stack(config, "encoder"), "position": sinusoidal, "front": front},
         "decoder": {**_stack(config, "decoder"), "position": learned},
@@ -106,7 +106,7 @@ def _read_sources(folder: Path, config: Config) -> Content:
         raise InputError(
             f"{frames} frames do not make {rows} encoder positions", where=extractor.where, remedy="fetch it again"
         )
-    sound = {"kind": "audio", "rate": rate, "mels": bands, "seconds": seconds, "scale": "whisper", "fill": True}
+    sound = {"kind": "audio", "rate": rate, "mels": bands, "seconds": seconds, "scale": "whisper", "pad_to_max": True}
     window = 1000 * extractor.count("n_fft", 400) / rate
     return {"sound": {**sound, "window": window, "hop": 1000 * hop / rate, "normalise": False}}
 

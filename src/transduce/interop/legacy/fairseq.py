@@ -63,8 +63,8 @@ def _stack(config: Config, side: str) -> Content:
         remedy = f"supported: {', '.join(ACTIVATIONS)}"
         raise InputError(f"activation_fn: {activation!r} is not supported", where=config.where, remedy=remedy)
     positions = config.count("max_source_positions" if side == "encoder" else "max_target_positions", 1024)
-    sinusoidal = {"kind": "sinusoidal", "halves": True, "inclusive": True, "first": bart.POSITION_OFFSET}
-    learned = {"kind": "learned", "longest": positions}
+    sinusoidal = {"kind": "sinusoidal", "halves": True, "inclusive": True, "offset": bart.POSITION_OFFSET}
+    learned = {"kind": "learned", "max_positions": positions}
     return {
         "kind": "transformer",
         "layers": config.count(f"{side}_layers"),

@@ -101,7 +101,7 @@ def _recipe(model: LegacyModel) -> Recipe:
     parts = model.to_recipe(model.config, model.weights)
     if max(parts[side]["layers"] for side in ("encoder", "decoder")) > len(model.weights):
         raise InputError("more layers than weights", where=where, remedy=MISMATCH)
-    limits = [part["position"]["longest"] for part in parts.values() if _has_last_position(part)]
+    limits = [part["position"]["max_positions"] for part in parts.values() if _has_last_position(part)]
     content = {
         "data": {"format": "pairs", "max_length": min([MAX_LENGTH, *(limit - 1 for limit in limits)])},
         "tokens": {
@@ -116,7 +116,7 @@ def _recipe(model: LegacyModel) -> Recipe:
 
 
 def _has_last_position(part: Any) -> bool:
-    return isinstance(part, Mapping) and "longest" in (part.get("position") or {})
+    return isinstance(part, Mapping) and "max_positions" in (part.get("position") or {})
 
 
 def _native_weights(

@@ -35,7 +35,7 @@ class Audio(Modality):
         hop: Positive = 10.0,
         seconds: Positive = 30.0,
         scale: Scale = "kaldi",
-        fill: bool = False,
+        pad_to_max: bool = False,
         normalise: bool = True,
         speed: Annotated[float, Ge(0), Lt(0.5)] = 0.0,
         time_masks: NonNegative = 0,
@@ -43,11 +43,11 @@ class Audio(Modality):
         frequency_masks: NonNegative = 0,
         frequency_width: Count = 15,
     ) -> None:
-        """`fill`: pad with silence up to `seconds`. `speed`: strength of the speed perturbation in training."""
+        """`pad_to_max`: pad with silence up to `seconds`. `speed`: strength of the speed perturbation in training."""
         self._spectrogram = LogMelSpectrogram(rate, mels, window, hop, scale)
         if self._spectrogram.step < 1:
             raise InputError(f"a hop of {hop:g} ms is less than a sample", remedy="raise hop or rate")
-        self._rate, self._seconds, self._fill, self._speed = rate, seconds, fill, speed
+        self._rate, self._seconds, self._pad_to_max, self._speed = rate, seconds, pad_to_max, speed
         self._augment = SpecAugment(normalise, time_masks, time_width, frequency_masks, frequency_width)
 
     @property
@@ -61,7 +61,7 @@ class Audio(Modality):
         return samples
 
     def length(self, array: np.ndarray) -> int:
-        return self._spectrogram.frames(max(len(array), self._full_length) if self._fill else len(array))
+        return self._spectrogram.frames(max(len(array), self._full_length) if self._pad_to_max else len(array))
 
     def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
         pairs = zip(arrays, [None] * len(arrays) if rngs is None else rngs, strict=True)
@@ -74,7 +74,7 @@ class Audio(Modality):
         return self._augment(self._log_mel(samples), rng)
 
     def _log_mel(self, samples: np.ndarray) -> Tensor:
-        if self._fill and len(samples) < self._full_length:
+        if self._pad_to_max and len(samples) < self._full_length:
             samples = np.pad(samples, (0, self._full_length - len(samples)))
         return self._spectrogram(torch.tensor(samples))
 

@@ -16,7 +16,7 @@ from transduce.errors import InputError
 from transduce.flow import Padded
 from transduce.layers.feed_forward import dense
 
-PositionKind = Literal["learned", "waves", "none"]
+PositionKind = Literal["learned", "sinusoidal", "none"]
 Norm = Callable[[int], nn.Module]
 
 
@@ -27,7 +27,7 @@ class PositionEmbedding2D(nn.Module):
         super().__init__()
         if kind == "learned":
             self.weight = nn.Parameter(torch.randn(grid[0] * grid[1], width) * 0.02)
-        elif kind == "waves":
+        elif kind == "sinusoidal":
             if width % 4:
                 raise InputError(f"sinusoidal positions of rows and columns need a width divisible by 4, not {width}")
             self.register_buffer("weight", _sinusoids(grid, width), persistent=False)
@@ -76,19 +76,19 @@ class PatchEmbedding(FrontEnd):
         width: int,
         *,
         shape: tuple[int, ...] = (),
-        patch: Count = 8,
-        places: PositionKind = "learned",
+        patch_size: Count = 8,
+        position: PositionKind = "learned",
         leading: Annotated[int, Ge(0), Le(64)] = 0,
     ) -> None:
         super().__init__()
-        height, image_width, channels = shape or (patch, patch, 3)
-        if height % patch or image_width % patch:
+        height, image_width, channels = shape or (patch_size, patch_size, 3)
+        if height % patch_size or image_width % patch_size:
             raise InputError(
-                f"patches of {patch} do not tile {height} x {image_width} pixels", remedy="choose a divisor"
+                f"patches of {patch_size} do not tile {height} x {image_width} pixels", remedy="choose a divisor"
             )
-        self.width, self._cells = width, (height // patch, image_width // patch)
-        self.projection = nn.Conv2d(channels, width, patch, patch)
-        self.position_embedding, self.leading = PositionEmbedding2D(self._cells, width, places), leading
+        self.width, self._cells = width, (height // patch_size, image_width // patch_size)
+        self.projection = nn.Conv2d(channels, width, patch_size, patch_size)
+        self.position_embedding, self.leading = PositionEmbedding2D(self._cells, width, position), leading
         self.leading_tokens = nn.Parameter(torch.randn(leading, width) * 0.02) if leading else None
 
     def forward(self, source: Padded) -> Padded:
@@ -113,7 +113,7 @@ class CNNGrid(FrontEnd):
         channels: Count = 32,
         stages: Count = 3,
         blocks: Annotated[int, Ge(0), Le(64)] = 1,
-        places: PositionKind = "learned",
+        position: PositionKind = "learned",
     ) -> None:
         super().__init__()
         height, image_width, colours = shape or (2**stages, 2**stages, 3)
@@ -129,7 +129,7 @@ class CNNGrid(FrontEnd):
             for below, size in zip([channels, *sizes[:-1]], sizes, strict=True)
         )
         self.out_proj = dense(sizes[-1], width)
-        self.position_embedding = PositionEmbedding2D(self._cells, width, places)
+        self.position_embedding = PositionEmbedding2D(self._cells, width, position)
 
     def forward(self, source: Padded) -> Padded:
         values = self.stem(source.values.permute(0, 3, 1, 2))  # B C Y X
@@ -195,12 +195,12 @@ class CellNorm(nn.Module):
 class FeatureGrid(FrontEnd):
     """W x + p: precomputed features of the cells of a grid, each a row"""
 
-    def __init__(self, width: int, *, shape: tuple[int, ...] = (), places: PositionKind = "learned") -> None:
+    def __init__(self, width: int, *, shape: tuple[int, ...] = (), position: PositionKind = "learned") -> None:
         super().__init__()
         height, grid_width, channels = shape or (1, 1, 8)
         self.width, self._cells = width, (height, grid_width)
         self.in_proj = dense(channels, width)
-        self.position_embedding = PositionEmbedding2D(self._cells, width, places)
+        self.position_embedding = PositionEmbedding2D(self._cells, width, position)
 
     def forward(self, source: Padded) -> Padded:
         return without_padding(self.position_embedding(self.in_proj(source.values).flatten(1, 2)))  # B S D

@@ -31,7 +31,7 @@ def cell_labels(grid: Sequence[int]) -> list[str]:
 
 
 class Image(Modality):
-    """an image resized to a fixed size: rows of pixels, (value - mean) / spread
+    """an image resized to a fixed size: rows of pixels, (value - mean) / std
 
     In training batches it is augmented at random: flip, shift, crop, rotate, colour (image/augmentation.py).
     `FILE#17` names one image of an IDX file.
@@ -45,10 +45,10 @@ class Image(Modality):
         size: Count = 64,
         width: Count | None = None,
         channels: Literal[1, 3] = 3,
-        fitted: Literal["crop", "pad", "stretch"] = "crop",
-        smooth: Resampling = "bicubic",
+        resize_mode: Literal["crop", "pad", "stretch"] = "crop",
+        interpolation: Resampling = "bicubic",
         mean: tuple[float, ...] = (0.5,),
-        spread: tuple[float, ...] = (0.5,),
+        std: tuple[float, ...] = (0.5,),
         flip: Rate = 0.0,
         shift: Annotated[float, Ge(0), Lt(0.5)] = 0.0,
         crop: Rate = 0.0,
@@ -56,12 +56,12 @@ class Image(Modality):
         colour: Rate = 0.0,
     ) -> None:
         self._height, self._width = size, width or size
-        self._channels, self._fitted, self._resampling = channels, fitted, smooth
-        for name, given in (("mean", mean), ("spread", spread)):
-            if len(given) not in (1, channels) or (name == "spread" and min(given) <= 0):
-                remedy = f"give one number or {channels}; a spread is positive"
+        self._channels, self._resize_mode, self._resampling = channels, resize_mode, interpolation
+        for name, given in (("mean", mean), ("std", std)):
+            if len(given) not in (1, channels) or (name == "std" and min(given) <= 0):
+                remedy = f"give one number or {channels}; a std is positive"
                 raise InputError(f"{name}: {list(given)}", remedy=remedy)
-        self._mean, self._spread = torch.tensor(mean) * 255, torch.tensor(spread) * 255
+        self._mean, self._std = torch.tensor(mean) * 255, torch.tensor(std) * 255
         self._augment = ImageAugmentation(flip, shift, crop, rotate, colour)
 
     @property
@@ -75,14 +75,14 @@ class Image(Modality):
             image = read_image(source, self._channels)
         elif image.mode != ("RGB" if self._channels == 3 else "L"):
             image = image.convert("RGB" if self._channels == 3 else "L")
-        return fit(image, self._height, self._width, self._fitted, self._resampling)
+        return fit(image, self._height, self._width, self._resize_mode, self._resampling)
 
     def length(self, array: np.ndarray) -> int:
         return self._height
 
     def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
         images = arrays if rngs is None else [self._augment(*pair) for pair in zip(arrays, rngs, strict=True)]
-        values = (torch.from_numpy(np.stack(images)).float() - self._mean) / self._spread  # B Y X C
+        values = (torch.from_numpy(np.stack(images)).float() - self._mean) / self._std  # B Y X C
         return Padded(values, torch.ones(values.shape[:2], dtype=torch.bool))
 
     def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
@@ -113,11 +113,11 @@ class ImageFeatures(Modality):
         network: str = "",
         size: Count = 224,
         cell: Literal[16, 32] = 32,
-        fitted: Literal["crop", "pad", "stretch"] = "crop",
+        resize_mode: Literal["crop", "pad", "stretch"] = "crop",
     ) -> None:
         if size % cell:
             raise InputError(f"cells of {cell} do not tile {size} pixels", remedy=f"choose a multiple of {cell}")
-        self._network, self._size, self._cell, self._fitted = network, size, cell, fitted
+        self._network, self._size, self._cell, self._resize_mode = network, size, cell, resize_mode
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class ImageFeatures(Modality):
 
     def read(self, source: str) -> np.ndarray:
         """Y X C+192, float16: the features of each cell, and its thumbnail."""
-        pixels = fit(read_image(source), self._size, self._size, self._fitted)
+        pixels = fit(read_image(source), self._size, self._size, self._resize_mode)
         features = grid_features(load_efficientnet(self._network), torch.from_numpy(pixels.copy()), self._cell).numpy()
         side = self.shape[0]
         small = pillow().Image.fromarray(pixels).resize((side * THUMBNAIL, side * THUMBNAIL))
