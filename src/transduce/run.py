@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.parsing import read_json
 from transduce.recipe import Recipe, dump, load
-from transduce.storage import replace_file
+from transduce.storage import make_folder, replace_file, staged_folder
 from transduce.training.checkpoint import CheckpointManager
 
 MAX_METRICS = 64 * 2**20  # bytes of metrics.json
@@ -66,7 +68,7 @@ class Run:
 
     def save_recipe(self, recipe: Recipe) -> None:
         """Writes the recipe atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         replace_file(self.recipe_file, dump(recipe).encode())
 
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -97,3 +99,13 @@ class Run:
 
     def save_metrics(self, content: dict[str, Any]) -> None:
         replace_file(self.metrics_file, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+@contextmanager
+def new_run(folder: str | Path) -> Iterator[Run]:
+    """A run that appears in `folder`, which must not have one yet, when the block ends without an error."""
+    run = Run(Path(folder))
+    if run.exists or run.checkpoints.steps():
+        raise InputError("there is already a run here", where=str(folder), remedy="give another folder")
+    with staged_folder(folder) as part:
+        yield Run(part)

@@ -130,14 +130,51 @@ def test_damage_is_detected_with_a_remedy(tmp_path: Path) -> None:
     store = build_store([_corpus(tmp_path / "a.tsv", PAIRS)], WORDS, BYTES, Filters(), "error", tmp_path / "s")
     for path in sorted(store.folder.iterdir()):
         whole = path.read_bytes()
-        for damage in (whole[: len(whole) // 2], None):
+        flipped = bytes(
+            [
+                *whole[: len(whole) // 2],
+                *(byte ^ 4 for byte in whole[len(whole) // 2 :][:1]),
+                *whole[len(whole) // 2 + 1 :],
+            ]
+        )
+        for damage in (whole[: len(whole) // 2], whole + b"\0", bytes(len(whole)), flipped, None):
             if damage == whole:
-                continue  # the empty file of a corpus without extra fields
+                continue  # the empty file of a corpus without extra fields, and zeros
             path.unlink() if damage is None else path.write_bytes(damage)
             with pytest.raises(InputError, match="delete the folder"):
                 Store(store.folder)
             path.write_bytes(whole)
     assert len(Store(store.folder)) == len(store)
+
+
+def test_a_damaged_store_is_built_again_with_a_notice(tmp_path: Path) -> None:
+    def build() -> Store:
+        return build_store([corpus], WORDS, BYTES, Filters(), "error", tmp_path / "s")
+
+    corpus = _corpus(tmp_path / "a.tsv", PAIRS)
+    first = build()
+    files = {path: path.read_bytes() for path in first.folder.iterdir()}
+    for path, whole in files.items():
+        for damage in (bytes(len(whole)), None):
+            if damage == whole:
+                continue
+            path.unlink() if damage is None else path.write_bytes(damage)
+            with pytest.warns(UserWarning, match=f"{first.folder}.*{path.name}.*building it again"):
+                again = build()
+            assert [again.ids(row) for row in range(len(again))] == [first.ids(row) for row in range(len(first))]
+            assert {one: one.read_bytes() for one in again.folder.iterdir()} == files
+            assert _folders(tmp_path / "s") == [first.folder.name]
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 160])
+def test_checksums_cover_every_byte_of_every_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(store_module, "HASHED", 16)
+    content = bytes(range(1, 1 + size))
+    (tmp_path / "a").write_bytes(content)
+    before = store_module.checksums(tmp_path, ["a"])
+    for place in range(size):
+        (tmp_path / "a").write_bytes(bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]]))
+        assert store_module.checksums(tmp_path, ["a"]) != before
 
 
 @pytest.mark.parametrize("fault", ["fsync", "rename"])

@@ -85,7 +85,7 @@ def test_it_learns_no_more(runs: tuple[Path, Path], pairs: Path, tmp_path: Path)
         train(content, runs[1], resume=True)
     with pytest.raises(InputError, match="8 bits already"):
         quantise(runs[1], tmp_path / "twice", transduce.load(runs[1]).network)
-    with pytest.raises(InputError, match="a run here already"):
+    with pytest.raises(InputError, match="already a run here"):
         quantise(runs[0], runs[1], transduce.load(runs[0]).network)
 
 

@@ -167,6 +167,16 @@ def test_changed_file_gives_another_store(folder: Path) -> None:
     assert before.folder != after.folder
 
 
+def test_damaged_arrays_are_read_again_with_a_notice(folder: Path) -> None:
+    _, store = perceived(folder)
+    whole = {path: path.read_bytes() for path in store.folder.iterdir()}
+    for path in (*store.folder.glob("part.*"), store.folder / "source.rows"):
+        path.write_bytes(bytes(len(whole[path])))
+        with pytest.warns(UserWarning, match=f"{path.name} differs from what was written: building it again"):
+            perceived(folder)
+        assert path.read_bytes() == whole[path]
+
+
 def test_augmentation_depends_only_on_epoch_and_row(folder: Path) -> None:
     _, store = perceived(folder, noise=1.0)
     one, other = (Batches(store, np.arange(len(store)), batch_tokens=100, bucket_batches=4, seed=3) for _ in range(2))

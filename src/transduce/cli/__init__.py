@@ -6,13 +6,17 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import transduce
 from transduce.cli import convert, data, demo, embed, evaluate, explain, generate, image_tokens, models, train
+from transduce.cli.options import discard_output
 from transduce.errors import InputError
+from transduce.storage import DISK_ERRORS, WriteError
 
 app = typer.Typer(
     name="transduce",
@@ -84,14 +88,32 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # UTF-8, whatever the locale is
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
-    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: _tell(f"warning: {message}")
     try:
-        app(standalone_mode=True)
+        try:
+            app(standalone_mode=True)
+        except SystemExit:
+            sys.stdout.flush()  # here, where an error of the disk can be reported
+            raise
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"error: {error}")
         sys.exit(2)
     except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        _tell(f"error: {_named(error)}")
         sys.exit(2)
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # standard error itself may be a file on a full disk
+        print(text, file=sys.stderr)
+
+
+def _named(error: OSError) -> str:
+    """The message of an error. `storage` names every file: what has no name is standard output."""
+    full = error.errno in DISK_ERRORS
+    if error.filename is None:
+        if not full:
+            raise error
+        discard_output()
+        return str(WriteError("standard output", error))
+    return str(WriteError(Path(error.filename), error)) if full else f"{error.filename}: {error.strerror}"

@@ -11,6 +11,7 @@ import typer
 
 from transduce.cli.options import Overrides, open_console
 from transduce.errors import InputError, nearest
+from transduce.storage import replace_file, staged_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,13 +134,11 @@ def find_task(name: str) -> DemoTask:
 
 def write_pairs(task: str, folder: Path) -> list[Path]:
     """Writes train.tsv, dev.tsv and test.tsv of a task."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, examples in zip(("train", "dev", "test"), find_task(task).splits(), strict=True):
-        path = folder / f"{name}.tsv"
-        path.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples), encoding="utf-8")
-        paths.append(path)
-    return paths
+    names = [f"{name}.tsv" for name in ("train", "dev", "test")]
+    with staged_folder(folder) as part:
+        for name, examples in zip(names, find_task(task).splits(), strict=True):
+            replace_file(part / name, "".join(f"{one.source}\t{one.target}\n" for one in examples))
+    return [folder / name for name in names]
 
 
 def run_demo(task: str, folder: Path | None, overrides: Sequence[str], console: Console) -> None:

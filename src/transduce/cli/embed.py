@@ -21,6 +21,7 @@ from transduce.cli.options import (
     open_output,
 )
 from transduce.errors import InputError
+from transduce.storage import replace_file
 
 
 def embed(
@@ -137,8 +138,8 @@ def cluster(
     clustering = k_means(vectors, clusters, seed)
     show_clusters(vectors, lines, clustering, open_console())
     if output is not None:
-        with open(output, "w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(f"{label + 1}\t{line}\n" for label, line in zip(clustering.labels, lines, strict=True))
+        rows = zip(clustering.labels, lines, strict=True)
+        replace_file(output, "".join(f"{label + 1}\t{line}\n" for label, line in rows))
     if png is not None:
         draw_map(vectors, lines, clustering, png)
 

@@ -21,6 +21,7 @@ from transduce.cli.options import (
     open_output,
 )
 from transduce.errors import InputError
+from transduce.storage import replace_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +79,7 @@ def evaluate(
         both = {str(run): outputs, str(against): other_outputs}
         content["against"] = _compare_runs(model, lines, both, console)
     if json is not None:
-        json.write_text(json_format.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        replace_file(json, json_format.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _compare_runs(model: Model, lines: Any, outputs: dict[str, Any], console: Console) -> dict[str, Any]:

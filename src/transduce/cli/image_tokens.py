@@ -10,6 +10,7 @@ import typer
 
 from transduce.cli.options import open_console
 from transduce.errors import InputError, UnreadableError
+from transduce.storage import replace_file, staged_folder, write_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,11 +75,11 @@ def encode_images(
     height, width = (size, size) if chosen is None else (chosen.height, chosen.width)
     captions, images = _read_images(file, height, width)
     chosen = chosen or _train_tokenizer(images, kind, codebook_size, patch_size)
-    output.mkdir(parents=True, exist_ok=True)
-    chosen.save(output / ("codes.safetensors" if isinstance(chosen, VQTokenizer) else "palette.json"))
     pairs = output / "pairs.tsv"
     lines = (f"{text}\t{chosen.encode(image)}\n" for text, image in zip(captions, images, strict=True))
-    pairs.write_text("".join(lines), encoding="utf-8")
+    with staged_folder(output) as part:
+        chosen.save(part / ("codes.safetensors" if isinstance(chosen, VQTokenizer) else "palette.json"))
+        replace_file(part / pairs.name, "".join(lines))
     summary = f"{len(captions):,} images of {height} x {width} pixels, {chosen.tokens} tokens each"
     open_console().print(f"{summary}, {chosen.count} {chosen.unit}: {pairs}", highlight=False, soft_wrap=True)
 
@@ -142,16 +143,16 @@ def decode_images(
         transduce decode-images tokens.txt --tokenizer drawn/palette.json --output images
     """
     from transduce.data.readers.corpus import read_lines
-    from transduce.modalities.image.tokenizers import image_grid, load_image_tokenizer, write_png
+    from transduce.modalities.image.tokenizers import image_grid, load_image_tokenizer, to_png
 
     chosen = load_image_tokenizer(tokenizer)
     decoded = [chosen.decode(line) for line in read_lines(file)]
     if not decoded:
         raise InputError("there are no lines to decode", where=file, remedy="give a file with one image per line")
-    output.mkdir(parents=True, exist_ok=True)
-    for number, (image, _) in enumerate(decoded, 1):
-        write_png(image_grid([image], scale, 0), output / f"{number:05}.png")
-    write_png(image_grid([image for image, _ in decoded], scale), output / "all.png")
+    with staged_folder(output) as part:
+        for number, (image, _) in enumerate(decoded, 1):
+            write_file(part / f"{number:05}.png", to_png(image_grid([image], scale, 0)), durable=False)
+        write_file(part / "all.png", to_png(image_grid([image for image, _ in decoded], scale)))
     if invalid := sum(not valid for _, valid in decoded):
         print(f"lines with too few, too many or unknown {chosen.unit}: {invalid:,}", file=sys.stderr)
     open_console().print(f"{len(decoded):,} images: {output}", highlight=False, soft_wrap=True)

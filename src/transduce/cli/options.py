@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
 from transduce.errors import InputError
+from transduce.storage import open_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from transduce.inference import Model
     from transduce.inference.lowering import Precision
 
+STANDARD_INPUT = "-"
 SEARCH, OUTPUT, PERFORMANCE, LOADING = "Search", "Output", "Performance", "Loading"  # panels of --help
 
 RunArgument = Annotated[
@@ -90,16 +92,25 @@ def open_console(quiet: bool = False) -> Console:
 
 @contextmanager
 def open_output(output: Path | None, input_file: str) -> Iterator[TextIO]:
-    """The output file, or standard output. An input file is never overwritten."""
+    """The output file, or standard output. An input file is never overwritten.
+
+    The file appears when it is complete. If the input is standard input, which may stay open, the file grows at once.
+    """
     if output is None:
         try:
             yield sys.stdout
             sys.stdout.flush()
         except BrokenPipeError:  # the reader closed the pipe early, as `| head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
             raise typer.Exit(141) from None
         return
     if any(output.exists() and Path(part).exists() and output.samefile(part) for part in input_file.split(",")):
         raise InputError("the output file is also an input file", where=str(output), remedy="write to another file")
-    with open(output, "w", encoding="utf-8", newline="\n") as stream:
+    with open_text(output, grows=input_file == STANDARD_INPUT) as stream:
         yield stream
+
+
+def discard_output() -> None:
+    """Discards what standard output could not write, which Python would try once more at its exit."""
+    with suppress(OSError, ValueError):  # no file at all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,11 +6,12 @@
                       corpus.uint8 line.int64           origin of each pair
                       group.uint64                      hash of its source, or of a line of text
                       part.* source.rows                multimodal sources: see modalities/sources.py
-                      meta.json                         counts, sizes, dropped pairs; written last
+                      meta.json                         counts, dropped pairs, checksums of all files; written last
 
 The key is a hash of the content of the files, of the tokenizers and of the filters. A store is written in a temporary
 folder and renamed when it is complete, so an interrupted build leaves nothing that looks finished, and two concurrent
-builders use the store of the first one to finish.
+builders use the store of the first one to finish. The checksums are compared when a store is opened, and a damaged
+store is built again.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -41,9 +45,11 @@ from transduce.flow import Example
 from transduce.modalities import sources
 from transduce.modalities.sources import ItemStore, ItemWriter, ModalitySource, map_array
 from transduce.recipe import Corpus
-from transduce.storage import sync
+from transduce.storage import make_folder, open_new, reporting, sync, write_file
 
-FORMAT = 5  # of the files in a store
+FORMAT = 6  # of the files in a store
+META, UNFINISHED = "meta.json", ".unfinished-"
+HASHED = 1 << 24  # bytes hashed by one thread at a time
 CHUNK = 4096  # pairs tokenised in one call
 TEXTS = ("source", "target", "extra")
 _STALE = 24 * 3600.0  # seconds after which an unfinished folder is abandoned
@@ -76,25 +82,41 @@ def build_store(
     }
     folder = Path(folder)
     place = folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-    if not place.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    items = source if isinstance(source, ModalitySource) else None
+    with reporting(folder, "free space, or set `data.cache` to a folder on another disk"):
+        if place.exists():
+            try:
+                return Store(place, names, items)
+            except InputError as error:
+                warnings.warn(f"{place}: {error.problem}: building it again", stacklevel=2)
+                _remove(place)
+        make_folder(folder)
         _remove_stale(folder)
-        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
-        writer = StoreWriter(unfinished, source, target, filters)
-        try:
+        with _unfinished(folder) as part, closing(StoreWriter(part, source, target, filters)) as writer:
             writer.add_corpora(corpora, invalid, progress)
             writer.finish(facts, names)
-            _rename_finished(unfinished, place)
-        except OSError as error:
-            raise InputError(f"the store cannot be written: {error}", where=str(folder)) from None
-        finally:
-            writer.close()
-            shutil.rmtree(unfinished, ignore_errors=True)
-    return Store(place, names, source if isinstance(source, ModalitySource) else None)
+            _rename_finished(part, place)
+    return Store(place, names, items)
+
+
+@contextmanager
+def _unfinished(folder: Path) -> Iterator[Path]:
+    part = make_folder(folder / f"{UNFINISHED}{uuid4().hex}")
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _remove(place: Path) -> None:
+    """Renames a store before removing it: a killed removal leaves nothing that looks like a store."""
+    renamed = place.with_name(f"{UNFINISHED}{place.name}.{os.getpid()}")
+    os.rename(place, renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def _remove_stale(folder: Path) -> None:
-    for path in folder.glob(".unfinished-*"):
+    for path in folder.glob(f"{UNFINISHED}*"):
         newest = max((file.stat().st_mtime for file in [path, *path.iterdir()] if file.exists()), default=0.0)
         if newest < time.time() - _STALE:
             shutil.rmtree(path, ignore_errors=True)
@@ -102,11 +124,10 @@ def _remove_stale(folder: Path) -> None:
 
 def _rename_finished(unfinished: Path, place: Path) -> None:
     """Gives the complete store its name, unless another builder was faster: then its store is used."""
-    unfinished.chmod(0o755)
     try:
         os.rename(unfinished, place)
     except OSError:
-        if not (place / "meta.json").exists():
+        if not (place / META).exists():
             raise
     sync(place.parent)
 
@@ -118,7 +139,7 @@ class StoreWriter:
         self._folder, self._filters, self._seen = folder, filters, PairHashSet(folder)
         parts = list(source.parts) if isinstance(source, ModalitySource) else []
         names = [*_file_names(), *sources.file_names(parts)]
-        self._files = {name: open(folder / name, "wb") for name in names}  # noqa: SIM115 (see close)
+        self._files = {name: open(open_new(folder / name), "wb") for name in names}  # noqa: SIM115 (see close)
         self._items = ItemWriter(source, self._files) if isinstance(source, ModalitySource) else None
         # Multimodal sources have no ids, so any tokenizer serves for their empty rows.
         self._tokenizers = {"source": target if isinstance(source, ModalitySource) else source, "target": target}
@@ -225,11 +246,12 @@ class StoreWriter:
             **facts,
             "id_types": {side: str(_id_type(tokenizer)) for side, tokenizer in self._tokenizers.items()},
             "part_types": {} if self._items is None else self._items.dtypes,
-            "sizes": {name: (self._folder / name).stat().st_size for name in self._files},
+            "names": [str(Path(name).absolute()) for name in names],
+            "checksums": checksums(self._folder, self._files),
             "report": self.report.to_json(),
         }
-        (self._folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        sync(self._folder / "meta.json")
+        content = {**meta, "checksum": _checksum_of(meta)}
+        write_file(self._folder / META, json.dumps(content, indent=1).encode())
         sync(self._folder)
 
     def close(self) -> None:
@@ -245,6 +267,22 @@ def _file_names() -> Iterator[str]:
     for name in ("source.ids", "target.ids", *(f"{side}.text" for side in TEXTS)):
         yield from (name, f"{name}.ends")
     yield from ("corpus.uint8", "line.int64", "group.uint64")
+
+
+def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the chunks of each file, hashed by as many threads as there are cores."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        found = {}
+        for name in names:
+            content = map_array(folder / name, "u1")
+            chunks = (content[begin : begin + HASHED] for begin in range(0, len(content), HASHED))
+            digests = pool.map(lambda chunk: hashlib.sha256(chunk).digest(), chunks)
+            found[name] = hashlib.sha256(b"".join(digests)).hexdigest()
+    return found
+
+
+def _checksum_of(meta: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
 def _hash(text: str) -> int:
@@ -277,12 +315,17 @@ class Store:
         self._groups = map_array(self.folder / "group.uint64", "<u8")
 
     def _read_meta(self) -> dict[str, Any]:
-        meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        try:
+            meta: dict[str, Any] = json.loads((self.folder / META).read_bytes())
+        except ValueError:
+            raise ValueError(f"{META} differs from what was written") from None
         if meta["format"] != FORMAT:
             raise ValueError(f"format {meta['format']}, expected {FORMAT}")
-        for name, size in meta["sizes"].items():
-            if (actual := (self.folder / name).stat().st_size) != size:
-                raise ValueError(f"{name} has {actual:,} bytes, not {size:,}")
+        if meta.pop("checksum") != _checksum_of(meta):
+            raise ValueError(f"{META} differs from what was written")
+        for name, actual in checksums(self.folder, meta["checksums"]).items():
+            if actual != meta["checksums"][name]:
+                raise ValueError(f"{name} differs from what was written")
         return meta
 
     def __len__(self) -> int:

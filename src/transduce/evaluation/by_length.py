@@ -12,6 +12,7 @@ import numpy as np
 from transduce.contracts import Metric
 from transduce.errors import InputError
 from transduce.evaluation.significance import ConfidenceInterval, bootstrap_interval
+from transduce.storage import atomic_path
 
 _BUCKET_WIDTHS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000]
 
@@ -106,4 +107,5 @@ def draw_by_length(series: Mapping[str, Sequence[LengthBucket]], path: str | Pat
     if series:
         for text in axes.legend(frameon=False).get_texts():
             text.set_parse_math(False)
-    figure.savefig(path)
+    with atomic_path(path) as part:
+        figure.savefig(part)

@@ -36,7 +36,7 @@ from transduce.evaluation.significance import SIGNIFICANCE_LEVEL, PairedTestResu
 from transduce.inference import load
 from transduce.recipe import Recipe
 from transduce.run import Run
-from transduce.storage import single_line
+from transduce.storage import replace_file, single_line, staged_folder
 from transduce.training.report import read_log
 
 WARM_UP_LINES = 32  # generated before the time is measured
@@ -216,20 +216,17 @@ def _paired_tests(
 
 
 def _write(comparison: Comparison, outputs: Mapping[str, SystemOutput], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, output in outputs.items():
-        if output.texts is None:
-            continue
-        content = "".join(single_line(text) + "\n" for text in output.texts)
-        (folder / f"{name}.txt").write_text(content, encoding="utf-8", newline="\n")
     numbers = json.dumps(comparison.to_json(), indent=2, ensure_ascii=False)
-    (folder / "compare.json").write_text(numbers + "\n", encoding="utf-8")
-    (folder / "compare.md").write_text(to_markdown(comparison), encoding="utf-8")
     metric = next(iter(comparison.systems[0].evaluation.by_length), None)
-    if metric is None:  # models without a source have no source lengths
-        return
-    series = {system.name: system.evaluation.by_length[metric] for system in comparison.systems}
-    draw_by_length(series, folder / "compare.png", metric)
+    with staged_folder(folder) as part:
+        for name, output in outputs.items():
+            if output.texts is not None:
+                replace_file(part / f"{name}.txt", "".join(single_line(text) + "\n" for text in output.texts))
+        replace_file(part / "compare.json", numbers + "\n")
+        replace_file(part / "compare.md", to_markdown(comparison))
+        if metric is not None:  # models without a source have no source lengths
+            series = {system.name: system.evaluation.by_length[metric] for system in comparison.systems}
+            draw_by_length(series, part / "compare.png", metric)
 
 
 def _columns(comparison: Comparison) -> dict[str, list[str]]:

@@ -16,11 +16,12 @@ import numpy as np
 
 from transduce.contracts import VisualSource
 from transduce.explain.attention import Explanation
+from transduce.storage import replace_file
 
 
 def write_page(explanations: Sequence[Explanation], path: str | Path, title: str = "Attention") -> None:
     """Writes the page to a file."""
-    Path(path).write_text(render_page(explanations, title), encoding="utf-8")
+    replace_file(path, render_page(explanations, title))
 
 
 def render_page(explanations: Sequence[Explanation], title: str = "Attention") -> str:

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 
 from transduce.contracts import VisualSource
 from transduce.explain.attention import AttentionMap, links, visible
+from transduce.storage import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,9 +153,9 @@ def set_titles(figure: Figure, title: str, subtitle: str) -> None:
 
 def save(figure: Figure, path: str | Path) -> None:
     width, height = figure.get_size_inches()
-    with _quiet():
+    with _quiet(), atomic_path(path) as part:
         # Agg stops at 2^16 pixels a side; 200 dots an inch is sharp in print.
-        figure.savefig(path, format="png", dpi=min(200, 30_000 / max(width, height)))
+        figure.savefig(part, format="png", dpi=min(200, 30_000 / max(width, height)))
 
 
 def cell_indices(source: VisualSource) -> np.ndarray:

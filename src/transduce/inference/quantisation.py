@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transduce.errors import InputError
 from transduce.kernels.packed_linear import QuantisedRows, quantise_rows
 from transduce.recipe import Recipe
-from transduce.run import Run
+from transduce.run import Run, new_run
 
 SCALES = "scales."  # before the name of a rounded matrix: the name of its scales
 
@@ -50,27 +50,25 @@ def whole_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
     """Writes a run with the same tokens and `model.weight_dtype: int8`; `network` is the run's own, in fp32."""
-    run, target = Run(Path(folder)), Run(Path(new))
+    run = Run(Path(folder))
     recipe = run.recipe()
     if recipe.model.weight_dtype == "int8":
         raise InputError("this run is in 8 bits already", where=str(run.folder), remedy="copy the folder")
-    if target.exists or target.checkpoints.steps():
-        raise InputError("there is a run here already", where=str(target.folder), remedy="give another folder")
     checkpoint = run.checkpoints.for_inference()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
     tokenizers = run.tokenizers()
-    target.folder.mkdir(parents=True, exist_ok=True)
-    target.save_tokenizers(*tokenizers)
-    target.checkpoints.save_final(checkpoint.step, rounded_weights(network), {})
     changes = {
         "model": recipe.model.model_copy(update={"weight_dtype": "int8"}),
         # Adapters are in the matrices by now, and what the run began from is behind it.
         "training": recipe.training.model_copy(update={"adapters": None}),
         "init": type(recipe.init)(),
     }
-    target.save_recipe(recipe.model_copy(update=changes))
-    return target
+    with new_run(new) as target:
+        target.save_tokenizers(*tokenizers)
+        target.checkpoints.save_final(checkpoint.step, rounded_weights(network), {})
+        target.save_recipe(recipe.model_copy(update=changes))
+    return Run(Path(new))
 
 
 def check_learns(recipe: Recipe, where: str) -> None:

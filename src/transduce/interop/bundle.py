@@ -21,7 +21,7 @@ from transduce.errors import InputError
 from transduce.interop.legacy import SUFFIXES
 from transduce.recipe import InitRecipe, registry
 from transduce.run import Run
-from transduce.storage import TEMPORARY, sync
+from transduce.storage import TEMPORARY, atomic_path, make_folder, open_new, staged_folder
 from transduce.transfer.lora import load_run_weights
 
 SMALL, LARGE = 2**20, 256 * 2**20  # bytes of metadata, and of a tokenizer
@@ -71,23 +71,19 @@ def pack(run: Run, out: str | Path) -> Path:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
     weights = checkpoint.weights if recipe.training.adapters is None else load_run_weights(run, recipe)
     changes = {"training": recipe.training.model_copy(update={"adapters": None}), "init": InitRecipe()}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as folder:
-        staged = Run(Path(folder) / "run")
+    make_folder(out.parent)
+    with atomic_path(out) as part, tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as folder:
+        staged = Run(Path(folder))
         staged.save_recipe(recipe.model_copy(update=changes))
         _check_recipe(staged, run.recipe_file)
         staged.save_tokenizers(*run.tokenizers())
         staged.checkpoints.save_final(checkpoint.step, weights, {})
         if metrics := run.metrics():
             staged.save_metrics(metrics)
-        complete = Path(folder) / out.name
-        with zipfile.ZipFile(complete, "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
             for name in MEMBERS:
                 if (path := staged.folder / name).is_file():
                     _add(archive, name, path)
-        sync(complete)
-        os.replace(complete, out)
-    sync(out.parent)
     return out
 
 
@@ -104,9 +100,8 @@ def unpack(path: str | Path, folder: str | Path) -> Run:
     path, folder = Path(path), Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("the folder already exists and is not empty", where=str(folder), remedy="give another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder.parent) as temporary:
-        staged = Run(Path(temporary) / "run")
+    with staged_folder(folder) as part:
+        staged = Run(part)
         try:
             with zipfile.ZipFile(_check_end(path)) as archive:
                 for entry in _members(archive, path):
@@ -115,7 +110,6 @@ def unpack(path: str | Path, folder: str | Path) -> Run:
             raise InputError(f"not a complete bundle: {error}", where=str(path), remedy="fetch it again") from None
         _check_manifest(staged, path)
         _check_recipe(staged, path)
-        os.replace(staged.folder, folder)
     return Run(folder)
 
 
@@ -175,9 +169,11 @@ def _check_member(entry: zipfile.ZipInfo, path: Path, size: int) -> None:
 
 def _extract(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target_path: Path) -> None:
     """Extracts one member; zipfile compares its checksum at the end."""
-    target_path.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(entry) as source, open(target_path, "xb") as target:
+    make_folder(target_path.parent)
+    with archive.open(entry) as source, open(open_new(target_path, os.O_EXCL), "wb") as target:
         shutil.copyfileobj(source, target, CHUNK)
+        target.flush()
+        os.fsync(target.fileno())
     if target_path.stat().st_size != entry.file_size:
         raise zipfile.BadZipFile(f"{entry.filename} was truncated")
 

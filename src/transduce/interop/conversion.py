@@ -18,8 +18,8 @@ from transduce.interop import bundle, g2p_en, legacy
 from transduce.interop.huggingface import importer as huggingface
 from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.languages import Languages
-from transduce.run import Run
-from transduce.storage import cache_directory
+from transduce.run import Run, new_run
+from transduce.storage import DISK_ERRORS, WriteError, cache_directory, make_folder
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 RUNS = "runs"  # the folder where runs are written, never the name of a hub user
@@ -56,15 +56,12 @@ def convert(
     source = locate(source)
     if bundle.recognises(source):
         return bundle.unpack(source, new)
-    run = Run(Path(new))
-    if run.exists or run.checkpoints.steps():
-        raise InputError("there is already a run here", where=str(run.folder), remedy="give another folder")
-    imported = read(source, languages, family)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    run.save_tokenizers(*imported.tokenizers)
-    run.checkpoints.save_final(0, imported.weights, {})
-    run.save_recipe(imported.recipe)
-    return run
+    with new_run(new) as run:
+        imported = read(source, languages, family)
+        run.save_tokenizers(*imported.tokenizers)
+        run.checkpoints.save_final(0, imported.weights, {})
+        run.save_recipe(imported.recipe)
+    return Run(Path(new))
 
 
 def as_run(path: str | Path) -> Path:
@@ -76,15 +73,8 @@ def as_run(path: str | Path) -> Path:
     if not bundle.recognises(found) and not recognises(found):
         return Path(path)
     cached = cache_directory("imported") / _fingerprint(found)
-    cached.parent.mkdir(parents=True, exist_ok=True)
     if not cached.is_dir():
-        part = cached.with_name(f"{cached.name}.{os.getpid()}")
-        shutil.rmtree(part, ignore_errors=True)
-        try:
-            convert(found, part)
-            os.replace(part, cached)  # under its final name once it is complete
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        convert(found, cached)
     return cached
 
 
@@ -118,11 +108,14 @@ def _download(name: str, folder: Path) -> None:
             remedy=f"pip install 'transduce[hub]'; or {LAYOUT}",
         ) from None
     part = folder.with_name(f"{folder.name}.part")
-    part.mkdir(parents=True, exist_ok=True)
+    make_folder(part)
     try:
         # As files in a folder: the cache of the library consists of symbolic links, which the importer refuses.
         snapshot_download(name, local_dir=str(part), allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED)
     except Exception as error:  # the library raises its own errors, those of its transport, and OSError
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            shutil.rmtree(part, ignore_errors=True)
+            raise WriteError(folder, error) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"{name} does not exist here, and it could not be downloaded: {reason}", where=name, remedy=LAYOUT

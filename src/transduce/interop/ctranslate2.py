@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +14,7 @@ from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
 from transduce.model import NEVER
 from transduce.recipe import ModelRecipe
-from transduce.storage import TEMPORARY
+from transduce.storage import staged_folder
 
 Precision = Literal["fp32", "int8", "int16", "bf16", "fp16"]
 QUANTISATION = {"fp32": None, "int8": "int8", "int16": "int16", "bf16": "bfloat16", "fp16": "float16"}
@@ -51,16 +49,10 @@ def write_model(
     spec = specification(network, recipe, source, target, str(out))
     spec.validate()
     spec.optimize(quantization=QUANTISATION[precision])
-    part = out.with_name(TEMPORARY + out.name)
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
+    with staged_folder(out) as part:
         spec.save(str(part))
         for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
             tokenizer.save(part / f"tokenizer.{side}.json")
-        os.replace(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return out
 
 

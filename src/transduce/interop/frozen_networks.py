@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from transduce.errors import InputError
@@ -25,6 +24,7 @@ from transduce.interop.legacy import safe_pickle
 from transduce.interop.legacy.safe_pickle import PickleReader, RefusedError
 from transduce.interop.legacy.unpack import SIZES, check_tensor
 from transduce.modalities.image.efficientnet import EfficientNetLite0
+from transduce.storage import atomic_path, write_tensors
 
 MAX_BYTES = 2**30
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -75,8 +75,8 @@ def convert(source: str | Path, new: str | Path) -> ConvertedNetwork:
     for name, tensor in weights.items():
         if tensor.shape != expected[name].shape or not torch.isfinite(tensor.double()).all():
             raise InputError(f"{name} is {tuple(tensor.shape)}, or not finite", where=where, remedy="fetch it again")
-    save_file(weights, str(new))
-    Path(new).chmod(0o644)
+    with atomic_path(new) as part:
+        write_tensors(part, weights)
     return ConvertedNetwork(Path(new), sum(parameter.numel() for parameter in EfficientNetLite0().parameters()))
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, State, Tree
 from transduce.inference import Model
 from transduce.model import DecoderModel, Transducer
-from transduce.storage import TEMPORARY, write_file
+from transduce.storage import staged_folder, write_file, write_tensors
 
 FORMAT = 1
 STEP, META, CHECK = "step.onnx", "meta.json", "check.safetensors"
@@ -98,12 +96,11 @@ def write_model(model: Model, out: Path, where: str) -> Path:
         raise InputError("ONNX export supports models with a decoder", where=where, remedy="use --to bundle")
     examples = [_example(model, *sizes) for sizes in EXAMPLES]
     start = "start.onnx" if model.sourceless else "encoder.onnx"
-    part = out.with_name(TEMPORARY + out.name)
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
+    with staged_folder(out) as part:
         try:
             _write_graphs(network, examples, part, start, model.sourceless)
+        except OSError:
+            raise  # of the disk, not of the model
         except Exception as error:  # the exporter raises many types
             reason = next(iter(str(error.__cause__ or error).strip().splitlines()), type(error).__name__)
             raise InputError(
@@ -111,8 +108,7 @@ def write_model(model: Model, out: Path, where: str) -> Path:
             ) from error
         last = examples[-1]
         check = {"source": last.source.values, "mask": last.source.mask, "tokens": last.tokens, "logits": last.logits}
-        save_file({name: tensor.contiguous() for name, tensor in check.items()}, part / CHECK)
-        os.chmod(part / CHECK, 0o644)
+        write_tensors(part / CHECK, {name: tensor.contiguous() for name, tensor in check.items()})
         specials = {name: number for number, name in enumerate(SPECIALS)}
         content = {
             "format": FORMAT,
@@ -125,9 +121,6 @@ def write_model(model: Model, out: Path, where: str) -> Path:
         write_file(part / META, (json.dumps(content, indent=2) + "\n").encode())
         model.source.save(part / "tokenizer.source.json")
         model.target.save(part / "tokenizer.target.json")
-        os.replace(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return out
 
 

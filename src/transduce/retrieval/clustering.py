@@ -14,6 +14,7 @@ import numpy as np
 
 from transduce.errors import InputError
 from transduce.explain.png import fonts
+from transduce.storage import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,7 +182,8 @@ def draw_map(vectors: np.ndarray, lines: Sequence[str], clustering: Clustering, 
     axes.margins(0.12)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    figure.savefig(path)
+    with atomic_path(path) as part:
+        figure.savefig(part)
 
 
 def _write_labels(axes: Axes, points: np.ndarray, lines: Sequence[str], clustering: Clustering) -> None:

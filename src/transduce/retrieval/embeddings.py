@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from transduce.data.prepare import cache_folder
 from transduce.data.readers.windows import in_windows
 from transduce.errors import InputError
 from transduce.inference import Model
-from transduce.storage import TEMPORARY, sync
+from transduce.storage import make_folder, open_atomic
 
 _DTYPE = np.dtype("<f4")
 
@@ -27,29 +26,21 @@ def embed_windows(model: Model, windows: Iterable[list[str]]) -> Iterator[np.nda
 
 def write_npy(blocks: Iterable[np.ndarray], path: Path) -> tuple[int, int]:
     """Streams rows to a float32 .npy file and returns (rows, width). The file appears only when it is complete."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
     rows, width = 0, 0
-    try:
-        with open(temporary, "wb") as stream:
-            _write_header(stream, rows, width)
-            for block in blocks:
-                stream.write(np.ascontiguousarray(block, dtype=_DTYPE).tobytes())
-                rows, width = rows + len(block), block.shape[1]
-            stream.seek(0)
-            _write_header(stream, rows, width)  # the same length as before, so no row moves
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with open_atomic(path) as stream:
+        _write_header(stream, rows, width)
+        for block in blocks:
+            stream.write(np.ascontiguousarray(block, dtype=_DTYPE).tobytes())
+            rows, width = rows + len(block), block.shape[1]
+        stream.seek(0)
+        _write_header(stream, rows, width)  # the same length as before, so no row moves
     return rows, width
 
 
 _HEADER_BYTES = 128
 
 
-def _write_header(stream: BinaryIO, rows: int, width: int) -> None:
+def _write_header(stream: IO[bytes], rows: int, width: int) -> None:
     """A header of .npy format 1.0 with a fixed length, because the number of rows is known only at the end."""
     description = f"{{'descr': '{_DTYPE.str}', 'fortran_order': False, 'shape': ({rows}, {width})}}"
     magic = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
@@ -62,7 +53,7 @@ def cached_embeddings(model: Model, lines: list[str]) -> np.ndarray:
     if not path.exists():
         if not lines:
             raise InputError("there are no lines to embed", remedy="give a file with at least one line")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_npy(embed_windows(model, in_windows(lines)), path)
     try:
         vectors: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -18,6 +18,7 @@ from typing import Any
 from zlib import crc32
 
 from transduce.flow import Example
+from transduce.storage import open_atomic, staged_folder, write_file
 
 HELD_OUT = 5  # one word in five is held out
 
@@ -83,18 +84,22 @@ def distinct(examples: Iterable[Example]) -> Iterator[Example]:
 
 def write_folder(examples: Iterable[FileExample], folder: Path) -> Path:
     """Writes the files, the pairs and the truth of these examples; returns the path of pairs.tsv."""
-    (folder / "files").mkdir(parents=True, exist_ok=True)
-    pairs = folder / "pairs.tsv"
-    with open(pairs, "w", encoding="utf-8") as lines, open(folder / "truth.jsonl", "w", encoding="utf-8") as truth:
+    with (
+        staged_folder(folder) as part,
+        open_atomic(part / "pairs.tsv") as pairs,
+        open_atomic(part / "truth.jsonl") as truth,
+    ):
+        (part / "files").mkdir()
         for example in examples:
-            source = [_write_file(folder, extension, content) for extension, content in example.files.items()]
-            lines.write("\t".join([*source, *([example.text] if example.text else []), example.target]) + "\n")
-            truth.write(json.dumps(example.truth) + "\n")
-    return pairs
+            source = [_write_source(part, extension, content) for extension, content in example.files.items()]
+            line = "\t".join([*source, *([example.text] if example.text else []), example.target])
+            pairs.write(f"{line}\n".encode())
+            truth.write(f"{json.dumps(example.truth)}\n".encode())
+    return folder / "pairs.tsv"
 
 
-def _write_file(folder: Path, extension: str, content: bytes) -> str:
+def _write_source(folder: Path, extension: str, content: bytes) -> str:
     """The file is named after its content: two examples with the same image share one file."""
     name = f"files/{hashlib.sha256(content).hexdigest()[:16]}.{extension}"
-    (folder / name).write_bytes(content)
+    write_file(folder / name, content, durable=False)  # thousands of files, which can be generated again
     return name

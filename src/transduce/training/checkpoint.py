@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.storage import TEMPORARY, replace_file, sync, write_file
+from transduce.storage import TEMPORARY, WriteError, make_folder, replace_file, sync, write_file, write_tensors
 
 FORMAT = 2
 DAMAGED = "damaged-"  # prefix of checkpoints that a resumed run could not read
@@ -139,11 +138,7 @@ class CheckpointManager:
 
     def mark_best(self, step: int, value: float) -> None:
         """Replaces best.json atomically."""
-        content = json.dumps({"step": step, "value": value}).encode()
-        try:
-            replace_file(self.folder / "best.json", content)
-        except OSError as error:
-            raise InputError(f"cannot write: {error}", where=str(self.folder / "best.json")) from error
+        replace_file(self.folder / "best.json", json.dumps({"step": step, "value": value}))
 
     def prune(self) -> None:
         """Removes all but the newest checkpoint, the best one, and the newest `keep` multiples of `every`."""
@@ -200,7 +195,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensors], state: Mappin
     part, old = folder.with_name(TEMPORARY + folder.name), folder.with_name(f"{TEMPORARY}old-{folder.name}")
     try:
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        make_folder(part)
         for group, content in tensors.items():
             _write_tensors(part / f"{group}.safetensors", content)
         write_file(part / "state.json", _encode({"format": FORMAT, "state": dict(state)}))
@@ -213,13 +208,10 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensors], state: Mappin
         os.replace(part, folder)
         sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise InputError(
-            f"cannot write the checkpoint: {error}",
-            where=str(folder),
-            remedy="earlier checkpoints are intact: free space on the disk and resume",
-        ) from error
+        remedy = "earlier checkpoints are intact: free space on the disk and resume"
+        raise WriteError(folder, error, remedy) from error
 
 
 def read_checkpoint(
@@ -258,9 +250,7 @@ def _write_tensors(path: Path, tensors: Tensors) -> None:
         # Two views of one buffer (the flat weights of a fused LSTM) must not look like tied tensors.
         copy = tensor.detach().cpu()
         unique[name] = copy.contiguous() if owns_storage else copy.clone().contiguous()
-    save_file(unique, path, metadata={"aliases": json.dumps(aliases)})
-    os.chmod(path, 0o644)  # the library writes 0600
-    sync(path)
+    write_tensors(path, unique, {"aliases": json.dumps(aliases)})
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from transduce.objectives import Objective
 from transduce.recipe import Recipe, registry
 from transduce.recipe.compatibility import gives_vectors
 from transduce.run import Run
-from transduce.storage import replace_file
+from transduce.storage import optional_write, replace_file
 from transduce.training import trainer
 from transduce.training.batch_size import with_batch_tokens
 from transduce.training.distributed import Processes, pick_device, seed_everything
@@ -241,7 +241,8 @@ def _report_initialisation(
     lines = init_report.describe()
     if processes.is_main:
         event = {"kind": "event", "event": "init", "step": 0, "text": "\n".join(lines), **init_report.to_json()}
-        replace_file(run.log, (json.dumps(event, ensure_ascii=False) + "\n").encode())
+        with optional_write(run.log, "training goes on"):
+            replace_file(run.log, json.dumps(event, ensure_ascii=False) + "\n")
     if console is not None:
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -297,13 +298,14 @@ def _evaluate(run: Run, model: Model, outcome: trainer.Outcome, data: PreparedDa
         if output.texts is not None and output.noised is not None:
             restored = zip(output.noised.sources, output.texts, output.noised.references, strict=True)
             shown = [(source, text, references[0]) for source, text, references in restored][:EXAMPLES_SHOWN]
-    run.save_metrics(
-        {
-            **{name: score.to_json() for name, score in scores.items()},
-            "parameters": model.parameters,
-            "training": dataclasses.asdict(outcome),
-            "data": data.train.report.to_json(),
-        }
-    )
-    draw_curves(run.log, run.curves)
+    metrics = {
+        **{name: score.to_json() for name, score in scores.items()},
+        "parameters": model.parameters,
+        "training": dataclasses.asdict(outcome),
+        "data": data.train.report.to_json(),
+    }
+    with optional_write(run.metrics_file, "the scores are only printed"):
+        run.save_metrics(metrics)
+    with optional_write(run.curves, "there is no picture of the learning curves"):
+        draw_curves(run.log, run.curves)
     return TrainingResult(run, model, outcome, scores, tuple(shown))

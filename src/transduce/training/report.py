@@ -7,16 +7,19 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from transduce.errors import InputError
-from transduce.storage import TEMPORARY
+from transduce.storage import WriteError, atomic_path, make_folder, open_new, optional_write, replace_file
+
+CONSOLE = "the printed training report"
 
 
 @dataclass(frozen=True)
@@ -112,14 +115,20 @@ class RunReport:
     def __init__(self, folder: str | Path, *, console: Console | None = None, tensorboard: bool = False) -> None:
         self.path = Path(folder) / "log.jsonl"
         self.console = console or Console(file=sys.stderr)
-        self._writer = _open_tensorboard(Path(folder) / "tensorboard") if tensorboard else None
+        self._events, self._writer = Path(folder) / "tensorboard", None
+        if tensorboard:
+            with optional_write(self._events, "training goes on without TensorBoard"):
+                self._writer = _open_tensorboard(self._events)
         self._bar: Progress | None = None
+        self._log: TextIO | None = None
+        self._unwritable: set[str | Path] = set()  # outputs that failed, each with a warning
         self._steps = 0
 
     def start(self, step: int, steps: int, validated: int) -> None:
-        truncate_log(self.path, step, validated)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        with optional_write(self.path, "training goes on without a log"):
+            make_folder(self.path.parent)
+            truncate_log(self.path, step, validated)
+            self._log = open(open_new(self.path, os.O_APPEND), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._steps = steps
         if self.console.is_terminal:
             columns = (TextColumn("training"), BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
@@ -155,9 +164,11 @@ class RunReport:
             self._bar.stop()
             self._bar = None
         if self._writer:
-            self._writer.close()
-        if hasattr(self, "_log"):
-            self._log.close()
+            with self._once(self._events):
+                self._writer.close()
+        if self._log:
+            with self._once(self.path):
+                self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -166,32 +177,44 @@ class RunReport:
         self.close()
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if CONSOLE not in self._unwritable:  # the console keeps what it could not print, and would print it again
+            with self._once(CONSOLE):
+                self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def _once(self, name: str | Path) -> Iterator[None]:
+        """A full disk does not stop training: the first error of an output is a warning, later ones are silent."""
+        try:
+            yield
+        except OSError as error:
+            if name not in self._unwritable:
+                self._unwritable.add(name)
+                warnings.warn(f"{WriteError(name, error).problem_at}: training goes on", stacklevel=4)
 
     def _write(self, content: Mapping[str, Any]) -> None:
         # JSON has no NaN: other programs read this file too.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
-        self._log.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
+        if self._log:
+            with self._once(self.path):
+                self._log.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
 
     def _add_scalars(self, group: str, step: int, content: Mapping[str, Any]) -> None:
         if self._writer:
-            for name, value in content.items():
-                if isinstance(value, (int, float)) and name != "step":
-                    self._writer.add_scalar(f"{group}/{name}", value, step)
+            with self._once(self._events):
+                for name, value in content.items():
+                    if isinstance(value, (int, float)) and name != "step":
+                        self._writer.add_scalar(f"{group}/{name}", value, step)
 
 
 def truncate_log(path: Path, step: int, validated: int) -> None:
     """Removes the entries of updates after `step`, and a last line that a killed process left incomplete."""
-    if not path.exists():
-        return
     lines = [
         line
         for line, content in _entries(path)
         if content["step"] <= (validated if content.get("kind") == "validation" else step)
     ]
-    part = path.with_name(f"{TEMPORARY}{path.name}")
-    part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    os.replace(part, path)
+    if path.exists():
+        replace_file(path, "".join(line + "\n" for line in lines))
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
@@ -201,7 +224,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The complete lines of a log, as text and as content."""
     result = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in text.split("\n"):
         try:
             content = json.loads(line)
         except ValueError:
@@ -249,8 +273,9 @@ def draw_curves(log_path: str | Path, png_path: str | Path) -> None:
     learning_rate.plot(steps, [entry["learning_rate"] for entry in updates], color="tab:green")
     learning_rate.set_ylabel("learning rate")
     learning_rate.set_xlabel("update")
-    Path(png_path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png_path, dpi=120, format="png")
+    make_folder(Path(png_path).parent)
+    with atomic_path(png_path) as part:
+        figure.savefig(part, dpi=120, format="png")
 
 
 def _series(entries: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:

@@ -22,7 +22,7 @@ from transduce import build
 from transduce.errors import InputError
 from transduce.inference.quantisation import whole_weights
 from transduce.recipe import AdaptersRecipe, InitRecipe, Recipe, registry
-from transduce.run import Run
+from transduce.run import Run, new_run
 from transduce.transfer.freezing import match_names
 
 BASE_FINGERPRINT = "base_fingerprint"  # a buffer of the adapted network, saved with its weights
@@ -193,21 +193,18 @@ def _parameter_names(run: Run, recipe: Recipe) -> list[str]:
 
 def merge_adapters(folder: str | Path, new: str | Path, weights: dict[str, Tensor] | None = None) -> Run:
     """Writes a plain run without adapters: the same recipe and tokenizers, the merged weights."""
-    run, target = Run(Path(folder)), Run(Path(new))
+    run = Run(Path(folder))
     recipe = run.recipe()
     if recipe.training.adapters is None:
         raise InputError("this run has no adapters to merge", where=str(run.folder), remedy="use it as it is")
-    if target.exists or target.checkpoints.steps():
-        raise InputError("this folder already contains a run", where=str(target.folder), remedy="give another folder")
     checkpoint = run.checkpoints.for_inference()
     merged = weights or load_run_weights(run, recipe)
     assert checkpoint is not None
-    tokenizers = run.tokenizers()
-    target.folder.mkdir(parents=True, exist_ok=True)
-    target.save_tokenizers(*tokenizers)
-    target.checkpoints.save_final(checkpoint.step, merged, {})
     training = recipe.training.model_copy(update={"adapters": None})
     # Further training of the new run starts from the merged weights.
     init = InitRecipe(model=str(run.folder.absolute()))
-    target.save_recipe(recipe.model_copy(update={"training": training, "init": init}))
-    return target
+    with new_run(new) as target:
+        target.save_tokenizers(*run.tokenizers())
+        target.checkpoints.save_final(checkpoint.step, merged, {})
+        target.save_recipe(recipe.model_copy(update={"training": training, "init": init}))
+    return Run(Path(new))

@@ -7,15 +7,11 @@ without a difference is taken; if there is none, the differences of the closest 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import save_file
 
 from transduce import contracts
 from transduce.contracts import Family
@@ -32,7 +28,7 @@ from transduce.interop.huggingface.tokenizers import write_tokenizer
 from transduce.interop.huggingface.weights import ExportRows, deinterleave, export_rows, export_weights
 from transduce.recipe import ModelRecipe, Recipe
 from transduce.recipe.registry import complete
-from transduce.storage import TEMPORARY, sync, write_file
+from transduce.storage import staged_folder, write_file, write_tensors
 
 TRAINING_OPTIONS = ("dropout", "attention_dropout", "activation_dropout")  # without effect on a trained model
 
@@ -101,20 +97,12 @@ def _write(
     weights: Weights,
     write_more: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
-    part = out.with_name(TEMPORARY + out.name)
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
+    with staged_folder(out) as part:
         for name, content in files.items():
             (part / name).parent.mkdir(exist_ok=True)
             write_file(part / name, (json.dumps(content, indent=2) + "\n").encode())
         write_more(part)
-        save_file(weights, part / "model.safetensors", {"format": "pt"})
-        os.chmod(part / "model.safetensors", 0o644)
-        sync(part / "model.safetensors")
-        os.replace(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        write_tensors(part / "model.safetensors", weights, {"format": "pt"})
     return out
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from transduce.errors import InputError
 from transduce.interop.huggingface.folder import MAX_JSON, StoredTensor, inside, list_weights
 from transduce.interop.legacy.unpack import MAX_SECONDS
+from transduce.storage import DISK_ERRORS, WriteError
 
 HERE = Path(__file__).parent
 # The child gets three package names with their folders, so that it imports unpack.py and safe_pickle.py but no
@@ -70,6 +71,9 @@ def _run(file: Path, folder: Path) -> None:
         done = subprocess.run(
             command, env=environment, cwd=folder, capture_output=True, timeout=2 * MAX_SECONDS, check=False
         )
+        if done.returncode in DISK_ERRORS:
+            error = OSError(done.returncode, os.strerror(done.returncode))
+            raise WriteError(folder, error, "free space there, or set TMPDIR to a folder on another disk")
         if done.returncode or not (folder / "content.json").is_file():
             problem = f"the process that read it exited with code {done.returncode}"
     except subprocess.TimeoutExpired:

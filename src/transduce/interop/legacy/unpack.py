@@ -7,9 +7,11 @@ memory and time. A checkpoint is a zip of `data.pkl` and raw storages, an .npz f
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import math
 import struct
+import sys
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from transduce.interop.legacy.safe_pickle import PickleReader, RefusedError, Ten
 MAX_PICKLE = 256 * 2**20  # bytes of data.pkl
 MAX_EXPANSION = 8  # bytes written per byte of the file: tied weights are written more than once
 MAX_SECONDS = 600
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no more can be written
 WEIGHTS = ("model", "model_state", "generator")  # top-level keys of weights
 SETTINGS = ("args", "cfg", "opt", "vocab")  # top-level keys of settings
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -196,10 +199,19 @@ def limit_resources(size: int) -> None:
 def main(path: Path, folder: Path) -> None:
     limit_resources(path.stat().st_size)
     try:
+        _write_content(path, folder)
+    except OSError as error:
+        sys.exit(error.errno)  # where nothing can be written, the exit code says so
+
+
+def _write_content(path: Path, folder: Path) -> None:
+    try:
         result: dict[str, Any] = {"settings": unpack(path, folder)}
         text = json.dumps(result)
     except RefusedError as error:
         text = json.dumps({"refused": str(error)})
     except Exception as error:  # whatever a damaged file leads to is a fault of the file
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
         text = json.dumps({"refused": f"damaged: {type(error).__name__}: {str(error)[:200]}"})
     (folder / "content.json").write_text(text)

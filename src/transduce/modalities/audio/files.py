@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.errors import InputError, UnreadableError
+from transduce.storage import open_atomic
 
 ZERO_CROSSINGS = 16  # of the sinc on each side: more give a steeper filter
 CUTOFF = 0.95  # of the low-pass filter, as a share of half the lower rate
@@ -166,4 +167,5 @@ def _load_archive(file: str, modified: int) -> tuple[np.ndarray, np.ndarray]:
 def write_frames(items: Sequence[np.ndarray], path: Path) -> None:
     """Several tables S F in one file: item 17 is then `path#17`."""
     offsets = np.cumsum([0, *(len(item) for item in items)], dtype=np.int64)
-    np.savez_compressed(path, frames=np.concatenate(items), offsets=offsets)
+    with open_atomic(path) as file:
+        np.savez_compressed(file, frames=np.concatenate(items), offsets=offsets)

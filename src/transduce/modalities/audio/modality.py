@@ -16,6 +16,7 @@ from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.modalities.audio.files import EXTENSIONS, FRAME_EXTENSIONS, read_frames, read_waveform, write_frames
 from transduce.modalities.audio.spectrogram import LogMelSpectrogram, Scale, SpecAugment, perturb_speed
+from transduce.storage import replace_file, staged_folder
 
 NonNegative = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -178,7 +179,7 @@ def extract_features(pairs: str | Path, folder: str | Path, **options: Any) -> P
         items.append(audio.collate([samples]).values[0].numpy())
     if not items:
         raise InputError("no lines", where=str(pairs), remedy="give lines of FILE TAB TEXT")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_frames(items, folder / "frames.npz")
-    (folder / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
+    with staged_folder(folder) as part:
+        write_frames(items, part / "frames.npz")
+        replace_file(part / "pairs.tsv", "".join(lines))
     return folder / "pairs.tsv"

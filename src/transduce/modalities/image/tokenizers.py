@@ -13,6 +13,7 @@ straight through the choice of a row.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class PaletteTokenizer:
 
     def save(self, path: Path) -> None:
         content = {"height": self.height, "width": self.width, "colours": self.colours.tolist()}
-        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        replace_file(path, json.dumps(content) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> PaletteTokenizer:
@@ -369,6 +370,9 @@ def image_grid(images: Sequence[np.ndarray], scale: int = 8, gap: int = 4) -> np
     return sheet
 
 
-def write_png(pixels: np.ndarray, path: Path) -> None:
+def to_png(pixels: np.ndarray) -> bytes:
+    """The content of a PNG file."""
     image: Any = pillow().Image.fromarray(pixels)
-    image.save(path, "PNG")
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
