@@ -140,9 +140,12 @@ def _memory_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+DAMAGES = ("cut", "cut", "flip", "flip", "letter", "letter", "zero", "repeat", "remove", "insert", "empty")
+
+
 def mutate_bytes(draw: random.Random, content: bytes) -> bytes:
     """The content with one kind of damage: cut, flipped, zeroed, replaced, repeated, removed, inserted or emptied."""
-    kind = draw.choice(("cut", "flip", "flip", "letter", "letter", "zero", "repeat", "remove", "insert", "empty"))
+    kind = draw.choice(DAMAGES)
     if kind == "empty" or not content:
         return b""
     where = draw.randrange(len(content))

@@ -114,7 +114,7 @@ def read_frames(source: str, width: int, max_frames: int) -> np.ndarray:
         raise UnreadableError("no such file of frames", file)
     try:
         frames = _item_frames(file, number) if mark else np.load(file, allow_pickle=False)
-    except (ValueError, KeyError, IndexError, OSError, EOFError) as error:
+    except Exception as error:  # of zipfile, zlib and numpy
         raise UnreadableError("not a readable file of frames", f"{source}: {error}") from None
     if not isinstance(frames, np.ndarray) or frames.ndim != 2 or frames.dtype.kind != "f":
         raise UnreadableError("not a table of frames", source)
@@ -136,7 +136,7 @@ def stored_frame_width(source: str) -> int:
     try:
         frames = _item_frames(file, number) if mark else np.load(file, mmap_mode="r", allow_pickle=False)
         return int(frames.shape[1])
-    except (ValueError, KeyError, IndexError, OSError, EOFError, AttributeError) as error:
+    except Exception as error:  # of zipfile, zlib and numpy
         raise UnreadableError("not a readable file of frames", f"{source}: {error}") from None
 
 
