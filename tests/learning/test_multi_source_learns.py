@@ -1,4 +1,4 @@
-"""Questions about pictures are learned from both sources together, and cannot be answered from either one alone."""
+"""Visual question answering is learned from image and question together, and from neither of them alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transduce.synthetic.shapes import COLOURS
 pytestmark = pytest.mark.slow
 
 WIDTH = 64
-SEEN = {
+IMAGE_ENCODER = {
     "kind": "transformer",
     "width": WIDTH,
     "layers": 1,
@@ -26,15 +26,15 @@ SEEN = {
     "dropout": 0.0,
     "front": {"kind": "patches", "patch_size": 4, "position": "sinusoidal"},
 }
-PARTS = {"picture": SEEN, "question": {"kind": "recurrent", "width": WIDTH, "dropout": 0.0}}
+PARTS = {"picture": IMAGE_ENCODER, "question": {"kind": "recurrent", "width": WIDTH, "dropout": 0.0}}
 SOURCES = {"picture": {"kind": "image", "size": 12}, "question": "text"}
 
 
 @pytest.fixture(scope="module")
-def looks(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("looks")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("questions")
     for name, count, seed in (("train", 3000, 1), ("test", 300, 2), ("dev", 50, 3)):
-        write_files("looks", folder / name, count, seed)
+        write_files("colour-questions", folder / name, count, seed)
     return folder
 
 
@@ -46,12 +46,12 @@ def share(right: list[bool]) -> float:
     return sum(right) / len(right)
 
 
-def learn(looks: Path, folder: Path, names: tuple[str, ...], steps: int) -> transduce.Model:
-    """From these sources alone: their columns and the answer; all else is the same."""
+def learn(data: Path, folder: Path, names: tuple[str, ...], steps: int) -> transduce.Model:
+    """Trains a model that reads only these sources: their columns and the answer."""
     files = {}
     for part in ("train", "dev"):
-        files[part] = str(looks / part / f"{'-'.join(names)}.tsv")
-        columns = [[line[list(SOURCES).index(name)] for name in names] + line[-1:] for line in lines(looks / part)]
+        files[part] = str(data / part / f"{'-'.join(names)}.tsv")
+        columns = [[line[list(SOURCES).index(name)] for name in names] + line[-1:] for line in lines(data / part)]
         Path(files[part]).write_text("".join("\t".join(line) + "\n" for line in columns))
     joined = {"kind": "multi_source", "width": WIDTH, "parts": PARTS}
     recipe = {
@@ -84,48 +84,50 @@ def learn(looks: Path, folder: Path, names: tuple[str, ...], steps: int) -> tran
     return transduce.load(folder / "run")
 
 
-def best_unseen(tested: list[list[str]]) -> float:
-    """The commonest answer of each question: more no answer to a question alone can get right on these very lines."""
+def best_without_image(tested: list[list[str]]) -> float:
+    """The accuracy of the most frequent answer to each question: an upper bound without the image."""
     known = defaultdict(Counter)
     for _, question, answer in tested:
         known[question][answer] += 1
     return sum(max(counts.values()) for counts in known.values()) / len(tested)
 
 
-def best_unasked(tested: list[list[str]]) -> float:
-    """Three colours in a picture, each asked for with a chance of a third; and three deviations for so few lines."""
+def best_without_question(tested: list[list[str]]) -> float:
+    """One third, as each of the three colours is asked for equally often, plus three standard deviations."""
     return 1 / 3 + 3 * (1 / 3 * 2 / 3 / len(tested)) ** 0.5
 
 
-def test_question_and_image_together_suffice(looks, tmp_path):
-    model, tested = learn(looks, tmp_path, ("picture", "question"), 1500), lines(looks / "test")
-    pictures = [str(looks / "test" / name) for name, _, _ in tested]
+def test_question_and_image_together_suffice(data, tmp_path):
+    model, tested = learn(data, tmp_path, ("picture", "question"), 1500), lines(data / "test")
+    pictures = [str(data / "test" / name) for name, _, _ in tested]
     questions, answers = [question for _, question, _ in tested], [answer for *_, answer in tested]
 
-    def right(shown: list[str], asked: list[str]) -> float:
-        found = model.generate([f"{picture}\t{question}" for picture, question in zip(shown, asked, strict=True)])
+    def accuracy(images: list[str], texts: list[str]) -> float:
+        found = model.generate([f"{picture}\t{question}" for picture, question in zip(images, texts, strict=True)])
         return share([one.text == answer for one, answer in zip(found, answers, strict=True)])
 
-    assert right(pictures, questions) >= 0.95
-    # Another question or another picture, and it is lost.
-    assert right(pictures[1:] + pictures[:1], questions) <= 0.5
-    assert right(pictures, questions[1:] + questions[:1]) <= 0.5
+    assert accuracy(pictures, questions) >= 0.95
+    # With the question or the image of another line the answer is lost.
+    assert accuracy(pictures[1:] + pictures[:1], questions) <= 0.5
+    assert accuracy(pictures, questions[1:] + questions[:1]) <= 0.5
 
 
-def test_question_alone_does_not_suffice(looks, tmp_path):
-    model, tested = learn(looks, tmp_path, ("question",), 100), lines(looks / "test")
+def test_question_alone_does_not_suffice(data, tmp_path):
+    model, tested = learn(data, tmp_path, ("question",), 100), lines(data / "test")
     found = [one.text for one in model.generate([question for _, question, _ in tested])]
-    assert set(found) <= set(COLOURS)  # that much it has learned
-    assert share([one == line[-1] for one, line in zip(found, tested, strict=True)]) <= best_unseen(tested) <= 0.4
+    assert set(found) <= set(COLOURS)  # it has learned which answers are possible
+    correct = share([one == line[-1] for one, line in zip(found, tested, strict=True)])
+    assert correct <= best_without_image(tested) <= 0.4
 
 
-def test_image_alone_does_not_suffice(looks, tmp_path):
-    """It learns all that a picture tells, which colours are there, and guesses among them."""
-    model, tested = learn(looks, tmp_path, ("picture",), 250), lines(looks / "test")
-    found = [one.text for one in model.generate([str(looks / "test" / name) for name, _, _ in tested])]
-    shown = [colours_of(looks / "test" / name) for name, _, _ in tested]
+def test_image_alone_does_not_suffice(data, tmp_path):
+    """The model learns which colours an image has, and guesses among them."""
+    model, tested = learn(data, tmp_path, ("picture",), 250), lines(data / "test")
+    found = [one.text for one in model.generate([str(data / "test" / name) for name, _, _ in tested])]
+    shown = [colours_of(data / "test" / name) for name, _, _ in tested]
     assert share([one in colours for one, colours in zip(found, shown, strict=True)]) >= 0.95
-    assert share([one == line[-1] for one, line in zip(found, tested, strict=True)]) <= best_unasked(tested) <= 0.42
+    correct = share([one == line[-1] for one, line in zip(found, tested, strict=True)])
+    assert correct <= best_without_question(tested) <= 0.42
 
 
 def colours_of(picture: Path) -> list[str]:

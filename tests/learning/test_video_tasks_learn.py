@@ -1,4 +1,4 @@
-"""Films of a moving shape are captioned and labelled: what moves, and where to."""
+"""Video captioning and classification of moving shapes are learned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
 
-WATCHED = {
+ENCODER = {
     "kind": "recurrent",
     "width": 64,
     "dropout": 0.0,
@@ -27,7 +27,7 @@ def learn(folder: Path, name: str, model: dict, target: str, metric: str, rate: 
         "data": {
             "train": str(folder / "train" / "pairs.tsv"),
             "test": str(folder / "test" / "pairs.tsv"),
-            "sources": {"film": {"kind": "video", "frames": 4, "size": 16}},
+            "sources": {"video": {"kind": "video", "frames": 4, "size": 16}},
             "cache": str(folder / "cache"),
             "dev_size": 50,
         },
@@ -49,19 +49,19 @@ def learn(folder: Path, name: str, model: dict, target: str, metric: str, rate: 
 
 
 def test_video_captioning_learns(tmp_path):
-    """Colour and movement are right; so small a picture hardly tells a circle from a square."""
+    """Colour and motion are correct. The shape is not checked: at 16 pixels a circle looks like a square."""
     block = {"kind": "transformer", "width": 64, "layers": 2, "heads": 4, "ff_width": 128, "dropout": 0.0}
-    learn(tmp_path, "films", {"encoder": WATCHED, "decoder": block}, "words", "exact", 1e-3, 350)
+    learn(tmp_path, "moving-shapes", {"encoder": ENCODER, "decoder": block}, "words", "exact", 1e-3, 350)
     lines = [line.split("\t") for line in (tmp_path / "test" / "pairs.tsv").read_text().splitlines()]
-    found = transduce.load(tmp_path / "run").generate([str(tmp_path / "test" / film) for film, _ in lines])
+    found = transduce.load(tmp_path / "run").generate([str(tmp_path / "test" / name) for name, _ in lines])
     right = [
-        one.text.split()[1:2] + one.text.split()[3:] == said.split()[1:2] + said.split()[3:]
-        for one, (_, said) in zip(found, lines, strict=True)
+        one.text.split()[1:2] + one.text.split()[3:] == reference.split()[1:2] + reference.split()[3:]
+        for one, (_, reference) in zip(found, lines, strict=True)
     ]
     assert sum(right) >= 0.85 * len(right)
 
 
 def test_video_classification_learns(tmp_path):
-    model = {"encoder": WATCHED, "head": {"kind": "classifier", "pooling": "mean"}}
+    model = {"encoder": ENCODER, "head": {"kind": "classifier", "pooling": "mean"}}
     trained = learn(tmp_path, "actions", model, "labels", "accuracy", 3e-3, 200)
     assert trained.scores["test"].scores["accuracy"].value >= 90

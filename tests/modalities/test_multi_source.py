@@ -12,8 +12,13 @@ from run_fixtures import Command
 import transduce
 from transduce.synthetic import SYNTHETIC, generate, write_files
 
+<<<<<<< HEAD
 PART = {"kind": "recurrent", "width": 16, "dropout": 0.0}
 SEEN = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch_size": 16}}
+=======
+TEXT_ENCODER = {"kind": "recurrent", "width": 16, "dropout": 0.0}
+IMAGE_ENCODER = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch": 16}}
+>>>>>>> 1605708 (Names of synthetic data sets say what they are; tests of them in plain words)
 QUICK = {"steps": 4, "batch_tokens": 1024, "validate_every": 4, "checkpoint_every": 4}
 
 
@@ -21,92 +26,102 @@ def settings(pairs: Path, sources: dict, parts: dict, **tokens) -> dict:
     return {
         "data": {"train": str(pairs), "sources": sources, "dev_size": 8},
         "tokens": {side: {"kind": "words"} for side in ("source", "target")} | tokens,
-        "model": {"encoder": {"kind": "multi_source", "width": 16, "parts": parts}, "decoder": PART},
+        "model": {"encoder": {"kind": "multi_source", "width": 16, "parts": parts}, "decoder": TEXT_ENCODER},
         "training": QUICK,
         "evaluation": {"metrics": ["exact"], "resamples": 10},
     }
 
 
 @pytest.fixture(scope="module")
-def asked(bench: Path) -> Path:
-    write_files("looks", bench / "looks", 60, 1)
+def vqa_run(bench: Path) -> Path:
+    write_files("colour-questions", bench / "questions", 60, 1)
     recipe = settings(
-        bench / "looks" / "pairs.tsv",
+        bench / "questions" / "pairs.tsv",
         {"picture": {"kind": "image", "size": 32}, "question": "text"},
-        {"picture": SEEN, "question": PART},
+        {"picture": IMAGE_ENCODER, "question": TEXT_ENCODER},
     )
-    transduce.train(recipe, bench / "asked")
-    return bench / "asked"
+    transduce.train(recipe, bench / "vqa-run")
+    return bench / "vqa-run"
 
 
 def lines(folder: Path, count: int) -> list[list[str]]:
     return [line.split("\t") for line in (folder / "pairs.tsv").read_text().splitlines()[:count]]
 
 
-def test_generate_reads_a_file_of_sources(command: Command, asked: Path, bench: Path) -> None:
+def test_generate_reads_a_file_of_sources(command: Command, vqa_run: Path, bench: Path) -> None:
     inputs = bench / "inputs.tsv"
     inputs.write_text(
-        "".join(f"{bench / 'looks' / name}\t{question}\n" for name, question, _ in lines(bench / "looks", 7))
+        "".join(f"{bench / 'questions' / name}\t{question}\n" for name, question, _ in lines(bench / "questions", 7))
     )
-    called = command("generate", asked, inputs, "--json")
+    called = command("generate", vqa_run, inputs, "--json")
     assert called.code == 0, called.err
     assert len(called.out.splitlines()) == 7
     assert all("text" in json.loads(line) for line in called.out.splitlines())
 
 
-def test_file_names_are_relative_to_the_folder_of_the_file(command: Command, asked: Path, bench: Path) -> None:
-    beside = bench / "looks" / "inputs.tsv"
-    beside.write_text("".join(f"{name}\t{question}\n" for name, question, _ in lines(bench / "looks", 3)))
-    called = command("generate", asked, beside)
+def test_file_names_are_relative_to_the_folder_of_the_file(command: Command, vqa_run: Path, bench: Path) -> None:
+    beside = bench / "questions" / "inputs.tsv"
+    beside.write_text("".join(f"{name}\t{question}\n" for name, question, _ in lines(bench / "questions", 3)))
+    called = command("generate", vqa_run, beside)
     assert called.code == 0, called.err
     assert len(called.out.splitlines()) == 3
 
 
-def test_embedding_depends_on_both_sources(asked: Path, bench: Path) -> None:
-    (first, question, _), (other, _, _) = lines(bench / "looks", 2)
+def test_embedding_depends_on_both_sources(vqa_run: Path, bench: Path) -> None:
+    (first, question, _), (other, _, _) = lines(bench / "questions", 2)
     texts = [
-        f"{bench / 'looks' / name}\t{asked}" for name, asked in ((first, question), (other, question), (first, "red ?"))
+        f"{bench / 'questions' / name}\t{text}"
+        for name, text in ((first, question), (other, question), (first, "red ?"))
     ]
-    vectors = transduce.load(asked).embed(texts)
+    vectors = transduce.load(vqa_run).embed(texts)
     assert vectors.shape == (3, 16)
     assert all(abs(vectors[0] - one).max() > 1e-4 for one in vectors[1:])
 
 
-def test_line_with_too_few_sources_is_reported(command: Command, asked: Path, bench: Path) -> None:
-    picture = bench / "looks" / lines(bench / "looks", 1)[0][0]
-    called = command("generate", asked, stdin=f"{picture}\n".encode())
+def test_line_with_too_few_sources_is_reported(command: Command, vqa_run: Path, bench: Path) -> None:
+    picture = bench / "questions" / lines(bench / "questions", 1)[0][0]
+    called = command("generate", vqa_run, stdin=f"{picture}\n".encode())
     assert called.code == 2
     assert "1 of 2 sources (picture, question)" in called.err
     for verb in ("generate", "explain"):
-        called = command(verb, asked, picture)
+        called = command(verb, vqa_run, picture)
         assert called.code == 2
         assert "one file, but this model reads picture and question" in called.err
 
 
-def test_pairs_are_evaluated(command: Command, asked: Path, bench: Path) -> None:
-    called = command("evaluate", asked, bench / "looks" / "pairs.tsv", "--json", bench / "judged.json")
+def test_pairs_are_evaluated(command: Command, vqa_run: Path, bench: Path) -> None:
+    called = command("evaluate", vqa_run, bench / "questions" / "pairs.tsv", "--json", bench / "judged.json")
     assert called.code == 0, called.err
     assert json.loads((bench / "judged.json").read_text())["count"] == 60
 
 
-def test_rows_of_both_sources_are_explained(command: Command, asked: Path, bench: Path) -> None:
-    name, question, _ = lines(bench / "looks", 1)[0]
-    source = f"{bench / 'looks' / name}\t{question}"
-    explained = transduce.load(asked).explain(source)
+def test_rows_of_both_sources_are_explained(command: Command, vqa_run: Path, bench: Path) -> None:
+    name, question, _ = lines(bench / "questions", 1)[0]
+    source = f"{bench / 'questions' / name}\t{question}"
+    explained = transduce.load(vqa_run).explain(source)
     words = question.split()
     assert list(explained.source_tokens) == ["1,1", "1,2", "2,1", "2,2", *words, "</s>"]
     assert explained.attention.shape[-1] == 4 + len(words) + 1
     assert explained.attention.sum(-1) == pytest.approx(1, abs=1e-4)
-    assert [(scene.begin, scene.grid) for scene in explained.visual_sources] == [(0, (2, 2))]
-    called = command("explain", asked, source)
+    assert [(visual.begin, visual.grid) for visual in explained.visual_sources] == [(0, (2, 2))]
+    called = command("explain", vqa_run, source)
     assert called.code == 0, called.err
     assert question in called.out
 
 
-def test_recipe_is_chosen_by_task(command: Command, asked: Path, bench: Path) -> None:
+def test_recipe_is_chosen_by_task(command: Command, vqa_run: Path, bench: Path) -> None:
     changes = [f"training.{name}={value}" for name, value in QUICK.items()]
     narrow = ("model.encoder.width=16", "model.encoder.parts.picture.width=16", "model.encoder.parts.question.width=16")
-    line = ("train", bench / "looks" / "pairs.tsv", "--task", "vqa", "--run", bench / "vqa", *changes, *narrow)
+    line = (
+        "train",
+        bench / "questions" / "pairs.tsv",
+        "--task",
+        "vqa",
+        "--run",
+        bench / "vqa",
+        *changes,
+        *narrow,
+    )
     called = command(*line, "model.decoder.width=16", "model.decoder.ff_width=16", "data.dev_size=8")
     assert called.code == 0, called.err
     saved = yaml.safe_load((bench / "vqa" / "recipe.yaml").read_text())
@@ -118,7 +133,7 @@ def test_context_and_question_are_two_text_sources(kind: str, command: Command, 
     """Each has its own encoder, and both can be copied from."""
     pairs = bench / f"context-{kind}.tsv"
     pairs.write_text("".join(f"{one.source}\t{one.target}\n" for one in generate("questions", 80)))
-    both = {"context": PART, "question": {**PART, "bidirectional": False}}
+    both = {"context": TEXT_ENCODER, "question": {**TEXT_ENCODER, "bidirectional": False}}
     recipe = settings(pairs, dict.fromkeys(both, "text"), both, shared=True, source={"kind": kind, "size": 300})
     recipe["tokens"]["target"] = recipe["tokens"]["source"]
     recipe["model"]["copy"] = {}
@@ -135,14 +150,14 @@ def test_context_and_question_are_two_text_sources(kind: str, command: Command, 
 
 
 def test_translation_from_two_languages(bench: Path) -> None:
-    """A source that is read twice, in German and in French: any number of texts, any encoders."""
+    """Two text sources, German and French, each with its own encoder."""
     pairs = bench / "two-languages.tsv"
     numbers = [("eins", "un", "one"), ("zwei", "deux", "two"), ("drei", "trois", "three"), ("vier", "quatre", "four")]
     pairs.write_text("".join("\t".join(numbers[place % 4]) + "\n" for place in range(80)))
     dev = bench / "two-languages-dev.tsv"
     dev.write_text("".join("\t".join(number) + "\n" for number in numbers))
     block = {"kind": "transformer", "width": 16, "layers": 1, "heads": 2, "ff_width": 16, "dropout": 0.0}
-    recipe = settings(pairs, {"german": "text", "french": "text"}, {"german": block, "french": PART})
+    recipe = settings(pairs, {"german": "text", "french": "text"}, {"german": block, "french": TEXT_ENCODER})
     recipe["training"] = {**QUICK, "steps": 60, "optimiser": {"learning_rate": 1e-2}, "schedule": {"warmup": 5}}
     recipe["data"] = {"train": str(pairs), "dev": str(dev), "sources": recipe["data"]["sources"]}
     transduce.train(recipe, bench / "two-languages")

@@ -60,7 +60,7 @@ def test_folder_frames_are_in_name_order(tmp_path):
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
 def test_animations(kind, tmp_path):
     first, *others = pictures()
-    path = tmp_path / f"film.{kind.lower()}"
+    path = tmp_path / f"video.{kind.lower()}"
     options = {"lossless": True} if kind == "WEBP" else {}
     first.save(path, kind, save_all=True, append_images=others, duration=50, **options)
     assert reds(read_video(path, 5)) == pytest.approx(SHADES, abs=2)
@@ -69,13 +69,13 @@ def test_animations(kind, tmp_path):
 def test_animation_round_trip(tmp_path):
     stream = io.BytesIO()
     write_animation(pictures(), stream)
-    (tmp_path / "film.gif").write_bytes(stream.getvalue())
-    assert reds(read_video(tmp_path / "film.gif", 5)) == SHADES
+    (tmp_path / "video.gif").write_bytes(stream.getvalue())
+    assert reds(read_video(tmp_path / "video.gif", 5)) == SHADES
 
 
 def test_videos(tmp_path):
     av = pytest.importorskip("av")
-    path = tmp_path / "film.mp4"
+    path = tmp_path / "video.mp4"
     with av.open(str(path), "w") as written:
         stream = written.add_stream("mpeg4", rate=5)
         stream.width = stream.height = 16
@@ -92,8 +92,8 @@ def test_videos(tmp_path):
     ("name", "content", "reason"),
     [
         ("none.gif", None, "no such video"),
-        ("text.gif", b"no film at all", "not a readable video"),
-        ("text.mp4", b"no film at all", "not a readable video"),
+        ("text.gif", b"not a video", "not a readable video"),
+        ("text.mp4", b"not a video", "not a readable video"),
         ("folder", "folder", "no frames"),
     ],
 )
@@ -111,21 +111,21 @@ def test_unreadable_videos_are_refused(name, content, reason, tmp_path):
 
 def test_missing_library_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "av", None)
-    (tmp_path / "film.mp4").write_bytes(b"")
+    (tmp_path / "video.mp4").write_bytes(b"")
     with pytest.raises(InputError, match=r"transduce\[video\]"):
-        read_video(tmp_path / "film.mp4", 2)
+        read_video(tmp_path / "video.mp4", 2)
 
 
 @pytest.fixture
-def film(tmp_path):
+def sample_video(tmp_path):
     for place in range(4):
         pixels = np.random.default_rng(place).integers(0, 256, (8, 16, 3)).astype(np.uint8)
         Picture.fromarray(pixels).save(tmp_path / f"{place}.png")
     return Video(frames=4, size=8, width=16), tmp_path
 
 
-def test_collated_video_batch(film):
-    video, path = film
+def test_collated_video_batch(sample_video):
+    video, path = sample_video
     kept = video.read(str(path))
     assert (kept.shape, kept.dtype, video.shape, video.length(kept)) == ((4, 8, 16, 3), np.uint8, (4, 8, 16, 3), 4)
     padded = video.collate([kept, kept])
@@ -135,9 +135,9 @@ def test_collated_video_batch(film):
 
 
 @pytest.mark.parametrize(("front", "grid"), [(FrameEmbedding, (4,)), (TubeletEmbedding, (2, 2, 4))])
-def test_rows_match_their_cells_in_the_visualisation(front, grid, film):
+def test_rows_match_their_cells_in_the_visualisation(front, grid, sample_video):
     """Change one cell of the strip: the rows that stand for it change, and no others. One law for both."""
-    video, path = film
+    video, path = sample_video
     kept = video.read(str(path))
     torch.manual_seed(1)
     options = {"patch_size": 4, "tubelet_size": 2} if front is TubeletEmbedding else {"stages": 2}
@@ -163,8 +163,8 @@ def test_rows_match_their_cells_in_the_visualisation(front, grid, film):
 
 
 @pytest.mark.parametrize("front", [FrameEmbedding, TubeletEmbedding])
-def test_videos_in_a_batch_are_independent(front, film):
-    video, path = film
+def test_videos_in_a_batch_are_independent(front, sample_video):
+    video, path = sample_video
     kept = video.read(str(path))
     rows = front(12, shape=video.shape, **({"stages": 2} if front is FrameEmbedding else {"patch_size": 4})).eval()
     both = rows.rows(video.collate([kept, kept[::-1].copy()]))

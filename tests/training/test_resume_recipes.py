@@ -15,7 +15,7 @@ from transduce.training.experiment import train
 from transduce.training.resolve import resolve, resumed_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
-MODALITIES = {"text": "copy", "image": "shapes", "audio": "tones", "video": "films"}
+MODALITIES = {"text": "copy", "image": "shapes", "audio": "sung-digits", "video": "moving-shapes"}
 TINY = [
     "model.encoder.width=8",
     "model.decoder.width=8",

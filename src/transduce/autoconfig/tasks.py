@@ -10,7 +10,7 @@ from transduce.autoconfig.image import LONGEST, PICTURED, PICTURES, QUESTION_SOU
 from transduce.autoconfig.sizes import cosine, metrics_for, recurrent, tokens_for, tokens_of, training_for, transformer
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.autoconfig.text import TEXTS
-from transduce.autoconfig.video import SHOWN, caption_films, classify_films
+from transduce.autoconfig.video import SHOWN, caption_videos, classify_videos
 
 
 def _generate(statistics: CorpusStatistics) -> dict[str, Any]:
@@ -147,8 +147,8 @@ TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
     "lm": _language,
     **PICTURES,
     "vqa": ask,
-    "caption-videos": caption_films,
-    "classify-videos": classify_films,
+    "caption-videos": caption_videos,
+    "classify-videos": classify_videos,
     "draw": draw,
     "transcribe": transcribe,
 }

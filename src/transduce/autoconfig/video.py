@@ -8,7 +8,7 @@ from transduce.autoconfig.sizes import cosine
 from transduce.autoconfig.statistics import CorpusStatistics
 
 FRAMES, SIZE = 8, 32
-SHOWN = {"sources": {"film": {"kind": "video", "frames": FRAMES, "size": SIZE}}}
+SHOWN = {"sources": {"video": {"kind": "video", "frames": FRAMES, "size": SIZE}}}
 
 
 def _watch(statistics: CorpusStatistics) -> tuple[dict[str, Any], dict[str, Any], int]:
@@ -25,8 +25,8 @@ def _watch(statistics: CorpusStatistics) -> tuple[dict[str, Any], dict[str, Any]
     return {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "front": front}, training, width
 
 
-def caption_films(statistics: CorpusStatistics) -> dict[str, Any]:
-    """A decoder writes what happens, and looks at the frames."""
+def caption_videos(statistics: CorpusStatistics) -> dict[str, Any]:
+    """A recurrent encoder over the frames, and a decoder with attention that generates the caption."""
     encoder, training, width = _watch(statistics)
     words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
     return {
@@ -41,8 +41,8 @@ def caption_films(statistics: CorpusStatistics) -> dict[str, Any]:
     }
 
 
-def classify_films(statistics: CorpusStatistics) -> dict[str, Any]:
-    """One label a film, from an encoder alone."""
+def classify_videos(statistics: CorpusStatistics) -> dict[str, Any]:
+    """The same encoder with a classification head."""
     encoder, training, _ = _watch(statistics)
     return {
         "tokens": {"target": {"kind": "labels"}},

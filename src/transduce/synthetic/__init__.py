@@ -56,25 +56,31 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
         shapes.generate_icons,
         writes_files=True,
     ),
-    "looks": SyntheticDataset(
+    "colour-questions": SyntheticDataset(
         "images of three shapes TAB a question about a colour -> the answer",
         "vqa",
         shapes.generate_column_questions,
         columns=2,
         writes_files=True,
+        salt="looks",
     ),
-    "scenes": SyntheticDataset(
+    "scene-questions": SyntheticDataset(
         "images of shapes TAB a question: which, how many, where -> the answer",
         "vqa",
         shapes.generate_scene_questions,
         columns=2,
         writes_files=True,
+        salt="scenes",
     ),
-    "tones": SyntheticDataset(
-        "recordings of sung digits -> the digits", "transcribe", sung_digits.generate, writes_files=True
+    "sung-digits": SyntheticDataset(
+        "recordings of sung digits -> the digits", "transcribe", sung_digits.generate, writes_files=True, salt="tones"
     ),
-    "films": SyntheticDataset(
-        "videos of a moving shape -> a caption", "caption-videos", shapes.generate_video_captions, writes_files=True
+    "moving-shapes": SyntheticDataset(
+        "videos of a moving shape -> a caption",
+        "caption-videos",
+        shapes.generate_video_captions,
+        writes_files=True,
+        salt="films",
     ),
     "actions": SyntheticDataset(
         "videos of a moving shape -> the kind of motion",
@@ -90,7 +96,7 @@ def generate(name: str, count: int, seed: int = 1, *, held_out: bool = False) ->
     dataset = _dataset(name)
     if dataset.writes_files:
         raise InputError(f"the sources of {name} are files", remedy="write them to a folder: --output FOLDER")
-    return _exactly(count, distinct(dataset.generate(_rng(name, seed, held_out), held_out)), name)
+    return _exactly(count, distinct(dataset.generate(_rng(dataset.salt or name, seed, held_out), held_out)), name)
 
 
 def write_files(name: str, folder: Path, count: int, seed: int = 1, *, held_out: bool = False) -> Path:
@@ -98,7 +104,7 @@ def write_files(name: str, folder: Path, count: int, seed: int = 1, *, held_out:
     dataset = _dataset(name)
     if not dataset.writes_files:
         raise InputError(f"the sources of {name} are texts, not files", remedy="generate its lines")
-    return write_folder(islice(dataset.generate(_rng(name, seed, held_out), held_out), count), folder)
+    return write_folder(islice(dataset.generate(_rng(dataset.salt or name, seed, held_out), held_out), count), folder)
 
 
 def _dataset(name: str) -> SyntheticDataset:
@@ -107,8 +113,8 @@ def _dataset(name: str) -> SyntheticDataset:
     return SYNTHETIC[name]
 
 
-def _rng(name: str, seed: int, held_out: bool) -> random.Random:
-    return random.Random(f"{name} {seed} {held_out}")
+def _rng(salt: str, seed: int, held_out: bool) -> random.Random:
+    return random.Random(f"{salt} {seed} {held_out}")
 
 
 def _exactly(count: int, examples: Iterator[Example], name: str) -> Iterator[Example]:

@@ -46,6 +46,7 @@ class SyntheticDataset:
     generate: Callable[[random.Random, bool], Iterator[Any]]
     columns: int = 1  # columns of a TSV line that form the source
     writes_files: bool = False
+    salt: str = ""  # of the random seed; without it the name. A set that is renamed keeps its salt, and so its data.
 
 
 def is_held_out(word: str) -> bool:

@@ -21,11 +21,11 @@ RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 @pytest.fixture(scope="module")
-def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tones")
-    write_files("tones", folder / "train", 1000, 1)
-    write_files("tones", folder / "dev", 20, 2)
-    write_files("tones", folder / "test", 50, 1, held_out=True)
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sung-digits")
+    write_files("sung-digits", folder / "train", 1000, 1)
+    write_files("sung-digits", folder / "dev", 20, 2)
+    write_files("sung-digits", folder / "test", 50, 1, held_out=True)
     return folder
 
 
@@ -33,11 +33,11 @@ def lines(pairs: Path) -> list[list[str]]:
     return [line.split("\t") for line in pairs.read_text().splitlines()]
 
 
-def test_truth_gives_the_time_span_of_each_word(tones: Path) -> None:
-    """Loud inside the spans, quiet between them; and what is held out stands in no file to train on."""
-    truth = [json.loads(line)["spans"] for line in (tones / "train" / "truth.jsonl").read_text().splitlines()]
-    for (named, text), spans in list(zip(lines(tones / "train" / "pairs.tsv"), truth, strict=True))[:20]:
-        samples = Audio(rate=8000).read(str(tones / "train" / named)).astype(float)
+def test_truth_gives_the_time_span_of_each_word(digits: Path) -> None:
+    """Recordings are loud inside the spans and quiet between them; held-out digit pairs are new."""
+    truth = [json.loads(line)["spans"] for line in (digits / "train" / "truth.jsonl").read_text().splitlines()]
+    for (named, text), spans in list(zip(lines(digits / "train" / "pairs.tsv"), truth, strict=True))[:20]:
+        samples = Audio(rate=8000).read(str(digits / "train" / named)).astype(float)
         inside = np.zeros(len(samples), bool)
         for begin, end in spans:
             inside[int(begin * 8000) : int(end * 8000)] = True
@@ -46,7 +46,7 @@ def test_truth_gives_the_time_span_of_each_word(tones: Path) -> None:
     follows = [
         {
             pair
-            for _, text in lines(tones / name / "pairs.tsv")
+            for _, text in lines(digits / name / "pairs.tsv")
             for pair in zip(text.split(), text.split()[1:], strict=False)
         }
         for name in ("train", "test")
@@ -54,23 +54,23 @@ def test_truth_gives_the_time_span_of_each_word(tones: Path) -> None:
     assert follows[1] - follows[0]
 
 
-def test_recipe_is_chosen_for_audio_and_for_frames(tones: Path, tmp_path: Path) -> None:
-    chosen = complete_recipe(recipe_for(str(tones / "train" / "pairs.tsv"), task="transcribe"))
+def test_recipe_is_chosen_for_audio_and_for_frames(digits: Path, tmp_path: Path) -> None:
+    chosen = complete_recipe(recipe_for(str(digits / "train" / "pairs.tsv"), task="transcribe"))
     assert chosen.data.sources["sound"]["kind"] == "audio"
     assert chosen.data.sources["sound"]["rate"] == 8000
     assert chosen.tokens.target.kind == "words"
     few = tmp_path / "few.tsv"
     few.write_text(
-        "".join(f"{tones}/test/{named}\t{text}\n" for named, text in lines(tones / "test" / "pairs.tsv")[:4])
+        "".join(f"{digits}/test/{named}\t{text}\n" for named, text in lines(digits / "test" / "pairs.tsv")[:4])
     )
-    made = extract_features(few, tmp_path / "frames", rate=8000, mels=20)
-    named = complete_recipe(recipe_for(str(made), task="transcribe"))
+    written = extract_features(few, tmp_path / "frames", rate=8000, mels=20)
+    named = complete_recipe(recipe_for(str(written), task="transcribe"))
     assert named.data.sources["sound"]["kind"] == "audio_features"
     assert named.data.sources["sound"]["size"] == 20
     sound, frames = Audio(rate=8000, mels=20), AudioFeatures(size=20)
     first = lines(few)[0][0]
     np.testing.assert_allclose(
-        frames.collate([frames.read(f"{made.parent}/{lines(made)[0][0]}")]).values,
+        frames.collate([frames.read(f"{written.parent}/{lines(written)[0][0]}")]).values,
         sound.collate([sound.read(first)]).values,
         atol=1e-4,
     )
@@ -88,34 +88,34 @@ def test_unreadable_recordings_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted([*RECIPES.glob("an4/*.yaml"), *RECIPES.glob("fsdd/*.yaml")]), ids=lambda p: p.stem
 )
-def test_stored_recipes_run_from_frames_to_a_score(path: Path, tones: Path, tmp_path: Path) -> None:
-    """Two updates of a narrower model: all parts meet."""
+def test_stored_recipes_run_from_frames_to_a_score(path: Path, digits: Path, tmp_path: Path) -> None:
+    """Two updates of a narrower model."""
     few = tmp_path / "few.tsv"
     few.write_text(
-        "".join(f"{tones}/train/{named}\t{text}\n" for named, text in lines(tones / "train" / "pairs.tsv")[:12])
+        "".join(f"{digits}/train/{named}\t{text}\n" for named, text in lines(digits / "train" / "pairs.tsv")[:12])
     )
     size = yaml.safe_load(path.read_text())["data"]["sources"]["sound"]["size"]
-    made = extract_features(few, tmp_path / "frames", rate=8000, mels=size)
+    written = extract_features(few, tmp_path / "frames", rate=8000, mels=size)
     changes = ["training.steps=2", "training.validate_every=2", "training.checkpoint_every=2", "data.dev_size=4"]
     changes += ["generation.beam=2", "generation.max_length=5", "model.encoder.width=16", "model.encoder.layers=1"]
     changes += ["model.decoder.width=16"] if "decoder" in yaml.safe_load(path.read_text())["model"] else []
-    files = [f"data.train={made}", f"data.test={made}", f"data.cache={tmp_path}/cache"]
+    files = [f"data.train={written}", f"data.test={written}", f"data.cache={tmp_path}/cache"]
     run = train(recipe_for(str(path), [*changes, *files]), tmp_path / "run")
     assert run is not None
-    assert transduce.load(tmp_path / "run").generate([f"{made.parent}/frames.npz#0"])
+    assert transduce.load(tmp_path / "run").generate([f"{written.parent}/frames.npz#0"])
 
 
 @pytest.mark.slow
-def test_model_learns_digits_and_attends_to_their_time_spans(tones: Path, tmp_path: Path) -> None:
-    """Pairs of words that never followed each other in training; each row of the memory sees 85 ms of sound.
+def test_model_learns_digits_and_attends_to_their_time_spans(digits: Path, tmp_path: Path) -> None:
+    """The test set has digit pairs that do not occur in training; each row of the memory covers 85 ms.
 
-    The state of a decoder that does not know where it looked last can but guess where the next word begins. Attention
-    that knows (Chorowski 2015) finds it: with five seeds the peak lay within the word for 93 to 99 of 100.
+    Location-aware attention (Chorowski 2015) is needed: without it the decoder cannot tell where the next word
+    begins. With five seeds the attention peak lay within the word for 93 to 99 of 100 words.
     """
-    files = {name: f"{tones}/{name}/pairs.tsv" for name in ("train", "dev", "test")} | {"cache": f"{tmp_path}/cache"}
+    files = {name: f"{digits}/{name}/pairs.tsv" for name in ("train", "dev", "test")} | {"cache": f"{tmp_path}/cache"}
     encoder = {"kind": "convolutional", "width": 64, "layers": 1, "kernel": 1, "position": "sinusoidal", "dropout": 0.0}
-    reader = {"kind": "bahdanau", "score": "location"}
-    decoder = {"kind": "recurrent", "width": 64, "context": reader, "dropout": 0.0}
+    context = {"kind": "bahdanau", "score": "location"}
+    decoder = {"kind": "recurrent", "width": 64, "context": context, "dropout": 0.0}
     recipe = {
         "data": {**files, "sources": {"sound": {"kind": "audio", "rate": 8000, "mels": 24}}},
         "tokens": {"target": {"kind": "words"}},
@@ -140,21 +140,21 @@ def test_model_learns_digits_and_attends_to_their_time_spans(tones: Path, tmp_pa
     scores = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert scores["test"]["scores"]["wer"]["value"] < 12
     model = transduce.load(tmp_path / "run")
-    looks, seen = words_in_sight(model, tones / "test")
-    assert seen > 90
-    assert looks / seen >= 0.9
+    inside, total = attended_words(model, digits / "test")
+    assert total > 90
+    assert inside / total >= 0.9
 
 
-def words_in_sight(model: transduce.Model, folder: Path) -> tuple[int, int]:
-    """Of the words of right texts, how many had the middle of the row that they looked at most within their time."""
+def attended_words(model: transduce.Model, folder: Path) -> tuple[int, int]:
+    """(inside, total): words of correct outputs, and those among them whose attention peak lies in their time span."""
     truth = [json.loads(line)["spans"] for line in (folder / "truth.jsonl").read_text().splitlines()]
-    looks = seen = 0
+    inside = total = 0
     for (named, text), spans in zip(lines(folder / "pairs.tsv"), truth, strict=True):
-        told = model.explain(str(folder / named))
-        if told.output == text:
-            (scene,) = told.visual_sources
-            row = scene.extent / scene.grid[1]  # seconds
-            for weights, (begin, end) in zip(told.map().weights, spans, strict=False):  # S; without </s>
-                looks += begin <= (weights.argmax() + 0.5) * row <= end
-                seen += 1
-    return looks, seen
+        explained = model.explain(str(folder / named))
+        if explained.output == text:
+            (visual,) = explained.visual_sources
+            row = visual.extent / visual.grid[1]  # seconds
+            for weights, (begin, end) in zip(explained.map().weights, spans, strict=False):  # S; without </s>
+                inside += begin <= (weights.argmax() + 0.5) * row <= end
+                total += 1
+    return inside, total
