@@ -12,13 +12,8 @@ from run_fixtures import Command
 import transduce
 from transduce.synthetic import SYNTHETIC, generate, write_files
 
-<<<<<<< HEAD
-PART = {"kind": "recurrent", "width": 16, "dropout": 0.0}
-SEEN = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch_size": 16}}
-=======
 TEXT_ENCODER = {"kind": "recurrent", "width": 16, "dropout": 0.0}
-IMAGE_ENCODER = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch": 16}}
->>>>>>> 1605708 (Names of synthetic data sets say what they are; tests of them in plain words)
+IMAGE_ENCODER = {"kind": "identity", "width": 16, "dropout": 0.0, "front": {"kind": "patches", "patch_size": 16}}
 QUICK = {"steps": 4, "batch_tokens": 1024, "validate_every": 4, "checkpoint_every": 4}
 
 
