@@ -247,10 +247,10 @@ class State:
         these tensors, so they are overwritten.
         """
 
-        def replaced(x: Tensor, new: Tensor, places: Tensor) -> Tensor:
-            new = new[: len(places)].to(x.dtype)
+        def replaced(x: Tensor, new: Tensor, index: Tensor) -> Tensor:
+            new = new[: len(index)].to(x.dtype)
             # Not in place where elements share an address, as after `expand`.
-            return x.index_copy_(0, places, new) if owned and x.is_contiguous() else x.index_copy(0, places, new)
+            return x.index_copy_(0, index, new) if owned and x.is_contiguous() else x.index_copy(0, index, new)
 
         fixed = map_tensors(lambda x, new: replaced(x, new, sources), self.fixed, other.fixed)
         rows = self._rows(sources)
@@ -264,30 +264,33 @@ class State:
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """Slots of a preallocated KV cache B N L G K: one per beam and position."""
+    """Slots of a preallocated KV cache B N L G K: one per beam and position.
 
-    places: Tensor  # R: the position of each new row
-    owners: Tensor  # R L: the beam whose slot holds the token of a row at each position
+    Beams that continue another one do not copy its cache: the indirection says whose slots they read.
+    """
+
+    positions: Tensor  # R: the position of each new row
+    indirection: Tensor  # R L: the beam whose slot holds the token of a row at each position
     beams: int  # N
-    reach: int | None = None  # how far back a row attends; None: to all earlier rows
+    window: int | None = None  # how far back a row attends; None: to all earlier rows
 
     @cached_property
     def rows(self) -> Tensor:
         """R: the slot, of B*N*L, that each new row fills."""
-        rows, room = self.owners.shape
-        return torch.arange(rows, device=self.places.device) * room + self.places
+        rows, capacity = self.indirection.shape
+        return torch.arange(rows, device=self.positions.device) * capacity + self.positions
 
     @cached_property
     def mask(self) -> Tensor:
         """B 1 N N*L: the slots that each beam attends to."""
-        slots = torch.arange(self.owners.size(1), device=self.places.device)
-        seen = slots <= self.places[:, None]  # R L
-        if self.reach is not None:
-            seen = seen & (self.places[:, None] - slots <= self.reach)
+        slots = torch.arange(self.indirection.size(1), device=self.positions.device)
+        visible = slots <= self.positions[:, None]  # R L
+        if self.window is not None:
+            visible = visible & (self.positions[:, None] - slots <= self.window)
         if self.beams > 1:
-            own = torch.arange(self.beams, dtype=self.owners.dtype, device=slots.device)  # N
-            seen = (seen[:, None] & (self.owners[:, None] == own[:, None])).flatten(1)  # R N*L
-        return seen.unflatten(0, (-1, self.beams))[:, None]
+            beams = torch.arange(self.beams, dtype=self.indirection.dtype, device=slots.device)  # N
+            visible = (visible[:, None] & (self.indirection[:, None] == beams[:, None])).flatten(1)  # R N*L
+        return visible.unflatten(0, (-1, self.beams))[:, None]
 
     @cached_property
     def additive_mask(self) -> Tensor:

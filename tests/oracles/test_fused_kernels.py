@@ -123,7 +123,7 @@ def test_memory_attention_equals_torch(beams: int, kind: torch.dtype) -> None:
 def test_embedding_equals_torch(beams: int, positions: bool) -> None:
     kind, capacity = KINDS[0], 40
     slots = slots_of(2, beams, capacity, None)
-    slots.places[0] = capacity - 1  # the last one stays where it is
+    slots.positions[0] = capacity - 1  # the last one stays where it is
     entry = EmbeddingTables(numbers(30, 72, kind=kind), 3.0, numbers(30, 72, kind=kind) if positions else None)
     tokens = torch.randint(0, 30, (2 * beams, 7)).to(DEVICE)[:, -1]  # the last column of a history
     found, wanted = (operations.embed(entry, tokens, slots) for operations in (TRITON, TORCH))

@@ -111,7 +111,7 @@ def test_steps_equal_the_modules_and_beams_share_caches(shape: str, alone: bool)
             order = (torch.randint(0, beams, (3, beams)) + torch.arange(3)[:, None] * beams).flatten()
             states = [one.state.reorder(order), two.state.reorder(order)]
             assert counting.calls["qkv"] == COMMON["layers"] * (number + 1)
-        for before, after in zip(states[0].fixed["room"], states[1].fixed["room"], strict=True):
+        for before, after in zip(states[0].fixed["kv_cache"], states[1].fixed["kv_cache"], strict=True):
             torch.testing.assert_close(after, before, atol=2e-4, rtol=1e-4)
 
 

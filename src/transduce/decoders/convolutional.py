@@ -65,16 +65,16 @@ class ConvolutionalDecoder(Decoder):
         rows, table = memory.mask.size(0), self.embedding.weight
         # k - 1 rows of zeros before the first token, for each layer.
         before = tuple(table.new_zeros(rows, block.convolution.kernel - 1, table.size(1)) for block in self.layers)
-        places = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
-        return State({"memory": projected, "mask": memory.mask}, {"layers": before, "next": places})
+        next_position = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
+        return State({"memory": projected, "mask": memory.mask}, {"layers": before, "next_position": next_position})
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
         rows, steps = tokens.shape
         lengths = torch.full((rows,), steps, device=tokens.device) if mask is None else mask.sum(1)
-        places = state.past["next"][:, None] + torch.arange(steps, device=tokens.device)  # R T
-        embedded = self.dropout(self.position.add(self.embedding(tokens), places))
+        positions = state.past["next_position"][:, None] + torch.arange(steps, device=tokens.device)  # R T
+        embedded = self.dropout(self.position.add(self.embedding(tokens), positions))
         values = embedded
         after: list[Tensor] = []
         weights: list[Tensor] = []
@@ -92,7 +92,7 @@ class ConvolutionalDecoder(Decoder):
                 found = (found + answer) * HALF
                 weights += [seen] if seen is not None else []
             values = (found + values) * HALF
-        past = {"layers": tuple(after), "next": state.past["next"] + lengths}
+        past = {"layers": tuple(after), "next_position": state.past["next_position"] + lengths}
         attention = Attention(torch.stack(weights, 1) if weights else None) if with_attention else None
         hidden = self.dropout(values)
         return Step(self.output(hidden), replace(state, past=past), attention, hidden)

@@ -120,7 +120,7 @@ class TorchOperations:
 
     def embed(self, tables: EmbeddingTables, tokens: Tensor, slots: CacheSlots) -> EmbeddedStep:
         """Tokens (R) at their positions."""
-        positions, indirection = slots.places, slots.owners
+        positions, indirection = slots.positions, slots.indirection
         rows = tables.tokens[tokens] * tables.scale
         if tables.positions is not None:
             rows = rows + tables.positions[positions.clamp(max=len(tables.positions) - 1)]
@@ -151,7 +151,7 @@ class TritonOperations(TorchOperations):
     def qkv(self, op: FusedLinear, rows: Tensor, cache: KeysValues, slots: CacheSlots) -> tuple[Tensor, Tensor]:
         outputs: Any = op.layer.out_features
         width = outputs - 2 * cache[0].size(3) * cache[0].size(4)
-        return self._launch(op, rows, width, None, (*cache, slots.places, cache[0].size(2)))
+        return self._launch(op, rows, width, None, (*cache, slots.positions, cache[0].size(2)))
 
     def _launch(
         self, op: FusedLinear, rows: Tensor, width: int, residual: Tensor | None, cache: tuple[Any, ...] | None = None
@@ -183,9 +183,9 @@ class TritonOperations(TorchOperations):
         keys, values = cache
         capacity, groups, width = keys.shape[2:]
         heads, result = query.size(1) // width, torch.empty_like(query)
-        indirection = slots.owners if slots.beams > 1 else None
+        indirection = slots.indirection if slots.beams > 1 else None
         cache_attention[(len(keys) * heads,)](
-            query, keys, values, slots.places, indirection, result, scale, slots.reach, heads, heads // groups,
+            query, keys, values, slots.positions, indirection, result, scale, slots.window, heads, heads // groups,
             slots.beams, capacity, width=width, block=_tile(slots.beams * capacity, 16, 128), max_queries=MAX_QUERIES,
         )  # fmt: skip
         return result
@@ -196,7 +196,7 @@ class TritonOperations(TorchOperations):
     def embed(self, tables: EmbeddingTables, tokens: Tensor, slots: CacheSlots) -> EmbeddedStep:
         from transduce.kernels.triton.decode_step import embed
 
-        positions, indirection = slots.places, slots.owners
+        positions, indirection = slots.positions, slots.indirection
         number, width = len(tokens), tables.tokens.size(1)
         rows = tables.tokens.new_empty(number, width)
         next_positions, several = torch.empty_like(positions), slots.beams > 1

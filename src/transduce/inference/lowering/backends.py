@@ -93,7 +93,7 @@ class OperationsBackend:
             return not torch.is_grad_enabled()
         fits = len(tokens) <= MAX_ROWS and state.beams <= MAX_QUERIES and not torch.is_grad_enabled()
         positions = self.tables.positions
-        return fits and (positions is None or state.past["owners"].size(1) <= max(len(positions), MAX_POSITIONS))
+        return fits and (positions is None or state.past["indirection"].size(1) <= max(len(positions), MAX_POSITIONS))
 
     def advance(self, decoder: LoweredDecoder, tokens: Tensor, state: State) -> Step:
         rows, past, slots = self._embed(decoder, tokens, state)
@@ -103,7 +103,7 @@ class OperationsBackend:
             mask = fixed["additive_mask"]
         for number, block in enumerate(self.blocks):
             memory = fixed["memory"][number] if block.cross_query is not None else None
-            rows = self._block(block, rows, fixed["room"][number], memory, mask, slots)
+            rows = self._block(block, rows, fixed["kv_cache"][number], memory, mask, slots)
         state = replace(state, past=past)
         if self.tables is None:
             norm = self.final_norm
@@ -123,14 +123,14 @@ class OperationsBackend:
     ) -> tuple[Tensor, dict[str, Tree], CacheSlots]:
         """Embeddings R D, the next `past`, and where the rows stand."""
         if self.tables is None:
-            view, past = decoder._place(state)
+            view, past = decoder.slot_context(state)
             assert view.slots is not None
             return decoder.embed(decoder.embedding(tokens), view.queries, None)[:, 0], past, view.slots
-        slots = CacheSlots(state.past["next"], state.past["owners"], state.beams, decoder.window)
+        slots = CacheSlots(state.past["next_position"], state.past["indirection"], state.beams, decoder.window)
         entered = self.operations.embed(self.tables, tokens[:, 0], slots)
         rows = entered.rows if self.entry_norm is None else self.entry_norm(entered.rows)
-        past = {"next": entered.next_positions, "owners": entered.indirection}
-        return rows, past, replace(slots, owners=entered.indirection)
+        past = {"next_position": entered.next_positions, "indirection": entered.indirection}
+        return rows, past, replace(slots, indirection=entered.indirection)
 
     def _block(
         self, block: BlockOperations, rows: Tensor, cache: KeysValues, memory: Any, mask: Tensor, slots: CacheSlots
@@ -187,24 +187,24 @@ class NativeBackend:
 
     def supports(self, tokens: Tensor, state: State) -> bool:
         parts = [part for layer in state.fixed["memory"] for part in layer]
-        return state.fixed["room"][0][0].dtype == torch.float32 and all(part.is_contiguous() for part in parts)
+        return state.fixed["kv_cache"][0][0].dtype == torch.float32 and all(part.is_contiguous() for part in parts)
 
     def advance(self, decoder: LoweredDecoder, tokens: Tensor, state: State) -> Step:
-        view, past = decoder._place(state)
+        view, past = decoder.slot_context(state)
         slots, fixed = view.slots, state.fixed
         assert slots is not None
         values = decoder.embed(decoder.embedding(tokens), view.queries, None)
         for number, block in enumerate(self.blocks):
             memory = (*fixed["memory"][number], view.source) if fixed["memory"] else None
-            cache = fixed["room"][number]
-            values = block(values, cache, slots.places, slots.owners, slots.beams, slots.reach, memory)
+            cache = fixed["kv_cache"][number]
+            values = block(values, cache, slots.positions, slots.indirection, slots.beams, slots.window, memory)
         hidden = values if decoder.final_norm is None else decoder.final_norm(values)
         return Step(decoder.output(hidden), replace(state, past=past), None, hidden)
 
     def top_k(self, decoder: LoweredDecoder, tokens: Tensor, state: State, request: TopKRequest) -> TopK:
         """Inactive rows are skipped, and the logits are never stored: they are scanned as they are computed."""
-        view, past = decoder._place(state)
-        positions, indirection, fixed = state.past["next"], past["owners"], state.fixed
+        view, past = decoder.slot_context(state)
+        positions, indirection, fixed = state.past["next_position"], past["indirection"], state.fixed
         rows = None if bool(request.active.all()) else request.active.nonzero().flatten()  # R'
         if rows is not None:
             tokens = tokens[rows]
@@ -224,7 +224,7 @@ class NativeBackend:
         layer: Any = decoder.output.projection  # read now: a shortlist replaces it
         shortlists = shortlists_struct(layer.native, request.shortlists)
         result = TopKBuffers(len(values), request.k, request.suppressed, shortlists)
-        self.decoder(values, step, fixed["room"], memories, layer.native, result)
+        self.decoder(values, step, fixed["kv_cache"], memories, layer.native, result)
         log_probs, best = result.log_probs, result.tokens
         if rows is not None:
             log_probs = log_probs.new_full((len(positions), request.k), -torch.inf).index_copy_(0, rows, log_probs)

@@ -153,7 +153,7 @@ class LoweredDecoder(TransformerDecoder):
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        one_step = mask is None and not with_attention and "room" in state.fixed and tokens.size(1) == 1
+        one_step = mask is None and not with_attention and "kv_cache" in state.fixed and tokens.size(1) == 1
         if one_step and self.backend.supports(tokens, state):
             return self.backend.advance(self, tokens, state)
         return super().advance(tokens, state, mask, with_attention=with_attention)
