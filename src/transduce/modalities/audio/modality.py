@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Lt
 from torch import Tensor
 
 from transduce.contracts import Count, Modality, VisualSource
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
+from transduce.layers.option_groups import flat_options
 from transduce.modalities.audio.files import EXTENSIONS, FRAME_EXTENSIONS, read_frames, read_waveform, write_frames
-from transduce.modalities.audio.spectrogram import LogMelSpectrogram, Scale, SpecAugment, perturb_speed
+from transduce.modalities.audio.spectrogram import LogMelSpectrogram, Positive, SpecAugment, perturb_speed
 from transduce.storage import replace_file, staged_folder
-
-NonNegative = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
 
 
 class Audio(Modality):
@@ -27,36 +26,26 @@ class Audio(Modality):
 
     extensions = EXTENSIONS
 
+    @flat_options
     def __init__(
         self,
         *,
-        rate: Count = 16_000,
-        mels: Count = 80,
-        window: Positive = 25.0,
-        hop: Positive = 10.0,
+        spectrogram: LogMelSpectrogram,
         seconds: Positive = 30.0,
-        scale: Scale = "kaldi",
         pad_to_max: bool = False,
-        normalise: bool = True,
         speed: Annotated[float, Ge(0), Lt(0.5)] = 0.0,
-        time_masks: NonNegative = 0,
-        time_width: Count = 40,
-        frequency_masks: NonNegative = 0,
-        frequency_width: Count = 15,
+        augmentation: SpecAugment,
     ) -> None:
         """`pad_to_max`: pad with silence up to `seconds`. `speed`: strength of the speed perturbation in training."""
-        self._spectrogram = LogMelSpectrogram(rate, mels, window, hop, scale)
-        if self._spectrogram.step < 1:
-            raise InputError(f"a hop of {hop:g} ms is less than a sample", remedy="raise hop or rate")
-        self._rate, self._seconds, self._pad_to_max, self._speed = rate, seconds, pad_to_max, speed
-        self._augment = SpecAugment(normalise, time_masks, time_width, frequency_masks, frequency_width)
+        self._spectrogram, self._augment = spectrogram, augmentation
+        self._seconds, self._pad_to_max, self._speed = seconds, pad_to_max, speed
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self._spectrogram.bands,)
+        return (self._spectrogram.mels,)
 
     def read(self, source: str) -> np.ndarray:
-        samples = read_waveform(source, self._rate, self._seconds)
+        samples = read_waveform(source, self._spectrogram.rate, self._seconds)
         if not self.length(samples) or len(samples) <= self._spectrogram.width // 2:
             raise UnreadableError("audio too short", f"{source}: {len(samples)} samples, less than one window")
         return samples
@@ -81,7 +70,7 @@ class Audio(Modality):
 
     @property
     def _full_length(self) -> int:
-        return int(self._seconds * self._rate)
+        return int(self._seconds * self._spectrogram.rate)
 
     def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
         return time_labels(self._duration(array), grid)
@@ -91,7 +80,14 @@ class Audio(Modality):
 
     def _duration(self, array: np.ndarray) -> float:
         """Seconds covered by the frames, one hop each."""
-        return self.length(array) * self._spectrogram.step / self._rate
+        return self.length(array) * self._spectrogram.step / self._spectrogram.rate
+
+
+@dataclass(frozen=True)
+class FrameAugment(SpecAugment):
+    """SpecAugment of frames with few values, such as 13 MFCCs."""
+
+    frequency_width: Count = 3
 
 
 class AudioFeatures(Modality):
@@ -99,21 +95,18 @@ class AudioFeatures(Modality):
 
     extensions = FRAME_EXTENSIONS
 
+    @flat_options
     def __init__(
         self,
         *,
         size: Count = 13,
         rate: Positive = 100.0,
         seconds: Positive = 30.0,
-        normalise: bool = True,
-        time_masks: NonNegative = 0,
-        time_width: Count = 40,
-        frequency_masks: NonNegative = 0,
-        frequency_width: Count = 3,
+        augmentation: FrameAugment,
     ) -> None:
         """`size`: values per frame. `rate`: frames per second."""
         self._size, self._rate, self._max_frames = size, rate, int(seconds * rate)
-        self._augment = SpecAugment(normalise, time_masks, time_width, frequency_masks, frequency_width)
+        self._augment = augmentation
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,7 +126,7 @@ class AudioFeatures(Modality):
         return time_labels(len(array) / self._rate, grid)
 
     def visualise(self, array: np.ndarray, grid: Sequence[int]) -> VisualSource:
-        normalised = SpecAugment(True, 0, 1, 0, 1)(torch.tensor(array), None)
+        normalised = SpecAugment()(torch.tensor(array), None)
         return spectrogram_image(normalised.numpy(), grid, len(array) / self._rate)
 
 

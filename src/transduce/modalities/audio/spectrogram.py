@@ -6,14 +6,19 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
+from transduce.contracts import Count
+from transduce.errors import InputError
 from transduce.modalities.audio.files import resample
 
+NonNegative = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
 Scale = Literal["kaldi", "whisper"]
 EMPHASIS = 0.97  # coefficient of the pre-emphasis filter
 MIN_FREQUENCY = 20.0  # hertz: lower edge of Kaldi's filter bank
@@ -28,11 +33,15 @@ class LogMelSpectrogram:
     window, Slaney's filters of equal area, log10 clipped at 8 below the maximum, (x + 4) / 4 (Radford et al. 2022).
     """
 
-    rate: int
-    bands: int
-    window: float  # milliseconds
-    hop: float
-    scale: Scale
+    rate: Count = 16_000  # samples per second
+    mels: Count = 80
+    window: Positive = 25.0  # milliseconds
+    hop: Positive = 10.0  # milliseconds
+    scale: Scale = "kaldi"
+
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise InputError(f"a hop of {self.hop:g} ms is less than a sample", remedy="raise hop or rate")
 
     @property
     def width(self) -> int:
@@ -74,13 +83,13 @@ class LogMelSpectrogram:
             size = 1 << (self.width - 1).bit_length()
             hertz = torch.arange(size // 2 + 1).double() * self.rate / size
             edges = torch.linspace(
-                _kaldi_mel(MIN_FREQUENCY), _kaldi_mel(self.rate / 2), self.bands + 2, dtype=torch.double
+                _kaldi_mel(MIN_FREQUENCY), _kaldi_mel(self.rate / 2), self.mels + 2, dtype=torch.double
             )
             weights = _triangles(1127 * (1 + hertz / 700).log(), edges)
             weights[-1] = 0.0  # the highest frequency belongs to no filter
             return weights.float()
         hertz = torch.linspace(0, self.rate / 2, self.width // 2 + 1, dtype=torch.double)
-        steps = torch.linspace(0, _slaney_mel(self.rate / 2), self.bands + 2, dtype=torch.double)
+        steps = torch.linspace(0, _slaney_mel(self.rate / 2), self.mels + 2, dtype=torch.double)
         edges = torch.tensor([_slaney_hertz(step) for step in steps.tolist()], dtype=torch.double)
         return (_triangles(hertz, edges) * 2 / (edges[2:] - edges[:-2])).float()
 
@@ -113,11 +122,11 @@ MAX_TIME_SHARE = 0.2  # of an utterance that one time mask may cover
 class SpecAugment:
     """Normalisation per utterance, then random masks over time and frequency (Park et al. 2019)."""
 
-    normalise: bool
-    time_masks: int
-    time_width: int  # maximum frames of a time mask, and never more than a fifth of the utterance
-    frequency_masks: int
-    frequency_width: int  # maximum bands of a frequency mask
+    normalise: bool = True
+    time_masks: NonNegative = 0
+    time_width: Count = 40  # maximum frames of a time mask, and never more than a fifth of the utterance
+    frequency_masks: NonNegative = 0
+    frequency_width: Count = 15  # maximum bands of a frequency mask
 
     def __call__(self, frames: Tensor, rng: np.random.Generator | None) -> Tensor:
         """S F -> S F; without a random generator nothing is masked."""

@@ -8,8 +8,12 @@ generator per batch, which cannot guarantee that; its deterministic functions ag
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Lt
+
+from transduce.contracts import Rate
 
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # weights of red, green and blue (BT.601)
 
@@ -18,11 +22,11 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # weights of red, green and 
 class ImageAugmentation:
     """The strength of each augmentation; 0 disables it."""
 
-    flip: float = 0.0  # probability of a horizontal flip
-    shift: float = 0.0  # maximum shift as a share of each side; edge pixels are repeated
-    crop: float = 0.0  # maximum share of the area that is cropped away; the rest is resized to the old size
-    rotate: float = 0.0  # maximum rotation in degrees, in either direction
-    colour: float = 0.0  # maximum relative change of brightness, contrast and saturation
+    flip: Rate = 0.0  # probability of a horizontal flip
+    shift: Annotated[float, Ge(0), Lt(0.5)] = 0.0  # maximum shift as a share of each side; edge pixels are repeated
+    crop: Rate = 0.0  # maximum share of the area that is cropped away; the rest is resized to the old size
+    rotate: Annotated[float, Ge(0), Lt(180)] = 0.0  # maximum rotation in degrees, in either direction
+    colour: Rate = 0.0  # maximum relative change of brightness, contrast and saturation
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Y X C bytes -> Y X C bytes."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
 
-from transduce.contracts import Count, Modality, Rate, VisualSource
+from transduce.contracts import Count, Modality, VisualSource
 from transduce.data.readers.folders import idx_array
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
+from transduce.layers.option_groups import flat_options
 from transduce.modalities.image.augmentation import ImageAugmentation
 from transduce.modalities.image.efficientnet import CHANNELS, grid_features, load_efficientnet
 from transduce.modalities.image.files import EXTENSIONS, Resampling, fit, pillow, read_image
@@ -39,6 +39,7 @@ class Image(Modality):
 
     extensions = EXTENSIONS
 
+    @flat_options
     def __init__(
         self,
         *,
@@ -49,11 +50,7 @@ class Image(Modality):
         interpolation: Resampling = "bicubic",
         mean: tuple[float, ...] = (0.5,),
         std: tuple[float, ...] = (0.5,),
-        flip: Rate = 0.0,
-        shift: Annotated[float, Ge(0), Lt(0.5)] = 0.0,
-        crop: Rate = 0.0,
-        rotate: Annotated[float, Ge(0), Lt(180)] = 0.0,
-        colour: Rate = 0.0,
+        augmentation: ImageAugmentation,
     ) -> None:
         self._height, self._width = size, width or size
         self._channels, self._resize_mode, self._resampling = channels, resize_mode, interpolation
@@ -62,7 +59,7 @@ class Image(Modality):
                 remedy = f"give one number or {channels}; a std is positive"
                 raise InputError(f"{name}: {list(given)}", remedy=remedy)
         self._mean, self._std = torch.tensor(mean) * 255, torch.tensor(std) * 255
-        self._augment = ImageAugmentation(flip, shift, crop, rotate, colour)
+        self._augment = augmentation
 
     @property
     def shape(self) -> tuple[int, ...]:
