@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
@@ -30,6 +30,7 @@ from transduce.errors import InputError
 
 if TYPE_CHECKING:
     from transduce.inference import Model, Prediction
+    from transduce.inference.shortlist import Shortlist
 
 OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs"]
 
@@ -135,38 +136,49 @@ def generate(
 
         transduce generate runs/book --unconditional 3
     """
-    from transduce.inference.shortlist import Shortlist
-
     model = load_model(run, device, trust_user_code, precision)
     chosen = generation_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
     model.settings(**chosen)  # reports a wrong name or value before any input is read
-    draft_model = None if draft is None else load_model(draft, device, trust_user_code, precision)
-    allowed = None if shortlist is None else Shortlist.load(shortlist)
+    chosen["workers"] = workers
+    if draft is not None:
+        chosen["draft"] = load_model(draft, device, trust_user_code, precision)
+    if shortlist is not None:
+        chosen["shortlist"] = _load_shortlist(shortlist)
     if pairs and (json or align or unconditional or model.sourceless):
         raise InputError(
             "--pairs needs a source and excludes --json, --align and --unconditional",
             where="--pairs",
             remedy="leave out one of the two",
         )
-    form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else "text"
-    writer = OutputWriter("multiline" if unconditional and form == "text" else form, file, _source_columns(model))
+    text: OutputFormat = "multiline" if unconditional else "text"
+    form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else text
     windows = _windows(model, file, unconditional)
     with open_output(output, "" if unconditional else file) as stream:
-        for lines in windows:
-            prefixes = None if prefix is None else [prefix] * len(lines)
-            predictions = model.generate(
-                lines,
-                prefixes=prefixes,
-                workers=workers,
-                draft=draft_model,
-                shortlist=allowed,
-                first_number=writer.line_number,
-                **chosen,
-            )
-            if json or align:
-                model.explain_predictions(predictions)  # the attention of all of them in batches
-            stream.writelines(writer.line(one) + "\n" for one in predictions)
-            stream.flush()
+        _write_outputs(model, windows, OutputWriter(form, file, _source_columns(model)), stream, prefix, chosen)
+
+
+def _load_shortlist(path: Path) -> Shortlist:
+    from transduce.inference.shortlist import Shortlist
+
+    return Shortlist.load(path)
+
+
+def _write_outputs(
+    model: Model,
+    windows: Iterator[list[str]],
+    writer: OutputWriter,
+    stream: TextIO,
+    prefix: str | None,
+    options: dict[str, Any],
+) -> None:
+    """Writes one line per source, window by window, and prints the counts of unusual ones."""
+    for lines in windows:
+        prefixes = None if prefix is None else [prefix] * len(lines)
+        predictions = model.generate(lines, prefixes=prefixes, first_number=writer.line_number, **options)
+        if writer.format in ("json", "alignment"):
+            model.explain_predictions(predictions)  # the attention of all of them in batches
+        stream.writelines(writer.line(one) + "\n" for one in predictions)
+        stream.flush()
     writer.print_counts()
 
 

@@ -63,24 +63,40 @@ def encode_images(
 
         transduce decode-images tokens.txt --tokenizer drawn/palette.json --output images
     """
-    from transduce.modalities.image.tokenizers import VQTokenizer, load_image_tokenizer
+    from transduce.modalities.image.tokenizers import load_image_tokenizer
 
-    chosen = None if tokenizer is None else load_image_tokenizer(tokenizer)
-    if chosen is None and kind == "vq" and (patch_size & (patch_size - 1) or size % patch_size):
+    if tokenizer is not None:
+        chosen = load_image_tokenizer(tokenizer)
+        captions, images = _read_images(file, chosen.height, chosen.width)
+    else:
+        if kind == "vq":
+            _check_patches(size, patch_size)
+        captions, images = _read_images(file, size, size)
+        chosen = _train_tokenizer(images, kind, codebook_size, patch_size)
+    _write_pairs(captions, images, chosen, output)
+
+
+def _check_patches(size: int, patch_size: int) -> None:
+    if patch_size & (patch_size - 1) or size % patch_size:
         raise InputError(
             f"images of {size} pixels cannot be divided into patches of {patch_size} pixels",
             where="--patch-size",
             remedy="--patch-size is 2, 4, 8 or 16, and --size a multiple of it",
         )
-    height, width = (size, size) if chosen is None else (chosen.height, chosen.width)
-    captions, images = _read_images(file, height, width)
-    chosen = chosen or _train_tokenizer(images, kind, codebook_size, patch_size)
+
+
+def _write_pairs(
+    captions: list[str], images: list[np.ndarray], chosen: PaletteTokenizer | VQTokenizer, output: Path
+) -> None:
+    """Writes the tokenizer and pairs.tsv, and prints a summary."""
+    from transduce.modalities.image.tokenizers import VQTokenizer
+
     pairs = output / "pairs.tsv"
     lines = (f"{text}\t{chosen.encode(image)}\n" for text, image in zip(captions, images, strict=True))
     with staged_folder(output) as part:
         chosen.save(part / ("codes.safetensors" if isinstance(chosen, VQTokenizer) else "palette.json"))
         replace_file(part / pairs.name, "".join(lines))
-    summary = f"{len(captions):,} images of {height} x {width} pixels, {chosen.tokens} tokens each"
+    summary = f"{len(captions):,} images of {chosen.height} x {chosen.width} pixels, {chosen.tokens} tokens each"
     open_console().print(f"{summary}, {chosen.count} {chosen.unit}: {pairs}", highlight=False, soft_wrap=True)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from transduce.cli.options import Overrides, open_console
 from transduce.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def train(
@@ -67,18 +70,22 @@ def train(
     - classify-videos: video file, label
     - draw: text, image tokens (see `transduce encode-images`)
     """
+    name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
+    _train(source, settings or [], task, run or Path("runs") / name, resume, open_console(quiet))
+
+
+def _train(source: str, overrides: list[str], task: str, run: Path, resume: bool, console: Console) -> None:
+    """Trains a recipe, or one that is chosen for the data, and shows its scores. Raises `typer.Exit` after a signal."""
     from transduce.autoconfig import recipe_for
     from transduce.cli.display import show_recipe, show_trained
     from transduce.kernels.native.memory import keep_freed_memory
     from transduce.training.experiment import train as run_training
 
     keep_freed_memory()
-    console = open_console(quiet)
-    name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
-    recipe = recipe_for(source, settings or [], task)
+    recipe = recipe_for(source, overrides, task)
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
-    trained = run_training(recipe, run or Path("runs") / name, resume=resume, console=console)
+    trained = run_training(recipe, run, resume=resume, console=console)
     if trained.scores or trained.outcome.reason == "interrupted":  # with several processes, only rank 0 has scores
         show_trained(trained, console)
     if trained.outcome.reason == "interrupted":

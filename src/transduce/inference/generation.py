@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from transduce.decoding.search import search
 from transduce.decoding.speculative import speculative_search
 from transduce.errors import InputError
 from transduce.flow import Batch, Example, Hypothesis, Padded
-from transduce.inference.shortlist import OutputRows, Shortlist, apply_shortlists
+from transduce.inference.shortlist import NarrowedModel, OutputRows, Shortlist, ShortlistedModel, apply_shortlists
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding, TextSourceEncoding
 from transduce.model import Transducer
@@ -137,13 +138,9 @@ class Searcher:
     ) -> SearchRequest:
         """These rows of the sources as one request."""
         some = [sources[row] for row in rows]
-        forced = [prefixes[row] for row in rows] if prefixes is not None else [list(settings.forced_prefix)] * len(rows)
-        return SearchRequest(
-            self.source_encoding.batch(some),
-            self._max_lengths(some, settings),
-            Padded.from_rows(forced) if prefixes is not None or settings.forced_prefix else None,
-            _seeds(settings, [numbers[row] for row in rows]),
-        )
+        forced = None if prefixes is None else [prefixes[row] for row in rows]
+        batch, max_lengths = self.source_encoding.batch(some), self._max_lengths(some, settings)
+        return _request(settings, batch, max_lengths, forced, [numbers[row] for row in rows])
 
     def search_sources(
         self,
@@ -175,17 +172,18 @@ class Searcher:
         prefixes: list[list[int]] | None,
         numbers: Sequence[int],
     ) -> list[list[Hypothesis]]:
+        return self._search(settings, _request(settings, batch, max_lengths, prefixes, numbers))
+
+    def _search(self, settings: GenerationRecipe, request: SearchRequest) -> list[list[Hypothesis]]:
         strategy, processors = self._options(settings)
-        if prefixes is None and settings.forced_prefix:
-            prefixes = [list(settings.forced_prefix)] * batch.size
         return search(
             self.network,
-            batch.to(self.device),
+            request.batch.to(self.device),
             strategy,
-            max_lengths=max_lengths,
+            max_lengths=request.max_lengths,
             processors=processors,
-            prefix=None if prefixes is None else Padded.from_rows(prefixes).to(self.device),
-            seeds=_seeds(settings, numbers),
+            prefix=None if request.prefix is None else request.prefix.to(self.device),
+            seeds=request.seeds,
             nbest=settings.nbest,
             graphs=self.graphs,
         )
@@ -208,8 +206,18 @@ class Searcher:
         return self._options_of[settings]
 
 
-def _seeds(settings: GenerationRecipe, numbers: Sequence[int]) -> list[int]:
-    return [(settings.seed * 1_000_003 + number) % 2**63 for number in numbers]
+def _request(
+    settings: GenerationRecipe,
+    batch: Batch,
+    max_lengths: Tensor,  # B
+    prefixes: list[list[int]] | None,
+    numbers: Sequence[int],
+) -> SearchRequest:
+    """A batch with its prefixes, or those of the settings, and a seed for each number."""
+    if prefixes is None and settings.forced_prefix:
+        prefixes = [list(settings.forced_prefix)] * batch.size
+    seeds = [(settings.seed * 1_000_003 + number) % 2**63 for number in numbers]
+    return SearchRequest(batch, max_lengths, None if prefixes is None else Padded.from_rows(prefixes), seeds)
 
 
 class ShortlistSearcher(Searcher):
@@ -219,37 +227,35 @@ class ShortlistSearcher(Searcher):
         super().__init__(whole.network, whole.source_encoding, whole.max_target_length, None)
         self.shortlist, self._rows = shortlist, OutputRows(whole.network)
 
-    def search_batch(
-        self,
-        settings: GenerationRecipe,
-        batch: Batch,
-        max_lengths: Tensor,  # B
-        prefixes: list[list[int]] | None,
-        numbers: Sequence[int],
-    ) -> list[list[Hypothesis]]:
-        if batch.source is None or batch.source.ids is None or batch.extra:
+    def _search(self, settings: GenerationRecipe, request: SearchRequest) -> list[list[Hypothesis]]:
+        source = request.batch.source
+        if source is None or source.ids is None or request.batch.extra:
             raise InputError("a shortlist is for sources that are one text", remedy="leave it out")
         if settings.logits_processors:  # which know the tokens by their ids, and not by the rows of a shortlist
             raise InputError("logits_processors need the scores of all tokens", remedy="leave out the shortlist")
-        if prefixes is None and settings.forced_prefix:
-            prefixes = [list(settings.forced_prefix)] * batch.size
-        allowed = self.shortlist.allowed(batch.source)
-        for row, prefix in enumerate(prefixes or []):  # forced tokens are allowed
-            allowed[row, prefix] = True
+        allowed, prefix = self.shortlist.allowed(source), request.prefix
+        prefixes: list[list[int]] = []
+        if prefix is not None:
+            prefixes = [row[real].tolist() for row, real in zip(prefix.values, prefix.mask, strict=True)]
+        for row, tokens in enumerate(prefixes):  # forced tokens are allowed
+            allowed[row, tokens] = True
         if settings.forced_bos is not None:
             allowed[:, settings.forced_bos] = True
         network = apply_shortlists(self._rows, allowed)
-        changes = {
-            name: tuple(network.indices_of(getattr(settings, name)))
-            for name in ("forced_prefix", "suppress", "suppress_first")
-        }
-        first = None if settings.forced_bos is None else network.indices_of([settings.forced_bos])[0]
-        small = settings.model_copy(update={**changes, "forced_bos": first})
-        narrowed_prefixes = None if prefixes is None else [network.indices_of(prefix) for prefix in prefixes]
-        found = Searcher(network, self.source_encoding, self.max_target_length, None).search_batch(
-            small, batch, max_lengths, narrowed_prefixes, numbers
-        )
+        if prefix is not None:
+            prefix = Padded.from_rows([network.indices_of(tokens) for tokens in prefixes])
+        searcher = Searcher(network, self.source_encoding, self.max_target_length, None)
+        found = searcher._search(_in_shortlist(settings, network), replace(request, prefix=prefix))
         return [[network.original_ids(one) for one in line] for line in found]
+
+
+def _in_shortlist(settings: GenerationRecipe, network: NarrowedModel | ShortlistedModel) -> GenerationRecipe:
+    """The settings with the tokens that they name as rows of a shortlist."""
+    names = ("forced_prefix", "suppress", "suppress_first")
+    changes: dict[str, Any] = {name: tuple(network.indices_of(getattr(settings, name))) for name in names}
+    if settings.forced_bos is not None:
+        changes["forced_bos"] = network.indices_of([settings.forced_bos])[0]
+    return settings.model_copy(update=changes)
 
 
 def check_texts(what: str, texts: Sequence[str]) -> None:
