@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import figure, generate, gpt2, harness, recurrent, scale, train
-from transduce.kernels.native.memory import keep_freed_memory
+from transduce.kernels.native.library import keep_freed_memory
 
 
 def run_train(args: argparse.Namespace, device: torch.device) -> list[harness.Measurement]:

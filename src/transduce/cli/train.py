@@ -78,7 +78,7 @@ def _train(source: str, overrides: list[str], task: str, run: Path, resume: bool
     """Trains a recipe, or one that is chosen for the data, and shows its scores. Raises `typer.Exit` after a signal."""
     from transduce.autoconfig import recipe_for
     from transduce.cli.display import show_recipe, show_trained
-    from transduce.kernels.native.memory import keep_freed_memory
+    from transduce.kernels.native.library import keep_freed_memory
     from transduce.training.experiment import train as run_training
 
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Native library: the C sources of this folder, compiled on first use."""
+"""Native library: the C sources of this folder, compiled on first use and cached; the allocator of the C library."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from transduce.storage import cache_directory
+from transduce.errors import InputError
+from transduce.storage import TEMPORARY, cache_directory, sync
 
 SWITCH = "TRANSDUCE_NATIVE"  # 0: do not use the library
 HEADERS = (
@@ -26,6 +31,7 @@ PLAIN = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fPIC", 
 # The first set that the compiler accepts: not every processor and system supports all of them.
 FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
 COMPILERS = ("cc", "gcc", "clang")
+VERSION_SECONDS, COMPILE_SECONDS = 10.0, 120.0  # after which a compiler counts as hanging
 
 number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
@@ -53,7 +59,7 @@ SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
 
 
 def library() -> ctypes.CDLL | None:
-    """The library, compiled on first use and stored in the user's cache folder; None: no compiler, or switched off."""
+    """The library, compiled on first use and stored in the user's cache; None: it cannot be built, or is switched off."""
     return None if os.environ.get(SWITCH) == "0" else _found()
 
 
@@ -72,7 +78,10 @@ def _found() -> ctypes.CDLL | None:
     for flags in FLAGS:
         try:
             return load(compiled(compiler, flags, cache_directory("native")))
-        except (OSError, subprocess.SubprocessError) as error:
+        except subprocess.TimeoutExpired as error:  # other flags would wait as long
+            _warn(f"{compiler} did not finish in {error.timeout:g} seconds")
+            return None
+        except (OSError, subprocess.SubprocessError, InputError) as error:
             problem = getattr(error, "stderr", None) or str(error)
     _warn(f"{compiler} could not compile its kernels ({problem.strip()[-200:]})")
     return None
@@ -86,23 +95,61 @@ def _warn(reason: str) -> None:
 
 
 def compiled(compiler: str, flags: Sequence[str], folder: Path) -> Path:
-    """Path of the library for these sources, compiler, flags and processor; compiled if it does not exist yet."""
-    sources = [(Path(__file__).parent / name).read_bytes() for name in SOURCES]
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    inputs = [*sources, version, " ".join((*PLAIN, *flags)).encode(), _processor().encode()]
-    name = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in inputs)).hexdigest()[:24]
-    path = folder / f"{name}.so"
-    if path.exists():
-        return path
+    """Path of the library for these sources, compiler, flags and processor; compiled if the folder has none.
+
+    The name of the file ends with the hash of its content. A file with another content (cut off, or zeroed by a crash)
+    is never loaded: reading its missing pages would end the process with SIGBUS. It is deleted and compiled again.
+    """
+    key = _cache_key(compiler, flags)
+    for path in sorted(folder.glob(f"{key}-*.so")):
+        if _is_whole(path):
+            return path
+        warnings.warn(f"{path} is damaged: the native kernels are compiled again", stacklevel=4)
+        path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     # Several processes may compile at once: each writes its own file, and the last rename wins.
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        part = Path(temporary) / path.name
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as temporary:
+        part = Path(temporary) / "library.so"
         source = Path(__file__).parent / SOURCES[0]
-        command = [compiler, *PLAIN, *flags, "-o", str(part), str(source), "-lm"]
-        subprocess.run(command, capture_output=True, check=True, text=True, timeout=120)
+        _run([compiler, *PLAIN, *flags, "-o", str(part), str(source), "-lm"], COMPILE_SECONDS)
+        sync(part)
+        path = folder / f"{key}-{_digest(part.read_bytes())}.so"
         os.replace(part, path)
+    sync(folder)
     return path
+
+
+def _cache_key(compiler: str, flags: Sequence[str]) -> str:
+    sources = [(Path(__file__).parent / name).read_bytes() for name in SOURCES]
+    version = _run([compiler, "--version"], VERSION_SECONDS).encode()
+    inputs = [*sources, version, " ".join((*PLAIN, *flags)).encode(), _processor().encode()]
+    return _digest(b"\0".join(hashlib.sha256(part).digest() for part in inputs))
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return path.stem.endswith(f"-{_digest(path.read_bytes())}")
+    except OSError:  # unreadable, or deleted by another process since it was listed
+        return False
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]
+
+
+def _run(command: Sequence[str], seconds: float) -> str:
+    """The output of a command. One that hangs is killed together with the processes that it started."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, start_new_session=True, text=True, errors="replace", **pipes) as process:
+        try:
+            output, problem = process.communicate(timeout=seconds)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output, problem)
+    return output
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -119,3 +166,22 @@ def _processor() -> str:
     lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
     described = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
     return "\n".join([platform.machine(), platform.processor(), platform.system(), *described])
+
+
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # parameters of mallopt, in glibc's malloc.h
+NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Sets glibc's allocator so that freed memory stays with the process; False: not glibc, nothing was changed.
+
+    Large tensors are allocated and freed in every update. By default glibc returns them to the system and requests new
+    pages, which the system clears: 4 to 11 % of an update on a CPU. The setting holds for the whole process, so only
+    commands of this project make it, at their start.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    return bool(libc.mallopt(TRIM_THRESHOLD, NEVER)) and bool(libc.mallopt(MMAP_MAX, 0))
