@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transduce.contracts import Count, LogitsProcessor
-from transduce.flow import EOS, PAD
+from transduce.flow import BOS, EOS, PAD
 
 
 class MinLength(LogitsProcessor):
@@ -107,6 +107,8 @@ class SuppressTokens(LogitsProcessor):
     def suppressed(self, length: int) -> Sequence[int]:
         return self.tokens if self.at in (None, length) else ()
 
+
+NEVER_GENERATED = SuppressTokens(tokens=[PAD, BOS])
 
 LOGITS_PROCESSORS: dict[str, type[LogitsProcessor]] = {
     "min_length": MinLength,

@@ -18,22 +18,21 @@ import torch
 from torch import Tensor
 
 from transduce.attention.positions import max_positions
-from transduce.contracts import LogitsProcessor, Strategy
-from transduce.decoding.beam_update import NEVER_GENERATED, update_from_logits, update_from_top_k
+from transduce.contracts import LogitsProcessor, Selection, Strategy
+from transduce.decoding.logits_processors import NEVER_GENERATED
 from transduce.decoding.search_state import (
-    BeamState,
-    FinishedHypotheses,
     SearchInput,
-    StateMismatchError,
     initial_beams,
     padded_input,
     prefill,
     rounded_shape,
     uniform_noise,
 )
-from transduce.flow import BOS, Batch, Hypothesis, Padded, State, TopKRequest, map_tensors
+from transduce.decoding.strategies import length_power
+from transduce.flow import BOS, Batch, Hypothesis, Padded, State, TopK, TopKRequest, map_tensors
+from transduce.kernels.beam_update import BEAM_UPDATE, BeamState, FinishedHypotheses, StateMismatchError
 from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, tensors_of
-from transduce.kernels.native.top_k import MAX_K
+from transduce.kernels.native.inference import MAX_K
 from transduce.model import Transducer
 
 INITIAL_CAPACITY = 32  # positions of the first KV caches of a search; they double
@@ -60,6 +59,7 @@ class Stepper:
         self.max_length = -(-max_length // INITIAL_CAPACITY) * INITIAL_CAPACITY if capturable else max_length
         self.capacity = self.max_length if capturable else min(max_length, INITIAL_CAPACITY - 1)  # and <s>
         self.top_k = model.top_k if 0 < strategy.candidates <= MAX_K else None
+        self.length_power = length_power(strategy)
         self.num_results = min(nbest or strategy.width, strategy.width) if strategy.exact else strategy.width
 
     @property
@@ -85,7 +85,7 @@ class Stepper:
                 first = torch.full((beams.totals.numel(), 1), BOS, device=beams.totals.device)
                 return self._top_k_step(beams, first, suppressed)
         beams, logits = prefill(self.model, self.strategy, given, self.capacity)
-        return update_from_logits(self.strategy, self.processors, beams, logits, self.num_results)
+        return self._update_from_logits(beams, logits)
 
     def step(self, beams: BeamState, length: int | None) -> BeamState:
         """The search after one more selection; `length`: tokens of every row so far, None: rows differ."""
@@ -94,7 +94,7 @@ class Stepper:
             return self._top_k_step(beams, tokens, suppressed)
         step = self.model.advance(tokens, beams.state)
         beams = replace(beams, state=step.state)
-        return update_from_logits(self.strategy, self.processors, beams, step.logits[:, -1], self.num_results)
+        return self._update_from_logits(beams, step.logits[:, -1])
 
     def empty_slots(self, slots: int, given: SearchInput) -> BeamState:
         """A search with this number of free slots for sources like these."""
@@ -127,8 +127,40 @@ class Stepper:
     def _top_k_step(self, beams: BeamState, tokens: Tensor, suppressed: tuple[int, ...]) -> BeamState:
         request = TopKRequest(self.strategy.candidates, suppressed, (beams.totals > -torch.inf).flatten())
         assert self.top_k is not None
-        best = self.top_k(tokens, beams.state, request)
-        return update_from_top_k(self.strategy, beams, best, self.num_results)
+        return self._update_from_top_k(beams, self.top_k(tokens, beams.state, request))
+
+    def _update_from_top_k(self, beams: BeamState, best: TopK) -> BeamState:
+        """Selects among the best tokens of each row and updates the beams."""
+        shape = (*beams.totals.shape, -1)
+        selection = self.strategy.select_top_k(beams.totals, best.log_probs.view(shape), best.tokens.view(shape))
+        assert selection.indices is not None
+        log_probs = best.log_probs.view(len(beams.totals), -1).gather(1, selection.indices)  # B N
+        return self._update(replace(beams, state=best.state), selection, log_probs)
+
+    def _update_from_logits(self, beams: BeamState, logits: Tensor) -> BeamState:
+        """Selects a token for every row (logits R V) and updates the beams."""
+        log_probs = logits.log_softmax(-1, dtype=torch.float)
+        allowed = NEVER_GENERATED.apply(log_probs, beams.history)  # in place: a suppressed token is never selected
+        for processor in self.processors:
+            allowed = processor.apply(allowed, beams.history.flatten(0, 1))
+        noise = None
+        if beams.noise is not None:
+            index = beams.steps[:, None, None].expand(-1, 1, beams.noise.size(2))
+            noise = beams.noise.gather(1, index).squeeze(1)  # B N
+        selection = self.strategy.select(beams.totals, allowed.view(*beams.totals.shape, -1), noise)
+        log_probs = log_probs.view(*beams.totals.shape, -1)
+        if selection.parents.size(1) == 1:
+            selected = log_probs.squeeze(1).gather(1, selection.tokens)
+        else:
+            sources = torch.arange(len(log_probs), device=log_probs.device)[:, None]
+            selected = log_probs[sources, selection.parents, selection.tokens]
+        return self._update(beams, selection, selected)
+
+    def _update(self, beams: BeamState, selection: Selection, log_probs: Tensor) -> BeamState:
+        updated: BeamState = BEAM_UPDATE(
+            self.strategy, beams, selection, log_probs, self.num_results, self.length_power
+        )
+        return updated
 
 
 def _suppressed(processors: Sequence[LogitsProcessor], length: int) -> tuple[int, ...] | None:

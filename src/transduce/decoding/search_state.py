@@ -1,25 +1,18 @@
-"""State of a search: its input, the running beams, and the finished hypotheses."""
+"""Input of a search, its padding to few shapes, and the beams before the first selection."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.contracts import Strategy
-from transduce.flow import BOS, PAD, Batch, Padded, State, Tree
+from transduce.flow import BOS, PAD, Batch, Padded, State
+from transduce.kernels.beam_update import BeamState, FinishedHypotheses
 from transduce.model import Transducer
-
-SOURCE_FIELDS = ("history", "token_scores", "totals", "lengths", "max_lengths", "prefix_lengths", "steps")
-COMPLETE_BONUS = 1e9  # ranks a complete hypothesis above every truncated one
-
-
-class StateMismatchError(Exception):
-    """Decoder states of different form, which cannot be searched in one batch."""
 
 
 @dataclass(frozen=True)
@@ -38,118 +31,6 @@ class SearchInput:
         noise = None if self.noise is None else self.noise.to(device)
         batch, max_lengths = self.batch.to(device), self.max_lengths.to(device)
         return replace(self, batch=batch, max_lengths=max_lengths, prefix=prefix, noise=noise)
-
-
-@dataclass(frozen=True)
-class FinishedHypotheses:
-    """Finished hypotheses of each source as tensors, B N."""
-
-    ids: Tensor  # B N L, padded on the left
-    token_scores: Tensor  # B N L: log-probabilities of the model, before any logits processor
-    ranks: Tensor  # B N: -inf for an empty entry
-    lengths: Tensor  # B N
-    complete: Tensor  # B N: ended with </s>, not truncated
-
-    def best(self, n: int, prefer_complete: bool) -> FinishedHypotheses:
-        """The n best by rank, complete ones first if `prefer_complete`."""
-        ranks = self.ranks.double() + COMPLETE_BONUS * self.complete if prefer_complete else self.ranks
-        order = ranks.topk(n, 1).indices  # B N
-
-        def pick(values: Tensor) -> Tensor:
-            index = order if values.dim() == 2 else order[..., None].expand(-1, -1, values.size(2))
-            return values.gather(1, index)
-
-        return FinishedHypotheses(*(pick(values) for values in vars(self).values()))
-
-    def join(self, other: FinishedHypotheses) -> FinishedHypotheses:
-        """The hypotheses of both for each source."""
-        pairs = zip(vars(self.padded(other.ids.size(2))).values(), vars(other).values(), strict=True)
-        return FinishedHypotheses(*(torch.cat(pair, 1) for pair in pairs))
-
-    def padded(self, columns: int) -> FinishedHypotheses:
-        """Padded on the left to at least this number of columns."""
-        more = columns - self.ids.size(2)
-        if more <= 0:
-            return self
-        return replace(self, ids=F.pad(self.ids, (more, 0)), token_scores=F.pad(self.token_scores, (more, 0)))
-
-    def select_sources(self, sources: Tensor, n: int | None = None) -> FinishedHypotheses:
-        """Those of these sources, the first n of each."""
-        return FinishedHypotheses(*(values[:, :n][sources] for values in vars(self).values()))
-
-    def replace_sources(self, slots: Tensor, other: FinishedHypotheses) -> FinishedHypotheses:
-        """The sources in these slots replaced in place by the first ones of another."""
-        columns = max(self.ids.size(2), other.ids.size(2))
-        pairs = zip(vars(self.padded(columns)).values(), vars(other.padded(columns)).values(), strict=True)
-        return FinishedHypotheses(*(old.index_copy_(0, slots, new[: len(slots)]) for old, new in pairs))
-
-
-@dataclass(frozen=True)
-class BeamState:
-    """A search between two steps. Axis 0 is the sources still in it, axis 1 their beams."""
-
-    state: State  # decoder state after all tokens but the newest
-    history: Tensor  # B N L: tokens so far, padded on the left
-    token_scores: Tensor  # B N L
-    totals: Tensor  # B N: cumulative scores, -inf for an inactive row
-    lengths: Tensor  # B: tokens so far, the prefix included
-    max_lengths: Tensor  # B
-    prefix_lengths: Tensor  # B: forced tokens, which do not count in the length penalty
-    steps: Tensor  # B: steps so far
-    finished: FinishedHypotheses
-    noise: Tensor | None  # B L N
-    max_columns: int = 0  # L: columns that the history may grow to; 0: it has them all
-
-    def select_sources(self, sources: Tensor, *, owned: bool = True) -> BeamState:
-        """Only these sources. `owned`: no other object refers to the state, see `State.select_sources`."""
-        return BeamState(
-            state=self.state.select_sources(sources, owned=owned),
-            finished=self.finished.select_sources(sources),
-            noise=None if self.noise is None else self.noise[sources],
-            max_columns=self.max_columns,
-            **{name: getattr(self, name)[sources] for name in SOURCE_FIELDS},
-        )
-
-    def empty_slots(self, slots: int) -> BeamState:
-        """A search with this number of slots for sources of the same form, all free: see `replace_sources`."""
-        sources = torch.arange(slots, device=self.totals.device) % len(self.totals)  # real numbers: no NaN anywhere
-        empty = self.select_sources(sources, owned=False)
-        return replace(empty, totals=torch.full_like(empty.totals, -torch.inf))
-
-    def replace_sources(self, slots: Tensor, other: BeamState) -> BeamState:
-        """The sources in these slots replaced in place by the first ones of another search.
-
-        Raises StateMismatchError, before anything is written, if the decoder states differ in form.
-        """
-        if _form(vars(self.state)) != _form(vars(other.state)):
-            raise StateMismatchError
-
-        def write(old: Tensor, new: Tensor) -> Tensor:
-            if new.dim() == 3:  # to the present width of the histories
-                new = F.pad(new, (old.size(2) - new.size(2), 0))
-            return old.index_copy_(0, slots, new[: len(slots)])
-
-        return BeamState(
-            state=self.state.replace_sources(slots, other.state, owned=True),
-            finished=self.finished.replace_sources(slots, other.finished),
-            noise=None if self.noise is None or other.noise is None else write(self.noise, other.noise),
-            max_columns=self.max_columns,
-            **{name: write(getattr(self, name), getattr(other, name)) for name in SOURCE_FIELDS},
-        )
-
-    @property
-    def active(self) -> Tensor:
-        """B: which sources have an active row."""
-        return (self.totals > -torch.inf).any(1)
-
-
-def _form(tree: Tree) -> Any:
-    """Names, and shapes of tensors without their first axis."""
-    if isinstance(tree, dict):
-        return {name: _form(branch) for name, branch in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map(_form, tree))
-    return tree.shape[1:] if isinstance(tree, Tensor) else tree
 
 
 COLUMN_MULTIPLE = 16  # padding of sources and prefixes in a captured search: few different shapes

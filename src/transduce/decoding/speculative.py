@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.contracts import LogitsProcessor
-from transduce.decoding.beam_update import NEVER_GENERATED
+from transduce.decoding.logits_processors import NEVER_GENERATED
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, Batch, Hypothesis, Padded, State

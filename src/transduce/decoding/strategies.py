@@ -10,30 +10,10 @@ from torch import Tensor
 
 from transduce.contracts import Count, Selection, Strategy
 from transduce.flow import EOS
-from transduce.kernels.native import top_k as native
+from transduce.kernels.top_k import TOP_K
 
-GROUP = 128
 LOWEST = -1e30  # below the rank of every finished hypothesis
 Stop = Literal["bound", "length", "full"]
-
-
-def top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Values and indices of the k best of the last axis; the best of each group first, which reads the axis once."""
-    found = native.top_k(scores, k)
-    if found is not None:
-        return found
-    size = scores.size(-1)
-    groups = size // GROUP
-    if groups <= 4 * k:
-        return scores.topk(k)
-    head = scores[..., : groups * GROUP].unflatten(-1, (groups, GROUP))
-    chosen = head.amax(-1).topk(k).indices  # ... M: no other group holds one of the best
-    found = head.gather(-2, chosen[..., None].expand(*chosen.shape, GROUP))  # ... M GROUP
-    indices = chosen[..., None] * GROUP + torch.arange(GROUP, device=scores.device)
-    rest = torch.arange(groups * GROUP, size, device=scores.device).expand(*scores.shape[:-1], -1)
-    values = torch.cat((found.flatten(-2), scores[..., groups * GROUP :]), -1)
-    best, index = values.topk(k)
-    return best, torch.cat((indices.flatten(-2), rest), -1).gather(-1, index)
 
 
 class Greedy(Strategy):
@@ -46,7 +26,7 @@ class Greedy(Strategy):
         return torch.zeros(sources, 1, device=device)
 
     def select(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
-        return self.select_top_k(totals, *top_k(scores, 1))
+        return self.select_top_k(totals, *TOP_K(scores, 1))
 
     def select_top_k(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Selection:
         tokens = tokens.squeeze(-1)  # B 1
@@ -68,7 +48,7 @@ class Beam(Strategy):
 
     def select(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
         # The best of all rows are among the best of each row.
-        return self.select_top_k(totals, *top_k(scores, min(self.candidates, scores.size(-1))))
+        return self.select_top_k(totals, *TOP_K(scores, min(self.candidates, scores.size(-1))))
 
     def select_top_k(self, totals: Tensor, best: Tensor, tokens: Tensor) -> Selection:
         best, index = (totals[..., None] + best).flatten(1).topk(self.candidates)  # B N

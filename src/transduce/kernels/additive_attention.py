@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transduce.kernels.dispatch import Backend, Operation, is_plain_linear, native_kernels
-from transduce.kernels.native import additive_attention as native
-from transduce.kernels.native.additive_attention import AdditiveAttention
+from transduce.kernels.native import training as native
+from transduce.kernels.native.training import AdditiveInput
 
 
 def additive_scores_reference(query: Tensor, keys: Tensor, layer: nn.Module) -> Tensor:
@@ -37,7 +37,7 @@ class _AdditiveScores(torch.autograd.Function):
         kernels = native_kernels(query, keys, vector)
         assert kernels is not None
         ctx.save_for_backward(query, keys, vector)
-        return native.scores_forward(kernels, query, keys, vector).to(query.dtype)
+        return native.additive_scores_forward(kernels, query, keys, vector).to(query.dtype)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -45,7 +45,7 @@ class _AdditiveScores(torch.autograd.Function):
         query, keys, vector = ctx.saved_tensors
         kernels = native_kernels(query, keys, vector)
         assert kernels is not None
-        results = native.scores_backward(kernels, query, keys, vector, grads[0].float().contiguous())
+        results = native.additive_scores_backward(kernels, query, keys, vector, grads[0].float().contiguous())
         return results[0].to(query.dtype), results[1].to(keys.dtype), results[2].view_as(vector)
 
 
@@ -58,7 +58,7 @@ class _AdditiveContext(torch.autograd.Function):
         assert kernels is not None
         weights = torch.empty(*query.shape[:2], keys.size(1))
         ctx.save_for_backward(query, keys, values, vector, mask, weights)
-        return native.context_forward(kernels, AdditiveAttention(query, keys, values, vector, mask, weights))
+        return native.additive_context_forward(kernels, AdditiveInput(query, keys, values, vector, mask, weights))
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -66,8 +66,8 @@ class _AdditiveContext(torch.autograd.Function):
         query, keys, values, vector, mask, weights = ctx.saved_tensors
         kernels = native_kernels(query, keys, values, vector)
         assert kernels is not None
-        given = AdditiveAttention(query, keys, values, vector, mask, weights)
-        *results, for_vector = native.context_backward(kernels, given, grads[0].to(query.dtype).contiguous())
+        given = AdditiveInput(query, keys, values, vector, mask, weights)
+        *results, for_vector = native.additive_context_backward(kernels, given, grads[0].to(query.dtype).contiguous())
         return *results, for_vector.view_as(vector), None
 
 

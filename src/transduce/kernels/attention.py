@@ -1,9 +1,12 @@
-"""Scaled dot-product attention: torch's, and kernels for short rows in training and for few queries in search.
+"""Scaled dot-product attention: torch's, and kernels for short rows in training and for few queries in decoding.
 
 General kernels read a row in blocks of 64 to 128: a sentence of 30 tokens takes as long as a full block. In the
 training kernels each row and head is one program (Triton) or one task (C) with a tile as large as the row. It holds all
 attention weights, so the backward pass is one kernel as well, and nothing is stored between them. With 32 rows of 32
 tokens and four heads torch took 8.8 ms forward and backward on a CPU in bf16, the C kernel 2.6.
+
+In a decoding step general kernels wait more than they read, because they are made for many queries. There each source
+and head is one program, which reads every key and value once for all queries (the beams).
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transduce.kernels import attention_decode, dispatch
+from transduce.kernels import dispatch
 from transduce.kernels.dispatch import Backend, Operation, native_kernels
 from transduce.kernels.linear import LinearOutput, adjacent, column_sums, plain
-from transduce.kernels.native.attention import attention_backward, attention_forward
+from transduce.kernels.native.training import attention_backward, attention_forward
 
-MAX_LENGTH = 128  # queries or keys of one tile
+MAX_LENGTH = 128  # queries or keys of one tile in training
 HEAD_WIDTHS = (16, 32, 64, 128)
+MAX_QUERIES = 16  # of a decoding step: one tile of the matrix unit
+DECODE_HEAD_WIDTHS = (32, 64, 128)
 
 
 class AttentionInput(NamedTuple):
@@ -64,21 +69,42 @@ def masks_keys(mask: Tensor | None) -> bool:
 
 
 def accepts_decode(given: AttentionInput) -> bool:
-    """Few queries, in search on a GPU."""
-    plain_softmax = given.bias is None and not given.causal and given.mask is not None
-    return plain_softmax and attention_decode.supports(given.query, given.keys, given.mask)
+    """Few queries and a mask that all heads share, in generation on a GPU."""
+    query, keys, values, mask = given[:4]
+    if mask is None or given.bias is not None or given.causal or given.dropout or not dispatch.fused_decoding(query):
+        return False
+    shaped = query.dim() == 4 and query.size(2) <= MAX_QUERIES and query.size(3) in DECODE_HEAD_WIDTHS
+    contiguous = all(part.stride(-1) == 1 for part in (query, keys, values))
+    return shaped and contiguous and mask.dtype == torch.bool and mask.size(1) == 1
 
 
-def decode_attention(given: AttentionInput) -> Tensor:
+def decode_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """query B H T K, keys and values B G S K (any strides, K contiguous), mask broadcastable to B 1 T S -> B H T K"""
+    from transduce.kernels.triton.attention import decode_attention as kernel
+
+    sources, heads, steps, width = query.shape
+    groups, slots = keys.shape[1:3]
+    visible = mask.expand(sources, 1, steps, slots)
+    result = torch.empty(sources, steps, heads, width, device=query.device, dtype=query.dtype).transpose(1, 2)
+    block = min(128, max(16, 1 << (slots - 1).bit_length()))
+    kernel[(sources * heads,)](
+        query, keys, values, visible, result, scale, heads, heads // groups, steps, slots,
+        *query.stride()[:3], *keys.stride()[:3], *values.stride()[:3], visible.stride(0), *visible.stride()[2:],
+        *result.stride()[:3], width=width, block=block, max_queries=MAX_QUERIES, num_warps=4,
+    )  # fmt: skip
+    return result
+
+
+def _decode(given: AttentionInput) -> Tensor:
     assert given.mask is not None
-    return attention_decode.decode_attention(given.query, given.keys, given.values, given.mask, given.scale)
+    return decode_attention(given.query, given.keys, given.values, given.mask, given.scale)
 
 
 def accepts_triton(given: AttentionInput) -> bool:
     """Short rows and a mask that all heads share, in a captured training pass."""
     if given.bias is not None or given.dropout or not dispatch.fused_training(given.query):
         return False
-    return given.query.dim() == 4 and given.query.dtype in (torch.bfloat16, torch.float16) and fits_tile(given)
+    return given.query.dim() == 4 and given.query.dtype in dispatch.TENSOR_CORE_DTYPES and fits_tile(given)
 
 
 def fits_tile(given: AttentionInput) -> bool:
@@ -117,7 +143,7 @@ ATTENTION = Operation(
     "attention",
     attention_reference,
     (
-        Backend("triton_decode", accepts_decode, decode_attention),
+        Backend("triton_decode", accepts_decode, _decode),
         Backend("triton", accepts_triton, triton_attention),
         Backend("native", accepts_native, native_attention),
     ),

@@ -1,48 +1,239 @@
-"""Beam update as one GPU kernel.
+"""Beam update: appends the selected tokens, moves finished hypotheses out of the beam, prunes hopeless ones.
 
-Appending tokens, moving finished hypotheses out of the beam and pruning hopeless ones are about fifty small operations,
-each of which costs a kernel launch on a GPU. decoding/beam_update.py has the torch reference, for every strategy.
+These are about fifty small operations, each of which costs a kernel launch on a GPU. For the strategies whose ranks are
+total / length ** power they are one Triton kernel. The torch reference serves every strategy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from transduce.contracts import Selection
-from transduce.flow import EOS
-from transduce.kernels.dispatch import has_triton
+from transduce.contracts import Selection, Strategy
+from transduce.flow import EOS, State, Tree
+from transduce.kernels import dispatch
+from transduce.kernels.dispatch import Backend, Operation
 
-MAX_BEAMS = 32
+MAX_BEAMS = 32  # of the Triton kernel
+SOURCE_FIELDS = ("history", "token_scores", "totals", "lengths", "max_lengths", "prefix_lengths", "steps")
+COMPLETE_BONUS = 1e9  # ranks a complete hypothesis above every truncated one
+
+
+class StateMismatchError(Exception):
+    """Decoder states of different form, which cannot be searched in one batch."""
 
 
 @dataclass(frozen=True)
-class UpdatedBeams:
-    """The parts of a search that change with a step."""
+class FinishedHypotheses:
+    """Finished hypotheses of each source as tensors, B N."""
 
-    history: Tensor  # B N L
+    ids: Tensor  # B N L, padded on the left
+    token_scores: Tensor  # B N L: log-probabilities of the model, before any logits processor
+    ranks: Tensor  # B N: -inf for an empty entry
+    lengths: Tensor  # B N
+    complete: Tensor  # B N: ended with </s>, not truncated
+
+    def best(self, n: int, prefer_complete: bool) -> FinishedHypotheses:
+        """The n best by rank, complete ones first if `prefer_complete`."""
+        ranks = self.ranks.double() + COMPLETE_BONUS * self.complete if prefer_complete else self.ranks
+        order = ranks.topk(n, 1).indices  # B N
+
+        def pick(values: Tensor) -> Tensor:
+            index = order if values.dim() == 2 else order[..., None].expand(-1, -1, values.size(2))
+            return values.gather(1, index)
+
+        return FinishedHypotheses(*(pick(values) for values in vars(self).values()))
+
+    def join(self, other: FinishedHypotheses) -> FinishedHypotheses:
+        """The hypotheses of both for each source."""
+        pairs = zip(vars(self.padded(other.ids.size(2))).values(), vars(other).values(), strict=True)
+        return FinishedHypotheses(*(torch.cat(pair, 1) for pair in pairs))
+
+    def padded(self, columns: int) -> FinishedHypotheses:
+        """Padded on the left to at least this number of columns."""
+        more = columns - self.ids.size(2)
+        if more <= 0:
+            return self
+        return replace(self, ids=F.pad(self.ids, (more, 0)), token_scores=F.pad(self.token_scores, (more, 0)))
+
+    def select_sources(self, sources: Tensor, n: int | None = None) -> FinishedHypotheses:
+        """Those of these sources, the first n of each."""
+        return FinishedHypotheses(*(values[:, :n][sources] for values in vars(self).values()))
+
+    def replace_sources(self, slots: Tensor, other: FinishedHypotheses) -> FinishedHypotheses:
+        """The sources in these slots replaced in place by the first ones of another."""
+        columns = max(self.ids.size(2), other.ids.size(2))
+        pairs = zip(vars(self.padded(columns)).values(), vars(other.padded(columns)).values(), strict=True)
+        return FinishedHypotheses(*(old.index_copy_(0, slots, new[: len(slots)]) for old, new in pairs))
+
+
+@dataclass(frozen=True)
+class BeamState:
+    """A search between two steps. Axis 0 is the sources still in it, axis 1 their beams."""
+
+    state: State  # decoder state after all tokens but the newest
+    history: Tensor  # B N L: tokens so far, padded on the left
     token_scores: Tensor  # B N L
-    totals: Tensor  # B N
-    lengths: Tensor  # B
-    steps: Tensor  # B
-    finished: tuple[Tensor, ...]  # ids, token_scores, ranks, lengths, complete
-    rows: Tensor  # R: the row whose decoder state each row continues
+    totals: Tensor  # B N: cumulative scores, -inf for an inactive row
+    lengths: Tensor  # B: tokens so far, the prefix included
+    max_lengths: Tensor  # B
+    prefix_lengths: Tensor  # B: forced tokens, which do not count in the length penalty
+    steps: Tensor  # B: steps so far
+    finished: FinishedHypotheses
+    noise: Tensor | None  # B L N
+    max_columns: int = 0  # L: columns that the history may grow to; 0: it has them all
+
+    def select_sources(self, sources: Tensor, *, owned: bool = True) -> BeamState:
+        """Only these sources. `owned`: no other object refers to the state, see `State.select_sources`."""
+        return BeamState(
+            state=self.state.select_sources(sources, owned=owned),
+            finished=self.finished.select_sources(sources),
+            noise=None if self.noise is None else self.noise[sources],
+            max_columns=self.max_columns,
+            **{name: getattr(self, name)[sources] for name in SOURCE_FIELDS},
+        )
+
+    def empty_slots(self, slots: int) -> BeamState:
+        """A search with this number of slots for sources of the same form, all free: see `replace_sources`."""
+        sources = torch.arange(slots, device=self.totals.device) % len(self.totals)  # real numbers: no NaN anywhere
+        empty = self.select_sources(sources, owned=False)
+        return replace(empty, totals=torch.full_like(empty.totals, -torch.inf))
+
+    def replace_sources(self, slots: Tensor, other: BeamState) -> BeamState:
+        """The sources in these slots replaced in place by the first ones of another search.
+
+        Raises StateMismatchError, before anything is written, if the decoder states differ in form.
+        """
+        if _form(vars(self.state)) != _form(vars(other.state)):
+            raise StateMismatchError
+
+        def write(old: Tensor, new: Tensor) -> Tensor:
+            if new.dim() == 3:  # to the present width of the histories
+                new = F.pad(new, (old.size(2) - new.size(2), 0))
+            return old.index_copy_(0, slots, new[: len(slots)])
+
+        return BeamState(
+            state=self.state.replace_sources(slots, other.state, owned=True),
+            finished=self.finished.replace_sources(slots, other.finished),
+            noise=None if self.noise is None or other.noise is None else write(self.noise, other.noise),
+            max_columns=self.max_columns,
+            **{name: write(getattr(self, name), getattr(other, name)) for name in SOURCE_FIELDS},
+        )
+
+    @property
+    def active(self) -> Tensor:
+        """B: which sources have an active row."""
+        return (self.totals > -torch.inf).any(1)
 
 
-def supports(beams: Any, selection: Selection, width: int) -> bool:
-    """Whether the kernel applies: on a GPU, with fixed shapes, for `width` beams."""
-    fixed = beams.history.size(-1) == beams.max_columns and selection.parents.size(1) == width <= MAX_BEAMS
-    return selection.totals.is_cuda and has_triton() and fixed
+def _form(tree: Tree) -> Any:
+    """Names, and shapes of tensors without their first axis."""
+    if isinstance(tree, dict):
+        return {name: _form(branch) for name, branch in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map(_form, tree))
+    return tree.shape[1:] if isinstance(tree, Tensor) else tree
 
 
-def beam_update(beams: Any, selection: Selection, log_probs: Tensor, power: float, num_results: int) -> UpdatedBeams:
-    """One step of a search whose ranks and bounds are total / length ** power.
+def beam_update_reference(
+    strategy: Strategy, beams: BeamState, selection: Selection, log_probs: Tensor, num_results: int, power: float | None
+) -> BeamState:
+    """The beams before the next step, given the selected tokens with their log-probabilities (B N).
 
-    `beams` is a decoding.search_state.BeamState, log_probs (B N) belong to the selected tokens.
+    `num_results`: finished hypotheses of each source that the search has to return.
+    `power`: the ranks and bounds of the strategy are total / length ** power; None: it has its own.
     """
+    beams, rows = _append(beams, selection, log_probs)
+    beams = _move_finished(beams, strategy)
+    if rows is not None and beams.totals.size(1) > strategy.width:
+        beams, rows = _keep_best(beams, rows, strategy.width)
+    beams = _prune_hopeless(beams, strategy, num_results)
+    return beams if rows is None else replace(beams, state=beams.state.reorder(rows))
+
+
+def _append(beams: BeamState, selection: Selection, log_probs: Tensor) -> tuple[BeamState, Tensor | None]:
+    """Appends the selected tokens; the row order for the decoder state, None where it does not change."""
+    sources, width = selection.parents.shape
+    history, token_scores, rows = beams.history, beams.token_scores, None
+    if width > 1:
+        offsets = torch.arange(sources, device=selection.parents.device)[:, None] * beams.totals.size(1)
+        rows = (selection.parents + offsets).flatten()  # R
+        index = selection.parents[..., None].expand(-1, -1, history.size(-1))
+        history, token_scores = history.gather(1, index), token_scores.gather(1, index)
+    columns = max(beams.max_columns, history.size(-1))
+    kept = slice(1 if history.size(-1) == columns else 0, None)
+    extended = replace(
+        beams,
+        history=torch.cat((history[..., kept], selection.tokens[..., None]), -1),
+        token_scores=torch.cat((token_scores[..., kept], log_probs[..., None]), -1),
+        totals=selection.totals,
+        lengths=beams.lengths + 1,
+        steps=(beams.steps + 1).clamp(max=columns - 1),  # a replayed graph may step on after the end of a search
+    )
+    return extended, rows
+
+
+def _keep_best(beams: BeamState, rows: Tensor, width: int) -> tuple[BeamState, Tensor]:
+    """The N best unfinished candidates, where a strategy selected more."""
+    order = beams.totals.topk(width, 1).indices  # B N
+    index = order[..., None].expand(-1, -1, beams.history.size(-1))
+    kept = replace(
+        beams,
+        history=beams.history.gather(1, index),
+        token_scores=beams.token_scores.gather(1, index),
+        totals=beams.totals.gather(1, order),
+    )
+    return kept, rows.view(beams.totals.shape).gather(1, order).flatten()
+
+
+def _move_finished(beams: BeamState, strategy: Strategy) -> BeamState:
+    """Moves rows that ended with </s> or reached the maximal length to the finished hypotheses."""
+    alive = beams.totals > -torch.inf
+    ended = alive & (beams.history[..., -1] == EOS)
+    over = ended | (alive & (beams.lengths >= beams.max_lengths)[:, None])
+    if over.is_cpu and not over.any():  # on a GPU the test would wait for the device
+        return beams
+    lengths = beams.lengths[:, None].expand_as(over)
+    ranks = strategy.rank(beams.totals, lengths - beams.prefix_lengths[:, None]).masked_fill(~over, -torch.inf)
+    candidates = FinishedHypotheses(beams.history, beams.token_scores, ranks, lengths, ended)
+    finished = beams.finished.join(candidates).best(strategy.width, strategy.prefer_complete)
+    return replace(beams, finished=finished, totals=beams.totals.masked_fill(over, -torch.inf))
+
+
+def _prune_hopeless(beams: BeamState, strategy: Strategy, num_results: int) -> BeamState:
+    """Drops rows that cannot come among the best `num_results`; a source is done when it has no row left.
+
+    With a bound that is never too low this does not change the results: a row that takes the place of a dropped one
+    has a lower total still.
+    """
+    finished = beams.finished
+    if finished.complete.is_cpu and not (finished.complete.sum(1) >= num_results).any():
+        return beams
+    ranks = finished.ranks.masked_fill(~finished.complete, -torch.inf)
+    worst = ranks.topk(num_results, 1).values[:, -1:]  # B 1: the rank that a new hypothesis must exceed
+    lengths = strategy.bound_lengths(beams.lengths - beams.prefix_lengths, beams.max_lengths - beams.prefix_lengths)
+    hopeless = strategy.bound(beams.totals, lengths) <= worst  # B N
+    if not strategy.exact:
+        hopeless = hopeless.all(1, keepdim=True)
+    return replace(beams, totals=beams.totals.masked_fill(hopeless, -torch.inf))
+
+
+def _accepts_triton(
+    strategy: Strategy, beams: BeamState, selection: Selection, log_probs: Tensor, num_results: int, power: float | None
+) -> bool:
+    """On a GPU, with fixed shapes."""
+    if power is None or not dispatch.runs_triton(selection.totals):
+        return False
+    return beams.history.size(-1) == beams.max_columns and selection.parents.size(1) == strategy.width <= MAX_BEAMS
+
+
+def triton_beam_update(
+    strategy: Strategy, beams: BeamState, selection: Selection, log_probs: Tensor, num_results: int, power: float | None
+) -> BeamState:
     from transduce.kernels.triton.beam_update import beam_update as kernel
 
     sources, width, columns = beams.history.shape
@@ -51,13 +242,24 @@ def beam_update(beams: Any, selection: Selection, log_probs: Tensor, power: floa
     old = (before.ids, before.token_scores, before.ranks, before.lengths, before.complete.view(torch.uint8))
     history, token_scores, *finished = (torch.empty_like(one) for one in (beams.history, beams.token_scores, *old))
     totals, lengths, steps = (torch.empty_like(one) for one in (beams.totals, beams.lengths, beams.steps))
-    rows = torch.empty_like(selection.parents)
+    rows = torch.empty_like(selection.parents)  # the row whose decoder state each row continues
     selected = (selection.parents, selection.tokens, selection.totals, log_probs)
     kernel[(sources,)](
         *(one.contiguous() for one in (*selected, beams.history, beams.token_scores, *lengths_in, *old)),
         history, token_scores, totals, lengths, steps, *finished, rows, width, columns, num_results,
         power=power, eos=EOS, half=max(2, 1 << (width - 1).bit_length()), tile=64, num_warps=4,
     )  # fmt: skip
-    *others, complete = finished
-    done = (*others, complete.view(torch.bool))
-    return UpdatedBeams(history, token_scores, totals, lengths, steps, done, rows.flatten())
+    finished[-1] = finished[-1].view(torch.bool)
+    return replace(
+        beams,
+        state=beams.state if width == 1 else beams.state.reorder(rows.flatten()),
+        history=history,
+        token_scores=token_scores,
+        totals=totals,
+        lengths=lengths,
+        steps=steps,
+        finished=FinishedHypotheses(*finished),
+    )
+
+
+BEAM_UPDATE = Operation("beam_update", beam_update_reference, (Backend("triton", _accepts_triton, triton_beam_update),))

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.kernels.dispatch import Backend, Operation, has_triton, native_kernels
+from transduce.kernels import dispatch
+from transduce.kernels.dispatch import Backend, Operation, native_kernels
 from transduce.kernels.linear import LinearOutput, column_sums, plain
-from transduce.kernels.native import cross_entropy as native
+from transduce.kernels.native import training as native
 
 IGNORED = -100  # the label of padding
 # A tile of the kernel that sums columns. 16,384 rows of 32,000 logits took 0.53 ms, as long as row by row without
@@ -159,7 +160,7 @@ def logits_grad_with_sums(
 
 
 def _accepts_triton(logits: Tensor, labels: Tensor, label_smoothing: float, reuse_logits: bool = False) -> bool:
-    return logits.is_cuda and has_triton()
+    return dispatch.runs_triton(logits)
 
 
 def triton_cross_entropy(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transduce.kernels.native.library import loaded
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+TENSOR_CORE_DTYPES = (torch.bfloat16, torch.float16)  # of matrix products in Triton kernels
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,21 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def runs_triton(x: Tensor) -> bool:
+    """Whether Triton kernels can read x."""
+    return x.is_cuda and has_triton()
+
+
 def fused_training(x: Tensor) -> bool:
-    """Whether Triton kernels apply to an operation on x: in a captured training pass on a GPU."""
+    """Whether Triton kernels apply to an operation of training on x: in a captured pass on a GPU."""
     if compiling():  # torch.compile fuses by itself; tested first, because it cannot trace the rest
         return False
-    return bool(x.is_cuda and torch.is_grad_enabled() and _PASS.get().captured and has_triton())
+    return torch.is_grad_enabled() and _PASS.get().captured and runs_triton(x)
+
+
+def fused_decoding(x: Tensor) -> bool:
+    """Whether Triton kernels apply to an operation of a decoding step on x: in 16 bits on a GPU, without gradients."""
+    return runs_triton(x) and x.dtype in TENSOR_CORE_DTYPES and not torch.is_grad_enabled()
 
 
 def native_kernels(*tensors: Tensor) -> ctypes.CDLL | None:

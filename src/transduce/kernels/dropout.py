@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transduce.kernels import dispatch
 from transduce.kernels.dispatch import Backend, Operation, native_kernels
 from transduce.kernels.linear import plain
-from transduce.kernels.native.dropout import dropout as native_dropout
+from transduce.kernels.native.training import dropout as native_dropout
 
 MAX_NATIVE = 2**32  # elements: the hash of the C kernel has 32 bits
 MAX_TRITON = 2**31  # elements: offsets have 32 bits

@@ -20,7 +20,6 @@ from transduce.kernels import dispatch
 from transduce.kernels.dispatch import (
     Backend,
     Operation,
-    has_triton,
     is_plain_linear,
     matmul_dtype,
     native_kernels,
@@ -142,7 +141,7 @@ def linear_reference(
 
 def accepts_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = "") -> bool:
     """In a captured training pass, in a precision of the tensor cores."""
-    return dispatch.fused_training(x) and x.numel() > 0 and matmul_dtype(x) in (torch.bfloat16, torch.float16)
+    return dispatch.fused_training(x) and x.numel() > 0 and matmul_dtype(x) in dispatch.TENSOR_CORE_DTYPES
 
 
 def fused_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), activation: str = "") -> Tensor:
@@ -313,7 +312,7 @@ def output_projection_reference(x: Tensor, weight: Tensor, bias: Tensor | None) 
 
 def accepts_padding(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """In training on a GPU, for a vocabulary whose rows are not aligned."""
-    ready = x.is_cuda and torch.is_grad_enabled() and not torch.compiler.is_compiling() and has_triton()
+    ready = torch.is_grad_enabled() and not dispatch.compiling() and dispatch.runs_triton(x)
     return ready and len(weight) % 8 > 0
 
 

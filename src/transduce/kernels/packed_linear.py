@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import InputError
+from transduce.kernels.native.inference import NativeLinear
 from transduce.kernels.native.library import library
-from transduce.kernels.native.linear import NativeLinear
 
 LinearFunction = Callable[[Tensor], Tensor]
 INT8_MAX = 127

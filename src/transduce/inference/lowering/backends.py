@@ -1,7 +1,8 @@
-"""Backends of decoder programs: decoding operations in torch or Triton, and native calls."""
+"""Backends of decoder programs: operations of kernels/decode_step.py, or native calls."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,17 +17,33 @@ from transduce.inference.lowering.program import (
     BlockProgram,
     DecoderProgram,
     LoweredDecoder,
+    StepBackend,
     has_embedding_tables,
 )
 from transduce.kernels.add_norm import ResidualStream
-from transduce.kernels.attention_decode import MAX_QUERIES
-from transduce.kernels.decode_step import EmbeddingTables, FusedLinear, KeysValues, TorchOperations, TritonOperations
-from transduce.kernels.native.block_step import ACTIVATIONS as NATIVE_ACTIVATIONS
-from transduce.kernels.native.block_step import BlockLayers, NativeBlock, StepStruct
-from transduce.kernels.native.decoder_step import NativeDecoder
+from transduce.kernels.attention import DECODE_HEAD_WIDTHS, MAX_QUERIES
+from transduce.kernels.decode_step import (
+    CACHE_ATTENTION,
+    DECODE_EMBEDDING,
+    DECODE_LINEAR,
+    DECODE_QKV,
+    MEMORY_ATTENTION,
+    EmbeddingTables,
+    FusedLinear,
+    KeysValues,
+)
+from transduce.kernels.native.inference import ACTIVATIONS as NATIVE_ACTIVATIONS
+from transduce.kernels.native.inference import (
+    BlockLayers,
+    NativeBlock,
+    NativeDecoder,
+    NativeLinear,
+    StepStruct,
+    TopKBuffers,
+    shortlists_struct,
+)
 from transduce.kernels.native.library import library
-from transduce.kernels.native.linear import NativeLinear
-from transduce.kernels.native.top_k import TopKBuffers, shortlists_struct
+from transduce.kernels.top_k import TOP_K_TOKENS
 from transduce.layers.norm import LayerNorm
 from transduce.layers.transformer import TransformerLayer
 
@@ -71,13 +88,13 @@ def block_operations(block: BlockProgram, pending: nn.LayerNorm | None) -> Block
 
 
 class OperationsBackend:
-    """Runs a program operation by operation, eight for each block: in torch on a CPU, in Triton on a GPU"""
+    """Runs a program operation by operation, eight for each block"""
 
     supports_shortlists = False
 
-    def __init__(self, program: DecoderProgram, operations: TorchOperations, tables: EmbeddingTables | None) -> None:
+    def __init__(self, program: DecoderProgram, tables: EmbeddingTables | None) -> None:
         """tables: entry and output by single operations; None: by the modules of the decoder."""
-        self.operations, self.tables = operations, tables
+        self.tables = tables
         self.finds_top_k = tables is not None
         # The table entry leaves the embedding norm of a post-norm decoder to the first block.
         self.entry_norm = program.entry_norm if program.pre_norm and tables is not None else None
@@ -110,12 +127,12 @@ class OperationsBackend:
             assert norm is not None
             hidden = torch.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)[:, None]
             return Step(decoder.output(hidden), state, None, hidden)
-        logits, hidden = self.operations.linear(FusedLinear(decoder.output.projection, self.final_norm, True), rows)
+        logits, hidden = DECODE_LINEAR(FusedLinear(decoder.output.projection, self.final_norm, True), rows)
         return Step(logits[:, None], state, None, hidden[:, None])
 
     def top_k(self, decoder: LoweredDecoder, tokens: Tensor, state: State, request: TopKRequest) -> TopK:
         step = decoder.advance(tokens, state)
-        log_probs, best = self.operations.top_k(step.logits[:, -1], request.k, request.suppressed)
+        log_probs, best = TOP_K_TOKENS(step.logits[:, -1], request.k, request.suppressed)
         return TopK(log_probs, best, step.state)
 
     def _embed(
@@ -127,7 +144,7 @@ class OperationsBackend:
             assert view.slots is not None
             return decoder.embed(decoder.embedding(tokens), view.queries, None)[:, 0], past, view.slots
         slots = CacheSlots(state.past["next_position"], state.past["indirection"], state.beams, decoder.window)
-        entered = self.operations.embed(self.tables, tokens[:, 0], slots)
+        entered = DECODE_EMBEDDING(self.tables, tokens[:, 0], slots)
         rows = entered.rows if self.entry_norm is None else self.entry_norm(entered.rows)
         past = {"next_position": entered.next_positions, "indirection": entered.indirection}
         return rows, past, replace(slots, indirection=entered.indirection)
@@ -136,30 +153,29 @@ class OperationsBackend:
         self, block: BlockOperations, rows: Tensor, cache: KeysValues, memory: Any, mask: Tensor, slots: CacheSlots
     ) -> Tensor:
         """R D -> R D: self-attention, cross-attention, feed-forward."""
-        ops = self.operations
-        query, rows = ops.qkv(block.qkv, rows, cache, slots)
-        rows, _ = ops.linear(block.attention_out, ops.attend_cache(query, cache, slots, block.scale), rows)
+        query, rows = DECODE_QKV(block.qkv, rows, cache, slots)
+        rows, _ = DECODE_LINEAR(block.attention_out, CACHE_ATTENTION(query, cache, slots, block.scale), rows)
         if block.cross_query is not None and block.cross_out is not None:
-            query, rows = ops.linear(block.cross_query, rows)
-            rows, _ = ops.linear(block.cross_out, ops.attend_memory(query, memory, mask, block.cross_scale), rows)
-        hidden, rows = ops.linear(block.up, rows)
-        return ops.linear(block.down, hidden, rows)[0]
+            query, rows = DECODE_LINEAR(block.cross_query, rows)
+            context = MEMORY_ATTENTION(query, memory, mask, block.cross_scale)
+            rows, _ = DECODE_LINEAR(block.cross_out, context, rows)
+        hidden, rows = DECODE_LINEAR(block.up, rows)
+        result: Tensor = DECODE_LINEAR(block.down, hidden, rows)[0]
+        return result
 
 
-def torch_backend(program: DecoderProgram) -> OperationsBackend:
-    """Torch operations between packed linear layers, on a CPU."""
-    return OperationsBackend(program, TorchOperations(), None)
+def packed_backend(program: DecoderProgram, decoder: TransformerDecoder) -> OperationsBackend:
+    """Operations around packed linear layers, on a CPU; the entry and the output are those of the decoder."""
+    return OperationsBackend(program, None)
 
 
-def gpu_backend(
-    program: DecoderProgram, decoder: TransformerDecoder, operations: TorchOperations | None = None
-) -> OperationsBackend | None:
-    """Triton kernels, where the GPU has them; None: the kernels do not support this decoder."""
-    if not has_embedding_tables(decoder) or any(block.head_width not in (32, 64, 128) for block in program.blocks):
+def fused_backend(program: DecoderProgram, decoder: TransformerDecoder) -> OperationsBackend | None:
+    """Operations alone, for the Triton kernels of a GPU; None: the kernels do not support this decoder."""
+    supported = all(block.head_width in DECODE_HEAD_WIDTHS for block in program.blocks)
+    if not supported or not has_embedding_tables(decoder):
         return None
     embedding: Any = decoder.embedding
-    tables = EmbeddingTables(embedding.weight, embedding.scale, _position_table(decoder))
-    return OperationsBackend(program, operations or TritonOperations(), tables)
+    return OperationsBackend(program, EmbeddingTables(embedding.weight, embedding.scale, _position_table(decoder)))
 
 
 def _position_table(decoder: TransformerDecoder) -> Tensor | None:
@@ -270,6 +286,12 @@ def native_block(block: BlockProgram) -> NativeBlock | None:
 
 def _all_fp32(norm: LayerNorm | None) -> bool:
     return norm is None or all(one.dtype == torch.float32 for one in norm.parameters())
+
+
+BackendFactory = Callable[[DecoderProgram, TransformerDecoder], StepBackend | None]
+# By device, in order of preference; the first one that supports the decoder runs its steps.
+CPU_BACKENDS: dict[str, BackendFactory] = {"native": native_backend, "packed": packed_backend}
+GPU_BACKENDS: dict[str, BackendFactory] = {"fused": fused_backend}
 
 
 class NativeEncoderBlock(TransformerLayer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
 import torch
@@ -16,24 +16,21 @@ from transduce.attention.self_attention import SelfAttention
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.errors import InputError
 from transduce.inference.lowering.backends import (
+    CPU_BACKENDS,
+    GPU_BACKENDS,
+    BackendFactory,
     NativeEncoderBlock,
-    gpu_backend,
-    native_backend,
     native_block,
-    torch_backend,
 )
 from transduce.inference.lowering.joint_projections import JointCrossAttention, JointSelfAttention, has_projections
 from transduce.inference.lowering.program import (
-    DecoderProgram,
     LoweredDecoder,
-    StepBackend,
     lower_block,
     lower_decoder,
     position_in_embedding,
     with_backend,
 )
-from transduce.kernels.decode_step import TorchOperations, TritonOperations
-from transduce.kernels.dispatch import has_triton
+from transduce.kernels.dispatch import TENSOR_CORE_DTYPES
 from transduce.kernels.native.library import library
 from transduce.kernels.packed_linear import PackedBFloat16, PackedFloat32, PackedInt8, PackedLinear
 from transduce.layers.recurrent import STEPS, LayerState, reverse
@@ -101,12 +98,12 @@ def lower_for_cpu(network: Transducer, precision: Precision) -> Transducer:
     for stack in lowered.modules():
         if isinstance(stack, TransformerStack) and not stack.causal:
             _lower_encoder_blocks(stack)
-    _lower_decoders(lowered, lambda program, decoder: native_backend(program, decoder) or torch_backend(program))
+    lower_decoders(lowered, CPU_BACKENDS.values())
     return lowered
 
 
 def lower_for_gpu(network: Transducer, precision: Precision) -> Transducer:
-    """Joint projections; in half precision decoding steps in few kernels."""
+    """Joint projections; in 16 bits decoding steps of few kernels."""
     lowered = copy.deepcopy(network).eval().requires_grad_(False)
     _replace(lowered, _join_projections)
     if precision == "bf16":
@@ -114,26 +111,22 @@ def lower_for_gpu(network: Transducer, precision: Precision) -> Transducer:
         lowered = lowered.bfloat16()
         for part, frequencies in exact:  # in bf16 neighbouring positions from 256 on would be equal
             part.frequencies = frequencies
-    weight = next(lowered.parameters())
-    if weight.dtype in (torch.bfloat16, torch.float16):
-        lower_for_operations(lowered, TritonOperations() if weight.is_cuda and has_triton() else TorchOperations())
+    if next(lowered.parameters()).dtype in TENSOR_CORE_DTYPES:
+        lower_decoders(lowered, GPU_BACKENDS.values())
     return lowered
 
 
-def lower_for_operations(network: nn.Module, operations: TorchOperations) -> None:
-    """Lowers every decoder that the GPU kernels support to these operations."""
-    _lower_decoders(network, lambda program, decoder: gpu_backend(program, decoder, operations))
+def lower_decoders(network: nn.Module, backends: Iterable[BackendFactory]) -> None:
+    """Lowers every decoder to the first of these backends that supports it."""
+    backends = tuple(backends)
 
-
-def _lower_decoders(
-    network: nn.Module, backend_for: Callable[[DecoderProgram, TransformerDecoder], StepBackend | None]
-) -> None:
     def lowered(part: nn.Module) -> nn.Module:
         program = lower_decoder(part)
         if program is None:
             return part
         assert isinstance(part, TransformerDecoder)
-        backend = backend_for(program, part)
+        found = (backend for make in backends if (backend := make(program, part)) is not None)
+        backend = next(found, None)
         return part if backend is None else with_backend(part, backend)
 
     _replace(network, lowered)

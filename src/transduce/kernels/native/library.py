@@ -59,7 +59,7 @@ SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
 
 
 def library() -> ctypes.CDLL | None:
-    """The library, compiled on first use and stored in the user's cache; None: it cannot be built, or is switched off."""
+    """The library, compiled on first use and cached; None: it cannot be compiled, or is switched off."""
     return None if os.environ.get(SWITCH) == "0" else _found()
 
 
