@@ -14,6 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+import triton_support  # noqa: F401 - first: Triton reads its settings when it is imported
 from hypothesis import settings as hypothesis_settings
 from run_fixtures import RECURRENT, TRANSFORMER, Command, call, colour_pairs, settings
 

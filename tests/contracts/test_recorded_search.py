@@ -11,9 +11,10 @@ from contract_fixtures import example_batch, make
 from transduce.contracts import Strategy
 from transduce.decoding.logits_processors import MinLength, NoRepeatNgram
 from transduce.decoding.search import search
-from transduce.decoding.strategies import Beam, Greedy, Sample, top_k
+from transduce.decoding.strategies import Beam, Greedy, Sample
 from transduce.flow import Padded
 from transduce.kernels.cuda_graph import SearchGraphs
+from transduce.kernels.top_k import TOP_K
 
 MIN = MinLength(length=2)
 # With the beam, rules that read the tokens so far, and prefixes. A beam without them is replayed in test_refilling.py.
@@ -43,7 +44,7 @@ def test_replayed_in_groups_is_the_same_search(model, strategy, replayed):
 def test_the_best_by_groups_are_the_best(size):
     scores = torch.randn(3, 2, size, generator=torch.Generator().manual_seed(size))
     scores[0, 0, :5] = -torch.inf
-    values, places = top_k(scores, 5)
+    values, places = TOP_K(scores, 5)
     expected = scores.topk(5)
     assert torch.equal(values, expected.values)
     assert torch.equal(places, expected.indices)

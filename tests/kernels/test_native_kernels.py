@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from transduce.contracts import Strategy
 from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoding import strategies
 from transduce.decoding.logits_processors import RepetitionPenalty
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
@@ -23,10 +25,9 @@ from transduce.flow import Batch, Hypothesis, Padded, Shortlists
 from transduce.inference.lowering import lower_network
 from transduce.inference.lowering.backends import NativeBackend, OperationsBackend
 from transduce.kernels.native import library as libraries
-from transduce.kernels.native import top_k as native
-from transduce.kernels.native.linear import NativeLinear
-from transduce.kernels.native.top_k import linear_top_k
+from transduce.kernels.native.inference import NativeLinear, linear_top_k
 from transduce.kernels.packed_linear import PackedInt8, PackedLinear, quantise_rows
+from transduce.kernels.top_k import TOP_K
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder
 
@@ -47,7 +48,7 @@ def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "avx2" and not (known.exists() and "avx2" in known.read_text(encoding="utf-8")):
         pytest.skip("not on this processor")
     compiler = next(name for name in libraries.COMPILERS if libraries.shutil.which(name))
-    made = libraries.load(libraries.compiled(compiler, OTHERS[request.param], libraries.cache_folder()))
+    made = libraries.load(libraries.compiled(compiler, OTHERS[request.param], libraries.cache_directory("native")))
     before = libraries._found
     libraries._found = libraries.functools.cache(lambda: made)
     libraries._found()
@@ -112,11 +113,12 @@ def test_the_best_of_many(level: str, size: int, count: int, seed: int, coarse: 
     torch.manual_seed(seed)
     scores = torch.randint(-5, 5, (2, 3, size)).float() if coarse else torch.randn(2, 3, size)
     scores[..., ::5] = -torch.inf
-    found = native.top_k(scores, count)
+    native = TOP_K.backends[0]
+    assert native.name == "native"
+    assert native.accepts(scores, count) == (count <= size)
     if count > size:
-        assert found is None
         return
-    assert found is not None
+    found = native.run(scores, count)
     order = scores.sort(dim=-1, descending=True, stable=True)  # the earlier of two that are equal
     assert torch.equal(found[0], order.values[..., :count])
     assert torch.equal(found[1], order.indices[..., :count])
@@ -293,12 +295,13 @@ def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(backend, NativeBackend)
     counted = [lambda values, *rest, run=run: steps.append(values) or run(values, *rest) for run in backend.blocks]
     monkeypatch.setattr(backend, "blocks", counted)
-    top = native.top_k
-    asked: list[int] = []
-    monkeypatch.setattr(native, "top_k", lambda scores, count: asked.append(count) or top(scores, count))
+    native, *others = TOP_K.backends
+    calls: list[int] = []
+    counting = replace(native, run=lambda scores, count: calls.append(count) or native.run(scores, count))
+    monkeypatch.setattr(strategies, "TOP_K", replace(TOP_K, backends=(counting, *others)))
     rules = [RepetitionPenalty(penalty=1.1)]  # which wants the scores of all tokens
     found = search(
         network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), max_lengths=torch.tensor([9]), processors=rules
     )
     assert len(steps) == 2 * (len(found[0][0].ids) - 1)  # <s> is read by the plain road
-    assert len(asked) == len(found[0][0].ids)
+    assert len(calls) == len(found[0][0].ids)

@@ -1,11 +1,7 @@
-"""Triton kernels of training against torch's operations: on a GPU, or anywhere in Triton's interpreter.
-
-TRITON_INTERPRET=1 python -m pytest tests/kernels/test_triton_training.py
-"""
+"""Triton kernels of training against torch's operations: on a GPU, or anywhere in Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +12,7 @@ from kernel_fixtures import BATCH, gradients, model_of, takes_any_device, takes_
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
+from triton_support import DEVICE, DTYPES, INSTALLED, INTERPRETED, NOT_INSTALLED
 
 from transduce.kernels import add_norm, linear
 from transduce.kernels.add_norm import fused_norm, fused_post_norm, fused_pre_norm
@@ -32,11 +29,8 @@ from transduce.kernels.linear import (
     split,
 )
 
-pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not INTERPRETED and not torch.cuda.is_available():
-    pytest.skip("there is neither a GPU nor the interpreter", allow_module_level=True)
-DEVICE = "cpu" if INTERPRETED else "cuda"
+if not INSTALLED:
+    pytest.skip(NOT_INSTALLED, allow_module_level=True)
 NARROW = torch.float16 if INTERPRETED else torch.bfloat16
 KINDS = [torch.float32, NARROW]
 # Where a row of scores ends, the kernel reads numbers that fp16 holds as minus infinity.
@@ -278,14 +272,9 @@ def test_attention_equals_that_of_torch(given: Any, joint: bool, kind: torch.dty
     grad = heads_of(sources, steps, heads, width, kind)[0].detach()
     made = attend(parts[0], parts[1], parts[2], mask, 0.3, causal)
     found = results_and_gradients(made, parts, grad)
-    seen = mask
-    if causal and mask is not None:
-        seen = mask & torch.ones(steps, slots, dtype=torch.bool, device=DEVICE).tril()
-    wide = [part.detach().float().contiguous().requires_grad_() for part in parts]
-    asked = F.scaled_dot_product_attention(
-        wide[0], wide[1], wide[2], seen, is_causal=causal and mask is None, scale=0.3
-    )
-    near(found, results_and_gradients(asked, wide, grad), kind)
+    visible = torch.ones(steps, slots, dtype=torch.bool, device=DEVICE)
+    visible = visible.tril() if causal else visible
+    near(found, exact_attention(parts, visible if mask is None else visible & mask, grad), kind)
 
 
 @pytest.mark.parametrize("kind", [KINDS[0] if INTERPRETED else torch.float16, NARROW], ids=str)
@@ -297,18 +286,29 @@ def test_attention_with_a_mask_for_every_step(kind: torch.dtype) -> None:
     mask[1, :, 4] = False
     grad = heads_of(3, 19, 2, 16, kind)[0].detach()
     found = results_and_gradients(attend(parts[0], parts[1], parts[2], mask, 0.3, False), parts, grad)
-    wide = [part.detach().float().contiguous().requires_grad_() for part in parts]
-    scores = (wide[0] @ wide[1].mT * 0.3).masked_fill(~mask, -1e30)
-    weights = torch.where(mask, scores.softmax(-1), 0.0)
-    near(found, results_and_gradients(weights @ wide[2], wide, grad), kind)
+    near(found, exact_attention(parts, mask, grad), kind)
 
 
+def exact_attention(parts: Sequence[Tensor], visible: Tensor, grad: Tensor) -> list[Tensor]:
+    """The context and its gradients in fp64, where a GPU has neither TF32 nor conditions on strides; scale 0.3.
+
+    A query without any visible key has the context 0.
+    """
+    query, keys, values = wide = [part.detach().double().requires_grad_() for part in parts]
+    scores = (query @ keys.mT * 0.3).masked_fill(~visible, -1e30)
+    return results_and_gradients(torch.where(visible, scores.softmax(-1), 0.0) @ values, wide, grad)
+
+
+@pytest.mark.parametrize("kind", DTYPES, ids=str)
 @pytest.mark.parametrize("given", ATTENTIONS.values(), ids=ATTENTIONS.keys())
-def test_attention_returns_the_bias_gradients_of_its_projections(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of queries, keys and values, made together or apart: as torch sums them up."""
+def test_attention_returns_the_bias_gradients_of_its_projections(
+    given: Any, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of queries and values are the sums of the rounded gradients of the rows. A bias of the keys does not change
+    the softmax: its gradient is exactly 0, and the gradients of the rows add up to 0 but for their rounding."""
     sources, heads, steps, slots, width, causal, lengths = given
     wide, alike = heads * width, steps == slots
-    rows, memory = numbers(sources, steps, 24), numbers(sources, slots, 24)
+    rows, memory = numbers(sources, steps, 24, kind=kind), numbers(sources, slots, 24, kind=kind)
     layers = [nn.Linear(24, wide).to(DEVICE) for _ in range(3)]
     together = [layers] if alike else [layers[:1], layers[1:]]
     mask = None if lengths is None else torch.arange(slots) < torch.tensor(lengths)[:, None]
@@ -327,8 +327,11 @@ def test_attention_returns_the_bias_gradients_of_its_projections(given: Any, mon
         raw = [whole.raw for whole in made if isinstance(whole, LinearOutput)]
         found = torch.autograd.grad(context, [*raw, *(layer.bias for layer in layers)], torch.randn_like(context))
     assert not summed
-    wanted = torch.cat([one.sum((0, 1)) for one in found[: len(raw)]])
-    near([torch.cat(found[len(raw) :])], [wanted])
+    query_bias, keys_bias, values_bias = found[len(raw) :]
+    query_sum, keys_sum, values_sum = torch.cat([one.float().sum((0, 1)) for one in found[: len(raw)]]).split(wide)
+    near([query_bias, values_bias], [query_sum, values_sum])
+    assert (keys_bias == 0).all()
+    near([keys_sum], [keys_bias], kind)
 
 
 @pytest.mark.parametrize("causal", [True, False])
