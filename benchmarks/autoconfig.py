@@ -59,6 +59,7 @@ class Trial:
     steps: int
     seconds: float
     parameters: int
+    device: str = ""
     failed: str = ""
 
 
@@ -117,23 +118,26 @@ def _schedule(rate: float, batch: int, **more: Any) -> dict[str, Any]:
     return {"optimiser": {"learning_rate": rate}, "batch_tokens": batch, **SMOOTH, **more}
 
 
+def _hard(layers: int, dropout: float, **options: Any) -> dict[str, Any]:
+    part = {"width": 256, "cell": "lstm", "dropout": dropout}
+    encoder = {"kind": "recurrent", "layers": layers, **part}
+    return {"encoder": encoder, "decoder": {"kind": "hard_attention", "layers": 1, **part, **options}}
+
+
 CHARACTER_VARIANTS = (
     Variant("chosen today"),
-    Variant("gru 256", _recurrent("gru", 256, 1, 0.4), _schedule(2e-3, 4096)),
-    Variant("gru 256, small batch", _recurrent("gru", 256, 1, 0.4), _schedule(1e-3, 1024)),
-    Variant("lstm 512", _recurrent("lstm", 512, 1, 0.5), _schedule(1e-3, 2048)),
+    Variant("hard monotonic", _hard(1, 0.4), _schedule(1e-3, 2048)),
+    Variant("hard monotonic, 2 layers", _hard(2, 0.4), _schedule(1e-3, 2048)),
+    Variant("hard, order 0", _hard(2, 0.4, order=0), _schedule(1e-3, 2048)),
     Variant("lstm 256 x 2", _recurrent("lstm", 256, 2, 0.4), _schedule(1e-3, 2048)),
     Variant("lstm 256, luong", _recurrent("lstm", 256, 1, 0.4, "luong"), _schedule(1e-3, 2048)),
-    Variant("transformer 128 x 4", _transformer(128, 4, 0.3), _schedule(2e-3, 4096)),
+    Variant("gru 256", _recurrent("gru", 256, 1, 0.4), _schedule(2e-3, 4096)),
     Variant("transformer 256 x 4", _transformer(256, 4, 0.3), _schedule(1e-3, 4096)),
-    Variant("transformer 256 x 4, dropout 0.1", _transformer(256, 4, 0.1), _schedule(1e-3, 4096)),
-    Variant("transformer 256 x 4, small batch", _transformer(256, 4, 0.3), _schedule(5e-4, 1024)),
-    Variant("transformer 256 x 4, large batch", _transformer(256, 4, 0.3), _schedule(1e-3, 8192)),
-    Variant("transformer 256 x 2", _transformer(256, 2, 0.3), _schedule(1e-3, 4096)),
     Variant("transformer 256 x 4, rotary", _transformer(256, 4, 0.3, position="rotary"), _schedule(1e-3, 4096)),
+    Variant("transformer 256 x 2, rotary", _transformer(256, 2, 0.3, position="rotary"), _schedule(1e-3, 4096)),
     Variant(
-        "transformer 256 x 4, r-drop",
-        _transformer(256, 4, 0.3),
+        "transformer 256 x 4, rotary, r-drop",
+        _transformer(256, 4, 0.3, position="rotary"),
         _schedule(1e-3, 4096, objective={"kind": "r_drop", "label_smoothing": 0.1}),
     ),
 )
@@ -173,7 +177,8 @@ def run_trial(dataset: DataSet, variant: Variant, seed: int, device: str, scale:
             result = train(recipe_of(dataset, variant, seed, device, scale), Path(folder) / "run")
         except Exception as error:  # one failure must not end the grid; it is part of the record
             told = f"{type(error).__name__}: {error}"[:300]
-            return Trial(dataset.name, dataset.group, variant.name, seed, {}, 0, time.monotonic() - began, 0, told)
+            seconds = time.monotonic() - began
+            return Trial(dataset.name, dataset.group, variant.name, seed, {}, 0, seconds, 0, device, told)
         scores = {name: score.value for name, score in result.scores["dev"].scores.items()}
         size = sum(p.numel() for p in result.model.network.parameters())
         return Trial(
@@ -185,6 +190,7 @@ def run_trial(dataset: DataSet, variant: Variant, seed: int, device: str, scale:
             result.outcome.step,
             time.monotonic() - began,
             size,
+            device,
         )
 
 
@@ -224,7 +230,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="variants, by name")
     parser.add_argument("--sets", nargs="*", default=[], help="groups of data sets, by name")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time, on --device")
+    parser.add_argument("--cpu-jobs", type=int, default=0, help="further trainings at the same time, on one core each")
     parser.add_argument("--minutes", type=float, default=60.0, help="no training starts after this time")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of updates")
@@ -243,9 +250,9 @@ def main() -> None:
         for task in todo:
             tasks.put(task)
         until = time.time() + 60 * args.minutes
+        devices = [args.device] * args.jobs + ["cpu"] * args.cpu_jobs
         workers = [
-            context.Process(target=_work, args=(tasks, results, args.device, args.scale, until))
-            for _ in range(args.jobs)
+            context.Process(target=_work, args=(tasks, results, device, args.scale, until)) for device in devices
         ]
         for worker in workers:
             worker.start()

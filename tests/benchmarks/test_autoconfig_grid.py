@@ -1,0 +1,52 @@
+"""The grid behind the chosen recipes: data sets, trials, table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks import autoconfig
+from rich.console import Console
+
+from transduce.build import complete_recipe
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The layout of the two shared tasks, with a few made-up words."""
+    words = [f"{a}{b}{c}" for a in "kt" for b in "aeo" for c in "ns"]
+    (tmp_path / "g2p2021").mkdir()
+    (tmp_path / "inflection2017").mkdir()
+    for size, languages in (("low", autoconfig.LOW), ("medium", autoconfig.MEDIUM)):
+        for language in languages:
+            for split in ("train", "dev"):
+                lines = "".join(f"{word}\t{' '.join(word)}\n" for word in words)
+                (tmp_path / "g2p2021" / f"{size}_{language}_{split}.tsv").write_text(lines, encoding="utf-8")
+    for language in autoconfig.INFLECTION:
+        for split in ("dev", *(f"train-{size}" for size in autoconfig.SIZES)):
+            lines = "".join(f"{word}\t{word}i\tN;PL\n" for word in words)
+            (tmp_path / "inflection2017" / f"{language}-{split}.tsv").write_text(lines, encoding="utf-8")
+    return tmp_path
+
+
+def test_every_variant_is_a_recipe_for_every_data_set(data, tmp_path):
+    sets = list(autoconfig.character_sets(data, tmp_path))
+    assert {one.group for one in sets} == {"g2p low", "g2p medium", "inflect low", "inflect medium", "inflect high"}
+    for dataset in sets:
+        for variant in autoconfig.CHARACTER_VARIANTS:
+            recipe = autoconfig.recipe_of(dataset, variant, 3, "cpu", 1.0)
+            assert complete_recipe(recipe).training.seed == 3
+            assert recipe.data.test == ()  # settings are chosen on development data
+
+
+def test_a_trial_has_scores_and_a_failure_is_recorded(data, tmp_path, capsys):
+    dataset = next(autoconfig.character_sets(data, tmp_path))
+    small = autoconfig.Variant("small", autoconfig._recurrent("gru", 8, 1, 0.0))
+    trial = autoconfig.run_trial(dataset, small, 1, "cpu", 0.01)
+    assert trial.steps == 25
+    assert set(trial.scores) == {"exact", "per"}
+    broken = autoconfig.Variant("broken", autoconfig._transformer(10, 1, 0.0))  # four heads do not divide ten
+    failed = autoconfig.run_trial(dataset, broken, 1, "cpu", 0.01)
+    assert failed.failed.startswith("InputError")
+    autoconfig.show([trial, failed], Console())
+    assert "g2p low" in capsys.readouterr().out
