@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks import autoconfig
 from rich.console import Console
 
+from benchmarks import autoconfig
 from transduce.build import complete_recipe
 
 
