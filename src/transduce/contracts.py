@@ -315,7 +315,7 @@ class TokenMixer(nn.Module, ABC):
         """The state before the first row, with dtype and device of `like`."""
 
     @abstractmethod
-    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
+    def forward(self, rows: Tensor, past: Tree, sequence: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
         """rows (R T D) -> rows (R T D), the next state, attention weights (R H T U) where requested and defined."""
 
 

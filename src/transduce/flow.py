@@ -190,6 +190,11 @@ class Memory:
         return cls(nothing[:, :, None], nothing.bool(), nothing)
 
 
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the unpadded rows: B S D -> B D."""
+    return (values * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
 Tree = Any  # a tensor, or tuples and dicts of trees; each decoder defines its own
 
 

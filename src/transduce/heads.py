@@ -10,6 +10,7 @@ from annotated_types import Gt
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Head, Rate
+from transduce.flow import masked_mean
 from transduce.layers.embedding import Embedding, Output, deepened
 from transduce.layers.feed_forward import dense
 
@@ -25,7 +26,7 @@ def pool(values: Tensor, mask: Tensor, how: Pooling) -> Tensor:
         return values[torch.arange(len(values), device=values.device), last]
     if how == "max":
         return values.masked_fill(~mask[..., None], -torch.inf).amax(1)
-    return (values * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    return masked_mean(values, mask)
 
 
 class Classifier(Head):

@@ -167,7 +167,7 @@ def test_state_holds_the_attention_history(kind, name):
     batch = Batch(Padded.from_rows([[4, 5, 6, 7, EOS], [8, 4, EOS]]))
     step = model.advance(torch.tensor([[BOS, 5, 6], [BOS, 7, 4]]), model.start(batch), with_attention=True)
     weights = step.attention.cross[:, 0, 0]  # R T S
-    (held,) = [past for past in step.state.past["context"]["seen"].values() if past]
+    (held,) = [past for past in step.state.past["context"]["history"].values() if past]
     assert_close(held[name], weights.sum(1) if name == "sum" else weights[:, -1])
     changed = held[name].roll(1, 1) * 3 if name != "stops" else batch.source.mask * F.one_hot(torch.tensor(2), 5)
     before = model.advance(torch.tensor([[5], [5]]), step.state).logits

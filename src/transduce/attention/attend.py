@@ -15,9 +15,9 @@ from transduce.kernels.attention import AttentionInput, attention
 class Attend(nn.Module):
     """softmax(score(q, k)) v, with any score and any normaliser.
 
-    A plain dot product under a softmax runs in a fused kernel, which gives no weights: they are then computed from
-    the same queries and keys beside it, so asking for them never changes the result. Parts that remember go through
-    `recall`, one step at a time, where the caller says that it carries their past.
+    A dot product with a softmax runs in a fused kernel, which returns no weights. Requested weights are computed from
+    the same queries and keys, so that a request never changes the result. Stateful parts use `stateful_forward`, one
+    step at a time; `carries_past` says that the caller keeps their history.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class Attend(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         if self.fused and not with_attention:
             return self._fused(query, keys, values, mask, bias, causal), None
-        plain = self.normaliser.fusible and bias is None and not (causal or with_attention or self.dropout)
-        if plain and (contexts := self.score.contexts(query, keys, values, mask)) is not None:
+        simple = self.normaliser.fusible and bias is None and not (causal or with_attention or self.dropout)
+        if simple and (contexts := self.score.contexts(query, keys, values, mask)) is not None:
             return contexts, None
         weights = self._weights(query, keys, mask, bias, causal)
         if self.fused:
             return self._fused(query, keys, values, mask, bias, causal), weights
-        context = F.dropout(self.plain(weights), self.dropout, self.training) @ values
+        context = F.dropout(self.used(weights), self.dropout, self.training) @ values
         return context, weights if with_attention else None
 
-    def plain(self, weights: Tensor) -> Tensor:
+    def used(self, weights: Tensor) -> Tensor:
         """The weights as the context uses them: without gradient where they are sampled."""
         return weights.detach() if self.normaliser.stochastic else weights
 
@@ -93,7 +93,7 @@ class Attend(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         scores = self.score.stateful_forward(query, keys, past["score"])
         weights = self.normaliser.stateful_forward(scores if bias is None else scores + bias, mask, past["normaliser"])
-        return F.dropout(self.plain(weights), self.dropout, self.training) @ values, weights
+        return F.dropout(self.used(weights), self.dropout, self.training) @ values, weights
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor:
         scores = self.score(query, keys)

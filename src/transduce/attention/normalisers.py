@@ -100,8 +100,8 @@ class StochasticHard(Normaliser):
     """one row sampled from the softmax in training, the best one at inference; trained by reinforce (Xu 2015)
 
     The weights are 1 at the row and 0 elsewhere, times exp(log p - log p without gradient): their value is exact and
-    their gradient is that of log p(row) (the DiCE operator, Foerster 2018). So the draw is a result like any other
-    weights, and whoever rewards it needs nothing else.
+    their gradient is that of log p(row) (the DiCE operator, Foerster 2018). So a sample is returned like any other
+    weights, and objectives/reinforce.py needs nothing else.
     """
 
     stochastic = True
@@ -116,8 +116,8 @@ class StochasticHard(Normaliser):
         logs = _hide(scores, mask).log_softmax(-1)
         # -p log p of a masked row is 0 in the limit; its -inf must not enter a product, not even in the gradient.
         logs = logs if mask is None else logs.masked_fill(~mask, 0.0)
-        chances = logs.exp() if mask is None else logs.exp() * mask
-        return -(chances * logs).sum(-1)
+        probabilities = logs.exp() if mask is None else logs.exp() * mask
+        return -(probabilities * logs).sum(-1)
 
     @staticmethod
     def draw(logs: Tensor) -> Tensor:
@@ -128,8 +128,9 @@ class StochasticHard(Normaliser):
 class Monotonic(Normaliser):
     """stop at row j with probability sigmoid(e_j + r), never before the previous stop (Raffel 2017)
 
-    In training the mean over all walks, afterwards one walk that stops where the chance is above one half. The paper
-    reads nothing where a walk stops nowhere; here it ends at the last row in sight, so that weights sum to 1.
+    In training the weights are the expectation over all stops, at inference the first row whose probability is above
+    one half. In the paper the context is zero where attention stops nowhere; here it stops at the last row, so that
+    weights sum to 1.
     """
 
     stateful = True
@@ -162,8 +163,8 @@ class Monotonic(Normaliser):
         passes = F.logsigmoid(-energies) * visible  # log (1 - p): a masked row is always skipped
         before = F.pad(passes.cumsum(-1)[..., :-1], (1, 0))
         # The cumulative products of the paper underflow; all pairs of rows cost S S, but the exponents stay below 0.
-        ways = (before[..., :, None] - before[..., None, :]).tril(0).exp().tril(0)  # ... S S: from k (last) to j
-        reached: Tensor = (ways @ past["stops"].to(ways.dtype).unsqueeze(-1)).squeeze(-1)
+        transitions = (before[..., :, None] - before[..., None, :]).tril(0).exp().tril(0)  # ... S S: from k (last) to j
+        reached: Tensor = (transitions @ past["stops"].to(transitions.dtype).unsqueeze(-1)).squeeze(-1)
         return energies.sigmoid() * visible * reached
 
     @staticmethod

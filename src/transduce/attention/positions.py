@@ -64,9 +64,8 @@ class Sinusoidal(AdditivePosition):
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         angles = (positions + self.offset)[..., None] * self.frequencies  # . T D/2
         pair = (angles.sin(), angles.cos())
-        waves = torch.cat(pair, -1) if self.halves else torch.stack(pair, -1).flatten(-2)
-        waves = waves[..., : self.width]
-        return self.join(values, waves.to(values.dtype))
+        vectors = torch.cat(pair, -1) if self.halves else torch.stack(pair, -1).flatten(-2)
+        return self.join(values, vectors[..., : self.width].to(values.dtype))
 
 
 class Learned(AdditivePosition):
@@ -84,7 +83,7 @@ class Learned(AdditivePosition):
 
     def add(self, values: Tensor, positions: Tensor) -> Tensor:
         # A single step belongs to a search, which checks its maximum length itself.
-        several = values.size(-2) > 1
+        several = values.size(-2) > 1  # rows
         if values.size(-2) > self.max_positions or (
             several and host_may_read(values) and int(positions.max()) >= self.max_positions
         ):
@@ -92,11 +91,11 @@ class Learned(AdditivePosition):
                 f"learned positions end at {self.max_positions}",
                 remedy="set position: {kind: learned, max_positions: ...}, or choose rotary, relative or sinusoidal",
             )
-        found = self.embed_positions(positions.clamp(max=self.max_positions - 1))
+        vectors = self.embed_positions(positions.clamp(max=self.max_positions - 1))
         if self.training and several and not host_may_read(values):
             # Not truncated silently: a non-finite update is run again outside of the CUDA graph, where the check runs.
-            found = found.masked_fill((positions >= self.max_positions)[..., None], torch.nan)
-        return self.join(values, found)
+            vectors = vectors.masked_fill((positions >= self.max_positions)[..., None], torch.nan)
+        return self.join(values, vectors)
 
 
 def max_positions(model: nn.Module) -> int | None:
@@ -162,10 +161,10 @@ class Shaw(PositionEncoding):
         nn.init.normal_(self.relative_keys.weight, std=(width // heads) ** -0.5)
 
     def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        end = self.max_distance
-        offsets = (keys[:, None, :] - queries[:, :, None]).clamp(-end, end) + end  # . T S
-        every = torch.einsum("rhtk,ok->rhto", heads, self.relative_keys.weight) * self.scale
-        return every.gather(-1, offsets[:, None].expand(heads.size(0), heads.size(1), -1, -1))  # R H T S
+        limit = self.max_distance
+        offsets = (keys[:, None, :] - queries[:, :, None]).clamp(-limit, limit) + limit  # . T S
+        scores = torch.einsum("rhtk,ok->rhto", heads, self.relative_keys.weight) * self.scale
+        return scores.gather(-1, offsets[:, None].expand(heads.size(0), heads.size(1), -1, -1))  # R H T S
 
 
 class ALiBi(PositionEncoding):
@@ -182,12 +181,15 @@ class ALiBi(PositionEncoding):
         return -(keys[:, None, None, :] - queries[:, None, :, None]).abs() * self.head_slopes  # . H T S
 
 
-def embedded_only(position: PositionEncoding, reader: str) -> PositionEncoding:
-    """Raises an InputError for an encoding that acts in self-attention where there is none."""
+def embedded_only(position: PositionEncoding, part: str) -> PositionEncoding:
+    """The encoding, if it is added to embeddings; an InputError for one that acts in self-attention.
+
+    `part` is what has no self-attention, for the message.
+    """
     kind = type(position)
     if kind.rotate is not PositionEncoding.rotate or kind.bias is not PositionEncoding.bias:
         raise InputError(
-            f"{kind.__name__} positions act in self-attention, and {reader} has none",
+            f"{kind.__name__} positions act in self-attention, and {part} has none",
             remedy="choose position: sinusoidal, learned or none",
         )
     return position

@@ -24,37 +24,40 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
         empty = like.new_zeros(rows, self.kv_heads, 0, self.head_width)
         return empty, empty
 
-    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
+    def forward(self, rows: Tensor, past: Tree, sequence: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
         query, keys, values = self.queries_keys_values(rows)
-        query, keys = view.position.rotate(query, view.queries), view.position.rotate(keys, view.queries)
-        if view.slots is not None:
-            return self._fill(query, keys, values, past, view, view.slots), past, None
+        query, keys = (sequence.position.rotate(heads, sequence.queries) for heads in (query, keys))
+        if sequence.slots is not None:
+            return self._attend_cache(query, keys, values, past, sequence, sequence.slots), past, None
         if past[0].size(2):
             keys, values = torch.cat((past[0], keys), 2), torch.cat((past[1], values), 2)  # R G U K
         context, weights = self.attend_heads(
             query,
             keys,
             values,
-            view.mask,
-            view.position.bias(query, view.queries, view.keys),
-            causal=view.causal,
-            with_attention=view.with_attention,
+            sequence.mask,
+            sequence.position.bias(query, sequence.queries, sequence.keys),
+            causal=sequence.causal,
+            with_attention=sequence.with_attention,
         )
         return context, (keys, values), weights
 
-    def _fill(
-        self, query: Tensor, keys: Tensor, values: Tensor, past: Tree, view: SequenceContext, slots: CacheSlots
+    def _attend_cache(
+        self, query: Tensor, keys: Tensor, values: Tensor, past: Tree, sequence: SequenceContext, slots: CacheSlots
     ) -> Tensor:
-        """Attention of one new row each (R H 1 K), written into the cache. Beams of a source are query rows."""
+        """Attention of one new row each (R H 1 K), after its key and value are written into the cache.
+
+        The beams of a source are query rows over one joint cache; the mask of the slots separates them.
+        """
         for cache, new in zip(past, (keys, values), strict=True):  # B N L G K, R G 1 K
             cache.flatten(0, 2).index_copy_(0, slots.rows, new.squeeze(2).to(cache.dtype))
-        bias = view.position.bias(query, view.queries, view.keys)
+        bias = sequence.position.bias(query, sequence.queries, sequence.keys)
         if bias is not None:  # . H 1 L -> B H N N*L: the same for every beam that a slot belongs to
             bias = bias.expand(len(query), -1, -1, -1).unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)
             bias = bias.repeat(1, 1, 1, slots.beams)
-        together = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
+        queries = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
         cached_keys, cached_values = (cache.flatten(1, 2).transpose(1, 2) for cache in past)  # B G N*L K
-        context, _ = self.attend_heads(together, cached_keys, cached_values, slots.mask, bias)
+        context, _ = self.attend_heads(queries, cached_keys, cached_values, slots.mask, bias)
         return context.flatten(0, 1)[:, None]  # R 1 D
 
 
@@ -70,20 +73,20 @@ class SSRU(TokenMixer):
     def start(self, rows: int, like: Tensor) -> Tree:
         return like.new_zeros(rows, self.width)
 
-    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
+    def forward(self, rows: Tensor, past: Tree, sequence: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
         # In the precision of the state, even under autocast: long products need it.
-        kept, content = torch.sigmoid(self.forget(rows)).to(past), self.content(rows).to(past)  # R T D
-        if view.padded and view.real is not None:
-            kept = kept.masked_fill(~view.real[..., None], 1.0)  # padding does not change the state
-        kept, cells = scan(kept, (1 - kept) * content)
-        cells = cells + kept * past[:, None]
+        forget, content = torch.sigmoid(self.forget(rows)).to(past), self.content(rows).to(past)  # R T D
+        if sequence.padded and sequence.real is not None:
+            forget = forget.masked_fill(~sequence.real[..., None], 1.0)  # padding does not change the state
+        decay, cells = scan(forget, (1 - forget) * content)
+        cells = cells + decay * past[:, None]
         return torch.relu(cells), cells[:, -1], None
 
 
 def scan(decay: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """c_t = decay_t c_{t-1} + inputs_t from c = 0, for all t in log T steps (parallel scan).
 
-    Gives the product of the decays up to each t, by which an earlier state would come through, and c_t.
+    Returns the product of the decays up to each t, which an initial state would be multiplied by, and c_t.
     """
     span = 1
     while span < inputs.size(1):
@@ -104,10 +107,10 @@ class AverageAttention(TokenMixer):
     def start(self, rows: int, like: Tensor) -> Tree:
         return like.new_zeros(rows, self.width), like.new_zeros(rows, 1)
 
-    def forward(self, rows: Tensor, past: Tree, view: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
+    def forward(self, rows: Tensor, past: Tree, sequence: SequenceContext) -> tuple[Tensor, Tree, Tensor | None]:
         real = torch.ones_like(rows[..., :1], dtype=past[1].dtype)
-        if view.padded and view.real is not None:
-            real = view.real[..., None].to(past[1])
+        if sequence.padded and sequence.real is not None:
+            real = sequence.real[..., None].to(past[1])
         totals = past[0][:, None] + (rows * real).cumsum(1)  # R T D, in the precision of the past
         counts = past[1][:, None] + real.cumsum(1)  # R T 1
         mean = self.feed_forward(totals / counts)

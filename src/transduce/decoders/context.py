@@ -85,8 +85,8 @@ class AttentionContext(ContextMechanism):
 
     def start(self, memory: Memory) -> tuple[dict[str, Tree], dict[str, Tree]]:
         fixed = {"keys": self.attend.keys(memory.values), "values": memory.values, "mask": memory.mask}
-        seen = {name: part.start(memory.mask) for name, part in self._parts().items()}
-        return fixed, {"seen": seen} if self.stateful else {}
+        history = {name: part.start(memory.mask) for name, part in self._parts().items()}
+        return fixed, {"history": history} if self.stateful else {}
 
     def read(self, query: Tensor, state: State, with_attention: bool) -> ContextOutput:
         """query (R T D) -> context (R T D), weights (R T S), their entropy (R T), and the next history."""
@@ -94,32 +94,35 @@ class AttentionContext(ContextMechanism):
         rows, steps, width = query.shape
         query = query.reshape(keys.size(0), -1, width)  # B N*T D
         if not self.stateful:
-            sight = self._look(query, mask, {})
-            context, weights = self.attend(query, keys, values, sight.mask, sight.bias, with_attention=with_attention)
+            window = self._window(query, mask, {})
+            context, weights = self.attend(query, keys, values, window.mask, window.bias, with_attention=with_attention)
+            output = ContextOutput(context.reshape(rows, steps, -1), {})
             if weights is None:
-                return ContextOutput(context.reshape(rows, steps, -1), {})
-            spread = self.attend.entropy(query, keys, sight.mask, sight.bias)
-            spread = None if spread is None else spread.reshape(rows, steps)
-            return ContextOutput(context.reshape(rows, steps, -1), {}, weights.reshape(rows, steps, -1), spread)
-        assert steps == 1, "a reader that remembers goes one step at a time"
-        past = state.past["context"]["seen"]
-        seen = map_tensors(lambda x: x.unflatten(0, (keys.size(0), -1)), past)  # B N ...
-        sight = self._look(query, mask, seen)
-        context, weights = self.attend.stateful_forward(query, keys, values, sight.mask, sight.bias, seen)
+                return output
+            entropy = self.attend.entropy(query, keys, window.mask, window.bias)
+            entropy = None if entropy is None else entropy.reshape(rows, steps)
+            return replace(output, weights=weights.reshape(rows, steps, -1), entropy=entropy)
+        assert steps == 1, "stateful attention takes one step at a time"
+        past = state.past["context"]["history"]
+        history = map_tensors(lambda x: x.unflatten(0, (keys.size(0), -1)), past)  # B N ...
+        window = self._window(query, mask, history)
+        context, weights = self.attend.stateful_forward(query, keys, values, window.mask, window.bias, history)
         weights = weights.flatten(0, 1)  # R S
-        used = self.attend.plain(weights)
+        used = self.attend.used(weights)
         past = {name: part.update(past[name], used) for name, part in self._parts().items()}
-        read = ContextOutput(context.reshape(rows, 1, -1), {"seen": past})
+        output = ContextOutput(context.reshape(rows, 1, -1), {"history": past})
         if not with_attention:
-            return read
-        spread = self.attend.entropy(query, keys, sight.mask, sight.bias, seen)
-        return replace(read, weights=weights[:, None], entropy=None if spread is None else spread.reshape(rows, 1))
+            return output
+        entropy = self.attend.entropy(query, keys, window.mask, window.bias, history)
+        entropy = None if entropy is None else entropy.reshape(rows, 1)
+        return replace(output, weights=weights[:, None], entropy=entropy)
 
-    def _look(self, query: Tensor, mask: Tensor, seen: dict[str, Tree]) -> WindowMask:
+    def _window(self, query: Tensor, mask: Tensor, history: dict[str, Tree]) -> WindowMask:
+        """The rows that each query (B N*T D) may attend to: all unpadded ones (B S) without a window."""
         if self.window is None:
             return WindowMask(mask[:, None])
-        sight: WindowMask = self.window(query, mask[:, None], seen.get("window"))
-        return sight
+        window: WindowMask = self.window(query, mask[:, None], history.get("window"))
+        return window
 
 
 class Bahdanau(AttentionContext):

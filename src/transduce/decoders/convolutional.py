@@ -43,11 +43,11 @@ class ConvolutionalDecoder(Decoder):
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         self.position = embedded_only(position(width, 1, True), "a convolution")
-        shape = AttentionOptions(heads, score=score, normaliser=normaliser)
+        attention = AttentionOptions(heads, score=score, normaliser=normaliser)
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             ConvolutionalDecoderLayer(
                 GatedConvolution(width, kernel, dropout),
-                CrossAttention(width, memory_width, shape) if memory_width else None,
+                CrossAttention(width, memory_width, attention) if memory_width else None,
             )
             for _ in range(layers)
         )
@@ -79,19 +79,18 @@ class ConvolutionalDecoder(Decoder):
         after: list[Tensor] = []
         weights: list[Tensor] = []
         for number, block in enumerate(self.layers):
-            around = torch.cat((state.past["layers"][number], values), 1)  # R (T + k - 1) D
-            after.append(_last(around, lengths, block.convolution.kernel - 1))
-            found = block.convolution(around)
+            inputs = torch.cat((state.past["layers"][number], values), 1)  # R (T + k - 1) D
+            after.append(_last(inputs, lengths, block.convolution.kernel - 1))
+            hidden = block.convolution(inputs)
             if block.cross_attention is not None:
                 # The query is the hidden state plus the embedding of the previous token (equation 1).
-                question = (found + embedded) * HALF
-                keys, content = state.fixed["memory"][number]
-                answer, seen = block.cross_attention(
-                    question, keys, content, state.fixed["mask"], with_attention=with_attention
+                query = (hidden + embedded) * HALF
+                context, layer_weights = block.cross_attention(
+                    query, *state.fixed["memory"][number], state.fixed["mask"], with_attention=with_attention
                 )
-                found = (found + answer) * HALF
-                weights += [seen] if seen is not None else []
-            values = (found + values) * HALF
+                hidden = (hidden + context) * HALF
+                weights += [] if layer_weights is None else [layer_weights]
+            values = (hidden + values) * HALF
         past = {"layers": tuple(after), "next_position": state.past["next_position"] + lengths}
         attention = Attention(torch.stack(weights, 1) if weights else None) if with_attention else None
         hidden = self.dropout(values)
@@ -106,7 +105,7 @@ class ConvolutionalDecoderLayer(nn.Module):
         self.convolution, self.cross_attention = convolution, cross
 
 
-def _last(around: Tensor, lengths: Tensor, count: int) -> Tensor:
+def _last(inputs: Tensor, lengths: Tensor, count: int) -> Tensor:
     """The last `count` real rows of each sequence, of k - 1 old and T new ones, `lengths` of which are real."""
     index = lengths[:, None] + torch.arange(count, device=lengths.device)  # R k-1
-    return around.gather(1, index[..., None].expand(-1, -1, around.size(2)))
+    return inputs.gather(1, index[..., None].expand(-1, -1, inputs.size(2)))

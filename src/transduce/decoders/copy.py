@@ -19,9 +19,9 @@ SMALLEST = 1e-30  # keeps the logarithm finite for tokens that are not in the so
 class PointerGeneratorDecoder(Decoder):
     """p(w) = g p_vocabulary(w) + (1 - g) sum of a_s where x_s = w, g = sigmoid(v . h + b) (See 2017)
 
-    a is the attention over the source of one layer: one head, or the mean of all. The paper's gate reads state,
-    context and input; here it reads h, what the output layer reads, which is made of them in every decoder. Source
-    and target must have one vocabulary: an id means the same word on both sides.
+    a is the cross-attention of one layer: one head, or the mean of all heads. The paper computes the gate from state,
+    context and input; here it is computed from h, the input of the output layer, which depends on all three in every
+    decoder. Source and target share one vocabulary.
     """
 
     def __init__(self, decoder: Decoder, width: int, *, layer: int = -1, head: int | None = None) -> None:
@@ -76,5 +76,5 @@ class PointerGeneratorDecoder(Decoder):
     @staticmethod
     def _copied(weights: Tensor, state: State, size: int) -> Tensor:
         """R T V: the attention weight of each token, summed over its source positions."""
-        positions = state.fixed["tokens"].repeat_interleave(state.beams, 0)[:, None].expand_as(weights)  # R T S
-        return weights.new_zeros(*weights.shape[:2], size).scatter_add(-1, positions, weights)
+        tokens = state.fixed["tokens"].repeat_interleave(state.beams, 0)[:, None].expand_as(weights)  # R T S
+        return weights.new_zeros(*weights.shape[:2], size).scatter_add(-1, tokens, weights)

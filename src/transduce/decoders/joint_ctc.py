@@ -11,7 +11,7 @@ from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
 from transduce.flow import Memory, State, Step, Tree
 from transduce.layers.feed_forward import dense
 
-MINE = ("blank", "label", "last")  # the CTC prefix state of each hypothesis
+PREFIX_STATE = ("blank", "label", "last")  # of CTC, for each hypothesis
 
 
 class JointCTCDecoder(Decoder):
@@ -37,27 +37,27 @@ class JointCTCDecoder(Decoder):
         return State({**state.fixed, **paths}, {**state.past, **begin_paths(paths)}, state.beams)
 
     def reserve(self, state: State, more: int, beams: int) -> State:
-        return _with(self.decoder.reserve(_without(state), more, beams), _mine(state))
+        return _with_prefixes(self.decoder.reserve(_inner(state), more, beams), _prefixes(state))
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        step = self.decoder.advance(tokens, _without(state), mask, with_attention=with_attention)
+        step = self.decoder.advance(tokens, _inner(state), mask, with_attention=with_attention)
         if self.training or not self.weight:
-            return replace(step, state=_with(step.state, _mine(state)))
-        mine, spelt = advance_paths(state.fixed, _mine(state), tokens, mask)
-        logits = (1 - self.weight) * step.logits.float().log_softmax(-1) + self.weight * spelt
-        return replace(step, logits=logits, state=_with(step.state, mine))
+            return replace(step, state=_with_prefixes(step.state, _prefixes(state)))
+        prefixes, ctc_scores = advance_paths(state.fixed, _prefixes(state), tokens, mask)
+        logits = (1 - self.weight) * step.logits.float().log_softmax(-1) + self.weight * ctc_scores
+        return replace(step, logits=logits, state=_with_prefixes(step.state, prefixes))
 
 
-def _mine(state: State) -> dict[str, Tree]:
-    return {name: state.past[name] for name in MINE}
+def _prefixes(state: State) -> dict[str, Tree]:
+    return {name: state.past[name] for name in PREFIX_STATE}
 
 
-def _without(state: State) -> State:
+def _inner(state: State) -> State:
     """The state of the inner decoder."""
-    return replace(state, past={name: tree for name, tree in state.past.items() if name not in MINE})
+    return replace(state, past={name: tree for name, tree in state.past.items() if name not in PREFIX_STATE})
 
 
-def _with(state: State, mine: dict[str, Tree]) -> State:
-    return replace(state, past={**state.past, **mine})
+def _with_prefixes(state: State, prefixes: dict[str, Tree]) -> State:
+    return replace(state, past={**state.past, **prefixes})

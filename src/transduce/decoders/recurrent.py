@@ -53,16 +53,15 @@ class RecurrentDecoder(Decoder):
             embedding.width + self.context.feed_width, width, cell, layers, residual=residual, dropout=dropout
         )
         states = layers * width * self.rnn.tensors
-        self.bridged = memory_width > 0
-        self.bounded, dense_one = bridge == "tanh", bridge in ("dense", "tanh")
-        self.bridge = dense(memory_width, states) if memory_width and dense_one else None
-        if self.bridged and bridge == "none" and memory_width != states:
+        self.has_memory, self.bounded = memory_width > 0, bridge == "tanh"
+        self.bridge = dense(memory_width, states) if memory_width and bridge in ("dense", "tanh") else None
+        if self.has_memory and bridge == "none" and memory_width != states:
             raise InputError(
                 f"without a bridge a summary of width {memory_width} cannot be an initial state of width {states}",
                 remedy="choose bridge: dense; or one layer of rnn or gru, as wide as the encoder",
             )
-        plain = self.context.output_width == width
-        self.readout = nn.Identity() if plain else nn.Sequential(dense(self.context.output_width, width), nn.Tanh())
+        output_width = self.context.output_width
+        self.readout = nn.Identity() if output_width == width else nn.Sequential(dense(output_width, width), nn.Tanh())
 
     @property
     def attention_shape(self) -> tuple[int, int]:
@@ -70,20 +69,20 @@ class RecurrentDecoder(Decoder):
 
     def start(self, memory: Memory) -> State:
         fixed, past = self.context.start(memory)
-        return State(fixed, {"cells": self._first(memory), "context": past})
+        return State(fixed, {"cells": self._initial_cells(memory), "context": past})
 
-    def _first(self, memory: Memory) -> tuple[LayerState, ...]:
-        if not self.bridged:
+    def _initial_cells(self, memory: Memory) -> tuple[LayerState, ...]:
+        if not self.has_memory:
             return self.rnn.zeros(memory.mask.size(0), self.embedding.weight)
-        numbers = memory.summary if self.bridge is None else self.bridge(memory.summary)
-        numbers = numbers.unflatten(-1, (len(self.rnn.layers), self.rnn.tensors, -1))
+        states = memory.summary if self.bridge is None else self.bridge(memory.summary)
+        states = states.unflatten(-1, (len(self.rnn.layers), self.rnn.tensors, -1))  # B L 1 W; LSTM: B L 2 W
         if self.bridge is None:
-            return tuple(layer.unbind(1) for layer in numbers.unbind(1))
+            return tuple(layer.unbind(1) for layer in states.unbind(1))
         # The hidden state of every cell is in (-1, 1); the cell state of an LSTM is unbounded.
-        numbers = torch.tanh(numbers) if self.bounded else numbers
+        states = torch.tanh(states) if self.bounded else states
         return tuple(
             (layer[:, 0] if self.bounded else torch.tanh(layer[:, 0]), *layer[:, 1:].unbind(1))
-            for layer in numbers.unbind(1)
+            for layer in states.unbind(1)
         )
 
     def advance(
@@ -91,39 +90,41 @@ class RecurrentDecoder(Decoder):
     ) -> Step:
         values = self.dropout(self.embedding(tokens))  # R T D
         if self.context.stepwise:
-            reads = []
+            outputs = []
             stepper = StepwiseRecurrence(self.rnn, values) if StepwiseRecurrence.suits(self.rnn, values) else None
             for step in range(tokens.size(1)):
                 now = slice(step, step + 1)
                 run = partial(self._run, values[:, now], None) if stepper is None else partial(stepper, step)
-                read, new = self._read(1, run, state, with_attention)
+                output, new = self._with_context(1, run, state, with_attention)
                 state = new if mask is None else _where(mask[:, now], new, state)
-                reads.append(read)
+                outputs.append(output)
         else:
-            read, state = self._read(values.size(1), partial(self._run, values, mask), state, with_attention)
-            reads = [read]
-        hidden = self.dropout(self.readout(_concatenate([read.output for read in reads])))  # R T D
-        return Step(self.output(hidden), state, _attention(reads) if with_attention else None, hidden)
+            run = partial(self._run, values, mask)
+            output, state = self._with_context(values.size(1), run, state, with_attention)
+            outputs = [output]
+        hidden = self.dropout(self.readout(_concatenate([one.output for one in outputs])))  # R T D
+        return Step(self.output(hidden), state, _attention(outputs) if with_attention else None, hidden)
 
     def _run(self, values: Tensor, mask: Tensor | None, fed: Tensor | None, cells: Cells) -> tuple[Tensor, Cells]:
-        made: tuple[Tensor, Cells] = self.rnn(values if fed is None else torch.cat((values, fed), -1), cells, mask)
-        return made
+        result: tuple[Tensor, Cells] = self.rnn(values if fed is None else torch.cat((values, fed), -1), cells, mask)
+        return result
 
-    def _read(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[ContextOutput, State]:
+    def _with_context(self, steps: int, run: Run, state: State, with_attention: bool) -> tuple[ContextOutput, State]:
+        """The output of the context mechanism after these steps of the recurrent network, and the next state."""
         cells: Cells = state.past["cells"]
         fed = self.context.step_input(cells[-1][0], state, steps, with_attention)
         hidden, cells = run(None if fed is None else fed.output, cells)
-        read = self.context.step_output(hidden, fed, state, with_attention)
-        return read, replace(state, past={"cells": cells, "context": read.past})
+        output = self.context.step_output(hidden, fed, state, with_attention)
+        return output, replace(state, past={"cells": cells, "context": output.past})
 
 
-def _attention(reads: list[ContextOutput]) -> Attention:
+def _attention(outputs: list[ContextOutput]) -> Attention:
     """The attention weights of the steps, in one layer and one head: R 1 1 T S."""
-    weights = [read.weights for read in reads if read.weights is not None]
-    spread = [read.entropy for read in reads if read.entropy is not None]
+    weights = [output.weights for output in outputs if output.weights is not None]
+    entropy = [output.entropy for output in outputs if output.entropy is not None]
     return Attention(
         cross=_concatenate(weights)[:, None, None] if weights else None,
-        entropy=_concatenate(spread)[:, None, None] if spread else None,
+        entropy=_concatenate(entropy)[:, None, None] if entropy else None,
     )
 
 

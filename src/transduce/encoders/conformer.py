@@ -12,7 +12,7 @@ from transduce.attention.positions import RelativeBias
 from transduce.attention.self_attention import SelfAttention
 from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate, SequenceContext
 from transduce.errors import InputError
-from transduce.flow import Batch, Memory
+from transduce.flow import Batch, Memory, masked_mean
 from transduce.layers.feed_forward import Dropout, FeedForward
 from transduce.layers.norm import NORMALISATIONS, LayerNorm
 from transduce.layers.option_groups import AttentionOptions, SublayerOptions
@@ -57,19 +57,20 @@ class ConformerEncoder(Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        entered = self.embedding.rows(batch.source)
-        mask, shown = entered.mask, entered.mask[..., None]
-        places = torch.arange(mask.size(1), device=mask.device)[None]  # 1 S
-        view = SequenceContext(
-            self.position, places, places, mask[:, None, None], real=mask, with_attention=with_attention
+        source = self.embedding.rows(batch.source)
+        mask = source.mask
+        positions = torch.arange(mask.size(1), device=mask.device)[None]  # 1 S
+        sequence = SequenceContext(
+            self.position, positions, positions, mask[:, None, None], real=mask, with_attention=with_attention
         )
-        values, seen = self.dropout(self.position.add(entered.values, places)), []
-        for block in self.conformer_layers:
-            values, weights = block(values, view)
-            seen += [] if weights is None else [weights]
-        values = values.to(entered.values)
-        summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(values, mask, summary, torch.stack(seen, 1) if seen else None, batch.source.ids)
+        values = self.dropout(self.position.add(source.values, positions))
+        attention: list[Tensor] = []
+        for layer in self.conformer_layers:
+            values, weights = layer(values, sequence)
+            attention += [] if weights is None else [weights]
+        values = values.to(source.values)
+        weights = torch.stack(attention, 1) if attention else None
+        return Memory(values, mask, masked_mean(values, mask), weights, batch.source.ids)
 
 
 class ConformerLayer(nn.Module):
@@ -91,13 +92,13 @@ class ConformerLayer(nn.Module):
         self.convolution_norm, self.feed_forward2_norm = LayerNorm(width), LayerNorm(width)
         self.final_norm, self.dropout = LayerNorm(width), Dropout(dropout)
 
-    def forward(self, values: Tensor, view: SequenceContext) -> tuple[Tensor, Tensor | None]:
+    def forward(self, values: Tensor, sequence: SequenceContext) -> tuple[Tensor, Tensor | None]:
         values = values + self.dropout(self.feed_forward1(self.feed_forward1_norm(values))) / 2
         past = self.self_attention.start(len(values), values)
-        context, _, weights = self.self_attention(self.self_attention_norm(values), past, view)
+        context, _, weights = self.self_attention(self.self_attention_norm(values), past, sequence)
         values = values + self.dropout(context)
-        assert view.real is not None
-        values = values + self.dropout(self.convolution(self.convolution_norm(values), view.real))
+        assert sequence.real is not None
+        values = values + self.dropout(self.convolution(self.convolution_norm(values), sequence.real))
         values = values + self.dropout(self.feed_forward2(self.feed_forward2_norm(values))) / 2
         return self.final_norm(values), weights
 
@@ -113,8 +114,8 @@ class ConvolutionModule(nn.Module):
         self.depthwise_conv = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width, bias=False)
 
     def forward(self, values: Tensor, real: Tensor) -> Tensor:
-        # Padding is zero, like what lies beyond the end.
+        # Padding is zero, like the padding of the convolution.
         gated = F.glu(self.pointwise_conv1(values), -1) * real[..., None]
-        mixed = self.depthwise_conv(gated.transpose(1, 2)).transpose(1, 2)
-        left: Tensor = self.pointwise_conv2(F.silu(self.norm(mixed, real)))
-        return left
+        convolved = self.depthwise_conv(gated.transpose(1, 2)).transpose(1, 2)
+        result: Tensor = self.pointwise_conv2(F.silu(self.norm(convolved, real)))
+        return result

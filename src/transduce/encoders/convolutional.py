@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transduce.attention.positions import Learned, embedded_only
 from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
 from transduce.errors import InputError
-from transduce.flow import Batch, Memory
+from transduce.flow import Batch, Memory, masked_mean
 from transduce.layers.convolution import HALF, GatedConvolution
 from transduce.layers.feed_forward import Dropout
 
@@ -39,17 +39,15 @@ class ConvolutionalEncoder(Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        entered = self.embedding.rows(batch.source)
-        mask = entered.mask
-        shown = mask[..., None]  # B S 1
-        places = torch.arange(mask.size(1), device=mask.device)[None]
-        embedded = self.dropout(self.position.add(entered.values, places))
+        source = self.embedding.rows(batch.source)
+        mask = source.mask
+        positions = torch.arange(mask.size(1), device=mask.device)[None]  # 1 S
+        embedded = self.dropout(self.position.add(source.values, positions))
         values = embedded
-        for block in self.layers:
+        for layer in self.layers:
             # Padding is zeroed before every layer, so it cannot leak into real rows.
-            around = F.pad(values * shown, (0, 0, self.sides, self.sides))
-            values = (block(around) + values) * HALF
+            padded = F.pad(values * mask[..., None], (0, 0, self.sides, self.sides))
+            values = (layer(padded) + values) * HALF
         # The paper adds the embedding to the values, not to the keys; a memory has one vector per row.
         values = (values + embedded) * HALF
-        summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(values, mask, summary, tokens=batch.source.ids)
+        return Memory(values, mask, masked_mean(values, mask), tokens=batch.source.ids)

@@ -15,9 +15,9 @@ from transduce.layers.recurrent import Cell, RecurrentStack, reverse
 class ElmoEncoder(Encoder):
     """gamma * sum_j softmax(w)_j [forward_j ; backward_j]: two independent recurrent stacks (Peters 2018)
 
-    Layer 0 is the embedding, brought to half the width by one matrix and put on both sides. `bilm` makes of the
-    memory a language model; then `training.freeze: [encoder.forward_layers, encoder.backward_layers, encoder.embedding,
-    encoder.input_proj]` leaves only w and gamma to each task.
+    Layer 0 is the embedding, projected to half the width, for both directions. Pretrained with the head `bilm`; then
+    `training.freeze: [encoder.forward_layers, encoder.backward_layers, encoder.embedding, encoder.input_proj]` trains
+    only w and gamma on each task.
     """
 
     separate_directions = True
@@ -44,11 +44,11 @@ class ElmoEncoder(Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        entered = self.embedding.rows(batch.source)
-        mask, values = entered.mask, self.input_proj(entered.values)  # B S D/2
-        ahead = self._layers(self.forward_layers, values, mask)
-        back = [reverse(layer, mask) for layer in self._layers(self.backward_layers, reverse(values, mask), mask)]
-        layers = torch.stack([torch.cat(pair, -1) for pair in zip(ahead, back, strict=True)])  # L B S D
+        source = self.embedding.rows(batch.source)
+        mask, values = source.mask, self.input_proj(source.values)  # B S D/2
+        forward = self._layers(self.forward_layers, values, mask)
+        backward = [reverse(layer, mask) for layer in self._layers(self.backward_layers, reverse(values, mask), mask)]
+        layers = torch.stack([torch.cat(pair, -1) for pair in zip(forward, backward, strict=True)])  # L B S D
         mixed = self.gamma * torch.einsum("l,lbsd->bsd", self.layer_weights.softmax(0), layers)
         last = (mask.sum(1) - 1)[:, None, None].expand(-1, -1, self.width // 2)
         half = mixed.size(-1) // 2
@@ -58,10 +58,10 @@ class ElmoEncoder(Encoder):
 
     def _layers(self, stacks: nn.ModuleList, values: Tensor, mask: Tensor) -> list[Tensor]:
         """The input and the output of each layer; layers are residual, as in the paper."""
-        found = [values]
+        layers = [values]
         for stack in stacks:
             assert isinstance(stack, RecurrentStack)
-            inputs = self.dropout(found[-1])
+            inputs = self.dropout(layers[-1])
             outputs, _ = stack(inputs, stack.zeros(mask.size(0), values), mask, cells=False)
-            found.append(outputs + inputs)
-        return found
+            layers.append(outputs + inputs)
+        return layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.errors import InputError
-from transduce.flow import Batch, Memory
+from transduce.flow import Batch, Memory, masked_mean
 from transduce.layers.feed_forward import Dropout
 
 
@@ -21,7 +21,6 @@ class IdentityEncoder(Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        entered = self.embedding.rows(batch.source)
-        values, shown = self.dropout(entered.values), entered.mask[..., None]
-        summary = (values * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(values, entered.mask, summary, tokens=batch.source.ids)
+        source = self.embedding.rows(batch.source)
+        values = self.dropout(source.values)
+        return Memory(values, source.mask, masked_mean(values, source.mask), tokens=batch.source.ids)

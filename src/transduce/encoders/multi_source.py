@@ -17,8 +17,8 @@ from transduce.layers.feed_forward import dense
 class MultiSourceEncoder(Encoder):
     """[W1 m1 + t1 ; W2 m2 + t2 ; ...]: concatenated memories, each with a learned source embedding
 
-    A row of a batch begins with real rows, so those of all parts are moved to the front of the joined memory. The
-    summary is the mean of W m. What is not beside the source in a batch by its name is read from the source.
+    Padding is on the right, so the real rows of all parts are moved to the front of the joint memory. The summary is
+    the mean of the projected summaries. A part whose name is not in `Batch.extra` reads `Batch.source`.
     """
 
     def __init__(self, parts: Mapping[str, Encoder], *, width: Count = 256) -> None:
@@ -30,21 +30,19 @@ class MultiSourceEncoder(Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the sources of a batch"
-        read = {
+        memories = {
             name: part(replace(batch, source=batch.extra.get(name, batch.source), extra={}))
             for name, part in self.encoders.items()
         }
         rows = [
-            self.projections[name](one.values) + tag
-            for tag, (name, one) in zip(self.source_embedding, read.items(), strict=True)
+            self.projections[name](memory.values) + embedding
+            for embedding, (name, memory) in zip(self.source_embedding, memories.items(), strict=True)
         ]
-        summary = torch.stack([self.projections[name](one.summary) for name, one in read.items()]).mean(0)
-        mask = torch.cat([one.mask for one in read.values()], 1)
-        order = (
-            mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
-        )  # real rows first, in their order
+        summary = torch.stack([self.projections[name](memory.summary) for name, memory in memories.items()]).mean(0)
+        mask = torch.cat([memory.mask for memory in memories.values()], 1)
+        order = mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices  # real rows first
         values = torch.cat(rows, 1).gather(1, order[..., None].expand(-1, -1, self.width))
-        return Memory(values, mask.gather(1, order), summary, tokens=_tokens(list(read.values()), order))
+        return Memory(values, mask.gather(1, order), summary, tokens=_tokens(list(memories.values()), order))
 
     def grids(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
         parts = zip(self.encoders.values(), lengths, strict=True)
@@ -54,7 +52,7 @@ class MultiSourceEncoder(Encoder):
         return [count for part in self.encoders.values() for count in cast(Encoder, part).leading()]
 
 
-def _tokens(read: Sequence[Memory], order: Tensor) -> Tensor | None:
-    """The source token of each row, where every part is a text: then all of them can be copied."""
-    known = [one.tokens for one in read if one.tokens is not None]
-    return torch.cat(known, 1).gather(1, order) if len(known) == len(read) else None
+def _tokens(memories: Sequence[Memory], order: Tensor) -> Tensor | None:
+    """The source token of each row, where every part is a text: a pointer-generator can copy from all of them."""
+    tokens = [memory.tokens for memory in memories if memory.tokens is not None]
+    return torch.cat(tokens, 1).gather(1, order) if len(tokens) == len(memories) else None

@@ -48,12 +48,12 @@ class RecurrentEncoder(Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        entered = self.embedding.rows(batch.source)
-        mask, values = entered.mask, entered.values
+        source = self.embedding.rows(batch.source)
+        mask, values = source.mask, source.values
         if self.reverse:
             values = reverse(values, mask)
-        first = self.rnn.zeros(mask.size(0), values)
-        values, state = self.rnn(self.dropout(values), first, mask, cells=self.gives_states)
+        initial = self.rnn.zeros(mask.size(0), values)
+        values, state = self.rnn(self.dropout(values), initial, mask, cells=self.gives_states)
         if self.reverse:  # row i of the memory belongs to token i
             values = reverse(values, mask)
         summary = torch.cat([part for layer in state for part in layer], -1) if self.gives_states else state[-1][0]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from transduce.contracts import Encoder, SequenceContext
-from transduce.flow import Batch, Memory
+from transduce.flow import Batch, Memory, masked_mean
 from transduce.layers.transformer import TransformerStack
 
 
@@ -18,21 +18,18 @@ class TransformerEncoder(TransformerStack, Encoder):
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
-        entered = self.embedding.rows(batch.source)
-        mask, shared = entered.mask, batch.source.layout
-        places = torch.arange(mask.size(1), device=mask.device)[None] if shared is None else shared.positions  # . S
-        seen = self._visible(mask if shared is None else shared.same_segment(shared.segment_ids))
-        view = SequenceContext(
-            self.position, places, places, seen, real=mask, padded=True, with_attention=with_attention
+        source, layout = self.embedding.rows(batch.source), batch.source.layout
+        mask, segment_ids = source.mask, None if layout is None else layout.segment_ids
+        positions = torch.arange(mask.size(1), device=mask.device)[None] if layout is None else layout.positions  # . S
+        visible = self._visible(mask if layout is None else layout.same_segment(layout.segment_ids))
+        sequence = SequenceContext(
+            self.position, positions, positions, visible, real=mask, padded=True, with_attention=with_attention
         )
-        values = self.embed(entered.values, places, mask)
-        passed = self.run_layers(values, self.start_layers(mask.size(0)), view)
-        read = passed.values.to(values)  # in the dtype of the embeddings, for any decoder
-        shown = mask[..., None]
-        summary = (read * shown).sum(1) / shown.sum(1)  # the mean of the real rows
-        return Memory(
-            read, mask, summary, passed.self_attention, batch.source.ids, None if shared is None else shared.segment_ids
-        )
+        embedded = self.embed(source.values, positions, mask)
+        output = self.run_layers(embedded, self.start_layers(mask.size(0)), sequence)
+        values = output.values.to(embedded)  # in the dtype of the embeddings, for any decoder
+        summary = masked_mean(values, mask)
+        return Memory(values, mask, summary, output.self_attention, batch.source.ids, segment_ids)
 
     def _visible(self, mask: Tensor) -> Tensor:
         """The attention mask from the padding mask (B S) or the packing mask (B 1 S S)."""

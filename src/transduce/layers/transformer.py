@@ -124,7 +124,7 @@ class TransformerStack(nn.Module):
         self,
         values: ResidualStream,
         past: tuple[Tree, ...],
-        view: SequenceContext,
+        sequence: SequenceContext,
         memory: ProjectedMemory | None = None,
     ) -> StackOutput:
         after: list[Tree] = []
@@ -135,12 +135,12 @@ class TransformerStack(nn.Module):
             source = None if memory is None else (memory.projected[number], memory.mask)
             # The recomputation restores the random state, so that dropout is the same.
             run = partial(checkpoint, block.run, use_reentrant=False) if again else block.run
-            values, now, seen, found = run(values, past[number], view, source)
+            values, now, seen, found = run(values, past[number], sequence, source)
             after.append(now)
             self_weights += [seen] if seen is not None else []
             cross += [found] if found is not None else []
         if self.final_norm is not None:
-            values = norm_stream(self.final_norm, values, view.real)[1]
+            values = norm_stream(self.final_norm, values, sequence.real)[1]
         values = values.x if isinstance(values, NormPair) else values
         assert isinstance(values, Tensor)
         return StackOutput(
@@ -180,37 +180,37 @@ class TransformerLayer(nn.Module):
         return Residual(norm, self.norm_place, self.dropout)
 
     def run(
-        self, values: ResidualStream, past: Tree, view: SequenceContext, source: tuple[KeysValues, Tensor] | None
+        self, values: ResidualStream, past: Tree, sequence: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         """The next residual stream, the next state, and the self- and cross-attention weights."""
         found = None
-        values, past, seen = self.apply_self_attention(values, past, view)
+        values, past, seen = self.apply_self_attention(values, past, sequence)
         if source is not None:
-            values, found = self.apply_cross_attention(values, *source, view)
-        return self.apply_feed_forward(values, view), past, seen, found
+            values, found = self.apply_cross_attention(values, *source, sequence)
+        return self.apply_feed_forward(values, sequence), past, seen, found
 
     def apply_self_attention(
-        self, values: ResidualStream, past: Tree, view: SequenceContext
+        self, values: ResidualStream, past: Tree, sequence: SequenceContext
     ) -> tuple[ResidualStream, Tree, Tensor | None]:
         residual = self._residual(self.self_attention_norm)
-        values, rows = residual.enter(values, view.real)
-        found, past, weights = self.self_attention(rows, past, view)
-        return residual.leave(values, found, view.real), past, weights
+        values, rows = residual.enter(values, sequence.real)
+        found, past, weights = self.self_attention(rows, past, sequence)
+        return residual.leave(values, found, sequence.real), past, weights
 
     def apply_cross_attention(
-        self, values: ResidualStream, memory: KeysValues, mask: Tensor, view: SequenceContext
+        self, values: ResidualStream, memory: KeysValues, mask: Tensor, sequence: SequenceContext
     ) -> tuple[ResidualStream, Tensor | None]:
         assert self.cross_attention is not None
         assert self.cross_attention_norm is not None
         residual = self._residual(self.cross_attention_norm)
-        values, rows = residual.enter(values, view.real)
-        found, weights = self.cross_attention(rows, *memory, mask, with_attention=view.with_attention)
-        return residual.leave(values, found, view.real), weights
+        values, rows = residual.enter(values, sequence.real)
+        found, weights = self.cross_attention(rows, *memory, mask, with_attention=sequence.with_attention)
+        return residual.leave(values, found, sequence.real), weights
 
-    def apply_feed_forward(self, values: ResidualStream, view: SequenceContext) -> ResidualStream:
+    def apply_feed_forward(self, values: ResidualStream, sequence: SequenceContext) -> ResidualStream:
         residual = self._residual(self.feed_forward_norm)
-        values, rows = residual.enter(values, view.real)
-        return residual.leave(values, self.feed_forward(rows), view.real)
+        values, rows = residual.enter(values, sequence.real)
+        return residual.leave(values, self.feed_forward(rows), sequence.real)
 
 
 def _check_token_mixer(mixer: TokenMixer, position: PositionEncoding, window: int | None) -> None:
