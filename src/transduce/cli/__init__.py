@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import transduce
-from transduce.cli import convert, data, demo, embed, evaluate, explain, generate, image_tokens, models, train
+from transduce.cli import cache, convert, data, demo, embed, evaluate, explain, generate, image_tokens, models, train
 from transduce.cli.options import discard_output
 from transduce.errors import InputError
 from transduce.storage import DISK_ERRORS, WriteError
@@ -61,6 +61,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "data": data.data,
         "encode-images": image_tokens.encode_images,
         "decode-images": image_tokens.decode_images,
+        "cache": cache.cache,
     },
 }
 for _group, _commands in GROUPS.items():

@@ -112,11 +112,11 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
     return source, Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
 
 
-def cache_folder(data: DataRecipe) -> Path:
-    """The cache folder of tokenised corpora."""
-    if data.cache is not None:
-        return Path(data.cache)
-    return cache_directory("stores")
+def cache_folder(data: DataRecipe, kind: str = "stores") -> Path:
+    """The cache folder of tokenised corpora; of another kind, such as `vectors`, beside them."""
+    if data.cache is None:
+        return cache_directory(kind)
+    return Path(data.cache) if kind == "stores" else Path(data.cache) / kind
 
 
 def train_store(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> Store:

@@ -34,6 +34,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from transduce import cache
 from transduce.data.filters import FilterReport, Filters, PairHashSet
 from transduce.data.readers.corpus import DropCounter, Invalid, file_fingerprint, fingerprint, read_corpus
 from transduce.data.row_selection import PairLengths
@@ -86,6 +87,7 @@ def build_store(
     with reporting(folder, "free space, or set `data.cache` to a folder on another disk"):
         if place.exists():
             try:
+                cache.mark_used(place)
                 return Store(place, names, items)
             except InputError as error:
                 warnings.warn(f"{place}: {error.problem}: building it again", stacklevel=2)
@@ -96,6 +98,7 @@ def build_store(
             writer.add_corpora(corpora, invalid, progress)
             writer.finish(facts, names)
             _rename_finished(part, place)
+        cache.added(place)
     return Store(place, names, items)
 
 

@@ -12,6 +12,7 @@ import re
 import shutil
 from pathlib import Path
 
+from transduce import cache
 from transduce.contracts import Family
 from transduce.errors import InputError
 from transduce.interop import bundle, g2p_en, legacy
@@ -19,7 +20,7 @@ from transduce.interop.huggingface import importer as huggingface
 from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.languages import Languages
 from transduce.run import Run, new_run
-from transduce.storage import DISK_ERRORS, WriteError, cache_directory, make_folder
+from transduce.storage import DISK_ERRORS, WriteError, cache_directory, make_folder, replace_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 RUNS = "runs"  # the folder where runs are written, never the name of a hub user
@@ -75,6 +76,9 @@ def as_run(path: str | Path) -> Path:
     cached = cache_directory("imported") / _fingerprint(found)
     if not cached.is_dir():
         convert(found, cached)
+        replace_file(cached / cache.ORIGIN, f"{found.absolute()}\n")
+        cache.added(cached)
+    cache.mark_used(cached)
     return cached
 
 
@@ -94,6 +98,8 @@ def locate(path: str | Path) -> Path:
     folder = cache_directory("hub") / name.replace("/", "--")
     if not folder.is_dir():
         _download(name, folder)
+        cache.added(folder)
+    cache.mark_used(folder)
     return folder
 
 

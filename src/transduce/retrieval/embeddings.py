@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from transduce import cache
 from transduce.data.prepare import cache_folder
 from transduce.data.readers.windows import in_windows
+from transduce.data.store import checksums
 from transduce.errors import InputError
 from transduce.inference import Model
-from transduce.storage import make_folder, open_atomic
+from transduce.storage import open_atomic, staged_folder, write_file
 
 _DTYPE = np.dtype("<f4")
+_VECTORS = "vectors.npy"
 
 
 def embed_windows(model: Model, windows: Iterable[list[str]]) -> Iterator[np.ndarray]:
@@ -49,22 +53,28 @@ def _write_header(stream: IO[bytes], rows: int, width: int) -> None:
 
 def cached_embeddings(model: Model, lines: list[str]) -> np.ndarray:
     """The embeddings of the lines (n D), from the cache if the same model embedded the same lines before."""
-    path = cache_folder(model.recipe.data) / "vectors" / f"{_cache_key(model, lines)}.npy"
-    if not path.exists():
-        if not lines:
-            raise InputError("there are no lines to embed", remedy="give a file with at least one line")
-        make_folder(path.parent)
-        write_npy(embed_windows(model, in_windows(lines)), path)
-    try:
-        vectors: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        if len(vectors) != len(lines):
-            raise ValueError(f"{len(vectors)} rows for {len(lines)} lines")
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"damaged embedding cache: {error}",
-            where=str(path),
-            remedy="delete the file; it will be computed again",
-        ) from None
+    folder = cache_folder(model.recipe.data, "vectors") / _cache_key(model, lines)
+    if folder.exists():
+        try:
+            cache.mark_used(folder)
+            return _read_vectors(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            warnings.warn(f"{folder}: damaged embeddings: {error}: computing them again", stacklevel=2)
+    if not lines:
+        raise InputError("there are no lines to embed", remedy="give a file with at least one line")
+    with staged_folder(folder) as part:
+        rows, width = write_npy(embed_windows(model, in_windows(lines)), part / _VECTORS)
+        meta = {"names": [f"{rows:,} lines, {width} numbers each"], "checksums": checksums(part, [_VECTORS])}
+        write_file(part / cache.META, json.dumps(meta).encode())
+    cache.added(folder)
+    return _read_vectors(folder)
+
+
+def _read_vectors(folder: Path) -> np.ndarray:
+    expected = json.loads((folder / cache.META).read_bytes())["checksums"]
+    if checksums(folder, [_VECTORS]) != expected:
+        raise ValueError(f"{_VECTORS} differs from what was written")
+    vectors: np.ndarray = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
     return vectors
 
 
