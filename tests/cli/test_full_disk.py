@@ -181,7 +181,7 @@ def test_an_output_that_cannot_be_created_leaves_nothing(
 
 def test_every_command_that_writes_a_file_is_in_the_tables() -> None:
     named = {line.split()[0] for line in (*REPLACES.values(), *CREATES.values())}
-    others = {"train", "compare", "demo", "search", "models", "schema"}  # tested below, or they only print
+    others = {"train", "compare", "demo", "search", "models", "schema", "cache"}  # tested below, or they only print
     assert named | others == {name for group in GROUPS.values() for name in group}
 
 
