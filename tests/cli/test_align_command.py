@@ -53,7 +53,7 @@ def gold(bench: Path) -> Path:
     return written(bench / "gold.txt", [turned(target) for _, target in HELD_OUT])
 
 
-def trained(linked: Path, folder: Path, objective: dict[str, Any], steps: int = 220) -> Path:
+def trained(linked: Path, folder: Path, objective: dict[str, Any], steps: int = 160) -> Path:
     content = settings(linked, {"encoder": BLOCKS, "decoder": BLOCKS}, "words", steps=steps, objective=objective)
     content["data"]["train"] = {"path": str(linked), "alignment": "column3"}
     train(content, folder)
@@ -67,7 +67,7 @@ def guided_run(linked: Path, bench: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_run(linked: Path, bench: Path) -> Path:
-    return trained(linked, bench / "unguided", {"label_smoothing": 0.0}, steps=100)
+    return trained(linked, bench / "unguided", {"label_smoothing": 0.0}, steps=60)
 
 
 def rate(folder: Path) -> float:

@@ -46,8 +46,21 @@ def pairs(task: str, count: int, chance: random.Random) -> Batch:
     )
 
 
+def share_of_exact_outputs(model: torch.nn.Module, batch: Batch) -> float:
+    """In per cent."""
+    model.eval()
+    found = search(model, batch, Greedy(), max_lengths=torch.full((batch.size,), LONGEST + 2))
+    model.train()
+    right = [
+        list(one[0].ids) == row[mask].tolist()
+        for one, row, mask in zip(found, batch.labels.values, batch.labels.mask, strict=True)
+    ]
+    return 100 * sum(right) / len(right)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_mechanism_learns(kind):
+    """Training ends early on what it reached on other pairs than those of the test."""
     reader, task, steps, exact = KINDS[kind]
     torch.manual_seed(1)
     chance = random.Random(1)
@@ -57,7 +70,8 @@ def test_attention_mechanism_learns(kind):
     model.encoder.register_forward_hook(forget)
     optimiser = torch.optim.Adam(model.parameters(), 6e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 6e-3, total_steps=steps, pct_start=0.1)
-    for _ in range(steps):
+    dev, test = pairs(task, 150, chance), pairs(task, 300, chance)
+    for step in range(1, steps + 1):
         batch = pairs(task, 48, chance)
         gold = batch.labels
         loss = F.cross_entropy(model(batch).logits[gold.mask], gold.values[gold.mask])
@@ -66,12 +80,7 @@ def test_attention_mechanism_learns(kind):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-    model.eval()
-    test = pairs(task, 300, chance)
-    found = search(model, test, Greedy(), max_lengths=torch.full((300,), LONGEST + 2))
-    right = [
-        list(one[0].ids) == row[mask].tolist()
-        for one, row, mask in zip(found, test.labels.values, test.labels.mask, strict=True)
-    ]
-    reached = 100 * sum(right) / len(right)
+        if step % 25 == 0 and share_of_exact_outputs(model, dev) >= min(99, exact + 4):
+            break
+    reached = share_of_exact_outputs(model, test)
     assert reached >= exact, f"{reached:.1f} % of {exact} %"

@@ -27,7 +27,7 @@ def test_image_generation_from_text_learns(tmp_path, kind):
     """In 64 tokens, each a pixel; or in 16, each a square of 16 pixels."""
     seen = pictures(tmp_path / "seen", 600, 8 if kind == "colours" else 16)
     shown = [picture for _, picture in seen]
-    palette = PaletteTokenizer.fit(shown, 24) if kind == "colours" else VQTokenizer.fit(shown, 128, 4, updates=700)
+    palette = PaletteTokenizer.fit(shown, 24) if kind == "colours" else VQTokenizer.fit(shown, 128, 4, updates=450)
     (tmp_path / "train.tsv").write_text("".join(f"{text}\t{palette.encode(picture)}\n" for text, picture in seen))
     part = {"kind": "transformer", "width": 48, "heads": 4, "ff_width": 96, "dropout": 0.0}
     recipe = {
@@ -38,13 +38,13 @@ def test_image_generation_from_text_learns(tmp_path, kind):
             "decoder": {**part, "layers": 2, "position": {"kind": "learned", "max_positions": 600}},
         },
         "training": {
-            "steps": 300,
+            "steps": 200,
             "batch_tokens": 32 * 70,
             "objective": {"label_smoothing": 0.0},
-            "optimiser": {"learning_rate": 2e-3},
+            "optimiser": {"learning_rate": 3e-3},
             "schedule": {"kind": "cosine", "warmup": 20},
-            "validate_every": 300,
-            "checkpoint_every": 300,
+            "validate_every": 200,
+            "checkpoint_every": 200,
         },
         "generation": {"strategy": "greedy", "max_ratio": 100.0},
         "evaluation": {"metrics": ["wer"], "resamples": 10},

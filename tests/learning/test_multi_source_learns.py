@@ -17,12 +17,8 @@ pytestmark = pytest.mark.slow
 
 WIDTH = 64
 IMAGE_ENCODER = {
-    "kind": "transformer",
+    "kind": "identity",
     "width": WIDTH,
-    "layers": 1,
-    "heads": 4,
-    "ff_width": 2 * WIDTH,
-    "position": "none",
     "dropout": 0.0,
     "front": {"kind": "patches", "patch_size": 4, "position": "sinusoidal"},
 }
@@ -98,7 +94,7 @@ def best_without_question(tested: list[list[str]]) -> float:
 
 
 def test_question_and_image_together_suffice(data, tmp_path):
-    model, tested = learn(data, tmp_path, ("picture", "question"), 1500), lines(data / "test")
+    model, tested = learn(data, tmp_path, ("picture", "question"), 700), lines(data / "test")
     pictures = [str(data / "test" / name) for name, _, _ in tested]
     questions, answers = [question for _, question, _ in tested], [answer for *_, answer in tested]
 

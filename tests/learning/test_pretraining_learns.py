@@ -77,7 +77,7 @@ def learn(folder: Path, name: str, head: str, encoder: dict[str, Any], origin: P
     }
     tokens = {"source": WORDS, "target": {"kind": "labels" if head == "classifier" else "words"}}
     model = {"encoder": encoder, "head": {"kind": head, "dropout": 0.0}}
-    recipe = settings(folder, 100, data, tokens=tokens, model=model, init={"encoder": str(origin)}, training=training)
+    recipe = settings(folder, 60, data, tokens=tokens, model=model, init={"encoder": str(origin)}, training=training)
     return train(recipe, folder / name).scores["dev"].scores["accuracy"].value
 
 
@@ -114,7 +114,7 @@ def test_masked_lm_reaches_the_possible_accuracy(tmp_path):
 def test_pretrained_masked_lm_helps_a_classifier(tmp_path):
     model = {"encoder": RECURRENT, "head": {"kind": "mlm", "dropout": 0.0}}
     noise = {"kind": "mask_tokens", "rate": 0.3}
-    taught = pretrain(tmp_path, "taught", noise, model, 300)
+    taught = pretrain(tmp_path, "taught", noise, model, 200)
     fresh = pretrain(tmp_path, "fresh", noise, model, 1)
     gently = {"learning_rate": 0.003}
     for head in ("classifier", "tagger"):
@@ -127,7 +127,7 @@ def test_pretrained_masked_lm_helps_a_classifier(tmp_path):
 def test_frozen_elmo_helps_a_tagger_and_a_classifier(tmp_path):
     """Only the mixing weights and the head learn from the labels."""
     model = {"encoder": BOTH_WAYS, "head": {"kind": "bilm", "dropout": 0.0}}
-    taught = pretrain(tmp_path, "taught", {"kind": "nothing"}, model, 200)
+    taught = pretrain(tmp_path, "taught", {"kind": "nothing"}, model, 150)
     fresh = pretrain(tmp_path, "fresh", {"kind": "nothing"}, model, 1)
     for head in ("tagger", "classifier"):
         with_text = learn(tmp_path, f"taught-{head}", head, BOTH_WAYS, taught, freeze=PARTS)

@@ -21,7 +21,7 @@ ENCODER = {
 
 
 def learn(folder: Path, name: str, model: dict, target: str, metric: str, rate: float, steps: int) -> TrainingResult:
-    for part, (count, seed) in {"train": (1200, 1), "test": (200, 2)}.items():
+    for part, (count, seed) in {"train": (900, 1), "test": (150, 2)}.items():
         write_files(name, folder / part, count, seed)
     recipe = {
         "data": {
