@@ -396,6 +396,7 @@ class TestHelp:
 
 
 class TestProcesses:
+    @pytest.mark.slow
     def test_exit_codes_streams_and_encoding(self, attention_run: Path, tmp_path: Path) -> None:
         ascii_locale = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}  # input and output are UTF-8 all the same
         good = shell("generate", attention_run, "--pairs", stdin="red green\nrød\n".encode(), env=ascii_locale)

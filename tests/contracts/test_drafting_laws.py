@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
+
 import pytest
 import torch
 from contract_fixtures import SIZE, SMALL, example_batch
@@ -18,6 +21,7 @@ from transduce.model import Transducer
 from transduce.recipe import parse
 
 LENGTHS = [(5, 1), (2, 1), (7, 1), (1, 1)]
+LONGEST = torch.tensor([30, 12, 20, 1])
 RULES: dict[str, list[LogitsProcessor]] = {
     "none": [],
     "long": [MinLength(length=9), NoRepeatNgram(size=2)],
@@ -25,7 +29,9 @@ RULES: dict[str, list[LogitsProcessor]] = {
 }
 
 
-def make(decoder: str, seed: int, alone: bool = False) -> Transducer:
+@cache
+def shared(decoder: str, seed: int, alone: bool = False) -> Transducer:
+    """A model that nobody changes."""
     torch.manual_seed(seed)
     model = {"encoder": None if alone else SMALL["recurrent"], "decoder": SMALL[decoder]}
     model = build_model(complete_recipe(parse({"tokens": {"shared": alone}, "model": model})).model, SIZE, SIZE).eval()
@@ -34,8 +40,11 @@ def make(decoder: str, seed: int, alone: bool = False) -> Transducer:
     return model
 
 
-def greedy(model: Transducer, longest: torch.Tensor, rules: list[LogitsProcessor]) -> list[Hypothesis]:
-    return [one[0] for one in search(model, example_batch(LENGTHS), Greedy(), max_lengths=longest, processors=rules)]
+@cache
+def greedy(decoder: str, alone: bool, rules: str) -> list[Hypothesis]:
+    """What the model says without a draft."""
+    asked = {"max_lengths": LONGEST, "processors": RULES[rules]}
+    return [one[0] for one in search(shared(decoder, 1, alone), example_batch(LENGTHS), Greedy(), **asked)]
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -43,19 +52,17 @@ def greedy(model: Transducer, longest: torch.Tensor, rules: list[LogitsProcessor
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_the_same_output(decoder: str, alone: bool, draft: str, rules: str) -> None:
-    model = make(decoder, 1, alone)
-    other = model if draft == "itself" else make(decoder, 1 if draft == "nearly" else 2, alone)
+    model = shared(decoder, 1, alone)
+    other = model if draft == "itself" else copy.deepcopy(shared(decoder, 1 if draft == "nearly" else 2, alone))
     if draft == "nearly":
         torch.manual_seed(5)
         for parameter in other.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
-    longest = torch.tensor([30, 12, 20, 1])
-    right = greedy(model, longest, RULES[rules])
     for ahead in (1, 3):
         found = speculative_search(
-            model, other, example_batch(LENGTHS), max_lengths=longest, processors=RULES[rules], draft_tokens=ahead
+            model, other, example_batch(LENGTHS), max_lengths=LONGEST, processors=RULES[rules], draft_tokens=ahead
         )
-        for one, wanted in zip(found, right, strict=True):
+        for one, wanted in zip(found, greedy(decoder, alone, rules), strict=True):
             assert one.ids == wanted.ids
             assert one.complete == wanted.complete
             assert one.token_scores == pytest.approx(wanted.token_scores, abs=1e-4)
@@ -63,7 +70,7 @@ def test_the_same_output(decoder: str, alone: bool, draft: str, rules: str) -> N
 
 def test_a_good_draft_saves_calls() -> None:
     """Itself is the best draft: every call but the last gives as many tokens as were proposed, and one more."""
-    model, longest = make("transformer", 1), torch.tensor([40] * 4)
+    model, longest = copy.deepcopy(shared("transformer", 1)), torch.tensor([40] * 4)
     rules: list[LogitsProcessor] = [MinLength(length=39)]
     calls = 0
     advance = model.advance
@@ -73,7 +80,7 @@ def test_a_good_draft_saves_calls() -> None:
         calls += 1
         return advance(*arguments, **options)  # type: ignore[arg-type]
 
-    draft = make("transformer", 1)
+    draft = shared("transformer", 1)
     model.advance = counted  # type: ignore[method-assign, assignment]
     speculative_search(model, draft, example_batch(LENGTHS), max_lengths=longest, processors=rules, draft_tokens=4)
     assert calls == 8

@@ -67,6 +67,7 @@ def small_recipe(folder: Path) -> Recipe:
     )
 
 
+@pytest.mark.slow
 def test_automatic_settings_on_a_cpu_are_saved_and_kept_on_resume(tmp_path: Path) -> None:
     recipe = small_recipe(tmp_path)
     train(recipe, tmp_path / "run")

@@ -259,6 +259,7 @@ def test_fingerprint_depends_on_content_not_name(tmp_path: Path) -> None:
     assert len({fingerprint(corpus) for corpus in [one, *others]}) == 5
 
 
+@pytest.mark.slow
 def test_large_file_is_streamed(tmp_path: Path) -> None:
     """Ten megabytes pass through a process that may grow by five."""
     path = _write(tmp_path / "a.tsv", b"some words here\tsome words there\n" * 300_000)
