@@ -58,7 +58,7 @@ def test_the_same_output(decoder: str, alone: bool, draft: str, rules: str) -> N
         torch.manual_seed(5)
         for parameter in other.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
-    for ahead in (1, 3) if draft == "nearly" else (3,):  # the others are all taken or all refused
+    for ahead in (1, 3) if draft == "nearly" else (3,):  # the others are always or hardly ever taken
         found = speculative_search(
             model, other, example_batch(LENGTHS), max_lengths=LONGEST, processors=RULES[rules], draft_tokens=ahead
         )
