@@ -43,8 +43,8 @@ TRANSFORMER = {"kind": "transformer", "width": 48, "heads": 2, "ff_width": 96, "
 @pytest.mark.parametrize(
     ("decoder", "objective", "steps", "rate"),
     [
-        (GRU, {"kind": "tbptt", "window": 8}, 130, 0.01),
-        ({**TRANSFORMER, "position": "rotary"}, {"kind": "cross_entropy", "label_smoothing": 0.0}, 250, 0.01),
+        (GRU, {"kind": "tbptt", "window": 8}, 170, 0.01),
+        ({**TRANSFORMER, "position": "rotary"}, {"kind": "cross_entropy", "label_smoothing": 0.0}, 320, 0.01),
     ],
     ids=["gru", "transformer"],
 )
