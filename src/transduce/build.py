@@ -38,6 +38,7 @@ from transduce.recipe.compatibility import (
     check_objective,
     check_positions,
     check_shape,
+    check_size,
     check_sources,
     check_widths,
     gives_vectors,
@@ -113,6 +114,7 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
             built = build_model(filled, 8, 8)
     except InputError as error:
         raise InputError(error.problem, where=f"{where}: model", remedy=error.remedy) from None
+    check_size(built, where)
     objective = complete_objective(recipe.training.objective, f"{where}: training.objective")
     check_objective(objective, filled, f"{where}: training.objective")
     if "teacher" not in objective:  # the teacher is loaded later

@@ -577,7 +577,7 @@ class Family:
     source_eos: bool = True  # whether </s> ends every source
     start_token: str = "decoder_start_token_id"  # config key of the first output token; empty: no decoder
     languages: Literal["none", "optional", "required"] = "none"  # language codes around texts
-    prompt: Callable[[Mapping[str, Any], Languages | None, str], list[int]] | None = None  # forced first output ids
+    prompt: Callable[[Config, Languages | None], list[int]] | None = None  # forced first output ids
     hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
     label_kind: str = ""  # tokenizer kind of the labels, `labels` or `words`; empty: outputs are tokens
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.model import Model
 from transduce.interop import bundle
 from transduce.kernels.cuda_graph import SearchGraphs
+from transduce.layers.meta_init import outlined
 from transduce.model import EmbeddingModel, Transducer
 from transduce.recipe import Recipe, registry
 from transduce.run import Run
@@ -48,7 +49,7 @@ def load(
         imported = interop.read(run.folder)
         source, target = imported.tokenizers
         network = build.build_model(imported.recipe.model, source.size, target.size, source.word_starts)
-        fill_weights(network, imported.weights, str(run.folder))
+        network.load_state_dict(check_weights(network.state_dict(), imported.weights, str(run.folder)))
         return _placed(network, (source, target), imported.recipe, device, precision)
     recipe = run.recipe()
     if (own := registry.user_classes(recipe)) and not trust_user_code:
@@ -59,8 +60,11 @@ def load(
         )
     recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()
+    with outlined():  # no memory is allocated before the weights are known to fit
+        expected = build.build_model(recipe.model, source.size, target.size).state_dict()
+    weights = check_weights(expected, load_run_weights(run, recipe, list(expected)), str(run.folder))
     network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
-    fill_weights(network, load_run_weights(run, recipe, list(network.state_dict())), str(run.folder))
+    network.load_state_dict(weights)
     return _placed(network, (source, target), recipe, device, precision)
 
 
@@ -101,18 +105,17 @@ def _placed(
     return Model(network, *tokenizers, recipe, parameters=parameters, graphs=graphs)
 
 
-def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Copies weights into a network; a name or shape that does not fit is an error. Auxiliary weights are ignored."""
-    own = network.state_dict()
+def check_weights(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """The weights of a network, without auxiliary ones. A name, shape or value that does not fit is an error."""
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("auxiliary.")}
-    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    missing, extra = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or extra:
         raise InputError(
             f"weights do not fit the recipe: missing {missing[:3]}, not used {extra[:3]}",
             where=where,
             remedy="the recipe is not the one it was trained with",
         )
-    for name, tensor in own.items():
+    for name, tensor in expected.items():
         if tensor.shape != weights[name].shape:
             changed = "tokenizers are" if "embedding" in name or "output" in name else "recipe is"
             raise InputError(
@@ -120,4 +123,10 @@ def fill_weights(network: torch.nn.Module, weights: dict[str, Tensor], where: st
                 where=where,
                 remedy=f"the {changed} not what it was trained with: restore the run directory",
             )
-    network.load_state_dict(weights)
+        if not torch.isfinite(weights[name]).all():
+            raise InputError(
+                f"{name} has values that are not finite",
+                where=where,
+                remedy="use an earlier checkpoint, or train again with a lower learning rate",
+            )
+    return weights

@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
+
+from transduce.errors import InputError
+
+MAX_TENSORS = 20_000  # parameters of a model: a Transformer of a thousand layers has fewer
 
 
 class Unfilled(TorchFunctionMode):
@@ -28,5 +34,20 @@ class Unfilled(TorchFunctionMode):
 
 @contextmanager
 def outlined() -> Iterator[None]:
-    with torch.device("meta"), Unfilled():
-        yield
+    """Modules built here have no values. A model of too many parts is refused while it is built."""
+    count = 0
+
+    def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal count
+        count += 1
+        if count > MAX_TENSORS:
+            raise InputError(
+                f"the model would have more than {MAX_TENSORS:,} weight tensors", remedy="reduce the number of layers"
+            )
+
+    counting = register_module_parameter_registration_hook(check)
+    try:
+        with torch.device("meta"), Unfilled():
+            yield
+    finally:
+        counting.remove()

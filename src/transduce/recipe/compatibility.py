@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
 
 from transduce import contracts
 from transduce.errors import InputError
 from transduce.objectives import Objective
-from transduce.recipe import ModelRecipe, Recipe
+from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe
 from transduce.recipe.registry import Spec, find
+
+FP32_BYTES = 4
 
 
 def labels_per(model: ModelRecipe) -> str | None:
@@ -204,6 +209,44 @@ def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> No
             f"{kind} needs separate directions: with {encoder}, position t would attend to its own label",
             where=where,
             remedy="set model.encoder.kind: elmo",
+        )
+
+
+def check_search(settings: GenerationRecipe, width: int, size: int, where: str = "generation") -> None:
+    """Ids must be those of a target vocabulary of this size, and a step of the search must fit the memory."""
+    forced = () if settings.forced_bos is None else (settings.forced_bos,)
+    named = {"forced_bos": forced, "forced_prefix": settings.forced_prefix}
+    for name, ids in {**named, "suppress": settings.suppress, "suppress_first": settings.suppress_first}.items():
+        for number in ids:
+            if not 0 <= number < size:
+                raise InputError(
+                    f"{name}: there is no token {number}",
+                    where=where,
+                    remedy=f"the ids of the target vocabulary are 0 to {size - 1:,}",
+                )
+    needed, memory = width * size * FP32_BYTES, physical_memory()
+    if needed > memory:
+        raise InputError(
+            f"the scores of a beam of {width:,} would need {needed:,} bytes, and this machine has {memory:,}",
+            where=where,
+            remedy="reduce beam",
+        )
+
+
+def physical_memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_size(model: nn.Module, where: str) -> None:
+    """The weights must fit the memory of this machine. The model is an outline, without values."""
+    needed = sum(parameter.numel() * FP32_BYTES for parameter in model.parameters())
+    memory = physical_memory()
+    if needed > memory:
+        raise InputError(
+            f"the weights would need {needed:,} bytes, and this machine has {memory:,}",
+            where=f"{where}: model",
+            remedy="reduce width, ff_width or layers",
         )
 
 

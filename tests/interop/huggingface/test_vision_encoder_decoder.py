@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from export_fixtures import make_run, pair
-from huggingface_fixtures import change_config, shake, write_tokenizer
+from huggingface_fixtures import change_config
 from PIL import Image as Pillow
+from vision_decoder_fixtures import SPECIAL, make_vision_decoder
 
 import transduce
 from transduce import interop
@@ -20,68 +21,6 @@ from transduce.interop import ctranslate2
 from transduce.interop.export import export
 
 library = pytest.importorskip("transformers")
-
-
-VIT = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 16,
-    "patch_size": 4,
-}  # fmt: skip
-
-
-TROCR = {
-    "vocab_size": 24, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 24,
-    "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
-    "is_decoder": True, "add_cross_attention": True,
-}  # fmt: skip
-
-
-BERT = {
-    "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24,
-    "max_position_embeddings": 40, "is_decoder": True, "add_cross_attention": True,
-}  # fmt: skip
-
-
-ROBERTA = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
-
-
-SPECIAL = {"gpt2": (23, 23, 23), "trocr": (2, 1, 2), "bert": (2, 0, 3)}  # start, pad, end
-
-
-SPECIAL |= dict.fromkeys(ROBERTA, (0, 1, 2))
-
-
-def make(folder, encoder_type="vit", decoder_type="trocr", generation=None, width=None, **changes):
-    torch.manual_seed(3)
-    kinds = {"vit": (library.ViTConfig, library.ViTModel), "deit": (library.DeiTConfig, library.DeiTModel)}
-    config, kind = kinds[encoder_type]
-    encoder_config = config(**{**VIT, **({} if width is None else {"hidden_size": width})})
-    if decoder_type == "gpt2":
-        sizes = {"vocab_size": 24, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 4}
-        ids = {"bos_token_id": 23, "eos_token_id": 23, "add_cross_attention": True, "is_decoder": True}
-        decoder = library.GPT2LMHeadModel(library.GPT2Config(**sizes, **ids, **changes))
-    elif decoder_type == "bert":
-        decoder = library.BertLMHeadModel(library.BertConfig(**BERT, pad_token_id=0, **changes))
-    elif decoder_type in ROBERTA:
-        name, sizes = ROBERTA[decoder_type], {**BERT, "pad_token_id": 1, **changes}
-        decoder = getattr(library, f"{name}ForCausalLM")(getattr(library, f"{name}Config")(**sizes))
-    else:
-        decoder = library.TrOCRForCausalLM(library.TrOCRConfig(**{**TROCR, **changes}))
-    model = shake(library.VisionEncoderDecoderModel(encoder=kind(encoder_config), decoder=decoder), size=0.2)
-    model.set_attn_implementation("eager")
-    start, pad, end = SPECIAL[decoder_type]
-    with torch.no_grad():  # some outputs end by themselves
-        model.decoder.get_input_embeddings().weight[end] *= 1.5
-        if decoder_type == "bert":
-            decoder.cls.predictions.bias[end] += 1.7
-    for one in (model.config, model.generation_config):
-        one.decoder_start_token_id, one.pad_token_id, one.eos_token_id = start, pad, end
-    for name, value in (generation or {}).items():
-        setattr(model.generation_config, name, value)
-    model.save_pretrained(folder)
-    content = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2}
-    (folder / "preprocessor_config.json").write_text(json.dumps(content))
-    write_tokenizer(folder, decoder_type if decoder_type in ("gpt2", "bert") else "roberta")
-    return model
 
 
 @pytest.fixture
@@ -118,7 +57,7 @@ KINDS = [
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_logits_and_cross_attention_equal_transformers(tmp_path, images, number):
-    hf_model = make(tmp_path / "given", **KINDS[number])
+    hf_model = make_vision_decoder(tmp_path / "given", **KINDS[number])
     model, given = transduce.load(tmp_path / "given", device="cpu"), pixels(images)
     start, pad, end = SPECIAL[KINDS[number].get("decoder_type", "trocr")]
     native = {number: place for place, number in enumerate(model.target.vocabulary.backend_ids)}
@@ -141,7 +80,9 @@ SEARCHES = [{}, {"num_beams": 3}, {"num_beams": 4, "early_stopping": True, "no_r
 @pytest.mark.parametrize("decoder_type", ["trocr", "gpt2", "bert", "roberta"])
 @pytest.mark.parametrize("number", range(len(SEARCHES)))
 def test_generation_equals_transformers_token_for_token(tmp_path, images, number, decoder_type):
-    hf_model = make(tmp_path / "given", decoder_type=decoder_type, generation={**SEARCHES[number], "max_length": 20})
+    hf_model = make_vision_decoder(
+        tmp_path / "given", decoder_type=decoder_type, generation={**SEARCHES[number], "max_length": 20}
+    )
     model = transduce.load(tmp_path / "given", device="cpu")
     _, pad, end = SPECIAL[decoder_type]
     silent = [token for token in (pad,) if token != end]
@@ -155,7 +96,7 @@ def test_generation_equals_transformers_token_for_token(tmp_path, images, number
 
 def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
     """The layer before the output is stored with a run, packed for generation, and carried or refused in an export."""
-    make(tmp_path / "given", decoder_type="bert")
+    make_vision_decoder(tmp_path / "given", decoder_type="bert")
     opened = transduce.load(interop.convert(tmp_path / "given", tmp_path / "run").folder, device="cpu")
     assert opened.recipe.model.output == "deep"
     exact = lower_network(opened.network, "fp32")
@@ -179,7 +120,7 @@ def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
 
 
 def test_other_encoders_and_decoders_are_refused(tmp_path):
-    make(tmp_path / "given")
+    make_vision_decoder(tmp_path / "given")
     config = json.loads((tmp_path / "given" / "config.json").read_text())
     change_config(tmp_path / "given", decoder={**config["decoder"], "model_type": "xlnet"})
     with pytest.raises(InputError, match="vit with xlnet"):

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from huggingface_fixtures import shake
+from whisper_fixtures import END, PIECES, PROMPT, START, WORDS, make_whisper
 
 import transduce
 from transduce import interop
@@ -23,64 +23,6 @@ library = pytest.importorskip("transformers")
 
 
 sounds = pytest.importorskip("soundfile")
-
-
-WORDS = [f"w{number}" for number in range(24)]
-
-
-SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"]
-
-
-PIECES = [*WORDS, *SPECIAL, "<|notimestamps|>", "<|0.00|>", "<|0.02|>"]
-
-
-END, START = PIECES.index("<|endoftext|>"), PIECES.index("<|startoftranscript|>")
-
-
-PROMPT = ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
-
-
-SETTINGS = {
-    "lang_to_id": {name: PIECES.index(name) for name in ("<|en|>", "<|de|>")},
-    "task_to_id": {name: PIECES.index(f"<|{name}|>") for name in ("translate", "transcribe")},
-    "no_timestamps_token_id": PIECES.index("<|notimestamps|>"),
-    "is_multilingual": True,
-    "suppress_tokens": [3, 5, *(number for number, name in enumerate(PIECES[:-2]) if name[0] == "<" and number != END)],
-    "begin_suppress_tokens": [1, END],
-    "max_length": 30,
-}
-
-
-def write_tokenizer(folder):
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
-
-    backend = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(PIECES)}, unk_token=SPECIAL[0]))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens(PIECES[len(WORDS) : -2])
-    backend.add_tokens([AddedToken(name, normalized=False) for name in PIECES[-2:]])  # times are not special there
-    frame = [(name, PIECES.index(name)) for name in ("<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>")]
-    single = "<|startoftranscript|> <|notimestamps|> $A <|endoftext|>"
-    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=frame)
-    backend.save(str(folder / "tokenizer.json"))
-
-
-def make(folder, **generation):
-    torch.manual_seed(3)
-    config = library.WhisperConfig(
-        vocab_size=len(PIECES), num_mel_bins=80, d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=24,
-        encoder_attention_heads=4, decoder_attention_heads=4, decoder_ffn_dim=24, max_source_positions=50,
-        max_target_positions=24, pad_token_id=END, bos_token_id=END, eos_token_id=END, decoder_start_token_id=START,
-    )  # fmt: skip
-    model = shake(library.WhisperForConditionalGeneration(config))
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        model.get_input_embeddings().weight[END] *= 2  # some outputs end by themselves
-    for name, value in {**SETTINGS, **generation}.items():
-        setattr(model.generation_config, name, value)
-    model.save_pretrained(folder)
-    library.WhisperFeatureExtractor(chunk_length=1).save_pretrained(folder)
-    write_tokenizer(folder)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +46,7 @@ def converted(folder, run, languages="de"):
 
 
 def test_features_equal_those_of_the_feature_extractor(tmp_path, recordings):
-    make(tmp_path / "given")
+    make_whisper(tmp_path / "given")
     model = converted(tmp_path / "given", tmp_path / "run")
     source = model.source_encoding.batch(model.source_encoding.encode(recordings)).source
     assert source.mask.all()
@@ -112,7 +54,7 @@ def test_features_equal_those_of_the_feature_extractor(tmp_path, recordings):
 
 
 def test_logits_and_cross_attention_equal_transformers(tmp_path, recordings):
-    hf_model = make(tmp_path / "given")
+    hf_model = make_whisper(tmp_path / "given")
     model, given = converted(tmp_path / "given", tmp_path / "run"), features(recordings)
     rows = torch.randint(0, len(WORDS), (3, 7))
     read = torch.cat((torch.full((3, 1), START), rows), 1)
@@ -140,7 +82,7 @@ SEARCHES = [
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
 @pytest.mark.parametrize("number", range(len(SEARCHES)))
 def test_generation_equals_transformers_token_for_token(tmp_path, recordings, number, task):
-    hf_model = make(tmp_path / "given", **SEARCHES[number])
+    hf_model = make_whisper(tmp_path / "given", **SEARCHES[number])
     target = "en" if task == "translate" else None
     interop.convert(tmp_path / "given", tmp_path / "run", Languages("de", target))
     model = transduce.load(tmp_path / "run", device="cpu")
@@ -157,14 +99,14 @@ def test_generation_equals_transformers_token_for_token(tmp_path, recordings, nu
 
 
 def test_english_is_assumed_with_a_warning(tmp_path, recordings):
-    make(tmp_path / "given")
+    make_whisper(tmp_path / "given")
     with pytest.warns(UserWarning, match="English is expected"):
         found = transduce.load(tmp_path / "given", device="cpu").generate(recordings[:1])[0]
     assert list(found.tokens[:3]) == ["<|en|>", "<|transcribe|>", "<|notimestamps|>"]
 
 
 def test_forced_decoder_ids_of_older_folders_are_the_prompt(tmp_path, recordings):
-    make(tmp_path / "given")
+    make_whisper(tmp_path / "given")
     path = tmp_path / "given" / "generation_config.json"
     forced = [[place, PIECES.index(name)] for place, name in enumerate(PROMPT, 1)]
     path.write_text(json.dumps({**json.loads(path.read_text()), "forced_decoder_ids": forced}))
@@ -175,14 +117,14 @@ def test_forced_decoder_ids_of_older_folders_are_the_prompt(tmp_path, recordings
 
 
 def test_prefix_follows_the_prompt(tmp_path, recordings):
-    make(tmp_path / "given")
+    make_whisper(tmp_path / "given")
     model = converted(tmp_path / "given", tmp_path / "run")
     assert list(model.generate(recordings[:1], prefixes=["w7 w9"])[0].tokens[:5]) == [*PROMPT, "w7", "w9"]
 
 
 def test_training_takes_features_tokens_and_prompt_from_the_imported_run(tmp_path, recordings):
     """Sources, tokens, model and prompt of the recipe are those of the imported run."""
-    make(tmp_path / "given")
+    make_whisper(tmp_path / "given")
     interop.convert(tmp_path / "given", tmp_path / "run", Languages("de"))
     (tmp_path / "pairs.tsv").write_text("".join(f"{name}\tw10 w7\n" for name in recordings))
     chosen = recipe_for(str(tmp_path / "pairs.tsv"), [f"init.model={tmp_path / 'run'}"], "transcribe")
@@ -193,7 +135,7 @@ def test_training_takes_features_tokens_and_prompt_from_the_imported_run(tmp_pat
 
 
 def test_unsupported_languages_positions_and_features_are_refused(tmp_path, recordings):
-    make(tmp_path / "given")
+    make_whisper(tmp_path / "given")
     with pytest.raises(InputError, match="language"):
         interop.read(tmp_path / "given", Languages("fr"))
     with pytest.raises(InputError, match="into en"):

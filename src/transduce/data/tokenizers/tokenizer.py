@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from transduce.data.tokenizers import vocabulary as vocabularies
+from transduce.data.tokenizers.backend import run_library
 from transduce.data.tokenizers.vocabulary import BPEDropout, Vocabulary
 from transduce.errors import InputError, nearest
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
@@ -130,7 +131,7 @@ class Tokenizer:
         ]
 
     def encode(self, text: str) -> Encoding:
-        result = self._backend.encode(text, add_special_tokens=False)
+        result = run_library(self._backend.encode, text, add_special_tokens=False)
         ids = self._own_ids(result.ids)
         return Encoding(ids, [self.piece(number) for number in ids], result.offsets)
 
@@ -139,7 +140,7 @@ class Tokenizer:
         return [self._id_of_backend.get(number, UNK) for number in ids] if self._id_of_backend else ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        results = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        results = run_library(self._backend.encode_batch_fast, list(texts), add_special_tokens=False)
         return [self._own_ids(result.ids) for result in results]
 
     def encode_source(self, text: str, *, masked: bool = False) -> Encoding:
@@ -200,7 +201,7 @@ class Tokenizer:
     def _library_text(self, ids: Iterable[int]) -> str:
         """The text as the library decodes it; its special tokens and pieces it does not have are omitted."""
         rows = [self.vocabulary.backend_ids[number] for number in ids if number not in (PAD, BOS, EOS)]
-        text: str = self._backend.decode([row for row in rows if row >= 0], skip_special_tokens=True)
+        text = run_library(self._backend.decode, [row for row in rows if row >= 0], skip_special_tokens=True)
         return text.replace("\0", "")  # it marks pieces that no text contains
 
     def _join_words(self, ids: Iterable[int], oov_words: Mapping[int, str]) -> str:

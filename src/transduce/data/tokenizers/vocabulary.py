@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from transduce.data.tokenizers.backend import open_backend
 from transduce.flow import SPECIALS, UNK
 
 FORMAT = 2  # of the tokenizer file
@@ -157,7 +158,7 @@ def backend(vocabulary: Vocabulary) -> Backend:
     piece, and for labels, which may have any spaces, a NUL, which data files must not contain."""
     kind, reserved = vocabulary.kind, vocabulary.reserved
     if kind == GIVEN:
-        return Backend.from_str(vocabulary.backend_json)
+        return open_backend(vocabulary.backend_json)
     names = [f"{name}\0" if kind == "labels" else f"{name} " for name in vocabulary.pieces[:reserved]]
     names += vocabulary.pieces[reserved:]
     ids = {name: number for number, name in enumerate(names)}

@@ -5,6 +5,7 @@ An import reads the table from left to right, an export from right to left. In a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ ACTIVATIONS = {
 HF_ACTIVATIONS = {native: hf for hf, native in reversed(ACTIVATIONS.items())}
 NORM_EPS = {"layer": 1e-5, "rms": 1e-6}  # where a recipe sets none
 NORM_LEAVES = {"gamma": "weight", "beta": "bias"}  # norm parameters in files converted from TensorFlow
+MAX_SHOWN = 60  # characters of a wrong value in a message
+MAX_NUMBER = 1e30
 MIN_POSITIONS = 512  # written for sinusoidal encodings, which have no last position
 
 
@@ -46,24 +49,68 @@ class ImportedModel:
 
 @dataclass(frozen=True)
 class Config:
-    """Typed access to the values of config.json; a value of the wrong type is an error that names it."""
+    """Typed access to the values of a JSON file; a value of the wrong type or size is an error that names it."""
 
     content: Mapping[str, Any]
     where: str
+    places: Mapping[str, str] = field(default_factory=dict)  # files of single keys, where there are several files
 
     def count(self, name: str, default: int | None = None) -> int:
-        value = self.content.get(name)
+        """A size: an integer from 1."""
+        value: Any = self.content.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            raise InputError(
-                f"{name}: {value!r} is not a valid size", where=self.where, remedy="fetch the folder again"
-            )
+        if not _is_integer(value) or not 0 < value <= LARGEST:
+            raise self.wrong(name, value, "is not a valid size")
+        return int(value)
+
+    def integer(self, name: str, low: int, high: int = LARGEST) -> int | None:
+        """An integer from `low` to `high`; None where it is not given."""
+        value = self.content.get(name)
+        if value is not None and (not _is_integer(value) or not low <= value <= high):
+            raise self.wrong(name, value, f"is not an integer from {low:,} to {high:,}")
         return value
+
+    def number(self, name: str, low: float, high: float = math.inf) -> float | None:
+        """A finite number from `low` to `high`; None where it is not given."""
+        value = self.content.get(name)
+        if value is not None and (not _is_number(value) or not low <= value <= high):
+            limits = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
+            raise self.wrong(name, value, f"is not a number {limits}")
+        return value
+
+    def numbers(self, name: str) -> tuple[float, ...] | None:
+        """A list of finite numbers, or one; None where it is not given."""
+        value = self.content.get(name)
+        value = [value] if _is_number(value) else value
+        if value is not None and not (isinstance(value, list) and value and all(map(_is_number, value))):
+            raise self.wrong(name, value, "is not a list of numbers")
+        return None if value is None else tuple(value)
+
+    def token(self, name: str, size: int) -> int | None:
+        """An id of a vocabulary of this size; None where it is not given."""
+        value = self.content.get(name)
+        if value is not None and not _is_token(value, size):
+            raise self.wrong(name, value, f"is no token: ids are less than {size:,}")
+        return value
+
+    def tokens(self, name: str, size: int) -> list[int]:
+        """Ids of a vocabulary of this size; empty where they are not given."""
+        value = self.content.get(name) or []
+        if not isinstance(value, list) or not all(_is_token(one, size) for one in value):
+            raise self.wrong(name, value, f"is not a list of tokens: ids are less than {size:,}")
+        return value
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A JSON object; empty where it is not given."""
+        value = self.content.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.wrong(name, value, "is not a JSON object")
+        return value or {}
 
     def rate(self, name: str, default: float = 0.0) -> float:
         value = self.content.get(name, default)
-        if not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise InputError(f"{name}: {value!r} is not in [0, 1)", where=self.where, remedy="fetch the folder again")
+        if not _is_number(value) or not 0 <= value < 1:
+            raise self.wrong(name, value, "is not in [0, 1)")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -72,18 +119,35 @@ class Config:
 
     def activation(self, name: str, default: str) -> str:
         value = self.content.get(name) or default
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             remedy = f"supported: {', '.join(ACTIVATIONS)}"
-            raise InputError(f"{name}: the activation {value!r} is not supported", where=self.where, remedy=remedy)
+            raise self.wrong(name, value, "is not a supported activation", remedy)
         return ACTIVATIONS[value]
 
     def require(self, name: str, value: Any) -> None:
         """Checks an option of which a single value is supported."""
         found = self.content.get(name, value)
         if found != value:
-            raise InputError(
-                f"{name}: {found!r} cannot be imported", where=self.where, remedy=f"only {value!r} is supported"
-            )
+            raise self.wrong(name, found, "cannot be imported", f"only {value!r} is supported")
+
+    def wrong(self, name: str, value: Any, problem: str, remedy: str = "fetch the folder again") -> InputError:
+        """The error about a value: file, key, value, problem."""
+        shown = repr(value)
+        shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
+        return InputError(f"{name}: {shown} {problem}", where=self.places.get(name, self.where), remedy=remedy)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number; an integer beyond the range of floats is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def _is_token(value: Any, size: int) -> bool:
+    return _is_integer(value) and 0 <= value < size
 
 
 def unchanged(tensor: Tensor) -> list[Tensor]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD
-from transduce.interop.huggingface.weights import ExportRows
+from transduce.interop.huggingface.family import Config
+from transduce.interop.huggingface.weights import ExportRows, ImportRows
 from transduce.recipe import GenerationRecipe
 
 STOPS: dict[Any, str] = {False: "length", True: "full", "never": "bound"}  # early_stopping -> stop
@@ -28,66 +28,84 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
 }
+MIN_TEMPERATURE = MIN_PROBABILITY = 1e-6
 MAX_RATIO = 1000.0  # no limit by the length of the source
 
 
-def read_generation(
-    content: Mapping[str, Any], native_id: Callable[[int], int], decoder_only: bool, where: str
-) -> dict[str, Any]:
+def read_generation(search: Config, rows: ImportRows, *, decoder_only: bool) -> dict[str, Any]:
     """The generation section of a recipe. `decoder_only`: the given text begins the output, so no token is forced."""
+    content = search.content
     ignored = [name for name, no_effect in UNSUPPORTED.items() if content.get(name) not in no_effect]
     if ignored:
-        warnings.warn(f"{where}: ignored, because not supported: {', '.join(ignored)}", stacklevel=2)
+        warnings.warn(f"{search.where}: ignored, because not supported: {', '.join(ignored)}", stacklevel=2)
     settings: dict[str, Any] = {"max_ratio": MAX_RATIO}
-    beams = content.get("num_beams") or 1
-    if content.get("do_sample"):
-        given = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
-        settings |= {"strategy": "sample", "beam": 1}
-        settings |= {native: content[hf] for hf, native in given.items() if content.get(hf) is not None}
+    beams = search.integer("num_beams", 1) or 1
+    if search.flag("do_sample"):
+        settings |= {
+            "strategy": "sample",
+            "beam": 1,
+            "temperature": search.number("temperature", MIN_TEMPERATURE),
+            "top_k": search.integer("top_k", 0),
+            "top_p": search.number("top_p", MIN_PROBABILITY, 1),
+        }
     elif beams > 1:
-        stop = content.get("early_stopping") or False
-        if stop not in STOPS:
-            raise InputError(f"early_stopping: {stop!r} is not supported", where=where, remedy="true, false or never")
-        settings |= {"strategy": "huggingface_beam", "beam": beams, "stop": STOPS[stop]}
+        settings |= {"strategy": "huggingface_beam", "beam": beams, "stop": _read_stop(search)}
     else:
         settings |= {"strategy": "greedy", "beam": 1}
-    for hf, native in (
-        ("length_penalty", "length_penalty"),
-        ("no_repeat_ngram_size", "no_repeat_ngram"),
-        ("repetition_penalty", "repetition_penalty"),
-    ):
-        if content.get(hf) is not None:
-            settings[native] = content[hf]
-    return settings | _lengths(content) | _forced(content, native_id, decoder_only)
+    settings |= {
+        "length_penalty": search.number("length_penalty", 0),
+        "no_repeat_ngram": search.integer("no_repeat_ngram_size", 0),
+        "repetition_penalty": search.number("repetition_penalty", 1),
+    }
+    settings |= _read_lengths(search) | _read_tokens(search, rows, decoder_only)
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def _lengths(content: Mapping[str, Any]) -> dict[str, Any]:
+def _read_stop(search: Config) -> str:
+    stop = search.content.get("early_stopping") or False
+    if not isinstance(stop, (bool, str)) or stop not in STOPS:
+        raise search.wrong("early_stopping", stop, "is not supported", "true, false or never")
+    return STOPS[stop]
+
+
+def _read_lengths(search: Config) -> dict[str, Any]:
     """max_length counts the start token, max_new_tokens does not."""
     found: dict[str, Any] = {}
-    for name in ("max", "min"):
-        new, total = content.get(f"{name}_new_tokens"), content.get(f"{name}_length")
+    for name, least in (("max", 1), ("min", 0)):
+        new, total = search.integer(f"{name}_new_tokens", least), search.integer(f"{name}_length", 0)
         if new is not None:
             found[f"{name}_length"] = new
         elif total:
-            found[f"{name}_length"] = max(total - 1, 0 if name == "min" else 1)
+            found[f"{name}_length"] = max(total - 1, least)
     return found
 
 
-def _forced(content: Mapping[str, Any], native_id: Callable[[int], int], decoder_only: bool) -> dict[str, Any]:
+def _read_tokens(search: Config, rows: ImportRows, decoder_only: bool) -> dict[str, Any]:
+    """Ids of tokens that are forced or never generated."""
     found: dict[str, Any] = {}
-    if content.get("forced_bos_token_id") is not None and not decoder_only:
-        found["forced_bos"] = native_id(content["forced_bos_token_id"])
-    if content.get("forced_eos_token_id") is not None and not decoder_only:
+    size = rows.foreign_size
+    start, end = (search.token(f"forced_{name}_token_id", size) for name in ("bos", "eos"))
+    if start is not None and not decoder_only:
+        found["forced_bos"] = rows.native_id(start)
+    if end is not None and not decoder_only:
         found["forced_eos"] = True
-    words = content.get("bad_words_ids") or []
-    if any(len(word) != 1 for word in words):
-        warnings.warn("bad_words_ids: only single tokens are supported", stacklevel=2)
-    never = [*(content.get("suppress_tokens") or []), *(word[0] for word in words if len(word) == 1)]
+    never = [*search.tokens("suppress_tokens", size), *_read_bad_words(search, size)]
     if never:
-        found["suppress"] = tuple(sorted({native_id(number) for number in never}))
-    if content.get("begin_suppress_tokens"):
-        found["suppress_first"] = tuple(sorted({native_id(number) for number in content["begin_suppress_tokens"]}))
+        found["suppress"] = tuple(sorted(set(map(rows.native_id, never))))
+    if first := search.tokens("begin_suppress_tokens", size):
+        found["suppress_first"] = tuple(sorted(set(map(rows.native_id, first))))
     return found
+
+
+def _read_bad_words(search: Config, size: int) -> list[int]:
+    name = "bad_words_ids"
+    words = search.content.get(name) or []
+    if not isinstance(words, list):
+        raise search.wrong(name, words, "is not a list of words")
+    ids = [replace(search, content={name: word}).tokens(name, size) for word in words]
+    if any(len(word) != 1 for word in ids):
+        warnings.warn(f"{name}: only single tokens are supported", stacklevel=2)
+    return [word[0] for word in ids if len(word) == 1]
 
 
 def write_generation(settings: GenerationRecipe, rows: ExportRows, *, decoder_only: bool) -> dict[str, Any]:

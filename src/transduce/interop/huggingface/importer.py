@@ -95,10 +95,10 @@ def _text_model(
     languages: Languages | None,
     sentence: SentenceTransformer | None,
 ) -> Parts:
-    search = {**config.content, **read_json(folder, GENERATION_CONFIG)}
+    search = _search_options(folder, config)
     prompt = None
     if family.prompt is not None:
-        prompt, languages = family.prompt(search, languages, config.where), None
+        prompt, languages = family.prompt(search, languages), None
     languages = _check_languages(family, languages, search, config)
     text_format = TextFormat(
         source_eos=family.source_eos,
@@ -119,7 +119,7 @@ def _text_model(
     generation: Content = {}
     if "decoder" in model:
         decoder_only = not family.source_eos
-        generation = read_generation(search, rows.native_id, decoder_only, str(folder / GENERATION_CONFIG))
+        generation = read_generation(search, rows, decoder_only=decoder_only)
         generation |= {"forced_bos": target.prefix[0]} if languages is not None and target.prefix else {}
         generation |= {} if prompt is None else _prompted_generation(search, target, config)
     if sentence is not None:
@@ -129,9 +129,13 @@ def _text_model(
     return _recipe(config, data, model, generation, (source, target)), (source, target), rows
 
 
-def _check_languages(
-    family: Family, given: Languages | None, search: Mapping[str, Any], config: Config
-) -> Languages | None:
+def _search_options(folder: Path, config: Config) -> Config:
+    """The options of generation_config.json, and those of config.json, where older folders have them."""
+    own, where = read_json(folder, GENERATION_CONFIG), str(folder / GENERATION_CONFIG)
+    return Config({**config.content, **own}, config.where, dict.fromkeys(own, where))
+
+
+def _check_languages(family: Family, given: Languages | None, search: Config, config: Config) -> Languages | None:
     if given is not None and family.languages == "none":
         raise InputError(
             "this model has no language codes",
@@ -140,8 +144,8 @@ def _check_languages(
         )
     if given is None and family.languages != "required":
         return None
-    forced = search.get("forced_bos_token_id")
-    return replace(given or Languages(), forced=forced if isinstance(forced, int) else None)
+    forced = search.token("forced_bos_token_id", config.count("vocab_size"))
+    return replace(given or Languages(), forced=forced)
 
 
 def _table_names(
@@ -184,19 +188,17 @@ def _layer_counts(config: Mapping[str, Any]) -> list[int]:
     return [part[name] for part in parts for name in LAYER_COUNTS if isinstance(part.get(name), int)] or [0]
 
 
-def _special_ids(family: Family, search: Mapping[str, Any], config: Config) -> SpecialIds:
+def _special_ids(family: Family, search: Config, config: Config) -> SpecialIds:
+    size = config.count("vocab_size")
+
     def number(name: str, fallback: str = "") -> int | None:
-        value = search.get(name)
-        value = search.get(fallback) if value is None else value
-        if isinstance(value, list):
-            if len(value) > 1:
-                raise InputError(
-                    f"{name}: expected one token, not {value}", where=config.where, remedy="keep the first"
-                )
-            value = value[0] if value else None
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise InputError(f"{name}: {value!r} is no token id", where=config.where, remedy="fetch the folder again")
-        return value
+        name = fallback if search.content.get(name) is None and fallback else name
+        if not isinstance(search.content.get(name), list):
+            return search.token(name, size)
+        listed = search.tokens(name, size)
+        if len(listed) > 1:
+            raise search.wrong(name, listed, "is not one token", "keep the first")
+        return listed[0] if listed else None
 
     if not family.start_token:
         return SpecialIds(number("pad_token_id"), None, number("sep_token_id"))
@@ -204,10 +206,10 @@ def _special_ids(family: Family, search: Mapping[str, Any], config: Config) -> S
     return SpecialIds(number("pad_token_id"), number(family.start_token, fallback), number("eos_token_id"))
 
 
-def _prompted_generation(search: Mapping[str, Any], target: Tokenizer, config: Config) -> Content:
+def _prompted_generation(search: Config, target: Tokenizer, config: Config) -> Content:
     """Generation with a prompt: max_length does not count it, but the positions of the decoder do."""
     prompt, positions = len(target.prefix), config.count("max_target_positions", 448)
-    new, total = search.get("max_new_tokens"), search.get("max_length")
+    new, total = search.integer("max_new_tokens", 1), search.integer("max_length", 0)
     limit = positions if total is None else min(total + prompt + 1, positions)
     max_length = limit - 1 if new is None else min(new + prompt, positions - 1)
     batch_tokens = RECORDINGS * 2 * config.count("max_source_positions", 1500)  # two frames per encoder position

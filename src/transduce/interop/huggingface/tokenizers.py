@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from transduce.data.tokenizers import vocabulary as vocabularies
+from transduce.data.tokenizers.backend import open_backend, run_library
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
-from transduce.interop.huggingface.folder import inside, read_json
+from transduce.interop.huggingface.folder import inside, read_json, read_text
 from transduce.interop.huggingface.languages import Languages, read_codes
 from transduce.interop.huggingface.sentencepiece import LANGUAGE_CODE, NORMAL, UNREACHABLE, USER, read_model
 from transduce.interop.huggingface.sentencepiece import to_tokenizer as sentencepiece_tokenizer
@@ -199,11 +200,9 @@ def _open_sentencepiece(folder: Path, name: str, vocabulary: dict[str, int], spe
 
 
 def _open_fast(folder: Path, hidden_tokens: re.Pattern[str] | None) -> ForeignTokenizer:
-    from tokenizers import Tokenizer as Backend
-
     try:
-        backend = Backend.from_file(str(inside(folder, TOKENIZER)))
-    except Exception as error:  # the library raises bare Exception
+        backend = open_backend(read_text(folder, TOKENIZER).decode())
+    except ValueError as error:
         raise InputError(f"not a tokenizer: {error}", where=str(folder / TOKENIZER), remedy="fetch it again") from None
     if hidden_tokens is not None:
         added = [one.content for one in backend.get_added_tokens_decoder().values()]
@@ -213,7 +212,8 @@ def _open_fast(folder: Path, hidden_tokens: re.Pattern[str] | None) -> ForeignTo
     pieces = {number: piece for piece, number in backend.get_vocab(with_added_tokens=True).items()}
     special = {one.content: number for number, one in backend.get_added_tokens_decoder().items() if one.special}
     same = {number: number for number in pieces}
-    return ForeignTokenizer(backend, pieces, same, backend.encode("").ids, _unknown_id(folder, backend), special)
+    template = run_library(backend.encode, "").ids
+    return ForeignTokenizer(backend, pieces, same, template, _unknown_id(folder, backend), special)
 
 
 def _unknown_id(folder: Path, backend: Any) -> int | None:

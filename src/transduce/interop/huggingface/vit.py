@@ -14,14 +14,13 @@ from typing import Any
 import torch
 
 from transduce.contracts import Family
-from transduce.errors import InputError
 from transduce.interop.huggingface.bert import encoder_sizes
 from transduce.interop.huggingface.family import Config, Content, Names, TensorMap, WeightMap, Weights
 from transduce.interop.huggingface.folder import read_json
 from transduce.interop.huggingface.heads import after_specials, without_specials
 from transduce.recipe import Recipe
 
-PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 LAYER = {
     "layernorm_before": "self_attention_norm",
     "attention.attention.query": "self_attention.q_proj",
@@ -114,9 +113,10 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
 
 def read_preprocessing(folder: Path, config: Config) -> Content:
     """data.sources: size, cropping and normalisation of images."""
-    given = read_json(folder, PREPROCESSOR)
-    content = {**PREPROCESSING, **(given or read_json(folder, "processor_config.json").get("image_processor") or {})}
+    processor = Config(read_json(folder, PROCESSOR), str(folder / PROCESSOR))
+    given = read_json(folder, PREPROCESSOR) or processor.section("image_processor")
     where = str(folder / PREPROCESSOR)
+<<<<<<< HEAD
     mean, std = (
         tuple(content[name]) if isinstance(content[name], list) else (0.0,) for name in ("image_mean", "image_std")
     )
@@ -127,13 +127,29 @@ def read_preprocessing(folder: Path, config: Config) -> Content:
             f"resample: {content['resample']!r} is not supported", where=where, remedy="2 (bilinear) or 3 (bicubic)"
         )
     if content.get("do_center_crop"):
+=======
+    images = Config({**PREPROCESSING, **{name: value for name, value in given.items() if value is not None}}, where)
+    mean, spread = images.numbers("image_mean"), images.numbers("image_std")
+    if images.content.get("do_normalize") is False:
+        mean, spread = (0.0,), (1.0,)
+    resample = images.integer("resample", 0)
+    if resample not in INTERPOLATION:
+        raise images.wrong("resample", resample, "is not supported", "2 (bilinear) or 3 (bicubic)")
+    crop = images.flag("do_center_crop")
+    if crop:
+>>>>>>> 33753a6 (Hugging Face configs are read with typed limits; sizes are compared with the weights before a model is built; tokenizers are bounded)
         warnings.warn(f"{where}: images are centre-cropped without being enlarged first", stacklevel=2)
     image = {
         "kind": "image",
         "size": config.count("image_size", 224),
         "channels": config.count("num_channels", 3),
+<<<<<<< HEAD
         "resize_mode": "crop" if content.get("do_center_crop") else "stretch",
         "interpolation": INTERPOLATION[content["resample"]],
+=======
+        "fitted": "crop" if crop else "stretch",
+        "smooth": INTERPOLATION[resample],
+>>>>>>> 33753a6 (Hugging Face configs are read with typed limits; sizes are compared with the weights before a model is built; tokenizers are bounded)
         "mean": mean,
         "std": std,
     }

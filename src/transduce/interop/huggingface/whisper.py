@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from transduce.interop.huggingface.languages import Languages
 SINUSOIDS, STRIDE = "sinusoids", 2
 TIMESTAMPS = re.compile(r"<\|\d+\.\d\d\|>")
 TOLERANCE = 1e-2  # of the sinusoids: some tables are stored in 16 bits
-PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 MODULES = {
     **bart.LAYERS,
     **bart.FINAL_NORM,
@@ -91,8 +90,9 @@ def _to_recipe(config: Config, names: Collection[str]) -> Content:
 
 def _read_sources(folder: Path, config: Config) -> Content:
     """data.sources: log-mel features as WhisperFeatureExtractor computes them."""
-    content = read_json(folder, PREPROCESSOR) or read_json(folder, "processor_config.json").get("feature_extractor")
-    extractor = Config(content or {}, str(folder / PREPROCESSOR))
+    processor = Config(read_json(folder, PROCESSOR), str(folder / PROCESSOR))
+    content = read_json(folder, PREPROCESSOR) or processor.section("feature_extractor")
+    extractor = Config(content, str(folder / PREPROCESSOR))
     bands, rate, hop = (
         config.count("num_mel_bins", 80),
         extractor.count("sampling_rate", 16_000),
@@ -111,49 +111,75 @@ def _read_sources(folder: Path, config: Config) -> Content:
     return {"sound": {**sound, "window": window, "hop": 1000 * hop / rate, "normalise": False}}
 
 
-def _prompt(search: Mapping[str, Any], languages: Languages | None, where: str) -> list[int]:
+def _prompt(search: Config, languages: Languages | None) -> list[int]:
     """Ids that follow the start token of every output."""
     languages = languages or Languages()
-    forced = {position: token for position, token in search.get("forced_decoder_ids") or [] if token is not None}
-    no_timestamps = search.get("no_timestamps_token_id")
-    end = [forced.get(3)] if no_timestamps is None else [no_timestamps]
-    if search.get("return_timestamps"):
-        warnings.warn(f"{where}: return_timestamps is not supported and is ignored", stacklevel=2)
-    languages_by_name, tasks = search.get("lang_to_id") or {}, search.get("task_to_id") or {}
-    if search.get("is_multilingual") is False or not (languages_by_name or forced):  # English only
+    size = search.count("vocab_size")
+    forced, no_timestamps = _forced_ids(search, size), search.token("no_timestamps_token_id", size)
+    end = forced.get(3) if no_timestamps is None else no_timestamps
+    if search.content.get("return_timestamps"):
+        warnings.warn(f"{search.where}: return_timestamps is not supported and is ignored", stacklevel=2)
+    known = search.section("lang_to_id")
+    if search.content.get("is_multilingual") is False or not (known or forced):  # English only
         if languages != Languages():
             raise InputError(
                 "this model has a single language",
-                where=where,
+                where=search.where,
                 remedy="leave out --source-language and --target-language",
             )
-        prompt = [forced.get(1)] if no_timestamps is None else end
+        prompt = [forced.get(1) if no_timestamps is None else end]
         return [number for number in prompt if number is not None]
     first = forced.get(1) if languages == Languages() else None
-    name = languages.source or languages.target or search.get("language")
     if first is None:
-        if name is None:
-            warnings.warn(
-                f"{where}: the spoken language is not given, English is expected; "
-                "set another with transduce convert FOLDER RUN --source-language de",
-                stacklevel=2,
-            )
-        first = _language_id(str(name or "en"), languages_by_name, where)
+        first = _language_id(search, languages, size)
+    return [one for one in (first, _task_id(search, languages, forced, size), end) if one is not None]
+
+
+def _forced_ids(search: Config, size: int) -> dict[int, int]:
+    """forced_decoder_ids: pairs of a position and a token, which may be null."""
+    name = "forced_decoder_ids"
+    pairs = search.content.get(name) or []
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise search.wrong(name, pairs, "is not a list of positions and tokens")
+    given = [pair for pair in pairs if pair[1] is not None]
+    listed = Config({name: [number for pair in given for number in pair]}, search.where, search.places)
+    numbers = listed.tokens(name, size)
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _language_id(search: Config, languages: Languages, size: int) -> int:
+    """The token of the spoken language."""
+    given = languages.source or languages.target or search.content.get("language")
+    if given is None:
+        warnings.warn(
+            f"{search.where}: the spoken language is not given, English is expected; "
+            "set another with transduce convert FOLDER RUN --source-language de",
+            stacklevel=2,
+        )
+    name, known = str(given or "en"), search.section("lang_to_id")
+    spelt = name if name in known else f"<|{name}|>"
+    if spelt not in known:
+        names = [one.strip("<|>") for one in known]
+        raise InputError(f"no token is the language {name[:80]!r}", where=search.where, remedy=nearest(name, names))
+    return _listed_id(search, "lang_to_id", spelt, size)
+
+
+def _task_id(search: Config, languages: Languages, forced: Mapping[int, int], size: int) -> int | None:
+    """The token of the task: transcription, or translation into English."""
     translates = languages.target == "en" != languages.source and languages.source is not None
     if languages.target not in (None, "en", languages.source) and languages.source is not None:
         problem = f"this model translates into en, not {languages.target}"
-        raise InputError(problem, where=where, remedy="--target-language en, or none")
-    task = "translate" if translates else search.get("task") or "transcribe"
-    number = tasks.get(task, forced.get(2))
-    return [one for one in (first, number, *end) if one is not None]
+        raise InputError(problem, where=search.where, remedy="--target-language en, or none")
+    task = "translate" if translates else str(search.content.get("task") or "transcribe")
+    known = task in search.section("task_to_id")
+    return _listed_id(search, "task_to_id", task, size) if known else forced.get(2)
 
 
-def _language_id(name: str, known: Mapping[str, int], where: str) -> int:
-    found = known.get(name, known.get(f"<|{name}|>"))
-    if found is None:
-        names = [one.strip("<|>") for one in known]
-        raise InputError(f"no token is the language {name!r}", where=where, remedy=nearest(name, names))
-    return found
+def _listed_id(search: Config, table: str, name: str, size: int) -> int:
+    number = Config(search.section(table), f"{search.places.get(table, search.where)}: {table}").token(name, size)
+    if number is None:
+        raise search.wrong(table, {name: None}, "names no token")
+    return number
 
 
 FAMILIES = {
