@@ -41,6 +41,7 @@ from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource
 from transduce.model import EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
 from transduce.recipe import GenerationRecipe, Recipe
+from transduce.recipe.compatibility import check_search
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ class Model:
 
     def settings(self, /, **changes: Any) -> GenerationRecipe:
         """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
-        return change_settings(self.recipe.generation, changes)
+        chosen = change_settings(self.recipe.generation, changes)
+        check_search(chosen, build.complete_strategy(chosen).get("width") or 1, self.target.size)
+        return chosen
 
     def max_source_tokens(self, /, **settings: Any) -> int:
         """The length to which `generate`, `score` and `embed` cut a source."""

@@ -116,40 +116,22 @@ def read_preprocessing(folder: Path, config: Config) -> Content:
     processor = Config(read_json(folder, PROCESSOR), str(folder / PROCESSOR))
     given = read_json(folder, PREPROCESSOR) or processor.section("image_processor")
     where = str(folder / PREPROCESSOR)
-<<<<<<< HEAD
-    mean, std = (
-        tuple(content[name]) if isinstance(content[name], list) else (0.0,) for name in ("image_mean", "image_std")
-    )
-    if content.get("do_normalize") is False:
-        mean, std = (0.0,), (1.0,)
-    if content["resample"] not in INTERPOLATION:
-        raise InputError(
-            f"resample: {content['resample']!r} is not supported", where=where, remedy="2 (bilinear) or 3 (bicubic)"
-        )
-    if content.get("do_center_crop"):
-=======
     images = Config({**PREPROCESSING, **{name: value for name, value in given.items() if value is not None}}, where)
-    mean, spread = images.numbers("image_mean"), images.numbers("image_std")
+    mean, std = images.numbers("image_mean"), images.numbers("image_std")
     if images.content.get("do_normalize") is False:
-        mean, spread = (0.0,), (1.0,)
+        mean, std = (0.0,), (1.0,)
     resample = images.integer("resample", 0)
     if resample not in INTERPOLATION:
         raise images.wrong("resample", resample, "is not supported", "2 (bilinear) or 3 (bicubic)")
     crop = images.flag("do_center_crop")
     if crop:
->>>>>>> 33753a6 (Hugging Face configs are read with typed limits; sizes are compared with the weights before a model is built; tokenizers are bounded)
         warnings.warn(f"{where}: images are centre-cropped without being enlarged first", stacklevel=2)
     image = {
         "kind": "image",
         "size": config.count("image_size", 224),
         "channels": config.count("num_channels", 3),
-<<<<<<< HEAD
-        "resize_mode": "crop" if content.get("do_center_crop") else "stretch",
-        "interpolation": INTERPOLATION[content["resample"]],
-=======
-        "fitted": "crop" if crop else "stretch",
-        "smooth": INTERPOLATION[resample],
->>>>>>> 33753a6 (Hugging Face configs are read with typed limits; sizes are compared with the weights before a model is built; tokenizers are bounded)
+        "resize_mode": "crop" if crop else "stretch",
+        "interpolation": INTERPOLATION[resample],
         "mean": mean,
         "std": std,
     }
