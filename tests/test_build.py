@@ -12,7 +12,7 @@ from run_fixtures import RECURRENT, Command, settings
 import transduce
 from transduce import build, contracts
 from transduce.errors import InputError
-from transduce.recipe import parse, registry
+from transduce.recipe import dump, parse, registry
 
 OWN = '''
 import torch
@@ -108,6 +108,19 @@ class TestUserClasses:
         with pytest.raises(InputError, match="evil:X"):
             transduce.load("run")
         assert not (own / "ran").exists()
+
+    def test_recipe_of_a_stranger_runs_no_code_without_consent(self, own: Path, pairs: Path, command: Command) -> None:
+        """Neither `train` nor `explain-shapes`; what the user names on the command line is consented to."""
+        (own / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n" + OWN)
+        recipe = parse(settings(pairs, {"encoder": {"kind": "evil:Bag"}, "decoder": RECURRENT}, "words", steps=1))
+        (own / "recipe.yaml").write_text(dump(recipe))
+        for name in ("train", "explain-shapes"):
+            refused = command(name, "recipe.yaml")
+            assert (refused.code, "--trust-user-code" in refused.err) == (2, True)
+            assert not (own / "ran").exists()
+        assert command("explain-shapes", "recipe.yaml", "--trust-user-code").code == 0
+        assert (own / "ran").exists()
+        assert command("explain-shapes", "recipe.yaml", "model.encoder.kind=mine:Bag").code == 0
 
     @pytest.mark.parametrize(
         ("kind", "told"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from transduce.cli.options import Overrides, open_console
+from transduce.cli.options import Overrides, TrustUserCode, open_console
 
 
 def models() -> None:
@@ -52,6 +52,7 @@ def explain_shapes(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Recipe, run directory, or file of training pairs.")],
     settings: Overrides = None,
     json: Annotated[Path | None, typer.Option(help="Write the table to this JSON file.")] = None,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """List every tensor of a model with its name, shape and meaning, for one training batch and one generation step.
 
@@ -63,7 +64,7 @@ def explain_shapes(
     """
     from transduce.explain.tensor_shapes import save_rows, shapes_of, show_rows
 
-    rows = shapes_of(source, settings or [])
+    rows = shapes_of(source, settings or [], trust_user_code=trust_user_code)
     show_rows(rows, open_console())
     if json is not None:
         save_rows(rows, json)

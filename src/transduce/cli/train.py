@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from transduce.cli.options import Overrides, open_console
+from transduce.cli.options import Overrides, TrustUserCode, open_console
 from transduce.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from transduce.recipe import Recipe
 
 
 def train(
@@ -32,6 +34,7 @@ def train(
     task: Annotated[str, typer.Option(help="Task, where no recipe is given; see the list above.")] = "generate",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Train a model on pairs, with a recipe or with settings chosen from the data.
 
@@ -70,21 +73,26 @@ def train(
     - classify-videos: video file, label
     - draw: text, image tokens (see `transduce encode-images`)
     """
-    name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
-    _train(source, settings or [], task, run or Path("runs") / name, resume, open_console(quiet))
-
-
-def _train(source: str, overrides: list[str], task: str, run: Path, resume: bool, console: Console) -> None:
-    """Trains a recipe, or one that is chosen for the data, and shows its scores. Raises `typer.Exit` after a signal."""
     from transduce.autoconfig import recipe_for
-    from transduce.cli.display import show_recipe, show_trained
+    from transduce.cli.display import show_recipe
+    from transduce.recipe.registry import check_user_code
+
+    console = open_console(quiet)
+    recipe = recipe_for(source, settings or [], task)
+    check_user_code(recipe, source, trusted=trust_user_code, overrides=settings or [])
+    if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
+        show_recipe(recipe, console)
+    name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
+    _train(recipe, run or Path("runs") / name, resume, console)
+
+
+def _train(recipe: Recipe, run: Path, resume: bool, console: Console) -> None:
+    """Trains a recipe, and shows its scores. Raises `typer.Exit` after a signal."""
+    from transduce.cli.display import show_trained
     from transduce.kernels.native.library import keep_freed_memory
     from transduce.training.experiment import train as run_training
 
     keep_freed_memory()
-    recipe = recipe_for(source, overrides, task)
-    if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
-        show_recipe(recipe, console)
     trained = run_training(recipe, run, resume=resume, console=console)
     if trained.scores or trained.outcome.reason == "interrupted":  # with several processes, only rank 0 has scores
         show_trained(trained, console)

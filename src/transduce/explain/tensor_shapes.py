@@ -28,7 +28,7 @@ from transduce.explain.shape_recorder import (
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, Step
 from transduce.model import DecoderOnly, EmbeddingModel, Transducer
 from transduce.recipe import Recipe
-from transduce.recipe.registry import user_classes
+from transduce.recipe.registry import check_user_code
 from transduce.run import Run
 from transduce.storage import replace_file
 
@@ -52,14 +52,18 @@ def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) 
     return rows
 
 
-def shapes_of(source: str, overrides: Sequence[str] = ()) -> list[ShapeRow]:
-    """The same for a recipe file, a file of pairs, or a run directory with its own vocabularies."""
+def shapes_of(source: str, overrides: Sequence[str] = (), *, trust_user_code: bool = False) -> list[ShapeRow]:
+    """The same for a recipe file, a file of pairs, or a run directory with its own vocabularies.
+
+    A recipe may come from anywhere: code that it names must be allowed.
+    """
     if not Path(source).is_dir():
-        return explain_shapes(recipe_for(source, overrides))
+        recipe = recipe_for(source, overrides)
+        check_user_code(recipe, source, trusted=trust_user_code, overrides=overrides)
+        return explain_shapes(recipe)
     run = Run(Path(source))
     recipe = run.recipe()
-    if own := user_classes(recipe):  # a run may come from anywhere: its code must not be executed
-        raise InputError(f"this run needs code of its own: {', '.join(own)}", where=source, remedy="give its recipe")
+    check_user_code(recipe, source, trusted=trust_user_code)
     if overrides:
         raise InputError(
             "the settings of a run cannot be changed",

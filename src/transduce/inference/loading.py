@@ -52,12 +52,7 @@ def load(
         network.load_state_dict(check_weights(network.state_dict(), imported.weights, str(run.folder)))
         return _placed(network, (source, target), imported.recipe, device, precision)
     recipe = run.recipe()
-    if (own := registry.user_classes(recipe)) and not trust_user_code:
-        raise InputError(
-            f"this model needs code of its own: {', '.join(own)}",
-            where=str(run.recipe_file),
-            remedy="load it with trust_user_code=True (--trust-user-code) if you trust that code",
-        )
+    registry.check_user_code(recipe, str(run.recipe_file), trusted=trust_user_code)
     recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()
     with outlined():  # no memory is allocated before the weights are known to fit

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -51,6 +52,7 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     contracts.Metric: METRICS,
 }
 LARGEST = 2**20  # bound on integer options: a typing error must not exhaust the memory
+USER_CLASS = re.compile(r"[^\s,\[\]{}'\"]+:[^\s,\[\]{}'\"]+")  # file:Class
 Spec = dict[str, Any]  # {kind: name, option: value ...}; a plain name stands for {kind: name}
 
 
@@ -89,6 +91,18 @@ def user_classes(recipe: Recipe) -> list[str]:
     others = [kinds(recipe.training.objective), recipe.data.noise, *sources, *recipe.evaluation.metrics]
     search = [recipe.generation.strategy, recipe.generation.logits_processors]
     return [*walk(recipe.model.model_dump()), *walk(others), *walk(search)]
+
+
+def check_user_code(recipe: Recipe, where: str, *, trusted: bool, overrides: Iterable[str] = ()) -> None:
+    """Refuses code that a recipe names, unless it is trusted, or the user named it in an override."""
+    named = {kind for item in overrides for kind in USER_CLASS.findall(item.partition("=")[2])}
+    own = [kind for kind in user_classes(recipe) if kind not in named]
+    if own and not trusted:
+        raise InputError(
+            f"this recipe needs code of its own: {', '.join(own)}",
+            where=where,
+            remedy="use --trust-user-code (trust_user_code=True) if you trust that code",
+        )
 
 
 @cache
