@@ -69,7 +69,7 @@ def test_damaged_recipes_of_runs(run: Run) -> None:
             run.recipe_file.write_text(text, encoding="utf-8")
         return "accepted"
 
-    fuzz("recipes of runs", "recipe.yaml of a finished run", attempt, cases=150)
+    fuzz("recipes of runs", "recipe.yaml of a finished run", attempt, cases=100)
 
 
 def _odd_settings(draw: random.Random) -> dict[str, Any]:

@@ -137,7 +137,8 @@ class Model:
     def settings(self, /, **changes: Any) -> GenerationRecipe:
         """The recipe's generation settings with these changes; a wrong name or value is an InputError."""
         chosen = change_settings(self.recipe.generation, changes)
-        check_search(chosen, build.complete_strategy(chosen).get("width") or 1, self.target.size)
+        width = build.complete_strategy(chosen).get("width") or 1
+        check_search(chosen, width, self.recipe.model, self.target.size)
         return chosen
 
     def max_source_tokens(self, /, **settings: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe
 from transduce.recipe.registry import Spec, find
 
 FP32_BYTES = 4
+CACHED_POSITIONS = 32  # of the first keys and values that a search stores
 
 
 def labels_per(model: ModelRecipe) -> str | None:
@@ -212,8 +214,8 @@ def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> No
         )
 
 
-def check_search(settings: GenerationRecipe, width: int, size: int, where: str = "generation") -> None:
-    """Ids must be those of a target vocabulary of this size, and a step of the search must fit the memory."""
+def check_search(settings: GenerationRecipe, width: int, model: ModelRecipe, size: int) -> None:
+    """Ids must be those of a target vocabulary of this size, and the beam of one source must fit the memory."""
     forced = () if settings.forced_bos is None else (settings.forced_bos,)
     named = {"forced_bos": forced, "forced_prefix": settings.forced_prefix}
     for name, ids in {**named, "suppress": settings.suppress, "suppress_first": settings.suppress_first}.items():
@@ -221,30 +223,34 @@ def check_search(settings: GenerationRecipe, width: int, size: int, where: str =
             if not 0 <= number < size:
                 raise InputError(
                     f"{name}: there is no token {number}",
-                    where=where,
+                    where="generation",
                     remedy=f"the ids of the target vocabulary are 0 to {size - 1:,}",
                 )
-    needed, memory = width * size * FP32_BYTES, physical_memory()
+    decoder = model.decoder or {}
+    keys = 2 * min(settings.max_length, CACHED_POSITIONS) * decoder.get("layers", 1) * decoder.get("width", 1)
+    needed, memory = width * (size + keys) * FP32_BYTES, available_memory()
     if needed > memory:
         raise InputError(
-            f"the scores of a beam of {width:,} would need {needed:,} bytes, and this machine has {memory:,}",
-            where=where,
+            f"a beam of {width:,} would need {needed:,} bytes for each source, and there are {memory:,}",
+            where="generation",
             remedy="reduce beam",
         )
 
 
-def physical_memory() -> int:
-    """Bytes of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def available_memory() -> int:
+    """Bytes of this machine, or those that the process may have."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return physical if limit == resource.RLIM_INFINITY else min(physical, limit)
 
 
 def check_size(model: nn.Module, where: str) -> None:
     """The weights must fit the memory of this machine. The model is an outline, without values."""
     needed = sum(parameter.numel() * FP32_BYTES for parameter in model.parameters())
-    memory = physical_memory()
+    memory = available_memory()
     if needed > memory:
         raise InputError(
-            f"the weights would need {needed:,} bytes, and this machine has {memory:,}",
+            f"the weights would need {needed:,} bytes, and there are {memory:,}",
             where=f"{where}: model",
             remedy="reduce width, ff_width or layers",
         )

@@ -152,7 +152,7 @@ class DataRecipe(Section):
         if content.get("format") == "text":
             facts["format"] = "lines" if content.get("block_size") is None else "running"
         if isinstance(sources := content.get("sources"), Mapping) and sources:
-            kinds = [spec if isinstance(spec, str) else dict(spec or {}).get("kind", "") for spec in sources.values()]
+            kinds = [spec.get("kind", "") if isinstance(spec, Mapping) else spec for spec in sources.values()]
             facts |= {"modalities": tuple(map(str, kinds)), "source_columns": len(kinds)}
         if not facts:
             return content

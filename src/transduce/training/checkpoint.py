@@ -173,7 +173,10 @@ class CheckpointManager:
 
 def _open(folder: Path, only: Sequence[str] | None) -> Checkpoint:
     tensors, state = read_checkpoint(folder, only)
-    return Checkpoint(folder, int(state["step"]), state, tensors)
+    step = state.get("step") if isinstance(state, dict) else None
+    if not isinstance(step, int):
+        raise DamagedCheckpointError("state.json has no step")
+    return Checkpoint(folder, step, state, tensors)
 
 
 def average_checkpoints(checkpoints: Sequence[Checkpoint], group: str = "weights") -> dict[str, Tensor]:

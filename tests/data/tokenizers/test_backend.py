@@ -39,7 +39,7 @@ GROWING = {
     "a suffix of no letters": {"decoder": decoders.Sequence([decoders.BPEDecoder(suffix="")] * 40)},
     "a delimiter of no letters": {"decoder": decoders.Sequence([decoders.CTC("<pad>", "", True)] * 40)},
     "a template of copies": {
-        "post_processor": processors.TemplateProcessing(single="$A " * (MAX_GROWTH + 1), special_tokens=[])
+        "post_processor": processors.TemplateProcessing(single=" ".join(["$A"] * (MAX_GROWTH + 1)), special_tokens=[])
     },
 }
 

@@ -24,6 +24,7 @@ MAX_PIECE = 4096  # characters
 BYTES_PER_CHARACTER = 4  # of UTF-8
 STEP_LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
 ZERO_WIDTH = re.compile(r"\(\?<?[=!]|\\[bBAzZGKyY]|[\^$]")  # assertions, which match between two characters
+MARK, LETTER = "\ue000", "\ue001"  # for private use: no expression asks for them
 Result = TypeVar("Result")
 
 
@@ -107,8 +108,9 @@ def _replacement(pattern: Mapping[str, str], content: str) -> float:
     from tokenizers import Regex, normalizers
 
     matches_nothing = bool(ZERO_WIDTH.search(expression)) or text is not None
-    if not matches_nothing:
-        matches_nothing = bool(run_library(normalizers.Replace(Regex(expression), "x").normalize_str, ""))
+    if not matches_nothing:  # an empty match, beside the letter or after it
+        replaced = run_library(normalizers.Replace(Regex(expression), MARK).normalize_str, LETTER)
+        matches_nothing = replaced.count(MARK) > (LETTER not in replaced)
     return max(1.0, len(content) + matches_nothing)
 
 
