@@ -163,7 +163,8 @@ def _check_member(entry: zipfile.ZipInfo, path: Path, size: int) -> None:
         raise _refused(path, f"{name} is not a regular file", "links and devices do not belong in a bundle")
     if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
         raise _refused(path, f"{name} is compressed", "zip it with -0: members of a bundle are stored uncompressed")
-    if entry.file_size > (size if limit is None else limit) or entry.header_offset + entry.file_size > size:
+    inside = 0 <= entry.header_offset <= size - entry.file_size
+    if entry.file_size > (size if limit is None else limit) or not inside:
         raise _refused(path, f"{name} would be {entry.file_size:,} bytes long", "the size does not fit the file")
 
 
