@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe
 from transduce.recipe.registry import Spec, find
 
 FP32_BYTES = 4
+COPIES = 2  # of the values of a beam, while its hypotheses are reordered
 CACHED_POSITIONS = 32  # of the first keys and values that a search stores
 
 
@@ -228,7 +230,7 @@ def check_search(settings: GenerationRecipe, width: int, model: ModelRecipe, siz
                 )
     decoder = model.decoder or {}
     keys = 2 * min(settings.max_length, CACHED_POSITIONS) * decoder.get("layers", 1) * decoder.get("width", 1)
-    needed, memory = width * (size + keys) * FP32_BYTES, available_memory()
+    needed, memory = COPIES * width * (size + keys) * FP32_BYTES, available_memory()
     if needed > memory:
         raise InputError(
             f"a beam of {width:,} would need {needed:,} bytes for each source, and there are {memory:,}",
@@ -238,10 +240,14 @@ def check_search(settings: GenerationRecipe, width: int, model: ModelRecipe, siz
 
 
 def available_memory() -> int:
-    """Bytes of this machine, or those that the process may have."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return physical if limit == resource.RLIM_INFINITY else min(physical, limit)
+    """Bytes of this machine, or those that a limit of this process (ulimit -v) leaves it."""
+    page, limit = os.sysconf("SC_PAGE_SIZE"), resource.getrlimit(resource.RLIMIT_AS)[0]
+    physical = page * os.sysconf("SC_PHYS_PAGES")
+    if limit == resource.RLIM_INFINITY:
+        return physical
+    pages = Path("/proc/self/statm")
+    used = page * int(pages.read_text().split()[0]) if pages.is_file() else 0
+    return min(physical, limit - used)
 
 
 def check_size(model: nn.Module, where: str) -> None:

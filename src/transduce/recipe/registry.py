@@ -52,6 +52,7 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     contracts.Metric: METRICS,
 }
 LARGEST = 2**20  # bound on integer options: a typing error must not exhaust the memory
+MAX_LAYERS = 1000
 USER_CLASS = re.compile(r"[^\s,\[\]{}'\"]+:[^\s,\[\]{}'\"]+")  # file:Class
 Spec = dict[str, Any]  # {kind: name, option: value ...}; a plain name stands for {kind: name}
 
@@ -165,8 +166,9 @@ def _check(part: type, kind: str, given: Mapping[str, Any], where: str) -> BaseM
     except ValidationError as error:
         raise explain_error(error, where, list(options(part)), prefix=kind) from None
     for name, value in checked:
-        if isinstance(value, int) and value > LARGEST:
-            raise InputError(f"{kind}.{name}: more than {LARGEST:,} cannot be built", where=where)
+        limit = MAX_LAYERS if name == "layers" else LARGEST
+        if isinstance(value, int) and value > limit:
+            raise InputError(f"{kind}.{name}: more than {limit:,} cannot be built", where=where)
     return checked
 
 

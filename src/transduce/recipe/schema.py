@@ -13,6 +13,8 @@ warnings.filterwarnings("ignore", 'Field name "copy" in "ModelRecipe" shadows', 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0)]
 
+MAX_INTEGER = 2**62
+
 
 def _as_names(value: Any) -> Any:
     """A single name stands for a list of one."""
@@ -26,6 +28,14 @@ class Section(BaseModel):
     """A mapping of a recipe. Every field has a description: docs/recipe-reference.md is generated from them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _integers_fit_a_tensor(self) -> Self:
+        for name, value in self:
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(number, int) and abs(number) > MAX_INTEGER for number in numbers):
+                raise ValueError(f"`{name}` has an integer of more than 62 bits")
+        return self
 
 
 class TextRecipe(Section):
