@@ -13,6 +13,7 @@ import transduce
 from transduce import build, contracts
 from transduce.errors import InputError
 from transduce.recipe import dump, parse, registry
+from transduce.run import Run
 
 OWN = '''
 import torch
@@ -96,6 +97,7 @@ class TestUserClasses:
         for old, new in (("kind: luong", "kind: evil:X"), ("kind: dot", "kind: ./evil.py:X"), ("kind: gru", "a")):
             changed = content.replace(old, new)
             (own / "run" / "recipe.yaml").write_text(changed)
+            Run(own / "run").checkpoints.rebind()  # as a hostile run would be
             if changed != content:
                 with pytest.raises(InputError):
                     transduce.load("run")
@@ -105,6 +107,7 @@ class TestUserClasses:
         after = next(n for n in range(start + 1, len(lines)) if len(lines[n]) - len(lines[n].lstrip()) <= depth)
         lines[start:after] = [f"{lines[start]} evil:X"]
         (own / "run" / "recipe.yaml").write_text("\n".join(lines))
+        Run(own / "run").checkpoints.rebind()
         with pytest.raises(InputError, match="evil:X"):
             transduce.load("run")
         assert not (own / "ran").exists()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.parsing import read_json
-from transduce.recipe import Recipe, dump, load
+from transduce.recipe import Recipe, changed_keys, describe_changes, dump, load, override, parse
 from transduce.storage import make_folder, replace_file, staged_folder
 from transduce.training.checkpoint import CheckpointManager
 
@@ -46,7 +48,8 @@ class Run:
 
     @property
     def checkpoints(self) -> CheckpointManager:
-        return CheckpointManager(self.folder / "checkpoints")
+        files = (self.recipe_file, self.tokenizer_file("source"), self.tokenizer_file("target"))
+        return CheckpointManager(self.folder / "checkpoints", run_files=files)
 
     @property
     def exists(self) -> bool:
@@ -57,14 +60,55 @@ class Run:
         return all(self.tokenizer_file(side).is_file() for side in ("source", "target"))
 
     def recipe(self) -> Recipe:
-        """The completed recipe of the run."""
+        """The completed recipe of the run, which must be the one that its weights were saved with."""
         if not self.exists:
             raise InputError(
                 "not a run directory: it has no recipe.yaml",
                 where=str(self.folder),
                 remedy="give the folder that `transduce train` wrote",
             )
+        if problem := self.checkpoints.mismatch(self.recipe_file):
+            changes = "".join(f"\n  {line}" for line in self._edits())
+            raise InputError(
+                f"not the recipe that the weights were saved with: {problem}{changes}",
+                where=str(self.recipe_file),
+                remedy=f"restore it: transduce edit-recipe {self.folder}; the same with key=value changes a key",
+            )
         return load(self.recipe_file)
+
+    def _edits(self) -> list[str]:
+        """How recipe.yaml differs from the recipe of the newest weights, a line for each key."""
+        recorded = self.checkpoints.recorded("recipe")
+        try:
+            return [] if recorded is None else describe_changes(changed_keys(parse(recorded), load(self.recipe_file)))
+        except InputError as error:
+            return [error.problem]
+
+    def recorded_recipe(self) -> Recipe:
+        """The recipe that the newest weights were saved with, also where recipe.yaml was changed or damaged since."""
+        recorded = self.checkpoints.recorded("recipe")
+        if recorded is None or (self.exists and not self.checkpoints.mismatch(self.recipe_file)):
+            return self.recipe()
+        return parse(recorded, where=str(self.recipe_file))
+
+    def edit_recipe(self, overrides: Sequence[str]) -> list[str]:
+        """Restores recipe.yaml where it was changed, applies the overrides, and binds the weights to the result.
+
+        Returns a line for each key that was changed on purpose.
+        """
+        recorded = self.recorded_recipe()
+        edited = parse(override(recorded.model_dump(mode="json"), overrides), where=str(self.recipe_file))
+        changes = changed_keys(recorded, edited)
+        for key in changes:
+            if key.partition(".")[0] in ("model", "tokens"):
+                raise InputError(
+                    f"the weights belong to their {key}",
+                    where=str(self.folder),
+                    remedy=f"train a new run with it; init.model={self.folder} starts from these weights",
+                )
+        self.save_recipe(edited)
+        self.checkpoints.rebind()
+        return describe_changes(changes)
 
     def save_recipe(self, recipe: Recipe) -> None:
         """Writes the recipe atomically."""
@@ -79,12 +123,28 @@ class Run:
                 where=str(self.folder),
                 remedy="the run is damaged or was interrupted before training: train it again with --resume",
             )
+        for side in ("source", "target"):
+            if problem := self.checkpoints.mismatch(self.tokenizer_file(side)):
+                raise InputError(
+                    f"not the tokenizer that the weights were saved with: {problem}",
+                    where=str(self.tokenizer_file(side)),
+                    remedy="restore it from a backup, or train again",
+                )
         source, target = (Tokenizer.load(self.tokenizer_file(side)) for side in ("source", "target"))
         return (source, source) if source.fingerprint == target.fingerprint else (source, target)
 
     def save_tokenizers(self, source: Tokenizer, target: Tokenizer) -> None:
         source.save(self.tokenizer_file("source"))
         target.save(self.tokenizer_file("target"))
+
+    def save_model(
+        self, recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer], weights: Mapping[str, Tensor], step: int = 0
+    ) -> None:
+        """Writes a finished run: tokenizers, recipe, and last the weights, which are bound to them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.save_tokenizers(*tokenizers)
+        self.save_recipe(recipe)
+        self.checkpoints.save_final(step, weights, {"recipe": recipe.model_dump(mode="json")})
 
     def metrics(self) -> dict[str, Any]:
         """The scores of a finished run; empty before its evaluation."""

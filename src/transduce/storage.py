@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import shutil
+import socket
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -228,7 +229,11 @@ def staged_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _temporary(target: Path) -> Path:
-    return target.with_name(f"{TEMPORARY}{os.getpid()}.{next(_numbers)}-{target.name[-60:]}")
+    return target.with_name(f"{_prefix()}{os.getpid()}.{next(_numbers)}-{target.name[-60:]}")
+
+
+def _prefix() -> str:
+    return f"{TEMPORARY}{socket.gethostname()[:60]}."
 
 
 def _publish(part: Path, target: Path) -> None:
@@ -258,6 +263,28 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Map
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
     os.chmod(path, mode)
     sync(Path(path))
+
+
+def remove_incomplete(folder: Path) -> None:
+    """Removes what dead processes of this host left half-written in this folder."""
+    prefix = _prefix()
+    for path in folder.glob(f"{TEMPORARY}*"):
+        process = path.name.removeprefix(prefix).partition(".")[0]
+        if path.name.startswith(prefix) and process.isdecimal() and not is_alive(int(process)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def is_alive(process: int) -> bool:
+    """Whether another process of this host is running."""
+    if process == os.getpid():  # as in a restarted container: it has begun no file yet
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def cache_directory(kind: str = "") -> Path:

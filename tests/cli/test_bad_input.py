@@ -11,6 +11,8 @@ import pytest
 import yaml
 from run_fixtures import Called, Command, colour_pairs
 
+from transduce.run import Run
+
 QUICK = (
     "training.steps=4",
     "training.batch_tokens=512",
@@ -234,6 +236,8 @@ class TestRuns:
 
     def test_a_vocabulary_of_another_size_is_rejected(self, command: Command, run: Path, transformer_run: Path) -> None:
         shutil.copy(transformer_run / "tokenizer.target.json", run)
+        refused(command("generate", run, stdin=b"red\n"), "tokenizer.target.json", "SHA-256 expected")
+        Run(run).checkpoints.rebind()
         refused(command("generate", run, stdin=b"red\n"), "tokenizers", str(run))
 
     def test_damaged_and_missing_tokenizers_are_rejected(self, command: Command, run: Path) -> None:
@@ -280,12 +284,14 @@ class TestRuns:
         content = yaml.safe_load((run / "recipe.yaml").read_text())
         change(content["model"])
         (run / "recipe.yaml").write_text(yaml.safe_dump(content))
+        Run(run).checkpoints.rebind()
         refused(command("generate", run, stdin=b"red\n"), told)
 
     def test_missing_data_of_a_run_is_reported(self, command: Command, run: Path) -> None:
         content = yaml.safe_load((run / "recipe.yaml").read_text())
         content["data"]["train"][0]["path"] = "/nothing/here.tsv"
         (run / "recipe.yaml").write_text(yaml.safe_dump(content))
+        Run(run).checkpoints.rebind()
         refused(command("evaluate", run), "/nothing/here.tsv")
 
 

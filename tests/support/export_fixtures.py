@@ -50,8 +50,5 @@ def make_run(folder: Path, model: dict[str, Any], *, kind: str = "words", seed: 
             bias[EOS] += 1.5  # some outputs end by themselves
             bias[[PAD, BOS]] -= 100.0  # as training teaches: both have no probability
     run = Run(folder)
-    run.folder.mkdir(parents=True)
-    run.save_tokenizers(tokenizer, tokenizer)
-    run.checkpoints.save_final(0, network.state_dict(), {})
-    run.save_recipe(recipe)
+    run.save_model(recipe, (tokenizer, tokenizer), network.state_dict())
     return run

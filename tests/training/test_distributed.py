@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_fixtures import settings
 from training_fixtures import (
     FULL_SETTINGS,
     latest_tensors,
@@ -19,7 +20,16 @@ from training_fixtures import (
 
 from transduce.errors import InputError
 from transduce.training.checkpoint import CheckpointManager
-from transduce.training.distributed import Processes, autocast, deterministic, peak_memory, pick_device, seed_everything
+from transduce.training.distributed import (
+    Processes,
+    autocast,
+    deterministic,
+    environment,
+    peak_memory,
+    pick_device,
+    seed_everything,
+)
+from transduce.training.experiment import train
 from transduce.training.report import read_log
 
 CPU = torch.device("cpu")
@@ -70,7 +80,7 @@ def test_a_single_process_communicates_nothing() -> None:
         assert alone.is_main
         assert alone.all_reduce([1.0, 2.0]) == [1.0, 2.0]
         assert alone.broadcast({"a": [1, "é", None]}) == {"a": [1, "é", None]}
-        alone.barrier()
+        assert alone.on_main(lambda: [1]) == [1]
         used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
         used.sum().backward()
         alone.all_reduce_gradients([used, unused])
@@ -84,9 +94,35 @@ def test_deterministic_mode_ends_with_its_block() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     with deterministic(False):
         assert not torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(2)
     with deterministic(True):
         assert torch.are_deterministic_algorithms_enabled()
+        assert torch.get_num_threads() == 1
+        assert environment(CPU, 1)["native kernels"] is False
     assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == 2
+
+
+def test_deterministic_training_does_not_depend_on_threads_or_native_kernels(
+    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the default setting, the bits depend on both: the check below would fail."""
+    wide = {"kind": "transformer", "layers": 1, "width": 64, "heads": 2, "ff_width": 256, "dropout": 0.1}
+
+    def weights(threads: int, native: str, deterministic: bool) -> dict[str, torch.Tensor]:
+        monkeypatch.setenv("TRANSDUCE_NATIVE", native)
+        torch.set_num_threads(threads)
+        made = settings(pairs, {"encoder": wide, "decoder": wide}, "chars", steps=3, deterministic=deterministic)
+        folder = tmp_path / f"{threads}{native}{deterministic}"
+        return train(made, folder).model.network.state_dict()
+
+    def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(one[name], two[name]) for name in one)
+
+    alike = weights(1, "1", True)
+    assert same(alike, weights(2, "1", True))
+    assert same(alike, weights(1, "0", True))
+    assert not same(weights(1, "1", False), weights(1, "0", False))
 
 
 def test_autocast_precision_and_peak_memory() -> None:

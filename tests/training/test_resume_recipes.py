@@ -40,13 +40,16 @@ def test_a_kept_recipe_equals_the_one_its_run_reads_back(path: Path, tmp_path: P
     assert resumed_recipe(run.recipe(), recipe, "recipe.yaml") == recipe
 
 
-def tiny_recipe(name: str, folder: Path, steps: int) -> Recipe:
-    pairs = folder / "pairs.tsv"
+def write_pairs(name: str, folder: Path) -> Path:
     if SYNTHETIC[name].writes_files:
-        pairs = write_files(name, folder / "files", 8)
-    else:
-        pairs.write_text("".join(f"{one.source}\t{one.target}\n" for one in generate(name, 8)), encoding="utf-8")
-    settings = [*TINY, f"training.steps={steps}", f"data.cache={folder / 'cache'}"]
+        return write_files(name, folder / "files", 8)
+    pairs = folder / "pairs.tsv"
+    pairs.write_text("".join(f"{one.source}\t{one.target}\n" for one in generate(name, 8)), encoding="utf-8")
+    return pairs
+
+
+def tiny_recipe(name: str, pairs: Path, steps: int) -> Recipe:
+    settings = [*TINY, f"training.steps={steps}", f"data.cache={pairs.parent / 'cache'}"]
     return recipe_for(str(pairs), settings, SYNTHETIC[name].task)
 
 
@@ -54,8 +57,8 @@ def tiny_recipe(name: str, folder: Path, steps: int) -> Recipe:
 @pytest.mark.parametrize("modality", MODALITIES)
 def test_every_modality_trains_on_two_processes_and_resumes(modality: str, tmp_path: Path) -> None:
     name = MODALITIES[modality]
-    recipe = tiny_recipe(name, tmp_path, 1).model_dump(mode="json")
-    run = tmp_path / "run"
+    pairs, run = write_pairs(name, tmp_path), tmp_path / "run"
+    recipe = tiny_recipe(name, pairs, 1).model_dump(mode="json")
     assert run_processes({"do": "together", "options": {"recipe": recipe, "folder": str(run)}, "size": 2}) == [[0, 0]]
-    assert train(tiny_recipe(name, tmp_path, 2), run, resume=True).outcome.step == 2
+    assert train(tiny_recipe(name, pairs, 2), run, resume=True).outcome.step == 2
     assert list(logged_losses(run)) == [1, 2]

@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_skipped_on_resume(tmp_path: Path) -> None:
         ({"seed": 2}, "training.seed was 1 and is now 2"),
         ({"optimiser": {"kind": "sgd"}}, "training.optimiser.kind was adamw and is now sgd"),
         ({"model": TinyModel(width=8)}, "model was"),
-        ({"batches": TinyBatches(5)}, "data was"),
+        ({"batches": TinyBatches(5)}, "the first batch was"),
     ],
 )
 def test_resume_with_other_settings_is_refused(changes: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "demo": demo.demo,
         "train": train.train,
         "compare": train.compare,
+        "edit-recipe": train.edit_recipe,
     },
     "Use": {
         "generate": generate.generate,

@@ -33,6 +33,14 @@ def train(
     ] = None,
     task: Annotated[str, typer.Option(help="Task, where no recipe is given; see the list above.")] = "generate",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="With --resume: recipe key that may differ from the run's, e.g. training.clip; for changed data files "
+            "data.train or data.dev. May be repeated.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     trust_user_code: TrustUserCode = False,
 ) -> None:
@@ -83,21 +91,45 @@ def train(
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
     name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
-    _train(recipe, run or Path("runs") / name, resume, console)
+    _train(recipe, run or Path("runs") / name, resume, allow_change or [], console)
 
 
-def _train(recipe: Recipe, run: Path, resume: bool, console: Console) -> None:
+def _train(recipe: Recipe, run: Path, resume: bool, allow_changes: list[str], console: Console) -> None:
     """Trains a recipe, and shows its scores. Raises `typer.Exit` after a signal."""
     from transduce.cli.display import show_trained
     from transduce.kernels.native.library import keep_freed_memory
     from transduce.training.experiment import train as run_training
 
     keep_freed_memory()
-    trained = run_training(recipe, run, resume=resume, console=console)
+    trained = run_training(recipe, run, resume=resume, allow_changes=allow_changes, console=console)
     if trained.scores or trained.outcome.reason == "interrupted":  # with several processes, only rank 0 has scores
         show_trained(trained, console)
     if trained.outcome.reason == "interrupted":
         raise typer.Exit(128 + (trained.outcome.signal or 2))
+
+
+def edit_recipe(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    settings: Overrides = None,
+) -> None:
+    """Change keys of the recipe of a trained run, or restore a recipe.yaml that was changed by hand.
+
+    Weights are bound to their recipe: a recipe.yaml that was edited or damaged is refused.
+
+    Examples:
+
+        transduce edit-recipe runs/demo generation.beam=8
+
+        transduce edit-recipe runs/demo
+    """
+    from transduce.run import Run
+    from transduce.training.distributed import Processes
+    from transduce.training.lock import lock_run
+
+    with lock_run(run, Processes()):
+        changes = Run(run).edit_recipe(settings or [])
+    for line in changes or ["recipe.yaml is the one that the weights were saved with"]:
+        open_console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def compare(

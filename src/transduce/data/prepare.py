@@ -81,6 +81,11 @@ class PreparedData:
             batch = gather(self.dev, self.dev_rows[rows])
             yield batch if self.noise is None else add_noise(batch, self.noise, recipe.training.seed)
 
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of the training data, and of the development data if they are a set of their own."""
+        train = {"data.train": self.train.content_hash}
+        return train if self.dev is self.train else {**train, "data.dev": self.dev.content_hash}
+
     def dev_examples(self, limit: int | None = None) -> list[Example]:
         return [self.dev.example(int(row)) for row in self.dev_rows[:limit]]
 

@@ -302,6 +302,9 @@ class Store:
             types = {side: np.dtype(meta["id_types"][side]).newbyteorder("<") for side in ("source", "target")}
             self.report = FilterReport.from_json(meta["report"])
             corpora = len(meta["corpora"])
+            # Of the data alone: stores of the same files may differ in their format, tokenizers or filters.
+            items = {name: value for name, value in meta["checksums"].items() if name.startswith("part.")}
+            self.content_hash = hashlib.sha256(json.dumps([meta["corpora"], items]).encode()).hexdigest()
             self.sourceless = meta["formats"][0] != "pairs"  # text has no source side
             self.unit = {"running": "chunks of text"}.get(meta["formats"][0], meta["formats"][0])
             self.items = None if source is None else ItemStore(self.folder, source, meta["part_types"])

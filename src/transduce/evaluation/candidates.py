@@ -13,14 +13,12 @@ import torch
 from rich.console import Console
 
 from transduce import build
-from transduce.data.batching import DataPosition
 from transduce.data.prepare import Tokenizers, prepare_data, train_tokenizers
 from transduce.errors import InputError
 from transduce.recipe import ModelRecipe, Recipe, registry
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
 from transduce.training.experiment import train
-from transduce.training.feed import fingerprint
 from transduce.training.resolve import resolve, with_resolved_values
 
 PARAMETER_TOLERANCE = 0.03  # relative difference of parameter counts that count as equal
@@ -198,9 +196,9 @@ def _is_finished(candidate: Candidate) -> bool:
     recipe = with_resolved_values(run.recipe(), candidate.recipe)
     if run.recipe() != recipe:
         return False
-    tokenizers, newest = run.tokenizers(), run.checkpoints.latest(only=())
-    first_batch = prepare_data(recipe, tokenizers).batches(recipe, tokenizers).at(DataPosition())
-    return newest is not None and newest.state["identity"]["data"] == fingerprint(first_batch)
+    identity = run.checkpoints.recorded("identity") or {}
+    hashes = prepare_data(recipe, run.tokenizers()).hashes()
+    return all(identity.get(key) == value for key, value in hashes.items())
 
 
 def _reset_peak_memory() -> None:

@@ -57,7 +57,6 @@ def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
     checkpoint = run.checkpoints.for_inference()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
-    tokenizers = run.tokenizers()
     changes = {
         "model": recipe.model.model_copy(update={"weight_dtype": "int8"}),
         # Adapters are in the matrices by now, and what the run began from is behind it.
@@ -65,9 +64,8 @@ def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
         "init": type(recipe.init)(),
     }
     with new_run(new) as target:
-        target.save_tokenizers(*tokenizers)
-        target.checkpoints.save_final(checkpoint.step, rounded_weights(network), {})
-        target.save_recipe(recipe.model_copy(update=changes))
+        rounded = recipe.model_copy(update=changes)
+        target.save_model(rounded, run.tokenizers(), rounded_weights(network), checkpoint.step)
     return Run(Path(new))
 
 

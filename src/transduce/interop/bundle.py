@@ -19,7 +19,7 @@ from pathlib import Path
 
 from transduce.errors import InputError
 from transduce.interop.legacy import SUFFIXES
-from transduce.recipe import InitRecipe, registry
+from transduce.recipe import InitRecipe, load, registry
 from transduce.run import Run
 from transduce.storage import TEMPORARY, atomic_path, make_folder, open_new, staged_folder
 from transduce.transfer.lora import load_run_weights
@@ -74,10 +74,8 @@ def pack(run: Run, out: str | Path) -> Path:
     make_folder(out.parent)
     with atomic_path(out) as part, tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as folder:
         staged = Run(Path(folder))
-        staged.save_recipe(recipe.model_copy(update=changes))
+        staged.save_model(recipe.model_copy(update=changes), run.tokenizers(), weights, checkpoint.step)
         _check_recipe(staged, run.recipe_file)
-        staged.save_tokenizers(*run.tokenizers())
-        staged.checkpoints.save_final(checkpoint.step, weights, {})
         if metrics := run.metrics():
             staged.save_metrics(metrics)
         with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
@@ -110,6 +108,9 @@ def unpack(path: str | Path, folder: str | Path) -> Run:
             raise InputError(f"not a complete bundle: {error}", where=str(path), remedy="fetch it again") from None
         _check_manifest(staged, path)
         _check_recipe(staged, path)
+        for file in staged.checkpoints.run_files:
+            if problem := staged.checkpoints.mismatch(file):
+                raise _refused(path, f"{file.name} does not belong to the weights: {problem}", "fetch it again")
     return Run(folder)
 
 
@@ -191,7 +192,7 @@ def _check_manifest(run: Run, path: Path) -> None:
 
 def _check_recipe(run: Run, path: Path) -> None:
     """The recipe must not name code or another run."""
-    recipe = run.recipe()
+    recipe = load(run.recipe_file)
     if own := registry.user_classes(recipe):
         remedy = "a bundle holds no code: copy the folder of the run together with the code"
         raise _refused(path, f"this model needs its own code: {', '.join(own)}", remedy)

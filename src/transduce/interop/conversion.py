@@ -59,9 +59,7 @@ def convert(
         return bundle.unpack(source, new)
     with new_run(new) as run:
         imported = read(source, languages, family)
-        run.save_tokenizers(*imported.tokenizers)
-        run.checkpoints.save_final(0, imported.weights, {})
-        run.save_recipe(imported.recipe)
+        run.save_model(imported.recipe, imported.tokenizers, imported.weights)
     return Run(Path(new))
 
 

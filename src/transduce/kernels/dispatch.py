@@ -52,6 +52,7 @@ class TrainingPass:
     """What the operations of one training pass share."""
 
     captured: bool = False  # True: the pass is captured as a CUDA graph
+    native: bool = True  # False: without the C kernels
     cast_weights: Mapping[Tensor, Tensor] = field(default_factory=dict)  # see weight_cast.py
 
 
@@ -111,7 +112,7 @@ def native_kernels(*tensors: Tensor) -> ctypes.CDLL | None:
     if compiling():
         return None
     plain = all(x.is_cpu and x.dtype in NATIVE_DTYPES and type(x) in (Tensor, nn.Parameter) for x in tensors)
-    return loaded() if plain else None
+    return loaded() if plain and _PASS.get().native else None
 
 
 def compiling() -> bool:

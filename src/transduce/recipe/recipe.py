@@ -95,6 +95,25 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     return list(section.model_fields)
 
 
+def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Key paths whose values differ, with both values as JSON; None: the recipe has no such key."""
+    before, after = (_flat(recipe.model_dump(mode="json")) for recipe in (old, new))
+    keys = [*before, *(key for key in after if key not in before)]
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    return [f"{key}: {old!r} -> {new!r}" for key, (old, new) in changes.items()]
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in content.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        result.update(inner)
+    return result
+
+
 def dump(recipe: Recipe) -> str:
     """The recipe as YAML."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

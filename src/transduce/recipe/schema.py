@@ -277,7 +277,11 @@ class TrainingRecipe(Section):
     log_every: Positive = Field(10, description="Updates between log entries.")
     max_nonfinite: Positive = Field(5, description="Training stops after this number of non-finite updates in a row.")
     seed: int = Field(1, description="Seed of initialisation, data order and dropout.")
-    deterministic: bool = Field(False, description="Refuse operations whose result may differ between runs.")
+    deterministic: bool = Field(
+        False,
+        description="Refuse operations whose result may differ between runs; on a CPU, one thread and no C kernels, so "
+        "that the bits do not depend on either.",
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1 or mps.")
     tensorboard: bool = Field(False, description="Write TensorBoard event files.")
 

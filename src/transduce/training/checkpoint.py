@@ -2,7 +2,9 @@
 
 checkpoints/step-00000500/   weights.safetensors optimiser.safetensors ema.safetensors state.json manifest.json
 checkpoints/final/           weights.safetensors state.json manifest.json: the weights of a finished run
-checkpoints/best.json        the step with the best validation score
+checkpoints/best.json        the step with the best validation score, as the state of the newest checkpoint records it
+
+A manifest has the SHA-256 of every file beside it, and of the recipe and the tokenizers that the weights belong to.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from torch import Tensor
 from transduce.errors import InputError
 from transduce.storage import TEMPORARY, WriteError, make_folder, replace_file, sync, write_file, write_tensors
 
-FORMAT = 2
+FORMAT = 3
 DAMAGED = "damaged-"  # prefix of checkpoints that a resumed run could not read
 Tensors = Mapping[str, Tensor]
 
@@ -53,11 +56,13 @@ class CheckpointManager:
     """The checkpoints of one run.
 
     Reading never changes the disk; only `remove_incomplete`, `quarantine_after`, the `save` and the `remove` methods,
-    `mark_best` and `prune` do.
+    `mark_best`, `rebind` and `prune` do.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3, every: int = 1) -> None:
+    def __init__(self, folder: str | Path, keep: int = 3, every: int = 1, *, run_files: Sequence[Path] = ()) -> None:
         self.folder = Path(folder)
+        self.run_files = tuple(run_files)  # recipe and tokenizers: manifests have their hashes
+        self._run_hashes: dict[str, Any] | None = None
         self.keep = keep  # number of recent checkpoints to keep, in addition to the best one
         # Only multiples of `every` count towards `keep`, so that a checkpoint saved at an interruption displaces none.
         self.every = every
@@ -93,11 +98,32 @@ class CheckpointManager:
             )
         return None
 
+    def recorded(self, key: str, *, final: bool = True) -> Any:
+        """An entry of the newest undamaged state that has it, also of the final weights; None: there is none."""
+        for folder in self._newest_first(final):
+            with suppress(DamagedCheckpointError, KeyError):
+                return read_checkpoint(folder, (), check=("state.json",))[1][key]
+        return None
+
     def best_step(self) -> int | None:
+        """The step with the best validation score, with a warning where best.json differs from the newest state."""
+        path, recorded = self.folder / "best.json", self.recorded("best", final=False)
+        named, problem = None, "is missing"
         try:
-            return int(json.loads((self.folder / "best.json").read_bytes())["step"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
+            named = int(json.loads(path.read_bytes())["step"])
+            problem = f"names step {named}"
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            problem = f"is damaged ({error})"
+            if recorded is None:
+                remedy = "restore it from a backup, or remove it to use the newest checkpoint"
+                raise InputError("damaged: the best checkpoint is unknown", where=str(path), remedy=remedy) from None
+        if recorded is None or named == recorded["step"]:
+            return named
+        best: int | None = recorded["step"]
+        warnings.warn(f"{path} {problem}: the newest checkpoint records step {best} as the best", stacklevel=2)
+        return best
 
     def best(self, only: Sequence[str] | None = None) -> Checkpoint | None:
         """The checkpoint with the best validation score, else the newest undamaged one."""
@@ -108,6 +134,36 @@ class CheckpointManager:
             except DamagedCheckpointError as error:
                 warnings.warn(f"{self.path(step)}, the best, is damaged ({error}): using the newest", stacklevel=2)
         return self.latest(only)
+
+    def mismatch(self, path: Path) -> str:
+        """How this file of the run differs from the one that the newest weights were saved with; empty: it does not."""
+        for folder in self._newest_first():
+            try:
+                expected = read_manifest(folder)["run"][path.name]
+                wanted, found = expected["sha256"], _size_and_hash(path)["sha256"]
+            except (DamagedCheckpointError, KeyError, TypeError):  # reported where the weights are read
+                continue
+            return "" if found == wanted else f"SHA-256 expected {wanted}, found {found}"
+        return ""
+
+    def bind(self) -> None:
+        """Reads the files of the run: the weights saved from now on belong to them."""
+        self._run_hashes = {path.name: _size_and_hash(path) for path in self.run_files}
+
+    def rebind(self) -> None:
+        """Binds the saved weights to the files of the run, which were changed on purpose.
+
+        The newest weights come last: after a crash, the change is noticed again.
+        """
+        self.bind()
+        for folder in reversed(self._newest_first()):
+            with suppress(DamagedCheckpointError):
+                manifest = {**read_manifest(folder), "run": self._run_hashes}
+                replace_file(folder / "manifest.json", _encode(manifest))
+
+    def _newest_first(self, final: bool = True) -> list[Path]:
+        folders = [self.path(step) for step in reversed(self.steps())]
+        return [self.folder / "final", *folders] if final and (self.folder / "final").is_dir() else folders
 
     def final(self) -> Checkpoint | None:
         """The weights of a finished run: averaged, best or last, as the recipe says."""
@@ -124,13 +180,15 @@ class CheckpointManager:
 
     def save(self, step: int, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
         """Writes one checkpoint. If the process dies meanwhile, the earlier checkpoints are intact."""
-        folder = self.path(step)
-        write_checkpoint(folder, tensors, {**state, "step": step})
-        return folder
+        return self._write(self.path(step), tensors, {**state, "step": step})
 
     def save_final(self, step: int, weights: Tensors, state: Mapping[str, Any]) -> Path:
-        folder = self.folder / "final"
-        write_checkpoint(folder, {"weights": weights}, {**state, "step": step})
+        return self._write(self.folder / "final", {"weights": weights}, {**state, "step": step})
+
+    def _write(self, folder: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
+        if self._run_hashes is None:
+            self.bind()
+        write_checkpoint(folder, tensors, state, self._run_hashes)
         return folder
 
     def remove_final(self) -> None:
@@ -159,7 +217,7 @@ class CheckpointManager:
     def remove_incomplete(self) -> None:
         """Removes what a killed process left half-written."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for entry in self.folder.glob(f"{TEMPORARY}*"):
+        for entry in [*self.folder.glob(f"*/{TEMPORARY}*"), *self.folder.glob(f"{TEMPORARY}*")]:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def quarantine_after(self, step: int) -> None:
@@ -193,7 +251,12 @@ def average_checkpoints(checkpoints: Sequence[Checkpoint], group: str = "weights
     return result
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
+def write_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, Tensors],
+    state: Mapping[str, Any],
+    run_hashes: Mapping[str, Any] | None = None,
+) -> None:
     """Writes one file for each tensor group and the state; an existing folder is replaced atomically."""
     part, old = folder.with_name(TEMPORARY + folder.name), folder.with_name(f"{TEMPORARY}old-{folder.name}")
     try:
@@ -203,7 +266,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensors], state: Mappin
             _write_tensors(part / f"{group}.safetensors", content)
         write_file(part / "state.json", _encode({"format": FORMAT, "state": dict(state)}))
         files = {path.name: _size_and_hash(path) for path in sorted(part.iterdir())}
-        write_file(part / "manifest.json", _encode({"format": FORMAT, "files": files}))
+        write_file(part / "manifest.json", _encode({"format": FORMAT, "files": files, "run": run_hashes or {}}))
         sync(part)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -217,14 +280,27 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensors], state: Mappin
         raise WriteError(folder, error, remedy) from error
 
 
-def read_checkpoint(
-    folder: Path, only: Sequence[str] | None = None
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """The tensor groups (those in `only`) and the state, after the hash of every file was checked."""
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Hashes of the files of a checkpoint (`files`), and of the files of its run (`run`)."""
     try:
-        files = json.loads((folder / "manifest.json").read_bytes())["files"]
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
+        if not {"format", "files", "run"} <= manifest.keys():
+            raise DamagedCheckpointError("unknown manifest or format")
+    except FileNotFoundError:
+        raise DamagedCheckpointError("manifest.json is missing") from None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpointError(f"unreadable: {error}") from None
+    return manifest
+
+
+def read_checkpoint(
+    folder: Path, only: Sequence[str] | None = None, check: Sequence[str] | None = None
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """The tensor groups (those in `only`) and the state, after the hash of every file (in `check`) was checked."""
+    try:
+        files = read_manifest(folder)["files"]
         for name, expected in files.items():
-            if _size_and_hash(folder / name) != expected:
+            if (check is None or name in check) and _size_and_hash(folder / name) != expected:
                 raise DamagedCheckpointError(f"{name} differs from what was written")
         content = json.loads((folder / "state.json").read_bytes())
         if "state.json" not in files or "weights.safetensors" not in files or content["format"] != FORMAT:

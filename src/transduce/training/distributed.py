@@ -7,11 +7,11 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from transduce.errors import InputError
+from transduce.kernels.dispatch import native_kernels, training_pass
 
 BUCKET_SIZE = 2**25  # gradient elements in one all-reduce
+Value = TypeVar("Value")
 TIMEOUT = timedelta(hours=1)  # the other processes wait while the first one validates
 
 
@@ -134,8 +136,22 @@ class Processes:
             result[name] = content
         return result
 
-    def barrier(self) -> None:
-        self.all_reduce([0.0])
+    def on_main(self, action: Callable[[], Value]) -> Value:
+        """The result (JSON) of the action in the first process, or its `InputError`, in every process.
+
+        Raising everywhere keeps the other processes from waiting for one that has given up.
+        """
+        answer: dict[str, Any] = {}
+        if self.is_main:
+            try:
+                answer = {"value": action()}
+            except InputError as error:
+                answer = {"error": error.problem, "where": error.where, "remedy": error.remedy}
+        answer = self.broadcast(answer)
+        if "error" in answer:
+            raise InputError(answer["error"], where=answer["where"], remedy=answer["remedy"])
+        value: Value = answer["value"]
+        return value
 
     def close(self) -> None:
         if self.size > 1 and dist.is_initialized():
@@ -171,20 +187,43 @@ def seed_everything(seed: int, step: int = 0, first_row: int = 0) -> None:
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """Inside, torch refuses operations whose result may differ between two runs."""
+    """Inside, results depend on the machine, its device and torch alone.
+
+    torch refuses operations that may differ between two runs. The CPU computes with one thread and without the C
+    kernels: a sum over several threads is rounded in another order than over one, and kernels differ in the last bits.
+    """
     if not on:
         yield
         return
     # cuBLAS reads this when it is first used; without it torch refuses matrix products on CUDA.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    threads = torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+    torch.set_num_threads(1)
     try:
-        yield
+        with training_pass(native=False):
+            yield
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.backends.cudnn.benchmark = before[1]
+        torch.set_num_threads(threads)
+
+
+def environment(device: torch.device, micro_batches: int) -> dict[str, Any]:
+    """What the last bits of an update depend on, besides the recipe and the data."""
+    cpu = device.type == "cpu"
+    name = torch.backends.cpu.get_cpu_capability() if cpu else ""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return {
+        "torch": torch.__version__,
+        "device": f"{device.type} {name}".strip(),
+        "threads": torch.get_num_threads() if cpu else None,
+        "native kernels": native_kernels() is not None if cpu else None,
+        "micro-batches of an update": micro_batches,  # dropout draws its numbers for each of them
+    }
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

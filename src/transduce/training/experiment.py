@@ -27,15 +27,17 @@ from transduce.inference import load as load_model
 from transduce.inference.quantisation import check_learns
 from transduce.model import Transducer
 from transduce.objectives import Objective
-from transduce.recipe import Recipe, registry
+from transduce.recipe import Recipe, load, registry
 from transduce.recipe.compatibility import gives_vectors
 from transduce.run import Run
-from transduce.storage import optional_write, replace_file
+from transduce.storage import optional_write, remove_incomplete, replace_file
 from transduce.training import trainer
 from transduce.training.batch_size import with_batch_tokens
-from transduce.training.distributed import Processes, pick_device, seed_everything
+from transduce.training.distributed import Processes, deterministic, pick_device, seed_everything
+from transduce.training.lock import lock_run
 from transduce.training.report import Report, RunReport, SilentReport, draw_curves
 from transduce.training.resolve import resolve, resumed_recipe, with_packing
+from transduce.training.resume import Provenance
 
 EXAMPLES_SHOWN = 5
 
@@ -62,27 +64,25 @@ def train(
     folder: str | Path = "runs/latest",
     *,
     resume: bool = False,
+    allow_changes: Sequence[str] = (),
     console: Console | None = None,
 ) -> TrainingResult:
     """Trains the model that the recipe describes. Without a console nothing is printed.
 
-    With `resume`, an existing run continues where it stopped; without an existing run, one is started.
+    With `resume`, an existing run continues where it stopped; without an existing run, one is started. The recipe and
+    the data must be those that the run began with, except for the recipe keys in `allow_changes`.
     """
     run, requested = Run(Path(folder)), resolve(recipe)
-    if (run.exists or run.checkpoints.steps()) and not resume:
-        raise InputError(
-            "there is already a run in this folder",
-            where=str(run.folder),
-            remedy="continue it with --resume, or give another --run",
-        )
-    check_learns(run.recipe() if run.exists else requested, str(run.folder))
     device = pick_device(requested.training.device)
-    # A resumed run has its own weights and no longer needs the initial ones, except below adapters.
-    resumed, adapters = bool(run.checkpoints.steps()), requested.training.adapters
-    origins = [] if resumed and adapters is None else transfer.open_pretrained(requested.init)
-    with Processes.start(device) as processes:
+    with Processes.start(device) as processes, lock_run(run.folder, processes) as lock:
         console = console if processes.is_main else None
-        resolved, tokenizers, data = _prepare(run, requested, processes, origins, device)
+        if console is not None and lock.recovered:
+            console.print(f"{lock.recovered} has died: this process takes over its run", highlight=False, markup=False)
+        resumed = processes.on_main(lambda: _check_folder(run, requested, resume))
+        # A resumed run has its own weights and no longer needs the initial ones, except below adapters.
+        needed = not resumed or requested.training.adapters is not None
+        origins = transfer.open_pretrained(requested.init) if needed else []
+        resolved, tokenizers, data = _prepare(run, requested, processes, origins, device, allow_changes)
         network, init_report, frozen = _build(resolved, tokenizers, origins)
         if console is not None:
             _print_summary(console, resolved, data, tokenizers)
@@ -92,41 +92,82 @@ def train(
         if origins and not resumed:
             _report_initialisation(run, init_report, console, processes)
         model = Model(network, *tokenizers, resolved)
-        outcome = _fit(run, model, data, frozen, console, processes, device)
+        provenance = Provenance(resolved.model_dump(mode="json"), data.hashes(), allow_changes)
+        outcome = _fit(run, model, data, frozen, _report(run, resolved, console, processes), processes, provenance)
         if outcome.reason == "interrupted" or not processes.is_main:
             return TrainingResult(run, model, outcome, {}, ())
         return _evaluate(run, model, outcome, data)
 
 
+def _check_folder(run: Run, requested: Recipe, resume: bool) -> bool:
+    """Whether the folder has checkpoints to resume from. Removes what a killed process left half-written there."""
+    steps = run.checkpoints.steps()
+    if (run.exists or steps) and not resume:
+        raise InputError(
+            "there is already a run in this folder",
+            where=str(run.folder),
+            remedy="continue it with --resume, or give another --run",
+        )
+    if steps and not run.exists:
+        raise InputError(
+            "the run has checkpoints but no recipe.yaml",
+            where=str(run.folder),
+            remedy=f"restore it: transduce edit-recipe {run.folder}",
+        )
+    remove_incomplete(run.folder)
+    check_learns(run.recorded_recipe() if run.exists else requested, str(run.folder))
+    return bool(steps)
+
+
 def _prepare(
-    run: Run, requested: Recipe, processes: Processes, origins: Sequence[transfer.PretrainedRun], device: torch.device
+    run: Run,
+    requested: Recipe,
+    processes: Processes,
+    origins: Sequence[transfer.PretrainedRun],
+    device: torch.device,
+    allow_changes: Sequence[str],
 ) -> tuple[Recipe, Tokenizers, PreparedData]:
     """The resolved recipe, tokenizers and data. The first process writes them, then the others read them."""
-    if processes.is_main:
-        resolved = resumed_recipe(run.recipe(), requested, str(run.recipe_file)) if run.exists else requested
+    prepared: list[tuple[Recipe, Tokenizers, PreparedData]] = []
+
+    def prepare() -> None:
+        resolved = _continued_recipe(run, requested, allow_changes) if run.exists else requested
         # Without a recipe there is no run: such tokenizers were left by a process that died before training.
-        prepared = run.exists and run.prepared
-        tokenizers = run.tokenizers() if prepared else transfer.choose_tokenizers(resolved, origins)
+        has_tokenizers = run.exists and run.prepared
+        tokenizers = run.tokenizers() if has_tokenizers else transfer.choose_tokenizers(resolved, origins)
         if resolved.data.format == "text":  # both sides are the same, whichever was initialised
             tokenizers = (tokenizers[0 if resolved.model.encoder else 1],) * 2
         transfer.check_pretrained(resolved, tokenizers, origins)
         data = prepare_data(resolved, tokenizers)
-        if not prepared:
+        if not has_tokenizers:
             for corpus in resolved.data.test:  # unreadable files are reported now, not after training
                 deque(read_corpus(corpus, resolved.data.invalid), maxlen=0)
-            run.folder.mkdir(parents=True, exist_ok=True)
             run.save_tokenizers(*tokenizers)
         if not run.exists:
             objective = partial(_objective, resolved, tokenizers, device)
             resolved = with_batch_tokens(resolved, tokenizers, data, objective, device, processes.size)
             resolved = with_packing(resolved, tokenizers, data, objective(), device)
             run.save_recipe(resolved)
-        processes.barrier()
-    else:
-        processes.barrier()
-        resolved, tokenizers = resumed_recipe(run.recipe(), requested, str(run.recipe_file)), run.tokenizers()
-        data = prepare_data(resolved, tokenizers)
-    return resolved, tokenizers, data
+        prepared.append((resolved, tokenizers, data))
+
+    processes.on_main(prepare)
+    if not processes.is_main:
+        resolved, tokenizers = run.recipe(), run.tokenizers()
+        return resolved, tokenizers, prepare_data(resolved, tokenizers)
+    return prepared[0]
+
+
+def _continued_recipe(run: Run, requested: Recipe, allow_changes: Sequence[str]) -> Recipe:
+    """The recipe of a resumed run; recipe.yaml is brought up to date, and the weights are bound to it."""
+    saved, where = run.recorded_recipe(), str(run.recipe_file)
+    resolved = resumed_recipe(saved, requested, where, allow_changes)
+    edited = bool(run.checkpoints.mismatch(run.recipe_file))
+    if edited:
+        resumed_recipe(saved, load(run.recipe_file), where, allow_changes)
+    if edited or resolved != saved:
+        run.save_recipe(resolved)
+        run.checkpoints.rebind()
+    return resolved
 
 
 def _build(
@@ -135,7 +176,8 @@ def _build(
     """The network with its initial weights, their origin, and the names of the frozen parameters."""
     seed_everything(recipe.training.seed)
     source, target = tokenizers
-    network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
+    with deterministic(recipe.training.deterministic):  # an orthogonal matrix depends on the number of threads
+        network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     init_report = transfer.load_pretrained(network, recipe.model, tokenizers, origins)
     frozen = recipe.training.freeze
     if recipe.training.adapters is not None:
@@ -149,12 +191,13 @@ def _fit(
     model: Model,
     data: PreparedData,
     frozen: Sequence[str],
-    console: Console | None,
+    report: Report,
     processes: Processes,
-    device: torch.device,
+    provenance: Provenance,
 ) -> trainer.Outcome:
     """Runs the trainer; afterwards the model has the final weights."""
     recipe, tokenizers = model.recipe, (model.source, model.target)
+    device = pick_device(recipe.training.device)
     objective = _objective(recipe, tokenizers, device)
     with transfer.freeze(model.network, frozen), _auxiliary_module(model.network, objective, recipe):
         return trainer.train(
@@ -162,12 +205,13 @@ def _fit(
             data.batches(recipe, tokenizers),
             recipe.training,
             checkpoints=run.checkpoints,
-            report=_report(run, recipe, console, processes),
+            report=report,
             processes=processes,
             device=device,
             validate=validation(model, data),
             objective=objective,
             lower_is_better=lower_is_better(recipe),
+            provenance=provenance,
         )
 
 

@@ -86,13 +86,13 @@ class Report(Protocol):
     def validation(self, step: int, scores: Mapping[str, float]) -> None: ...
 
     def event(self, kind: str, step: int, text: str) -> None:
-        """A notable event: a skipped update, a split batch, a damaged checkpoint, resumption, the end."""
+        """A notable event: a skipped update, a split batch, what a resumed run found changed, the end."""
 
     def close(self) -> None: ...
 
 
 class SilentReport:
-    """No report but a warning about damaged checkpoints: for library use and for all processes but the first."""
+    """No report but warnings of what a resumed run found changed: for library use, all processes but the first."""
 
     def start(self, step: int, steps: int, validated: int) -> None: ...
 
@@ -103,7 +103,7 @@ class SilentReport:
     def validation(self, step: int, scores: Mapping[str, float]) -> None: ...
 
     def event(self, kind: str, step: int, text: str) -> None:
-        if kind == "damaged":
+        if kind in ("damaged", "changed", "environment"):
             warnings.warn(text, stacklevel=2)
 
     def close(self) -> None: ...

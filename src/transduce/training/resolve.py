@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from transduce.interop import as_run
 from transduce.layers.meta_init import outlined
 from transduce.model import Transducer
 from transduce.objectives import Objective
-from transduce.recipe import Corpus, Recipe, parse
+from transduce.recipe import Corpus, Recipe, changed_keys, describe_changes, parse
 from transduce.recipe import load as load_recipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.recipe.registry import find
 from transduce.run import Run
+from transduce.training.resume import is_allowed
 
 # Keys that may change when a run is resumed.
 CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
@@ -103,27 +104,28 @@ def with_resolved_values(saved: Recipe, wanted: Recipe) -> Recipe:
     return wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
 
 
-def resumed_recipe(saved: Recipe, wanted: Recipe, where: str) -> Recipe:
-    """The recipe of a resumed run; keys other than CHANGEABLE must be unchanged."""
+def resumed_recipe(saved: Recipe, wanted: Recipe, where: str, allowed: Sequence[str] = ()) -> Recipe:
+    """The recipe of a resumed run; keys other than CHANGEABLE and the allowed ones must be unchanged."""
     wanted = with_resolved_values(saved, wanted)
-    old, new = _flat(saved.model_dump(mode="json")), _flat(wanted.model_dump(mode="json"))
-    for key in sorted(old.keys() | new.keys()):
-        section, _, name = key.partition(".")
-        if old.get(key) != new.get(key) and not (section == "training" and name in CHANGEABLE):
-            raise InputError(
-                f"{key} was {old.get(key)!r} when this run began and is {new.get(key)!r} now",
-                where=where,
-                remedy="resume with the recipe it began with, or start a new run",
-            )
+    changes = changed_keys(saved, wanted)
+    refused = {key: values for key, values in changes.items() if not _may_change(key, allowed)}
+    if refused:
+        way = ""
+        if not any(key.startswith("tokens.") for key in refused):
+            way = ", or accept the changes: " + " ".join(f"--allow-change {key}" for key in refused)
+        raise InputError(
+            "the recipe has changed since this run began:\n  " + "\n  ".join(describe_changes(refused)),
+            where=where,
+            remedy=f"resume with the recipe it began with, start a new run{way}",
+        )
     return wanted
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in content.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-        result.update(inner)
-    return result
+def _may_change(key: str, allowed: Sequence[str]) -> bool:
+    section, _, name = key.partition(".")
+    if section == "tokens":  # the tokenizers are trained already
+        return False
+    return (section == "training" and name in CHANGEABLE) or is_allowed(key, allowed)
 
 
 def with_packing(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,8 @@ from transduce.training.optimisers import (
 )
 from transduce.training.update import UpdateResult
 
-Value = TypeVar("Value")
+FIRST_BATCH = "the first batch"
+FIXED = frozenset({"model", "training.optimiser.kind", "training.ema"})  # the tensors of a checkpoint depend on them
 
 
 @dataclass
@@ -99,12 +100,26 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Provenance:
+    """What the weights of a run come from besides the settings of the trainer. Every checkpoint records it."""
+
+    recipe: Mapping[str, Any] | None = None  # as JSON
+    data: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the data sets, by their recipe key
+    allowed_changes: Sequence[str] = ()  # recipe keys, or sections, that may have changed since
+
+
+def is_allowed(key: str, allowed: Sequence[str]) -> bool:
+    """Whether a recipe key, or a section that contains it, is among the allowed ones."""
+    return any(key == name or key.startswith(f"{name}.") for name in allowed)
+
+
+@dataclass(frozen=True)
 class Restored:
     """The result of restoring a training state."""
 
     progress: Progress
     resumed: bool  # False: there was no checkpoint, training starts
-    damage: list[str]  # problems of checkpoints newer than the one resumed from
+    notices: list[tuple[str, str]]  # kinds of events and texts: damaged checkpoints, accepted changes, the environment
 
 
 @dataclass
@@ -119,75 +134,90 @@ class TrainingState:
     settings: TrainingRecipe
     checkpoints: CheckpointManager
     processes: Processes
-    data: str  # fingerprint of the data
+    first_batch: str  # its fingerprint
+    provenance: Provenance = field(default_factory=Provenance)
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ema: ExponentialMovingAverage | None = None
         self.checkpoints.keep = max(self.checkpoints.keep, self.settings.average_checkpoints)
         self.checkpoints.every = self.settings.checkpoint_every
 
-    def on_main(self, action: Callable[[], Value]) -> Value:
-        """The result (JSON) of the action in the first process, or its `InputError`, in every process.
-
-        Raising everywhere keeps the other processes from waiting for one that has given up.
-        """
-        answer: dict[str, Any] = {}
-        if self.processes.is_main:
-            try:
-                answer = {"value": action()}
-            except InputError as error:
-                answer = {"error": error.problem, "where": error.where, "remedy": error.remedy}
-        answer = self.processes.broadcast(answer)
-        if "error" in answer:
-            raise InputError(answer["error"], where=answer["where"], remedy=answer["remedy"])
-        value: Value = answer["value"]
-        return value
-
     def restore(self) -> Restored:
         """Loads the newest undamaged checkpoint; without one, every process gets the weights of the first."""
         loaded: list[Checkpoint] = []
-        state, damage = self.on_main(lambda: self._load_latest(loaded))
+        state, notices = self.processes.on_main(lambda: self._load_latest(loaded))
         tensors = loaded[0].tensors if loaded else {"weights": self.model.state_dict()}
         self._load_weights(self.processes.broadcast_tensors(tensors["weights"]))
         self.ema = ExponentialMovingAverage(self.model, self.settings.ema) if self.settings.ema > 0 else None
         if state is None:
-            return Restored(Progress(), False, damage)
+            return Restored(Progress(), False, notices)
         optimiser_tensors = self.processes.broadcast_tensors(tensors.get("optimiser", {}))
         load_optimiser_state(self.optimiser, self.model, optimiser_tensors)
         if self.ema:
             self.ema.restore(self.processes.broadcast_tensors(tensors.get("ema", {})))
-        return Restored(Progress.from_json(state["progress"]), True, damage)
+        return Restored(Progress.from_json(state["progress"]), True, notices)
 
-    def _load_latest(self, loaded: list[Checkpoint]) -> tuple[dict[str, Any] | None, list[str]]:
+    def _load_latest(self, loaded: list[Checkpoint]) -> tuple[dict[str, Any] | None, list[tuple[str, str]]]:
         """Appends the newest undamaged checkpoint to `loaded`, after checking that it belongs to this run."""
         self.checkpoints.remove_incomplete()
+        self.checkpoints.bind()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             checkpoint = self.checkpoints.latest()
-        damage = [str(warning.message) for warning in caught]
+        notices = [("damaged", str(warning.message)) for warning in caught]
         if checkpoint is None:
-            return None, damage
+            return None, notices
         loaded.append(checkpoint)
-        for name, value in self._identity().items():
-            saved = checkpoint.state["identity"].get(name)
-            if saved != value:
-                raise InputError(
-                    f"cannot resume: {name} was {saved} and is now {value}",
-                    where=str(checkpoint.folder),
-                    remedy="resume with the settings that the run started with, or start a new run",
-                )
+        changed = self._accepted_changes(checkpoint)
+        notices += [("changed", f"{name} has changed, as allowed") for name in changed]
+        notices += [("environment", text) for text in self._environment_changes(checkpoint)]
         self.checkpoints.quarantine_after(checkpoint.step)
-        progress = checkpoint.state["progress"]
-        if progress["best_step"] is not None and progress["best_step"] != self.checkpoints.best_step():
-            self.checkpoints.mark_best(progress["best_step"], progress["best_value"])
-        return checkpoint.state, damage
+        progress = Progress.from_json(checkpoint.state["progress"])
+        if changed & {FIRST_BATCH, "data.train"}:  # the position is one in data that no longer exist
+            progress.position = DataPosition(progress.position.epoch + 1)
+        if changed & {"data.train", "data.dev"}:  # scores on other data: the next validation is the best
+            progress.best_value = None
+        elif progress.best_step is not None and progress.best_value is not None:
+            self.checkpoints.mark_best(progress.best_step, progress.best_value)
+        return {**checkpoint.state, "progress": progress.to_json()}, notices
+
+    def _accepted_changes(self, checkpoint: Checkpoint) -> set[str]:
+        """What has changed since the checkpoint and is allowed; any other change is an error."""
+        saved, allowed = checkpoint.state["identity"], self.provenance.allowed_changes
+        changed = {name: value for name, value in self._identity().items() if saved.get(name) != value}
+        for name, value in changed.items():
+            option = "data" if name == FIRST_BATCH else name
+            follows = name == FIRST_BATCH and bool(allowed)  # from a change that was allowed by its own name
+            if name not in FIXED and (follows or is_allowed(option, allowed)):
+                continue
+            way = "" if name in FIXED else f", or accept it with --allow-change {option}"
+            raise InputError(
+                f"cannot resume: {name} was {saved.get(name)} and is now {value}",
+                where=str(checkpoint.folder),
+                remedy=f"restore it, start a new run{way}",
+            )
+        return set(changed)
+
+    def _environment_changes(self, checkpoint: Checkpoint) -> list[str]:
+        """Differences that may change the last bits of the result."""
+        saved = checkpoint.state.get("environment", {})
+        changed = [
+            f"{name}: {saved.get(name)} -> {value}"
+            for name, value in self.environment.items()
+            if saved.get(name) != value
+        ]
+        if not changed:
+            return []
+        return [f"the last bits may differ from those of an uninterrupted run: {'; '.join(changed)}"]
 
     def _identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed."""
         settings = self.settings
         shapes = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in self.model.state_dict().items()]
         return {
-            "data": self.data,
+            **self.provenance.data,
+            FIRST_BATCH: self.first_batch,
             "model": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
             "training.seed": settings.seed,
             "training.batch_tokens": settings.batch_tokens,
@@ -198,10 +228,12 @@ class TrainingState:
 
     def save(self, progress: Progress, seconds: float) -> None:
         """Saves a checkpoint of this step, unless the run was resumed from it: then the weights are the same."""
-        state = {"identity": self._identity(), "progress": {**progress.to_json(), "seconds": seconds}}
+        state = {**self._record(), "progress": {**progress.to_json(), "seconds": seconds}}
+        state["best"] = {"step": progress.best_step}
 
         def write() -> None:
-            if progress.step not in self.checkpoints.steps():
+            recorded = self.checkpoints.recorded("best", final=False)
+            if progress.step not in self.checkpoints.steps() or recorded != state["best"]:
                 tensors: dict[str, Mapping[str, Tensor]] = {
                     "weights": self.model.state_dict(),
                     "optimiser": optimiser_state(self.optimiser, self.model),
@@ -214,7 +246,12 @@ class TrainingState:
                 self.checkpoints.mark_best(progress.step, progress.best_value)
             self.checkpoints.prune()
 
-        self.on_main(write)
+        self.processes.on_main(write)
+
+    def _record(self) -> dict[str, Any]:
+        """What a checkpoint records besides the progress."""
+        record = {"identity": self._identity(), "environment": dict(self.environment)}
+        return record if self.provenance.recipe is None else {**record, "recipe": self.provenance.recipe}
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Inside, the model has the weights of the moving average, if there is one."""
@@ -227,11 +264,11 @@ class TrainingState:
         best validation, else the last ones; of the moving average if there is one.
         """
         final: dict[str, dict[str, Tensor]] = {}
-        self.on_main(lambda: final.update(self._final_weights()))
+        self.processes.on_main(lambda: final.update(self._final_weights()))
         self._load_weights(self.processes.broadcast_tensors(final.get("weights", {})))
         if self.ema:
             copy_parameters(self.model, self.processes.broadcast_tensors(final.get("ema", {})))
-        self.on_main(lambda: str(self.checkpoints.save_final(step, self.model.state_dict(), {})))
+        self.processes.on_main(lambda: str(self.checkpoints.save_final(step, self.model.state_dict(), self._record())))
 
     def _final_weights(self) -> dict[str, dict[str, Tensor]]:
         groups = ("weights", "ema") if self.ema else ("weights",)

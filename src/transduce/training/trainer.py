@@ -18,11 +18,11 @@ from transduce.errors import InputError, nearest
 from transduce.objectives import CrossEntropy, Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.checkpoint import CheckpointManager
-from transduce.training.distributed import Processes, autocast, deterministic, peak_memory
+from transduce.training.distributed import Processes, autocast, deterministic, environment, peak_memory
 from transduce.training.feed import BatchSource, FetchedBatch, Prefetch, fetch, fingerprint
 from transduce.training.optimisers import build_optimiser, schedule_factor
 from transduce.training.report import LogEntry, Report, SilentReport
-from transduce.training.resume import LogSums, Progress, TrainingState
+from transduce.training.resume import LogSums, Progress, Provenance, TrainingState
 from transduce.training.update import Update, UpdateFuture, UpdateResult
 
 StopReason = Literal["steps", "minutes", "patience", "interrupted"]
@@ -97,14 +97,17 @@ class Trainer:
     validate: Validate | None
     objective: Objective
     lower_is_better: frozenset[str]
+    provenance: Provenance
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
         layer_decay, unfreeze = self.settings.layer_decay, self.settings.unfreeze
         optimiser = build_optimiser(self.settings.optimiser, self.model, layer_decay=layer_decay, unfreeze=unfreeze)
         self.update = Update(self.model, optimiser, self.objective, self.settings, self.processes, self.device)
-        data = fingerprint(self.batches.at(DataPosition()))
-        self.state = TrainingState(self.model, optimiser, self.settings, self.checkpoints, self.processes, data)
+        first_batch = fingerprint(self.batches.at(DataPosition()))
+        self.state = TrainingState(
+            self.model, optimiser, self.settings, self.checkpoints, self.processes, first_batch, self.provenance
+        )
         self.progress = Progress()
         self.pending: PendingUpdate | None = None
         self.last_result_time = 0.0
@@ -123,13 +126,14 @@ class Trainer:
                 self.report.close()
 
     def _resume(self) -> None:
+        self.state.environment = environment(self.device, self.processes.size * self.settings.accumulate)
         restored = self.state.restore()
         self.progress = restored.progress
         self.out_of_time = self._exceeds_minutes(self.progress.seconds)
         self.model.train()
         self.report.start(self.progress.step, self.settings.steps, self.progress.validated_step)
-        for problem in restored.damage:
-            self.report.event("damaged", self.progress.step, problem)
+        for kind, text in restored.notices:
+            self.report.event(kind, self.progress.step, text)
         if restored.resumed:
             self.report.event("resumed", self.progress.step, f"resumed after update {self.progress.step}")
 
@@ -240,7 +244,9 @@ class Trainer:
         """Scores from the first process. Validation does not affect training: each update seeds its generators."""
         self.model.eval()
         with torch.no_grad(), self.state.averaged_weights(), autocast(self.device, self.settings.precision):
-            scores = self.state.on_main(lambda: {name: float(value) for name, value in validate(self.model).items()})
+            scores = self.processes.on_main(
+                lambda: {name: float(value) for name, value in validate(self.model).items()}
+            )
         self.model.train()
         return scores
 
@@ -286,6 +292,7 @@ def train(
     validate: Validate | None = None,
     objective: Objective | None = None,
     lower_is_better: frozenset[str] = LOWER_IS_BETTER,
+    provenance: Provenance | None = None,
 ) -> Outcome:
     """Trains until a limit, the end of patience or a signal. Afterwards the model has its final weights.
 
@@ -302,5 +309,6 @@ def train(
         validate,
         objective or CrossEntropy(),
         lower_is_better,
+        provenance or Provenance(),
     )
     return trainer.run()

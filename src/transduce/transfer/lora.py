@@ -173,7 +173,7 @@ def load_run_weights(run: Run, recipe: Recipe, names: Collection[str] | None = N
         raise InputError(
             f"the base of these adapters is gone: {base.folder}",
             where=str(run.recipe_file),
-            remedy="restore that run, or set init.model in this file to its new folder",
+            remedy=f"restore that run, or name its new folder: transduce edit-recipe {run.folder} init.model=FOLDER",
         )
     base_weights = load_run_weights(base, base.recipe())
     names = names or _parameter_names(run, recipe)
@@ -203,8 +203,7 @@ def merge_adapters(folder: str | Path, new: str | Path, weights: dict[str, Tenso
     training = recipe.training.model_copy(update={"adapters": None})
     # Further training of the new run starts from the merged weights.
     init = InitRecipe(model=str(run.folder.absolute()))
+    plain = recipe.model_copy(update={"training": training, "init": init})
     with new_run(new) as target:
-        target.save_tokenizers(*run.tokenizers())
-        target.checkpoints.save_final(checkpoint.step, merged, {})
-        target.save_recipe(recipe.model_copy(update={"training": training, "init": init}))
+        target.save_model(plain, run.tokenizers(), merged, checkpoint.step)
     return Run(Path(new))

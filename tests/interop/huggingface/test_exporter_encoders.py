@@ -85,10 +85,7 @@ def labelled_run(folder, head):
         if kind == "words":  # a space is no label
             network.state_dict()["head.layers.1.bias"][len(SPECIALS) : len(SPECIALS) + 2] -= 100
     run = Run(folder)
-    run.folder.mkdir(parents=True)
-    run.save_tokenizers(source, target)
-    run.checkpoints.save_final(0, network.state_dict(), {})
-    run.save_recipe(completed)
+    run.save_model(completed, (source, target), network.state_dict())
     return run
 
 

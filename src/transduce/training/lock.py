@@ -1,0 +1,136 @@
+"""Lock of a run directory: one training at a time, the name of its holder, recovery from a dead one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from transduce.errors import InputError
+from transduce.storage import WriteError, make_folder
+from transduce.training.distributed import Processes
+
+NAME = "training.lock"
+HEARTBEAT = 20.0  # seconds between two signs of life
+SILENCE = 120.0  # seconds without one after which a holder on another host counts as dead
+
+
+class RunLock:
+    """An advisory lock (flock) on `folder/training.lock`, which holds the process, host and time of its holder.
+
+    The kernel releases it when the holder dies. A file system may keep such locks from other hosts; there, the time of
+    modification, which the holder renews, tells whether it lives. Readers of the run take no lock.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self.recovered = ""  # the holder that died, if there was one
+        self._descriptor: int | None = None
+        self._released = Event()
+        self._created: list[Path] = []
+
+    def acquire(self) -> None:
+        """Takes the lock, or raises an `InputError` that names its holder."""
+        folder = self.path.parent
+        try:
+            self._created = [one for one in (folder, *folder.parents) if not one.exists()]
+            make_folder(folder)
+            while not self._try_lock():  # until nobody has removed the file meanwhile
+                pass
+        except OSError as error:
+            raise WriteError(folder, error) from error
+
+    def _try_lock(self) -> bool:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_file(self.path, descriptor):  # released by its holder, which removes the file
+                return False
+            holder = _read(descriptor)
+            self._check_other_host(holder, time.time() - os.fstat(descriptor).st_mtime)
+            self.recovered = _describe(holder)
+            own = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(own).encode(), 0)
+            self._descriptor = descriptor
+            Thread(target=self._renew, args=(descriptor,), name="run lock", daemon=True).start()
+            return True
+        except BlockingIOError:
+            raise self._refusal(_read(descriptor)) from None
+        finally:
+            if self._descriptor is None:
+                os.close(descriptor)
+
+    def _check_other_host(self, holder: dict[str, Any], silence: float) -> None:
+        if holder and holder.get("host") != socket.gethostname() and silence < SILENCE:
+            raise self._refusal(holder, f"; its last sign of life was {max(silence, 0):.0f} seconds ago")
+
+    def _renew(self, descriptor: int) -> None:
+        while not self._released.wait(HEARTBEAT):
+            with suppress(OSError):
+                os.utime(descriptor)
+
+    def _refusal(self, holder: dict[str, Any], detail: str = "") -> InputError:
+        known = _describe(holder) or "another process"
+        return InputError(
+            f"{known} is training in this folder{detail}",
+            where=str(self.path.parent),
+            remedy="wait until it ends, or stop it (SIGTERM saves a checkpoint), and continue the run with --resume; "
+            "to train another model, give another --run",
+        )
+
+    def release(self) -> None:
+        """Removes the lock, and folders that were created for it and stayed empty."""
+        if self._descriptor is None:
+            return
+        self._released.set()
+        with suppress(OSError):
+            self.path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = None
+        with suppress(OSError):
+            for folder in self._created:
+                folder.rmdir()
+
+
+@contextmanager
+def lock_run(folder: Path, processes: Processes) -> Iterator[RunLock]:
+    """Inside, this run belongs to these processes: the first of them holds the lock for all."""
+    lock = RunLock(folder)
+    processes.on_main(lock.acquire)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    try:
+        content = json.loads(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    if not holder:
+        return ""
+    with suppress(TypeError, ValueError, OverflowError, OSError):
+        since = datetime.fromtimestamp(holder["since"]).isoformat(" ", "seconds")
+        return f"process {holder['pid']} on {holder['host']} (since {since})"
+    return f"process {holder.get('pid')} on {holder.get('host')}"
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
