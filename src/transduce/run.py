@@ -141,7 +141,7 @@ class Run:
         self, recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer], weights: Mapping[str, Tensor], step: int = 0
     ) -> None:
         """Writes a finished run: tokenizers, recipe, and last the weights, which are bound to them."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self.save_tokenizers(*tokenizers)
         self.save_recipe(recipe)
         self.checkpoints.save_final(step, weights, {"recipe": recipe.model_dump(mode="json")})
