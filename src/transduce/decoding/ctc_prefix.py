@@ -1,13 +1,14 @@
-"""Scores of every row of a memory in; how probable each next token is after the tokens so far, summed over all paths.
+"""CTC prefix scores: the probability of each next token after a prefix, summed over all alignment paths.
 
-A path says one token or a blank in every row; it spells what is left when repeats and then blanks are taken out
-(CTC, Graves 2006). Let l_t and b_t be the probability of all partial paths up to row t that collapse to the prefix g
-and end in its last token, or in a blank. Then p(g) = l_S + b_S, and all texts that begin with g c have together
+A path has one token or a blank in every row of the memory; it collapses to a text when repeats and then blanks are
+removed (CTC, Graves 2006). Let l_t and b_t be the probability of all partial paths up to row t that collapse to the
+prefix g and end in its last token, or in a blank. Then p(g) = l_S + b_S, and the texts that begin with g c have the
+total probability
 
     p(g c ...) = sum_t phi_{t-1} p_t(c),   phi = b + l, or b alone where c is the last token of g
 
-(Watanabe 2017). p(g) and all p(g c ...) add up to p(g ...), so that softmax makes of their logarithms p(</s> | g) and
-p(c | g): a model that speaks token by token, whose score of a text is its CTC probability exactly.
+(Watanabe 2017). p(g) and all p(g c ...) add up to p(g ...). Their normalised logarithms are therefore log p(</s> | g)
+and log p(c | g): an autoregressive model whose score of a text is exactly its CTC probability.
 """
 
 from __future__ import annotations
@@ -18,43 +19,46 @@ from torch import Tensor
 from transduce.flow import BOS, EOS, PAD, UNK
 
 BLANK = PAD  # no target contains it
-NEVER = -1e4  # as good as minus infinity, but finite: differences of such numbers stay numbers
-BEYOND = -1e15  # of a token beyond the end: below anything that a real row can make of a path
-LOWEST = -1e30  # of what no path can do
+NEVER = -1e4  # instead of minus infinity, so that differences are never nan
+BEYOND = -1e15  # of tokens in padding rows: less than the score of any path over real rows
+LOWEST = -1e30  # of prefixes that no path gives
 
 
 def read_paths(logits: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Scores (B S V) of real rows (B S) -> what search keeps of a source: `paths`, log p_t(c), and how many `rows`."""
+    """Logits (B S V) and mask (B S) -> the fixed part of a state: `paths`, log p_t(c), and the number of real `rows`."""
     size = logits.size(-1)
     token = torch.arange(size, device=logits.device)
-    silent = (token == BOS) | (token == EOS)  # no row says where a text begins or ends
-    logs = logits.float().masked_fill(silent, NEVER).log_softmax(-1)
+    excluded = (token == BOS) | (token == EOS)  # paths have neither
+    logs = logits.float().masked_fill(excluded, NEVER).log_softmax(-1)
     after = torch.full_like(logs[:1, :1], BEYOND).masked_fill(token == BLANK, 0.0)
-    return {"paths": torch.where(mask[..., None], logs, after), "rows": mask.sum(1)}  # beyond the end, blanks for free
+    return {
+        "paths": torch.where(mask[..., None], logs, after),
+        "rows": mask.sum(1),
+    }  # padding rows are blanks with probability 1
 
 
 def begin_paths(fixed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What is known of the empty prefix: B S+1, from before the first row to after the last; in double precision."""
+    """The state of the empty prefix: B S+1, from before the first row to after the last; in double precision."""
     blank = _sums(fixed["paths"][..., BLANK].double())
     return {"blank": blank, "label": torch.full_like(blank, LOWEST), "last": torch.zeros_like(fixed["rows"])}
 
 
 def extend_paths(fixed: dict[str, Tensor], past: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
-    """The same of prefixes (R) with one more token each; <s> and padding add nothing."""
+    """The state of prefixes (R) extended by one token each; <s> and padding do not change them."""
     logs = fixed["paths"]
     sources = _sources(fixed, past)
     rows = torch.arange(logs.size(1), device=logs.device)
     emitted = _sums(logs[sources[:, None], rows, tokens[:, None]].double())  # R S+1
-    silence = _sums(logs[sources[:, None], rows, BLANK].double())
+    blanks = _sums(logs[sources[:, None], rows, BLANK].double())
     before = torch.logaddexp(past["blank"], past["label"])
     before = torch.where((tokens == past["last"])[:, None], past["blank"], before)
     label = _carried(before, emitted)
-    found = {"blank": _carried(label, silence), "label": label, "last": tokens}
+    found = {"blank": _carried(label, blanks), "label": label, "last": tokens}
     return {name: torch.where(_like(tokens < UNK, one), past[name], one) for name, one in found.items()}
 
 
 def next_scores(fixed: dict[str, Tensor], past: dict[str, Tensor]) -> Tensor:
-    """log p(c | g) and, as that of </s>, log p(end | g): R V."""
+    """R V: log p(c | g), and log p(</s> | g)."""
     chances, sources = fixed["paths"].double().exp(), _sources(fixed, past)  # B S V
     before = torch.logaddexp(past["blank"], past["label"])  # R S+1
     highest = before.amax(1, keepdim=True).detach()
@@ -68,14 +72,14 @@ def next_scores(fixed: dict[str, Tensor], past: dict[str, Tensor]) -> Tensor:
     token = torch.arange(logs.size(-1), device=logs.device)
     logs = torch.where(token == EOS, (before - highest)[:, -1:], logs)
     logs = logs.masked_fill((token == BLANK) | (token == BOS), LOWEST).log_softmax(-1).clamp_min(NEVER)
-    closed = torch.full_like(logs, NEVER).masked_fill(token == EOS, 0.0)  # a prefix that no path spells ends here
+    closed = torch.full_like(logs, NEVER).masked_fill(token == EOS, 0.0)  # a prefix without any path ends
     return torch.where(highest < BEYOND / 2, closed, logs).float()
 
 
 def advance_paths(
     fixed: dict[str, Tensor], past: dict[str, Tensor], tokens: Tensor, mask: Tensor | None = None
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Reads tokens (R T), of which only those in the mask are real: the past after them, and the scores R T V."""
+    """The state after tokens (R T; only those in the mask count), and the scores R T V."""
     logits = []
     for step in range(tokens.size(1)):
         after = extend_paths(fixed, past, tokens[:, step])
@@ -92,14 +96,14 @@ def _sums(logs: Tensor) -> Tensor:
 
 
 def _carried(inputs: Tensor, sums: Tensor) -> Tensor:
-    """log y_t of y_t = (y_{t-1} + x_{t-1}) p_t from nothing, for log x (R S+1) and running sums of log p."""
+    """log y_t of y_t = (y_{t-1} + x_{t-1}) p_t with y_0 = 0, for log x (R S+1) and running sums of log p."""
     # y_t = P_t sum_{u < t} x_u / P_u, with P the running product: all rows at once, in logarithms.
     carried = sums[:, 1:] + torch.logcumsumexp(inputs[:, :-1] - sums[:, :-1], 1)
     return torch.nn.functional.pad(carried, (1, 0), value=LOWEST).clamp_min(LOWEST)
 
 
 def _sources(fixed: dict[str, Tensor], past: dict[str, Tensor]) -> Tensor:
-    """R: whose rows a prefix reads."""
+    """R: the index of the source of each prefix."""
     beams = len(past["last"]) // len(fixed["rows"])
     return torch.arange(len(past["last"]), device=past["last"].device) // beams
 

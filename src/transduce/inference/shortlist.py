@@ -30,7 +30,7 @@ FORMAT = "transduce shortlist 1"
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """For each source token its likeliest target tokens, and those that every line may use."""
+    """The most probable target tokens of each source token, and the tokens that are allowed for every source."""
 
     likeliest: Tensor  # Vs K, int32: <pad> where there are fewer
     always: Tensor  # N, int32: special tokens and frequent ones
@@ -38,7 +38,7 @@ class Shortlist:
     prints: tuple[str, str]  # fingerprints of both tokenizers
 
     def allowed(self, source: Padded) -> Tensor:
-        """B V: what each line may be answered with. It follows from the line alone, whatever stands beside it."""
+        """B V: the target tokens allowed for each source. They depend on the source alone, not on its batch."""
         lists = self.likeliest[source.values.masked_fill(~source.mask, PAD)].flatten(1).long()  # B S*K
         allowed = torch.zeros(len(source), self.size, dtype=torch.bool)
         allowed[:, self.always.long()] = True
@@ -48,7 +48,7 @@ class Shortlist:
         return allowed
 
     def check(self, tokenizers: tuple[Tokenizer, Tokenizer], where: str = "shortlist") -> None:
-        """It serves the vocabularies it was made for, and no others."""
+        """Raises an error if the shortlist was made for other vocabularies."""
         if self.prints != tuple(one.fingerprint for one in tokenizers):
             raise InputError(
                 "the shortlist was made for other tokens",
@@ -57,7 +57,7 @@ class Shortlist:
             )
 
     def save(self, path: str | Path) -> None:
-        """One safetensors file, complete or not there at all."""
+        """Writes one safetensors file, atomically."""
         metadata = {"format": FORMAT, "size": str(self.size), "source": self.prints[0], "target": self.prints[1]}
         tensors = {"likeliest": self.likeliest.contiguous(), "always": self.always.contiguous()}
         replace_file(Path(path), save(tensors, metadata))
@@ -94,25 +94,25 @@ class Shortlist:
             raise ValueError("the special tokens are missing")
 
 
-NULL = BOS  # stands in front of every source: what comes from no word of it. No source has a <s> of its own
-LINKS = 1 << 22  # pairs of a source and a target token that are counted together
+NULL = BOS  # the empty word of IBM Model 1, before every source; no source contains <s>
+LINKS = 1 << 22  # token pairs per chunk
 ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Translations:
-    """p(target | source) of every pair of tokens that were met in one line; sorted by source, then target."""
+    """p(target | source) of every pair of tokens that occurs in a line; sorted by source, then by target."""
 
     sources: np.ndarray
     targets: np.ndarray
     chances: np.ndarray
 
     def likeliest(self, size: int, count: int) -> np.ndarray:
-        """(size, count) int32: the best of each source token, best first, filled up with <pad>."""
+        """(size, count) int32: the most probable target tokens of each source token, best first, padded with <pad>."""
         kept = np.flatnonzero((self.chances > 0) & (self.sources != NULL))
         kept = kept[np.lexsort((-self.chances[kept], self.sources[kept]))]
         sources = self.sources[kept]
-        rank = np.arange(len(kept)) - np.searchsorted(sources, sources)  # among those of its source
+        rank = np.arange(len(kept)) - np.searchsorted(sources, sources)  # within the same source token
         lists, near = np.zeros((size, count), np.int32), rank < count
         lists[sources[near], rank[near]] = self.targets[kept][near]
         return lists
@@ -126,7 +126,7 @@ def make_shortlist(
     frequent: int = 100,
     lines: int = 100_000,
 ) -> Shortlist:
-    """Counts over at most this number of evenly spaced lines of a store, which bounds time and memory."""
+    """A shortlist estimated from at most `lines` evenly spaced pairs of a store, which bounds time and memory."""
     if store.sourceless or store.items is not None:
         raise InputError("a shortlist is made from pairs of texts", where=store.names[0])
     rows = np.arange(0, len(store), -(-len(store) // lines))
@@ -159,7 +159,7 @@ def translate(store: Store, rows: np.ndarray, size: int, rounds: int = ROUNDS) -
 
 
 def _links(store: Store, rows: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every pair of tokens of every line, as one number, and which target token of the stretch it belongs to."""
+    """Chunks of all token pairs (source * size + target), with the index of the target token of each pair."""
     lengths = store.lengths[rows].astype(np.int64)
     filled = np.cumsum((lengths[:, 0] + 1) * lengths[:, 1])
     for some in np.split(rows, np.flatnonzero(np.diff(filled // LINKS)) + 1):
@@ -169,56 +169,56 @@ def _links(store: Store, rows: np.ndarray, size: int) -> Iterator[tuple[np.ndarr
             continue
         ends = np.cumsum(of_source)
         sources = np.insert(flat.astype(np.int64), ends - of_source, NULL)
-        counts = np.repeat(of_source + 1, of_target)  # of each target token: the source tokens it may come from
+        counts = np.repeat(of_source + 1, of_target)  # source tokens, with NULL, that each target token is paired with
         begins = np.repeat(ends - of_source + np.arange(len(some)), of_target)
         owner = np.repeat(np.arange(len(targets)), counts)
         place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         yield sources[begins[owner] + place] * size + targets[owner], owner
 
 
-LARGE = 2.0**60  # beside which a bias vanishes: LARGE w + b = LARGE w
-LINE = "line"  # in a state: the number of each source in the batch
+LARGE = 2.0**60  # so large that a bias is lost to rounding: LARGE w + b = LARGE w
+LINE = "line"  # key in State.fixed: the index of each source in its batch
 
 
 class OutputRows:
-    """The output layer of a network as plain rows, taken apart once: any choice of them is a layer again."""
+    """The output layer of a network as unpacked rows, from which layers over any subset of tokens are built."""
 
     def __init__(self, network: Transducer) -> None:
         output = getattr(getattr(network, "decoder", None), "output", None)
         if not isinstance(output, Output):
             raise InputError(
-                "a shortlist needs scores that are those of one output layer",
-                remedy="leave it out: this model copies, listens to paths, or has no decoder",
+                "a shortlist needs a decoder with one output layer",
+                remedy="leave it out: this model copies source words, uses CTC, or has no decoder",
             )
-        self.network: Any = network  # of any kind that has a decoder with an output
+        self.network: Any = network  # has a decoder with an output layer
         self.layer: nn.Module = output.projection
-        self.weight, self.bias = _taken_apart(output.projection)
+        self.weight, self.bias = _unpacked(output.projection)
         self._blank = nn.Linear(self.weight.size(1), 1, device="meta")
 
     def chosen(self, ids: Tensor) -> nn.Module:
-        """The layer with these rows alone, packed as it was."""
-        chosen = copy.copy(self._blank)  # a new one would draw weights first
+        """A layer with these rows only, packed like the original."""
+        chosen = copy.copy(self._blank)  # a new layer would initialise its weights first
         chosen.out_features = len(ids)
         numbers = {"weight": self.weight[ids], "bias": self.bias[ids]}
         chosen._parameters = {name: nn.Parameter(one, requires_grad=False) for name, one in numbers.items()}
         return type(self.layer)(chosen) if isinstance(self.layer, PackedLinear) else chosen
 
     def network_of(self, ids: Tensor) -> Transducer:
-        """The network with such a layer in place of its own; all other parts are shared."""
-        made: nn.Module = self.chosen(ids)
+        """The network with an output layer of these rows; all other modules are shared."""
+        module: nn.Module = self.chosen(ids)
         decoder = self.network.decoder
         for part, name in ((decoder.output, "projection"), (decoder, "output"), (self.network, "decoder")):
-            twin = copy.copy(part)
-            twin._modules = {**part._modules, name: made}
-            made = twin
-        assert isinstance(made, Transducer)
-        return made
+            shallow = copy.copy(part)
+            shallow._modules = {**part._modules, name: module}
+            module = shallow
+        assert isinstance(module, Transducer)
+        return module
 
 
-def _taken_apart(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """W (V D) and b (V) of what computes W x + b, whatever order it keeps them in: W is what it makes of unit vectors.
+def _unpacked(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """W (V D) and b (V) of a layer that computes W x + b in any packed format: W is its output for unit vectors.
 
-    Whole numbers of 8 bits come out as their scales times them, and are rounded to the same ones again.
+    Weights in int8 are returned times their scales; packed again, they are rounded to the same integers.
     """
     if type(layer) is nn.Linear and not has_hooks(layer):
         assert layer.bias is not None
@@ -233,14 +233,14 @@ def _taken_apart(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class NarrowedModel(Transducer):
-    """A network over the tokens of a shortlist, numbered by their index in it."""
+    """A network whose vocabulary is the union of the shortlists of a batch; token ids are indices into it."""
 
     def __init__(self, rows: OutputRows, allowed: Tensor) -> None:
         super().__init__()
         self.ids = allowed.any(0).nonzero().flatten().to(rows.weight.device)
         self.inner = rows.network_of(self.ids)
         several = len(allowed) > 1 and bool((allowed != allowed[:1]).any())
-        # B V: where the lines of a batch have different lists
+        # B V; None: all sources of the batch have the same list
         self.forbidden = ~allowed.to(self.ids.device)[:, self.ids] if several else None
 
     def start(self, batch: Batch) -> State:
@@ -252,7 +252,7 @@ class NarrowedModel(Transducer):
         return self.read(self.ids[tokens], state, mask, with_attention=with_attention)
 
     def read(self, named: Tensor, state: State, mask: Tensor | None, *, with_attention: bool) -> Step:
-        """As `advance`, from ids of the whole vocabulary to scores by place."""
+        """As `advance`, but the input ids are those of the full vocabulary."""
         step = self.inner.advance(named, state, mask, with_attention=with_attention)
         if self.forbidden is None:
             return step
@@ -261,7 +261,7 @@ class NarrowedModel(Transducer):
 
     @property
     def top_k(self) -> TopKStep | None:
-        """Where all sources have one list: its top k are those of each source."""
+        """Available where all sources have the same list."""
         inner = self.inner.top_k
         if inner is None or self.forbidden is not None:
             return None
@@ -271,19 +271,19 @@ class NarrowedModel(Transducer):
         return self.inner.reserve(state, more, beams)
 
     def indices_of(self, tokens: Sequence[int]) -> list[int]:
-        """Where those of the tokens stand that are in the list."""
+        """The indices of these tokens in the list; tokens that are not in it are left out."""
         return [int(place) for token in tokens for place in (self.ids == token).nonzero().flatten()]
 
     def original_ids(self, found: Hypothesis) -> Hypothesis:
-        """The hypothesis in the ids of the whole vocabulary."""
+        """The hypothesis with ids of the full vocabulary."""
         return replace(found, ids=tuple(self.ids[list(found.ids)].tolist()))
 
 
 class ShortlistedModel(Transducer):
-    """A network restricted to shortlists, with unchanged token ids, whose lowered decoder supports them.
+    """A network restricted to shortlists, with unchanged token ids, for lowered decoders that support shortlists.
 
-    The best next tokens come from each line's own list, and no other score is computed: nothing is made for a batch
-    but the lists. Where a search asks for the scores of all tokens, a narrowed network gives those that there are.
+    `top_k` computes only the scores of the tokens in the list of each source, and no output layer is built for a batch.
+    Where a search needs the logits of all tokens, they come from a `NarrowedModel`, and are -inf outside the lists.
     """
 
     def __init__(self, rows: OutputRows, allowed: Tensor) -> None:
@@ -303,10 +303,10 @@ class ShortlistedModel(Transducer):
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        few, size = self.narrowed, self._allowed.size(1)
-        step = few.read(tokens, state, mask, with_attention=with_attention)
-        every = step.logits.new_full((*step.logits.shape[:-1], size), -torch.inf)  # R T V
-        return replace(step, logits=every.index_copy_(-1, few.ids, step.logits))
+        narrowed, size = self.narrowed, self._allowed.size(1)
+        step = narrowed.read(tokens, state, mask, with_attention=with_attention)
+        logits = step.logits.new_full((*step.logits.shape[:-1], size), -torch.inf)  # R T V
+        return replace(step, logits=logits.index_copy_(-1, narrowed.ids, step.logits))
 
     @property
     def top_k(self) -> TopKStep | None:
@@ -328,12 +328,12 @@ class ShortlistedModel(Transducer):
 
 
 def _numbered(state: State, batch: Batch) -> State:
-    """With the number of each source in its batch: so a list leaves with its line."""
+    """Adds the index of each source, so that its list is found after rows have been dropped."""
     return replace(state, fixed={**state.fixed, LINE: torch.arange(batch.size, device=batch.device)})
 
 
 def apply_shortlists(rows: OutputRows, allowed: Tensor) -> NarrowedModel | ShortlistedModel:
-    """A network over the tokens that any source may use (allowed, B V), in which each source has its own."""
+    """The network restricted to the tokens that each source allows (B V)."""
     decoder = rows.network.decoder
     supported = isinstance(decoder, TopKDecoder) and decoder.supports_shortlists
     return (ShortlistedModel if supported else NarrowedModel)(rows, allowed)
