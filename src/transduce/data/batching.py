@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -235,11 +236,31 @@ def batch_by_length(lengths: np.ndarray | Sequence[int], budget: int) -> list[li
     return [part.tolist() for part in np.split(order, batch_starts(widths[order], budget)[1:])]
 
 
-class AlignedBatches:
+class TransformedBatches(ABC):
+    """Batches in the order of others, each of them transformed."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+
+    @abstractmethod
+    def at(self, position: DataPosition) -> Batch: ...
+
+    def after(self, position: DataPosition) -> DataPosition:
+        return self.batches.after(position)
+
+    def batches_in(self, epoch: int) -> int:
+        return self.batches.batches_in(epoch)
+
+    def padding(self, epoch: int) -> float:
+        return self.batches.padding(epoch)
+
+
+class AlignedBatches(TransformedBatches):
     """Batches whose `extra["alignment"]` holds the alignment links of their tokens (B M 2)."""
 
     def __init__(self, batches: Batches, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
-        self.batches, self.tokenizers = batches, tokenizers
+        super().__init__(batches)
+        self.tokenizers = tokenizers
 
     def at(self, position: DataPosition) -> Batch:
         batch = self.batches.at(position)
@@ -254,12 +275,3 @@ class AlignedBatches:
             values[number, : len(row)] = torch.tensor(row, dtype=torch.long).view(-1, 2)
         links = Padded(values, torch.arange(max_count) < counts[:, None])
         return replace(batch, extra={**batch.extra, ALIGNMENT: links})
-
-    def after(self, position: DataPosition) -> DataPosition:
-        return self.batches.after(position)
-
-    def batches_in(self, epoch: int) -> int:
-        return self.batches.batches_in(epoch)
-
-    def padding(self, epoch: int) -> float:
-        return self.batches.padding(epoch)

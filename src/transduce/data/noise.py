@@ -11,7 +11,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from transduce.contracts import Noise, NoisedText
-from transduce.data.batching import Batches, DataPosition
+from transduce.data.batching import Batches, DataPosition, TransformedBatches
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, UNK, Batch, Padded
@@ -120,23 +120,15 @@ class SentencePermutation(Noise):
         return NoisedText(permute_sentences(ids, ends=self.ends, rng=rng))
 
 
-class NoisyBatches:
+class NoisyBatches(TransformedBatches):
     """Batches of text whose source is the noised target, with new noise in every epoch."""
 
     def __init__(self, batches: Batches, noise: Noise, seed: int) -> None:
-        self.batches, self.noise, self.seed = batches, noise, seed
+        super().__init__(batches)
+        self.noise, self.seed = noise, seed
 
     def at(self, position: DataPosition) -> Batch:
         return add_noise(self.batches.at(position), self.noise, self.seed, position.epoch)
-
-    def after(self, position: DataPosition) -> DataPosition:
-        return self.batches.after(position)
-
-    def batches_in(self, epoch: int) -> int:
-        return self.batches.batches_in(epoch)
-
-    def padding(self, epoch: int) -> float:
-        return self.batches.padding(epoch)
 
 
 def add_noise(batch: Batch, noise: Noise, seed: int, epoch: int = HELD_OUT) -> Batch:

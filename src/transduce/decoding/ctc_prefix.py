@@ -25,16 +25,13 @@ LOWEST = -1e30  # of prefixes that no path gives
 
 
 def read_paths(logits: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Logits (B S V) and mask (B S) -> the fixed part of a state: `paths`, log p_t(c), and the number of real `rows`."""
+    """Logits (B S V) and mask (B S) -> the fixed part of a state: `paths`, log p_t(c), and the number of `rows`."""
     size = logits.size(-1)
     token = torch.arange(size, device=logits.device)
     excluded = (token == BOS) | (token == EOS)  # paths have neither
     logs = logits.float().masked_fill(excluded, NEVER).log_softmax(-1)
-    after = torch.full_like(logs[:1, :1], BEYOND).masked_fill(token == BLANK, 0.0)
-    return {
-        "paths": torch.where(mask[..., None], logs, after),
-        "rows": mask.sum(1),
-    }  # padding rows are blanks with probability 1
+    padding = torch.full_like(logs[:1, :1], BEYOND).masked_fill(token == BLANK, 0.0)  # blank with probability 1
+    return {"paths": torch.where(mask[..., None], logs, padding), "rows": mask.sum(1)}
 
 
 def begin_paths(fixed: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,11 +15,40 @@ from transduce.objectives.cross_entropy import Weight, likelihood, log_probabili
 SMALLEST = 1e-9  # a sparse normaliser may give an aligned word no weight
 
 
-class GuidedAlignment(Objective):
+class AttentionLoss(Objective):
+    """Base of losses on the cross-attention of one layer: of one head, or of the mean of all heads."""
+
+    layer: int
+    head: int | None
+
+    def check(self, model: nn.Module) -> None:
+        super().check(model)
+        decoder = getattr(model, "decoder", None)
+        layers, heads = decoder.attention_shape if isinstance(decoder, Decoder) else (0, 0)
+        if not layers:
+            raise InputError(
+                "this objective needs a decoder that attends to the source",
+                remedy="give a recurrent decoder context: bahdanau or luong, or take another objective",
+            )
+        if not -layers <= self.layer < layers or (self.head is not None and not -heads <= self.head < heads):
+            raise InputError(
+                f"layer {self.layer}, head {self.head}: the decoder attends in {layers} layers of {heads} heads",
+                remedy="leave them out: the mean of all heads of the last layer",
+            )
+
+    def weights(self, attention: Attention | None) -> Tensor:
+        """B T S"""
+        if attention is None or attention.cross is None:
+            raise InputError("this objective needs a decoder that attends to the source")
+        heads = attention.cross[:, self.layer].float()  # B H T S
+        return heads.mean(1) if self.head is None else heads[:, self.head]
+
+
+class GuidedAlignment(AttentionLoss):
     """cross-entropy of tokens and of cross-attention against gold word alignments (Chen 2016)
 
-    CE - weight * sum_t sum_s A_ts log a_ts. A row of A is even over the links of target token t; tokens without a
-    link are left out. a is one head, or the mean of all heads, of one layer. The batch brings the links as
+    CE - weight * sum_t sum_s A_ts log a_ts. A row of A is uniform over the links of target token t; tokens without
+    a link are left out. a is one head, or the mean of all heads, of one layer. The batch has the links as
     `extra["alignment"]`: pairs (source position, target position), B M 2, the first real target token being 0.
     """
 
@@ -35,17 +64,11 @@ class GuidedAlignment(Objective):
             raise InputError("guided alignment needs the links of every pair", remedy="set `alignment` of the corpus")
         step = cast(Any, model)(batch, with_attention=True)
         found = likelihood(log_probabilities(step.logits), batch.labels, self.label_smoothing)
-        weights = self._weights(step.attention)  # B T S
+        weights = self.weights(step.attention)
         links = gold_weights(batch.extra["alignment"], weights)
-        astray = -(links * weights.clamp_min(SMALLEST).log()).sum()
-        parts = {"nll": found.nll.detach(), "alignment": astray.detach()}
-        return Loss(found.smoothed + self.weight * astray, parts)
-
-    def _weights(self, attention: Attention | None) -> Tensor:
-        if attention is None or attention.cross is None:
-            raise InputError("guided alignment needs a decoder that attends to the source")
-        heads = attention.cross[:, self.layer].float()  # B H T S
-        return heads.mean(1) if self.head is None else heads[:, self.head]
+        alignment = -(links * weights.clamp_min(SMALLEST).log()).sum()
+        parts = {"nll": found.nll.detach(), "alignment": alignment.detach()}
+        return Loss(found.smoothed + self.weight * alignment, parts)
 
 
 def gold_weights(links: Padded, like: Tensor) -> Tensor:
@@ -57,7 +80,7 @@ def gold_weights(links: Padded, like: Tensor) -> Tensor:
     return gold / gold.sum(-1, keepdim=True).clamp_min(1.0)
 
 
-class AttentionPenalty(Objective):
+class AttentionPenalty(AttentionLoss):
     """cross-entropy with a doubly stochastic or coverage penalty on cross-attention (Xu 2015, See 2017)
 
     CE + weight * P, with a_ts the attention of one layer: one head, or the mean of all. Over the real rows of each pair
@@ -80,30 +103,11 @@ class AttentionPenalty(Objective):
         self.penalty, self.weight, self.label_smoothing = penalty, weight, label_smoothing
         self.layer, self.head = layer, head
 
-    def check(self, model: nn.Module) -> None:
-        super().check(model)
-        decoder = getattr(model, "decoder", None)
-        layers, heads = decoder.attention_shape if isinstance(decoder, Decoder) else (0, 0)
-        if not layers:
-            raise InputError(
-                "attention_penalty needs a decoder that attends to the source",
-                remedy="give a recurrent decoder context: bahdanau or luong, or take another objective",
-            )
-        if not -layers <= self.layer < layers or (self.head is not None and not -heads <= self.head < heads):
-            raise InputError(
-                f"layer {self.layer}, head {self.head}: the decoder attends in {layers} layers of {heads} heads",
-                remedy="leave them out: the mean of all heads of the last layer",
-            )
-
     def __call__(self, model: Forward, batch: Batch) -> Loss:
         step = cast(Any, model)(batch, with_attention=True)
-        if step.attention is None or step.attention.cross is None:
-            raise InputError("attention_penalty needs a decoder that attends to the source")
         found = likelihood(log_probabilities(step.logits), batch.labels, self.label_smoothing)
-        heads = step.attention.cross[:, self.layer].float()  # B H T S
-        weights = heads.mean(1) if self.head is None else heads[:, self.head]
         assert batch.source is not None
-        weights = weights * batch.decoder_inputs.mask[..., None]
+        weights = self.weights(step.attention) * batch.decoder_inputs.mask[..., None]
         # Memory rows need not be source tokens: real rows are those with some weight.
         real = batch.source.mask if batch.source.ids is not None else weights.detach().sum(1) > 0
         cost = PENALTIES[self.penalty](weights, real)

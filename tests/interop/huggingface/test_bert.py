@@ -107,15 +107,21 @@ LABELS = {"id2label": {0: "good", 1: "bad", 2: "neither way"}, "label2id": {"goo
 TAGS = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {"O": 0, "B-PER": 1, "I-PER": 2}}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sequence_classifier_equals_transformers(family, tmp_path):
-    library = make_encoder(family, tmp_path, "ForSequenceClassification", **LABELS)
-    model = transduce.load(tmp_path, device="cpu")
+def head_logits(library, model):
+    """The source, and the logits of the head of both implementations."""
     source, numbers, mask = encode_sources_for_both(model)
     with torch.no_grad():
         expected = library(input_ids=numbers, attention_mask=mask).logits
         memory = model.network.encoder(Batch(source))
         found = model.network.head(memory.values, memory.mask)
+    return source, found, expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequence_classifier_equals_transformers(family, tmp_path):
+    library = make_encoder(family, tmp_path, "ForSequenceClassification", **LABELS)
+    model = transduce.load(tmp_path, device="cpu")
+    _, found, expected = head_logits(library, model)
     assert_close(found[:, 4:], expected, rtol=1e-4, atol=1e-4)
     names = [LABELS["id2label"][int(number)] for number in expected.argmax(-1)]
     assert [one.text for one in model.generate(TEXTS)] == names
@@ -125,11 +131,7 @@ def test_sequence_classifier_equals_transformers(family, tmp_path):
 def test_token_classifier_equals_transformers(family, tmp_path):
     library = make_encoder(family, tmp_path, "ForTokenClassification", **TAGS)
     model = transduce.load(tmp_path, device="cpu")
-    source, numbers, mask = encode_sources_for_both(model)
-    with torch.no_grad():
-        expected = library(input_ids=numbers, attention_mask=mask).logits
-        memory = model.network.encoder(Batch(source))
-        found = model.network.head(memory.values, memory.mask)
+    source, found, expected = head_logits(library, model)
     assert_close(found[source.mask][:, 4:], expected[source.mask], rtol=1e-4, atol=1e-4)
     labels = [TAGS["id2label"][int(number)] for number in expected[0, 1:-1].argmax(-1)][: len(TEXTS[0].split())]
     assert model.generate(TEXTS[:1])[0].text.split() == labels

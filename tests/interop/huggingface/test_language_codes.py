@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,22 +90,19 @@ def test_mbart50_generation_equals_transformers(search, tmp_path):
     assert {row[0] for row in found} == {ENGLISH}
 
 
+def converted_english_to_german(folder: Path) -> transduce.Model:
+    """The model in folder/given, converted by the command."""
+    languages = ("--source-language", "<eng>", "--target-language", "<deu>")
+    result = CliRunner().invoke(app, ["convert", str(folder / "given"), str(folder / "run"), *languages])
+    assert result.exit_code == 0, result.output
+    return transduce.load(folder / "run", device="cpu")
+
+
 def test_convert_command_sets_both_languages(tmp_path):
     """An older habit of the tokenizer, the code after </s>, does not matter where the family puts it first."""
     make("m2m", tmp_path / "given")
     change_template(tmp_path / "given", ["$A", "</s>", "<deu>"])
-    decoder_ids = [
-        "convert",
-        str(tmp_path / "given"),
-        str(tmp_path / "run"),
-        "--source-language",
-        "<eng>",
-        "--target-language",
-        "<deu>",
-    ]
-    result = CliRunner().invoke(app, decoder_ids)
-    assert result.exit_code == 0, result.output
-    model = transduce.load(tmp_path / "run", device="cpu")
+    model = converted_english_to_german(tmp_path)
     sides = [hf_ids(model, list(side.prefix)) for side in (model.source, model.target)]
     assert sides == [[ENGLISH], [GERMAN]]
     assert model.recipe.generation.forced_bos == model.target.prefix[0]
@@ -173,18 +171,7 @@ def test_mbart25_logits_equal_transformers(languages, tmp_path):
 @pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"num_beams": 4, "early_stopping": True}])
 def test_mbart25_generation_equals_transformers(search, tmp_path):
     library = make_mbart25(tmp_path / "given", generation=search)
-    decoder_ids = [
-        "convert",
-        str(tmp_path / "given"),
-        str(tmp_path / "run"),
-        "--source-language",
-        "<eng>",
-        "--target-language",
-        "<deu>",
-    ]
-    result = CliRunner().invoke(app, decoder_ids)
-    assert result.exit_code == 0, result.output
-    model = transduce.load(tmp_path / "run", device="cpu")
+    model = converted_english_to_german(tmp_path)
     _, numbers, mask = encode_mbart25(model, MORE_TEXTS)
     never = [[library.config.pad_token_id], [GERMAN]]  # native never says what outputs start with
     rows = library.generate(input_ids=numbers, attention_mask=mask, max_new_tokens=12, bad_words_ids=never).tolist()
