@@ -36,15 +36,15 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def _write(path: Path, members: dict[str, bytes], *, signed: bool) -> None:
     """A bundle of these members. `signed`: the manifest states the hashes of what is there, as a forger would."""
     if signed:
-        names = ("state.json", "weights.safetensors")
-        files = {
+        hashes = {
             name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name in names
-            for content in [members[f"{FINAL}/{name}"]]
+            for name, content in members.items()
         }
+        files = {name: hashes[f"{FINAL}/{name}"] for name in ("state.json", "weights.safetensors")}
+        run = {name: hashes[name] for name in ("recipe.yaml", "tokenizer.source.json", "tokenizer.target.json")}
         try:
             manifest = json.loads(members[MANIFEST])
-            members = {**members, MANIFEST: json.dumps({**manifest, "files": files}).encode()}
+            members = {**members, MANIFEST: json.dumps({**manifest, "files": files, "run": run}).encode()}
         except (ValueError, TypeError, RecursionError):
             pass  # the manifest itself is damaged
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:

@@ -101,7 +101,7 @@ class CheckpointManager:
     def recorded(self, key: str, *, final: bool = True) -> Any:
         """An entry of the newest undamaged state that has it, also of the final weights; None: there is none."""
         for folder in self._newest_first(final):
-            with suppress(DamagedCheckpointError, KeyError):
+            with suppress(DamagedCheckpointError, KeyError, TypeError):
                 return read_checkpoint(folder, (), check=("state.json",))[1][key]
         return None
 
