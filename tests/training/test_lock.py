@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -64,6 +65,21 @@ def test_a_holder_on_another_host_is_dead_after_a_silence(tmp_path: Path) -> Non
     with lock_run(tmp_path, ALONE) as lock:
         assert "on elsewhere" in lock.recovered
     assert HEARTBEAT < SILENCE / 3
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some cluster file systems: the process of the holder is looked up instead."""
+
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    left_by(tmp_path, socket.gethostname(), age=0, pid=os.getppid())
+    with pytest.raises(InputError, match=f"process {os.getppid()} on .* is training in this folder"):
+        RunLock(tmp_path).acquire()
+    left_by(tmp_path, socket.gethostname(), age=0)
+    with lock_run(tmp_path, ALONE) as lock:
+        assert lock.recovered
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

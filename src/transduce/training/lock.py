@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from threading import Event, Thread
 from typing import Any
 
 from transduce.errors import InputError
-from transduce.storage import WriteError, make_folder
+from transduce.storage import WriteError, is_alive, make_folder
 from transduce.training.distributed import Processes
 
 NAME = "training.lock"
@@ -26,8 +27,9 @@ SILENCE = 120.0  # seconds without one after which a holder on another host coun
 class RunLock:
     """An advisory lock (flock) on `folder/training.lock`, which holds the process, host and time of its holder.
 
-    The kernel releases it when the holder dies. A file system may keep such locks from other hosts; there, the time of
-    modification, which the holder renews, tells whether it lives. Readers of the run take no lock.
+    The kernel releases it when the holder dies. A file system may have no such locks, or not share them between hosts;
+    there, the process, or the time of modification, which the holder renews, tells whether it lives. Readers of the run
+    take no lock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,11 +53,12 @@ class RunLock:
     def _try_lock(self) -> bool:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = _flock(descriptor)
             if not _is_file(self.path, descriptor):  # released by its holder, which removes the file
                 return False
             holder = _read(descriptor)
-            self._check_other_host(holder, time.time() - os.fstat(descriptor).st_mtime)
+            if holder:
+                self._check_death(holder, time.time() - os.fstat(descriptor).st_mtime, locked)
             self.recovered = _describe(holder)
             own = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
             os.ftruncate(descriptor, 0)
@@ -69,8 +72,13 @@ class RunLock:
             if self._descriptor is None:
                 os.close(descriptor)
 
-    def _check_other_host(self, holder: dict[str, Any], silence: float) -> None:
-        if holder and holder.get("host") != socket.gethostname() and silence < SILENCE:
+    def _check_death(self, holder: dict[str, Any], silence: float, locked: bool) -> None:
+        """Refuses the lock of a holder that may be alive, where the kernel cannot know."""
+        if holder.get("host") != socket.gethostname():
+            alive = silence < SILENCE
+        else:
+            alive = not locked and isinstance(holder.get("pid"), int) and is_alive(holder["pid"])
+        if alive:
             raise self._refusal(holder, f"; its last sign of life was {max(silence, 0):.0f} seconds ago")
 
     def _renew(self, descriptor: int) -> None:
@@ -110,6 +118,17 @@ def lock_run(folder: Path, processes: Processes) -> Iterator[RunLock]:
         yield lock
     finally:
         lock.release()
+
+
+def _flock(descriptor: int) -> bool:
+    """Locks a file, or raises BlockingIOError; False: the file system has no such locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            return False
+        raise
+    return True
 
 
 def _read(descriptor: int) -> dict[str, Any]:
