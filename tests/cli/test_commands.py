@@ -30,6 +30,8 @@ QUICK = (
 )
 COMMANDS = ("train", "generate", "evaluate", "score", "explain", "explain-shapes", "compare", "models", "demo")
 COMMANDS += (
+    "edit-recipe",
+    "cache",
     "schema",
     "align",
     "merge",
