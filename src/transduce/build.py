@@ -26,8 +26,8 @@ from transduce.decoding.logits_processors import (
 )
 from transduce.errors import InputError
 from transduce.flow import EOS
-from transduce.layers.embedding import Embedding, Output, deepened
-from transduce.layers.meta_init import outlined
+from transduce.layers.embedding import Embedding, Output, output_transform
+from transduce.layers.meta_init import meta_device
 from transduce.modalities.source_encoding import ModalitySourceEncoding, SourceEncoding, TextSourceEncoding
 from transduce.modalities.sources import ModalitySource, TextModality
 from transduce.model import CTCModel, DecoderOnly, EmbeddingModel, EncoderDecoder, EncoderOnly, Transducer
@@ -54,17 +54,17 @@ def share_weights(one: nn.Module, other: nn.Module) -> list[str]:
     Lists of different lengths are not shared. Nor are the norms of layers with different sub-layers: a decoder layer
     has a cross-attention that an encoder layer has not.
     """
-    unlike = [name for name, length in _lists(one).items() if _lists(other).get(name) != length]
-    unlike += [
+    excluded = [name for name, length in _lists(one).items() if _lists(other).get(name) != length]
+    excluded += [
         name for name in _layer_norms(one) if _siblings(name, _layer_norms(one)) != _siblings(name, _layer_norms(other))
     ]
-    theirs = dict(other.named_parameters(remove_duplicate=False))
+    others = dict(other.named_parameters(remove_duplicate=False))
     shared = []
     for name, parameter in one.named_parameters(remove_duplicate=False):
-        fits = name in theirs and theirs[name].shape == parameter.shape and not name.startswith(EMBEDDING)
-        if fits and not any(name.startswith(f"{place}.") for place in unlike):
-            place, _, last = name.rpartition(".")
-            setattr(other.get_submodule(place), last, parameter)
+        fits = name in others and others[name].shape == parameter.shape and not name.startswith(EMBEDDING)
+        if fits and not any(name.startswith(f"{prefix}.") for prefix in excluded):
+            module, _, leaf = name.rpartition(".")
+            setattr(other.get_submodule(module), leaf, parameter)
             shared.append(name)
     if not shared:
         raise InputError(
@@ -98,11 +98,11 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     recipe = recipe.model_copy(update={"data": complete_sources(recipe, where)})
     parts: dict[str, Any] = {}
     for name, contract in (("encoder", contracts.Encoder), ("decoder", contracts.Decoder), ("head", contracts.Head)):
-        spec, place = getattr(model, name), f"{where}: model.{name}"
+        spec, part_where = getattr(model, name), f"{where}: model.{name}"
         fill = complete_encoder if name == "encoder" else partial(complete, contract)
-        parts[name] = None if spec is None else fill(spec, place)
+        parts[name] = None if spec is None else fill(spec, part_where)
         if name != "head" and spec is not None and not isinstance(parts[name].get("width"), int):
-            raise InputError(f"{parts[name]['kind']} has no option `width`", where=place)
+            raise InputError(f"{parts[name]['kind']} has no option `width`", where=part_where)
     if recipe.data.sources:
         parts["encoder"] = check_sources(recipe, parts["encoder"], _shapes(recipe), where)
     filled = model.model_copy(update=parts)
@@ -110,7 +110,7 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     block_size = recipe.data.block_size
     check_positions(filled, recipe.data.max_length if block_size is None else block_size - 1, where)
     try:
-        with outlined():  # shows widths and heads that do not fit, without allocating memory
+        with meta_device():  # shows widths and heads that do not fit, without allocating memory
             built = build_model(filled, 8, 8)
     except InputError as error:
         raise InputError(error.problem, where=f"{where}: model", remedy=error.remedy) from None
@@ -210,37 +210,50 @@ def build_model(
             source.source_eos = recipe.source_eos
     if recipe.head is not None:
         assert encoder is not None
-        if gives_vectors(recipe):
-            return EmbeddingModel(encoder, factory(contracts.Head, recipe.head)(encoder.width, target_size))
-        head = factory(contracts.Head, recipe.head)(encoder.width, target_size)
-        if head.label_unit == "path":
-            return CTCModel(encoder, head)
-        if recipe.tie != "none":
-            head.tie(source)
-        begins = torch.ones(source_size, dtype=torch.bool)
-        if head.label_unit == "word" and starts is not None:
-            begins = torch.tensor(starts)
-        begins[EOS] = False
-        return EncoderOnly(encoder, head, begins)
+        begins = torch.ones(source_size, dtype=torch.bool) if starts is None else torch.tensor(starts)
+        return _build_head_model(recipe, encoder, source, target_size, begins)
+    decoder = _build_decoder(recipe, encoder, source, target_size)
+    return EncoderDecoder(encoder, decoder) if encoder is not None else DecoderOnly(decoder)
+
+
+def _build_head_model(
+    recipe: ModelRecipe, encoder: contracts.Encoder, source: Embedding | None, labels: int, begins: torch.Tensor
+) -> Transducer:
+    """An encoder with a head; `begins`: which source ids begin a word."""
+    assert recipe.head is not None
+    head = factory(contracts.Head, recipe.head)(encoder.width, labels)
+    if gives_vectors(recipe):
+        return EmbeddingModel(encoder, head)
+    if head.label_unit == "path":
+        return CTCModel(encoder, head)
+    if recipe.tie != "none":
+        head.tie(source)
+    begins = begins if head.label_unit == "word" else torch.ones_like(begins)
+    begins[EOS] = False
+    return EncoderOnly(encoder, head, begins)
+
+
+def _build_decoder(
+    recipe: ModelRecipe, encoder: contracts.Encoder | None, source: Embedding | None, size: int
+) -> contracts.Decoder:
+    """The decoder with its embedding and output, tied, shared and wrapped as the recipe says."""
     assert recipe.decoder is not None
     width = recipe.decoder["width"]
-    one_table = source is not None and "all" in (recipe.tie, recipe.share)
-    target = (
-        source
-        if one_table and source is not None
-        else Embedding(target_size, width, scale_embedding=recipe.scale_embedding)
-    )
-    deep = deepened(width, recipe.decoder.get("norm_eps")) if recipe.output == "deep" else []
-    output = Output(width, target_size, target if recipe.tie != "none" else None, deep)
+    if source is not None and "all" in (recipe.tie, recipe.share):
+        target = source  # one embedding for both sides
+    else:
+        target = Embedding(size, width, scale_embedding=recipe.scale_embedding)
+    transform = output_transform(width, recipe.decoder.get("norm_eps")) if recipe.output == "deep" else []
+    output = Output(width, size, target if recipe.tie != "none" else None, transform)
     memory_width = encoder.width if encoder is not None else 0
-    decoder = factory(contracts.Decoder, recipe.decoder)(target, output, memory_width)
+    decoder: contracts.Decoder = factory(contracts.Decoder, recipe.decoder)(target, output, memory_width)
     if recipe.share != "none" and encoder is not None:
         share_weights(encoder, decoder)
     if recipe.copy is not None:
         decoder = PointerGeneratorDecoder(decoder, width, layer=recipe.copy.layer, head=recipe.copy.head)
     if recipe.ctc is not None:
-        decoder = JointCTCDecoder(decoder, memory_width, target_size, weight=recipe.ctc.weight)
-    return EncoderDecoder(encoder, decoder) if encoder is not None else DecoderOnly(decoder)
+        decoder = JointCTCDecoder(decoder, memory_width, size, weight=recipe.ctc.weight)
+    return decoder
 
 
 def build_encoder(spec: Spec, size: int, scale_embedding: bool) -> tuple[contracts.Encoder, Embedding | None]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transduce.contracts import Count, Head, Rate
 from transduce.flow import masked_mean
-from transduce.layers.embedding import Embedding, Output, deepened
+from transduce.layers.embedding import Embedding, Output, output_transform
 from transduce.layers.feed_forward import dense
 
 Pooling = Literal["first", "last", "mean", "max"]
@@ -84,7 +84,7 @@ class MaskedLMHead(Head):
         self, width: int, labels: int, *, dropout: Rate = 0.1, norm_eps: Annotated[float, Gt(0)] = 1e-5
     ) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Dropout(dropout), *deepened(width, norm_eps))
+        self.layers = nn.Sequential(nn.Dropout(dropout), *output_transform(width, norm_eps))
         self.output = Output(width, labels)
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def run_both(cell, layers, residual):
     results = []
     for hoisted in (False, True):
         state, feed, outputs = first, fed, []
-        assert StepwiseRecurrence.suits(stack, values)
+        assert StepwiseRecurrence.applies(stack, values)
         stepper = StepwiseRecurrence(stack, values)
         for step in range(STEPS_TAKEN):
             if hoisted:
@@ -68,7 +68,7 @@ def test_repeated_backward_counts_gradients_once():
 
 def test_stepwise_recurrence_is_used_in_training_only():
     stack, values = RecurrentStack(4, 4, "gru", 1), torch.zeros(1, 3, 4)
-    assert StepwiseRecurrence.suits(stack, values)
-    assert not StepwiseRecurrence.suits(stack, values[:, :1])
+    assert StepwiseRecurrence.applies(stack, values)
+    assert not StepwiseRecurrence.applies(stack, values[:, :1])
     with torch.no_grad():
-        assert not StepwiseRecurrence.suits(stack, values)
+        assert not StepwiseRecurrence.applies(stack, values)

@@ -91,7 +91,7 @@ class RecurrentDecoder(Decoder):
         values = self.dropout(self.embedding(tokens))  # R T D
         if self.context.stepwise:
             outputs = []
-            stepper = StepwiseRecurrence(self.rnn, values) if StepwiseRecurrence.suits(self.rnn, values) else None
+            stepper = StepwiseRecurrence(self.rnn, values) if StepwiseRecurrence.applies(self.rnn, values) else None
             for step in range(tokens.size(1)):
                 now = slice(step, step + 1)
                 run = partial(self._run, values[:, now], None) if stepper is None else partial(stepper, step)

@@ -4,8 +4,7 @@ from transduce.contracts import Encoder
 from transduce.encoders.conformer import ConformerEncoder
 from transduce.encoders.convolutional import ConvolutionalEncoder
 from transduce.encoders.elmo import ElmoEncoder
-from transduce.encoders.identity import IdentityEncoder
-from transduce.encoders.multi_source import MultiSourceEncoder
+from transduce.encoders.multi_source import IdentityEncoder, MultiSourceEncoder
 from transduce.encoders.recurrent import RecurrentEncoder
 from transduce.encoders.transformer import TransformerEncoder
 

@@ -1,4 +1,4 @@
-"""Multi-source encoder: one encoder per named source, one joint memory."""
+"""Encoders without layers of their own: identity, and multi-source (one encoder per named source, one memory)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,28 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from transduce.contracts import Count, Encoder
-from transduce.flow import Batch, Memory
-from transduce.layers.feed_forward import dense
+from transduce.contracts import Count, Encoder, FrontEnd, Rate
+from transduce.errors import InputError
+from transduce.flow import Batch, Memory, masked_mean
+from transduce.layers.feed_forward import Dropout, dense
+
+
+class IdentityEncoder(Encoder):
+    """the rows of the front end unchanged, with their mean as the summary (Xu 2015)"""
+
+    capturable = True
+
+    def __init__(self, embedding: FrontEnd, *, width: Count = 256, dropout: Rate = 0.1) -> None:
+        super().__init__()
+        if embedding.width != width:
+            raise InputError(f"the identity encoder keeps rows of width {embedding.width}; they cannot become {width}")
+        self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
+
+    def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
+        assert batch.source is not None, "this encoder reads the source of a batch"
+        source = self.embedding.rows(batch.source)
+        values = self.dropout(source.values)
+        return Memory(values, source.mask, masked_mean(values, source.mask), tokens=batch.source.ids)
 
 
 class MultiSourceEncoder(Encoder):

@@ -16,7 +16,7 @@ from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.model import Model
 from transduce.interop import bundle
 from transduce.kernels.cuda_graph import SearchGraphs
-from transduce.layers.meta_init import outlined
+from transduce.layers.meta_init import meta_device
 from transduce.model import EmbeddingModel, Transducer
 from transduce.recipe import Recipe, registry
 from transduce.run import Run
@@ -55,7 +55,7 @@ def load(
     registry.check_user_code(recipe, str(run.recipe_file), trusted=trust_user_code)
     recipe = build.complete_recipe(recipe, str(run.recipe_file))
     source, target = run.tokenizers()
-    with outlined():  # no memory is allocated before the weights are known to fit
+    with meta_device():  # no memory is allocated before the weights are known to fit
         expected = build.build_model(recipe.model, source.size, target.size).state_dict()
     weights = check_weights(expected, load_run_weights(run, recipe, list(expected)), str(run.folder))
     network = build.build_model(recipe.model, source.size, target.size, source.word_starts)

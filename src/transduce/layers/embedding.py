@@ -38,7 +38,7 @@ class Embedding(nn.Embedding, FrontEnd):
         return Padded(self(source.values), mask)
 
 
-def deepened(width: int, norm_eps: float | None = None) -> list[nn.Module]:
+def output_transform(width: int, norm_eps: float | None = None) -> list[nn.Module]:
     """The transform before the output projection of a masked language model: LayerNorm(gelu(W x + b)) (Devlin 2019)."""
     return [dense(width, width), nn.GELU(), nn.LayerNorm(width, norm_eps or EPSILON)]
 
@@ -46,7 +46,7 @@ def deepened(width: int, norm_eps: float | None = None) -> list[nn.Module]:
 class Output(nn.Module):
     """Logits W x + b; W may be the weight of an embedding (Press & Wolf 2017).
 
-    `deep` comes first: see `deepened`.
+    `deep` comes first: see `output_transform`.
     """
 
     def __init__(self, width: int, size: int, tied: Embedding | None = None, deep: Sequence[nn.Module] = ()) -> None:

@@ -16,11 +16,11 @@ from transduce.errors import InputError
 MAX_TENSORS = 20_000  # parameters of a model: a Transformer of a thousand layers has fewer
 
 
-class Unfilled(TorchFunctionMode):
-    """Numbers that nobody will read are not drawn: on the meta device that would import torch's compiler, a second.
+class SkipInitialisation(TorchFunctionMode):
+    """Random initialisation does nothing: on the meta device it would import torch's compiler, which takes a second.
 
-    So would any sum there. What a part computes when it is built, such as the frequencies of its positions, begins with
-    a range: small, and made as elsewhere.
+    So would arithmetic there. Tensors that a constructor computes, such as the frequencies of positions, begin with a
+    range; it is made on the CPU, so that the rest is computed there too.
     """
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -33,8 +33,8 @@ class Unfilled(TorchFunctionMode):
 
 
 @contextmanager
-def outlined() -> Iterator[None]:
-    """Modules built here have no values. A model of too many parts is refused while it is built."""
+def meta_device() -> Iterator[None]:
+    """Modules built inside have shapes and no values. A model with too many tensors is refused while it is built."""
     count = 0
 
     def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
@@ -47,7 +47,7 @@ def outlined() -> Iterator[None]:
 
     counting = register_module_parameter_registration_hook(check)
     try:
-        with torch.device("meta"), Unfilled():
+        with torch.device("meta"), SkipInitialisation():
             yield
     finally:
         counting.remove()

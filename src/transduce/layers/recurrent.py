@@ -24,8 +24,8 @@ CELLS: dict[str, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {
 
 CALLS: dict[type, Callable[..., Any]] = {nn.RNN: torch.rnn_tanh, nn.GRU: torch.gru, nn.LSTM: torch.lstm}
 WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-SHUT = 1e4  # added to a gate, its sigmoid is exactly 1; subtracted, 0
-SPARE = 8  # columns that mark padding: kernels need a multiple of 8
+SATURATION = 1e4  # added to a gate, its sigmoid is exactly 1; subtracted, 0
+PADDING_COLUMNS = 8  # of which the first marks padding: kernels need a multiple of 8
 
 LayerState = tuple[Tensor, ...]  # (hidden,) or (hidden, cell): each R W, both directions side by side
 
@@ -70,9 +70,9 @@ class RecurrentStack(nn.Module):
     def forward(
         self, values: Tensor, state: tuple[LayerState, ...], mask: Tensor | None = None, *, cells: bool = True
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
-        """values (R T D), right-padded as mask (R T) says -> values (R T W), the state after each last real step.
+        """values (R T D) with a right-padding mask (R T) -> values (R T W), the state after the last real step.
 
-        `cells` False: of the state only the hidden vectors are needed, as an encoder does.
+        `cells` False: the state without the cell states of an LSTM, which most encoders do not need.
         """
         ends: list[LayerState] = []
         for number, (layer, begin) in enumerate(zip(self.layers, state, strict=True)):
@@ -96,11 +96,12 @@ class RecurrentStack(nn.Module):
 
 
 def packs(layer: nn.Module, values: Tensor) -> bool:
-    """Whether padding is left out: fewer steps, but the lengths must be known to the host, which on a GPU is a wait.
+    """Whether the layer runs on a packed sequence, without padding.
 
-    Cells that are not torch's own, or on which something hangs, are called as they are.
+    That takes fewer steps, but the host must know the lengths, which makes it wait for a GPU. Modules other than
+    torch's cells, and cells with hooks, are always called on packed sequences.
     """
-    if torch.compiler.is_exporting() and type(layer) in CALLS:  # lengths are data, for which no graph can wait
+    if torch.compiler.is_exporting() and type(layer) in CALLS:  # an exported graph cannot depend on the lengths
         return False
     return not values.is_cuda or type(layer) not in CALLS or has_hooks(layer) or compiling()
 
@@ -119,41 +120,41 @@ def _packed(layer: nn.Module, inputs: Tensor, hidden: LayerState, mask: Tensor) 
 def _padded(
     layer: nn.Module, inputs: Tensor, hidden: LayerState, mask: Tensor, cells: bool
 ) -> tuple[Tensor, LayerState]:
-    """The same over all steps, whatever the lengths: hidden (. R W), one direction after the other, as torch has it.
+    """The same over all steps, padding included: hidden (directions R W), as torch stores it.
 
-    Padding stands on the right, so no real step sees it: the last hidden vector is the output of the last real step.
-    The other direction reads the real steps backwards, then the padding.
+    Padding is on the right, so no real step depends on it: the last hidden vector is the output of the last real step.
+    The backward direction reads the real steps in reverse, then the padding.
     """
     last = (mask.sum(1) - 1).clamp(min=0)[:, None, None]  # R 1 1
     outputs, ends = [], []
-    for direction, end in enumerate(("", "_reverse")[: hidden[0].size(0)]):
-        weights = [getattr(layer, name + end) for name in WEIGHTS]
-        rows = reverse(inputs, mask) if end else inputs
+    for direction, suffix in enumerate(("", "_reverse")[: hidden[0].size(0)]):
+        weights = [getattr(layer, name + suffix) for name in WEIGHTS]
+        rows = reverse(inputs, mask) if suffix else inputs
         if cells and len(hidden) == 2:
-            rows, weights[0] = _stopped(rows, weights[0], mask)
+            rows, weights[0] = _keep_cell_state(rows, weights[0], mask)
         first = tuple(part[direction : direction + 1] for part in hidden)
         with warnings.catch_warnings():
-            # cuDNN copies weights that are not in one piece, here as under autocast, and says so each time.
+            # cuDNN warns at each call that it copies weights that are not contiguous, here as under autocast.
             warnings.filterwarnings("ignore", message="RNN module weights")
-            made, *after = CALLS[type(layer)](
+            output, *state = CALLS[type(layer)](
                 rows, first if len(first) == 2 else first[0], weights, True, 1, 0.0, layer.training, False, True
             )
-        ends.append((made.gather(1, last.expand(-1, -1, made.size(2))).transpose(0, 1), *after[1:]))
-        made = made.masked_fill(~mask[..., None], 0.0)
-        outputs.append(reverse(made, mask) if end else made)
+        ends.append((output.gather(1, last.expand(-1, -1, output.size(2))).transpose(0, 1), *state[1:]))
+        output = output.masked_fill(~mask[..., None], 0.0)
+        outputs.append(reverse(output, mask) if suffix else output)
     return torch.cat(outputs, -1), tuple(torch.cat(parts) for parts in zip(*ends, strict=True))
 
 
-def _stopped(rows: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """An LSTM tells its cell state after the last step only, padded or not. So padding must leave it as it was.
+def _keep_cell_state(rows: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs (R T D) and weights of an LSTM whose cell state does not change at padding.
 
-    Columns beside the inputs (R T D) tell padding, and shut the gate that lets new in and open the one that keeps:
-    c' = 1 c + 0 g, exactly.
+    torch returns the cell state after the last step alone, padded or not. An additional input that is 1 at padding
+    closes the input gate and opens the forget gate: c' = 1 c + 0 g, exactly.
     """
-    padding = F.pad((~mask)[..., None].to(rows), (0, SPARE - 1))  # R T 8
-    width = weight.size(0) // 4  # the gates: what enters, what is kept, what is new, what leaves
-    shut, others = weight.new_full((width, 1), SHUT), weight.new_zeros(2 * width, 1)
-    columns = F.pad(torch.cat((-shut, shut, others)), (0, SPARE - 1))
+    padding = F.pad((~mask)[..., None].to(rows), (0, PADDING_COLUMNS - 1))  # R T 8
+    width = weight.size(0) // 4  # of each gate: input, forget, cell, output
+    saturated, others = weight.new_full((width, 1), SATURATION), weight.new_zeros(2 * width, 1)
+    columns = F.pad(torch.cat((-saturated, saturated, others)), (0, PADDING_COLUMNS - 1))
     return torch.cat((rows, padding), -1), torch.cat((weight, columns), 1)
 
 
@@ -164,27 +165,32 @@ def reverse(values: Tensor, mask: Tensor) -> Tensor:
     return values.gather(1, index[..., None].expand_as(values))
 
 
-def plain(ahead: Tensor, back: Tensor, state: LayerState) -> LayerState:
+# One step of a cell, given W x + b and U h + c for all gates (R G) and the state (h,) or (h, c).
+def rnn_step(inputs: Tensor, recurrent: Tensor, state: LayerState) -> LayerState:
     """h' = tanh(W x + U h)"""
-    return (torch.tanh(ahead + back),)
+    return (torch.tanh(inputs + recurrent),)
 
 
-def gru(ahead: Tensor, back: Tensor, state: LayerState) -> LayerState:
+def gru_step(inputs: Tensor, recurrent: Tensor, state: LayerState) -> LayerState:
     """n = tanh(W x + r * U h), h' = n + z * (h - n) (Cho 2014)"""
     width = state[0].size(-1)
-    reset, update = torch.sigmoid(ahead[:, : 2 * width] + back[:, : 2 * width]).chunk(2, -1)
-    new = torch.addcmul(ahead[:, 2 * width :], reset, back[:, 2 * width :]).tanh()
+    reset, update = torch.sigmoid(inputs[:, : 2 * width] + recurrent[:, : 2 * width]).chunk(2, -1)
+    new = torch.addcmul(inputs[:, 2 * width :], reset, recurrent[:, 2 * width :]).tanh()
     return (torch.lerp(new, state[0].to(new.dtype), update),)
 
 
-def lstm(ahead: Tensor, back: Tensor, state: LayerState) -> LayerState:
+def lstm_step(inputs: Tensor, recurrent: Tensor, state: LayerState) -> LayerState:
     """c' = f * c + i * g, h' = o * tanh(c') (Hochreiter & Schmidhuber 1997)"""
-    enter, forget, new, leave = (ahead + back).chunk(4, -1)
-    cell = torch.addcmul(torch.sigmoid(forget) * state[1], torch.sigmoid(enter), torch.tanh(new))
-    return torch.sigmoid(leave) * torch.tanh(cell), cell
+    input_gate, forget_gate, new, output_gate = (inputs + recurrent).chunk(4, -1)
+    cell = torch.addcmul(torch.sigmoid(forget_gate) * state[1], torch.sigmoid(input_gate), torch.tanh(new))
+    return torch.sigmoid(output_gate) * torch.tanh(cell), cell
 
 
-STEPS: dict[type, Callable[[Tensor, Tensor, LayerState], LayerState]] = {nn.RNN: plain, nn.GRU: gru, nn.LSTM: lstm}
+STEPS: dict[type, Callable[[Tensor, Tensor, LayerState], LayerState]] = {
+    nn.RNN: rnn_step,
+    nn.GRU: gru_step,
+    nn.LSTM: lstm_step,
+}
 
 
 class StepGradients:
@@ -193,11 +199,11 @@ class StepGradients:
     def __init__(self) -> None:
         self.run, self.steps = -1, list[tuple[Tensor, Tensor]]()
 
-    def add(self, values: Tensor, slope: Tensor) -> None:
+    def add(self, values: Tensor, output_grad: Tensor) -> None:
         # A pass that needed no gradient of the matrix leaves its steps behind; they do not belong to the next pass.
         if self.run != (now := torch._C._current_graph_task_id()):
             self.run, self.steps = now, []
-        self.steps.append((values, slope))
+        self.steps.append((values, output_grad))
 
     def take(self) -> list[tuple[Tensor, Tensor]]:
         steps, self.steps = self.steps, []
@@ -248,43 +254,47 @@ class StepLinear:
     def __call__(self, values: Tensor, added: Tensor | None = None) -> Tensor:
         """W x + b, or W x plus a tensor of this step (R G)."""
         added = self.bias if added is None else added
-        made: Tensor = _Apply.apply(values.to(self.weight.dtype), self.weight, added, self.used)
-        return made
+        result: Tensor = _Apply.apply(values.to(self.weight.dtype), self.weight, added, self.used)
+        return result
 
 
 class StepwiseRecurrence:
-    """Stepwise run of a stack over `values` (R T D), with a further input at each step."""
+    """Stepwise run of a stack over `values` (R T D), with a further input at each step, such as a context vector.
+
+    The products of `values` with the input weights are computed for all steps at once.
+    """
 
     def __init__(self, stack: RecurrentStack, values: Tensor) -> None:
         self.stack, device = stack, values.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else values.dtype
         layers: list[Any] = list(stack.layers)
         weight, bias, width = layers[0].weight_ih_l0, layers[0].bias_ih_l0, values.size(-1)
-        self.known = F.linear(values, weight[:, :width], bias).unbind(1)  # T times R G
-        self.ahead = [StepLinear(weight[:, width:], None, kind)]
-        self.ahead += [StepLinear(layer.weight_ih_l0, layer.bias_ih_l0, kind) for layer in layers[1:]]
-        self.back = [StepLinear(layer.weight_hh_l0, layer.bias_hh_l0, kind) for layer in layers]
+        self.projected = F.linear(values, weight[:, :width], bias).unbind(1)  # T times R G
+        self.input_proj = [StepLinear(weight[:, width:], None, kind)]
+        self.input_proj += [StepLinear(layer.weight_ih_l0, layer.bias_ih_l0, kind) for layer in layers[1:]]
+        self.hidden_proj = [StepLinear(layer.weight_hh_l0, layer.bias_hh_l0, kind) for layer in layers]
 
     @staticmethod
-    def suits(stack: RecurrentStack, values: Tensor) -> bool:
-        """Whether it is faster: in training, over several steps, with plain torch cells without hooks."""
+    def applies(stack: RecurrentStack, values: Tensor) -> bool:
+        """Whether it can be used and is faster: in training, over several steps, with torch's cells without hooks."""
         if not all(type(layer) in STEPS and not has_hooks(layer) for layer in stack.layers):
             return False
-        around = stack.residual and stack.layers[0].input_size == stack.width  # whole inputs are added to the output
-        return torch.is_grad_enabled() and values.size(1) > 1 and not around and not compiling()
+        # A residual connection around the first layer needs its whole input.
+        residual = stack.residual and stack.layers[0].input_size == stack.width
+        return torch.is_grad_enabled() and values.size(1) > 1 and not residual and not compiling()
 
     def __call__(
         self, step: int, fed: Tensor | None, state: tuple[LayerState, ...]
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
         """fed (R 1 F), the state -> hidden (R 1 W), the next state."""
-        stack, ends, values = self.stack, list[LayerState](), self.known[step]
+        stack, ends, values = self.stack, list[LayerState](), self.projected[step]
         for number, (layer, begin) in enumerate(zip(stack.layers, state, strict=True)):
             inputs = values if number == 0 else stack.dropout(values)
             if number > 0:
-                ahead = self.ahead[number](inputs)
+                gates = self.input_proj[number](inputs)
             else:
-                ahead = inputs if fed is None else self.ahead[0](fed[:, 0], inputs)
-            end = STEPS[type(layer)](ahead, self.back[number](begin[0]), begin)
+                gates = inputs if fed is None else self.input_proj[0](fed[:, 0], inputs)
+            end = STEPS[type(layer)](gates, self.hidden_proj[number](begin[0]), begin)
             values = end[0] + inputs if stack.residual and number > 0 else end[0]
             ends.append(end)
         return values[:, None], tuple(ends)

@@ -45,7 +45,7 @@ class StackOutput:
 
 @dataclass(frozen=True)
 class SequenceOptions:
-    """How the rows of a sequence are told apart by position, and mixed."""
+    """Positions, token mixer and window of the layers."""
 
     position: type[PositionEncoding] = Sinusoidal
     token_mixer: type[TokenMixer] = SelfAttention
@@ -103,9 +103,9 @@ class TransformerStack(nn.Module):
         """Whether several sequences may be packed into one row, each attending to its own tokens."""
         return self.has_kv_cache and isinstance(self.embedding, Embedding) and self.embedding.source_eos
 
-    def embed(self, embedded: Tensor, places: Tensor, real: Tensor | None) -> Tensor:
+    def embed(self, embedded: Tensor, positions: Tensor, real: Tensor | None) -> Tensor:
         """The input of the first layer: embeddings (R T D) with positions, norm and dropout."""
-        values = self.position.add(embedded, places)
+        values = self.position.add(embedded, positions)
         result: Tensor = self.dropout(
             values if self.embedding_norm is None else self.embedding_norm(values, real).to(values)
         )
@@ -127,27 +127,27 @@ class TransformerStack(nn.Module):
         sequence: SequenceContext,
         memory: ProjectedMemory | None = None,
     ) -> StackOutput:
-        after: list[Tree] = []
+        next_past: list[Tree] = []
         self_weights: list[Tensor] = []
-        cross: list[Tensor] = []
-        again = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        for number, block in enumerate(self.layers):
+        cross_weights: list[Tensor] = []
+        recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        for number, layer in enumerate(self.layers):
             source = None if memory is None else (memory.projected[number], memory.mask)
             # The recomputation restores the random state, so that dropout is the same.
-            run = partial(checkpoint, block.run, use_reentrant=False) if again else block.run
-            values, now, seen, found = run(values, past[number], sequence, source)
-            after.append(now)
-            self_weights += [seen] if seen is not None else []
-            cross += [found] if found is not None else []
+            run = partial(checkpoint, layer.run, use_reentrant=False) if recompute else layer.run
+            values, layer_past, self_attention, cross_attention = run(values, past[number], sequence, source)
+            next_past.append(layer_past)
+            self_weights += [] if self_attention is None else [self_attention]
+            cross_weights += [] if cross_attention is None else [cross_attention]
         if self.final_norm is not None:
             values = norm_stream(self.final_norm, values, sequence.real)[1]
         values = values.x if isinstance(values, NormPair) else values
         assert isinstance(values, Tensor)
         return StackOutput(
             values,
-            tuple(after),
+            tuple(next_past),
             torch.stack(self_weights, 1) if self_weights else None,
-            torch.stack(cross, 1) if cross else None,
+            torch.stack(cross_weights, 1) if cross_weights else None,
         )
 
 
@@ -183,19 +183,19 @@ class TransformerLayer(nn.Module):
         self, values: ResidualStream, past: Tree, sequence: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         """The next residual stream, the next state, and the self- and cross-attention weights."""
-        found = None
-        values, past, seen = self.apply_self_attention(values, past, sequence)
+        cross_weights = None
+        values, past, self_weights = self.apply_self_attention(values, past, sequence)
         if source is not None:
-            values, found = self.apply_cross_attention(values, *source, sequence)
-        return self.apply_feed_forward(values, sequence), past, seen, found
+            values, cross_weights = self.apply_cross_attention(values, *source, sequence)
+        return self.apply_feed_forward(values, sequence), past, self_weights, cross_weights
 
     def apply_self_attention(
         self, values: ResidualStream, past: Tree, sequence: SequenceContext
     ) -> tuple[ResidualStream, Tree, Tensor | None]:
         residual = self._residual(self.self_attention_norm)
         values, rows = residual.enter(values, sequence.real)
-        found, past, weights = self.self_attention(rows, past, sequence)
-        return residual.leave(values, found, sequence.real), past, weights
+        change, past, weights = self.self_attention(rows, past, sequence)
+        return residual.leave(values, change, sequence.real), past, weights
 
     def apply_cross_attention(
         self, values: ResidualStream, memory: KeysValues, mask: Tensor, sequence: SequenceContext
@@ -204,8 +204,8 @@ class TransformerLayer(nn.Module):
         assert self.cross_attention_norm is not None
         residual = self._residual(self.cross_attention_norm)
         values, rows = residual.enter(values, sequence.real)
-        found, weights = self.cross_attention(rows, *memory, mask, with_attention=sequence.with_attention)
-        return residual.leave(values, found, sequence.real), weights
+        change, weights = self.cross_attention(rows, *memory, mask, with_attention=sequence.with_attention)
+        return residual.leave(values, change, sequence.real), weights
 
     def apply_feed_forward(self, values: ResidualStream, sequence: SequenceContext) -> ResidualStream:
         residual = self._residual(self.feed_forward_norm)

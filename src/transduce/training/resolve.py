@@ -18,7 +18,7 @@ from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.errors import InputError, nearest
 from transduce.evaluation.evaluate import METRICS
 from transduce.interop import as_run
-from transduce.layers.meta_init import outlined
+from transduce.layers.meta_init import meta_device
 from transduce.model import Transducer
 from transduce.objectives import Objective
 from transduce.recipe import Corpus, Recipe, changed_keys, describe_changes, parse
@@ -136,7 +136,7 @@ def with_packing(
     if requested is False:
         return recipe
     source, target = tokenizers
-    with outlined():
+    with meta_device():
         network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     reason = packing_obstacle(recipe, network, data, objective)
     if requested is True and reason:

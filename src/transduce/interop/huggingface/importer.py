@@ -20,7 +20,7 @@ from transduce.interop.huggingface.heads import MODULES, SentenceTransformer, re
 from transduce.interop.huggingface.languages import Languages
 from transduce.interop.huggingface.tokenizers import SpecialIds, TextFormat, read_tokenizers
 from transduce.interop.huggingface.weights import ImportRows, check_weights, read_weights
-from transduce.layers.meta_init import outlined
+from transduce.layers.meta_init import meta_device
 from transduce.recipe import Recipe, parse
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -63,7 +63,7 @@ def read_folder(folder: Path, languages: Languages | None = None, family: Family
         recipe, tokenizers, rows = _image_classifier(folder, config, family, model)
     else:
         recipe, tokenizers, rows = _text_model(folder, config, family, model, languages, sentence)
-    with outlined():
+    with meta_device():
         network = build.build_model(recipe.model, tokenizers[0].size, tokenizers[1].size)
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     check_weights(weight_map, stored, shapes, rows, str(folder))

@@ -32,7 +32,7 @@ from transduce.interop.huggingface.sentencepiece import (
 )
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.huggingface.weights import MISSING, ImportRows, Shapes
-from transduce.layers.meta_init import outlined
+from transduce.layers.meta_init import meta_device
 from transduce.recipe import Recipe, parse
 
 MAX_LENGTH = 512  # tokens of a training text
@@ -81,7 +81,7 @@ class LegacyModel:
 def assemble(model: LegacyModel) -> ImportedModel:
     """A native model. All names and shapes are checked before any tensor is read."""
     recipe = _recipe(model)
-    with outlined():
+    with meta_device():
         network = build.build_model(recipe.model, model.source.size, model.target.size)
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     _check(_native_weights(model, recipe, shapes, _on_meta), shapes, model.config.where)
