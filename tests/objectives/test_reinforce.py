@@ -223,7 +223,7 @@ def test_padding_has_no_entropy():
 
 REFUSED = [
     ({"context": FED}, {"kind": "cross_entropy"}, {}, "kind: reinforce"),
-    ({"context": "luong"}, {"kind": "reinforce"}, {}, "draws nothing"),
+    ({"context": "luong"}, {"kind": "reinforce"}, {}, "has none"),
     (
         {"kind": "transformer", "normaliser": "sampled"},
         {"kind": "reinforce"},

@@ -29,7 +29,7 @@ class Continuation:
     truncated: bool  # True: the prefix was longer than the model allows, and only its end was read
 
 
-# A batch, the most tokens of each row, what each is forced to begin with and a number to draw by -> what is found.
+# (batch, maximal lengths, forced prefixes, numbers that seed the samples) -> hypotheses of each row, best first
 Find = Callable[[Batch, Tensor, list[list[int]] | None, Sequence[int]], list[list[Hypothesis]]]
 
 
@@ -41,7 +41,7 @@ def continue_texts(
     max_length: int,
     first_number: int = 0,
 ) -> list[Continuation]:
-    """Each text is forced as the first tokens, and `max_length` more may follow; an empty one begins from nothing."""
+    """Each text is a forced prefix, followed by at most `settings.max_length` tokens. A text may be empty."""
     most = min(settings.max_source_length, max_length - 1)
     ends = [text[-most * CHARACTERS_PER_TOKEN :] for text in texts]
     encoded = tokenizer.encode_batch(ends)
@@ -51,7 +51,7 @@ def continue_texts(
         first = Padded.from_rows([[BOS] for _ in rows])
         prefixes = [prefix_ids[row] for row in rows]
         longest = torch.tensor([min(len(ids) + settings.max_length, max_length) for ids in prefixes])
-        # Only the size of the batch counts: there is nothing to read before <s>.
+        # Only the size of the batch matters: a language model has no source.
         numbers = [first_number + row for row in rows]
         found = find(Batch(target=first), longest, prefixes if any(prefixes) else None, numbers)
         for row, hypotheses in zip(rows, found, strict=True):
@@ -61,10 +61,10 @@ def continue_texts(
 
 
 def score_running(network: Transducer, text: CountedText, block_size: int, batch_tokens: int) -> list[ScoredText]:
-    """How probable a text is, passage by passage.
+    """Log-probabilities of a text, block by block.
 
-    A network whose state can go on over any length reads the whole text in one; any other begins anew with every
-    passage, knowing of the one before only its last token.
+    A network with a state of constant size reads the whole text; any other network starts again with every block, and
+    sees only the last token of the block before.
     """
     count = len(text.ids) - 1
     edges = list(pairwise([*range(0, count, block_size), count]))
@@ -85,7 +85,7 @@ Edges = Sequence[tuple[int, int]]
 
 @torch.inference_mode()
 def _carried(network: Transducer, ids: np.ndarray, edges: Edges) -> np.ndarray:
-    """log p of every id after the first, the state going on from passage to passage."""
+    """log p of every id after the first; the state is carried from block to block."""
     row = torch.from_numpy(ids)[None].to(_device(network))
     state = network.start(Batch(target=Padded(row, torch.ones_like(row, dtype=torch.bool))))
     logs = []
@@ -98,7 +98,7 @@ def _carried(network: Transducer, ids: np.ndarray, edges: Edges) -> np.ndarray:
 
 @torch.inference_mode()
 def _apart(network: Transducer, ids: np.ndarray, edges: Edges, batch_tokens: int) -> np.ndarray:
-    """The same, each passage by itself."""
+    """log p of every id after the first; each block is read by itself."""
     logs = np.zeros(len(ids) - 1)
     for rows in batch_by_length([end - begin for begin, end in edges], batch_tokens):
         batch = Batch(target=Padded.from_rows([ids[edges[row][0] : edges[row][1] + 1].tolist() for row in rows]))

@@ -15,10 +15,10 @@ from transduce.objectives.cross_entropy import Sharpness
 
 
 class Contrastive(Objective):
-    """each embedding against those of the batch, its partner being the positive (InfoNCE, van den Oord 2018)
+    """InfoNCE with in-batch negatives: the other embeddings of the batch (van den Oord 2018)
 
     -log softmax_j(cos(a_i, b_j) / temperature) at j = i; `symmetric`: the mean of both directions. Every other row
-    is a negative, save one with the same text, so unlike the sums over tokens this one changes when a batch is split.
+    with another text is a negative, so unlike sums over tokens this loss changes when a batch is split.
     """
 
     uses_embeddings = True
@@ -28,24 +28,24 @@ class Contrastive(Objective):
         self.temperature, self.symmetric = temperature, symmetric
 
     def __call__(self, model: Forward, batch: Batch) -> Loss:
-        assert batch.source is not None, "a contrast needs both sides"
+        assert batch.source is not None, "contrastive training needs source and target"
         found = cast(PairEmbeddings, model(batch))
-        fit = F.normalize(found.source.float(), dim=-1) @ F.normalize(found.target.float(), dim=-1).T  # B B
-        fit = fit / self.temperature
-        total = _told_apart(fit, batch.labels)
+        cosines = F.normalize(found.source.float(), dim=-1) @ F.normalize(found.target.float(), dim=-1).T  # B B
+        logits = cosines / self.temperature
+        total = _info_nce(logits, batch.labels)
         if self.symmetric:
-            total = (total + _told_apart(fit.T, batch.source)) / 2
-        right = (fit.argmax(-1) == torch.arange(len(fit), device=fit.device)).sum()
+            total = (total + _info_nce(logits.T, batch.source)) / 2
+        right = (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)).sum()
         return Loss(total, {"right": right})
 
     def count(self, batch: Batch) -> int:
         return batch.size
 
 
-def _told_apart(fit: Tensor, choices: Padded) -> Tensor:
-    """The sum of -log softmax at the partner. Duplicates of the partner are no negatives."""
-    ids = choices.values.where(choices.mask, -1)
-    twins = (ids[:, None] == ids[None]).all(-1)  # B B
-    twins.fill_diagonal_(False)
-    partner = torch.arange(len(fit), device=fit.device)
-    return F.cross_entropy(fit.masked_fill(twins, -torch.inf), partner, reduction="sum")
+def _info_nce(logits: Tensor, candidates: Padded) -> Tensor:
+    """The sum of -log softmax at the positive. Candidates with the same text as the positive are not negatives."""
+    ids = candidates.values.where(candidates.mask, -1)
+    duplicates = (ids[:, None] == ids[None]).all(-1)  # B B
+    duplicates.fill_diagonal_(False)
+    positive = torch.arange(len(logits), device=logits.device)
+    return F.cross_entropy(logits.masked_fill(duplicates, -torch.inf), positive, reduction="sum")

@@ -27,14 +27,13 @@ def ctc_loss(logs: Tensor, rows: Tensor, target: Padded) -> Loss:
     total = F.ctc_loss(
         logs.transpose(0, 1), target.values, rows, lengths, blank=BLANK, reduction="sum", zero_infinity=True
     )
-    twice = (target.values[:, 1:] == target.values[:, :-1]) & target.mask[
-        :, 1:
-    ]  # a repeated token needs a blank in between
-    impossible = (rows < lengths + twice.sum(1)).sum()
+    # A repeated token needs a blank in between.
+    repeated = (target.values[:, 1:] == target.values[:, :-1]) & target.mask[:, 1:]
+    impossible = (rows < lengths + repeated.sum(1)).sum()
     return Loss(total, {"nll": total.detach(), "impossible": impossible})
 
 
-def _of(step: Step, batch: Batch) -> Loss:
+def _ctc_of_step(step: Step, batch: Batch) -> Loss:
     gold = batch.labels
     labels = Padded(gold.values, gold.mask & (torch.arange(gold.mask.size(1), device=batch.device) < _words(gold)))
     return ctc_loss(step.state.fixed["paths"], step.state.fixed["rows"], labels)
@@ -46,16 +45,16 @@ def _words(gold: Padded) -> Tensor:
 
 
 class CTC(Objective):
-    """CTC: -log of the sum over all paths that give the target without repeats and blanks (Graves 2006)
+    """CTC: -log of the total probability of all paths that collapse to the target (Graves 2006)
 
-    What cross-entropy without smoothing would give for the same model, token after token, in one pass over the rows.
-    Targets that do not fit into their rows cost nothing and are counted in `impossible`.
+    Equal to the cross-entropy of the CTC prefix scores without smoothing, in one pass over the rows. Targets that do
+    not fit into their rows add nothing to the loss and are counted in `impossible`.
     """
 
     parts = ("nll", "impossible")
 
     def __call__(self, model: Forward, batch: Batch) -> Loss:
-        return _of(model(replace(batch, target=None)), batch)
+        return _ctc_of_step(model(replace(batch, target=None)), batch)
 
     def check(self, model: nn.Module) -> None:
         if not isinstance(model, CTCModel):
@@ -78,7 +77,7 @@ class JointCTC(Objective):
 
     def __call__(self, model: Forward, batch: Batch) -> Loss:
         step = model(batch)
-        found, paths = cross_entropy(step.logits, batch.labels, self.label_smoothing), _of(step, batch)
+        found, paths = cross_entropy(step.logits, batch.labels, self.label_smoothing), _ctc_of_step(step, batch)
         total = torch.lerp(found.smoothed, paths.total.to(found.smoothed), self.weight)
         parts = {"nll": found.nll, "paths": paths.parts["nll"], "impossible": paths.parts["impossible"]}
         return Loss(total, parts)

@@ -16,11 +16,11 @@ from transduce.objectives.cross_entropy import cross_entropy, likelihood, log_pr
 
 
 class TruncatedBPTT(Objective):
-    """cross-entropy over windows; the state is passed on, the gradient is cut (Williams & Peng 1990)
+    """cross-entropy over windows; the state is carried over, the gradient is truncated (Williams & Peng 1990)
 
-    The value is that of the plain cross-entropy, whatever the window. Each window is reached by the gradient of its own
-    tokens alone: truncated back-propagation through time, with the state carried over (Mikolov 2010). What a decoder
-    keeps in `fixed` (its memory of a source) is read by every window, and its gradient is not cut.
+    The loss is that of plain cross-entropy for any window. The gradient of a token does not pass beyond its window:
+    truncated backpropagation through time, with the state carried over (Mikolov 2010). `State.fixed`, the memory of a
+    source, is read by every window, and its gradient is not truncated.
     """
 
     capturable = True
@@ -51,8 +51,8 @@ def cut(state: State) -> State:
 class PrefixLM(Objective):
     """cross-entropy of source and target as one sequence, for decoder-only models
 
-    The stream is x </s> <s> y </s>. Cross-entropy, the default, foretells y </s> only; this one foretells every token
-    after the first, so it learns p(x) too, as in Dai & Le 2015. Inputs and outputs stay the same.
+    The stream is x </s> <s> y </s>. Cross-entropy, the default, predicts y </s> only; this objective predicts every
+    token after the first, so it learns p(x) too, as in Dai & Le 2015. Inputs and outputs stay the same.
     """
 
     def __init__(self, *, label_smoothing: Rate = 0.0) -> None:

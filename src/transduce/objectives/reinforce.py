@@ -18,12 +18,12 @@ from transduce.objectives.cross_entropy import Weight, likelihood, log_probabili
 class Reinforce(Objective):
     """cross-entropy, and the score-function gradient of sampled attention with a baseline (Williams 1992, Xu 2015)
 
-    CE - weight * sum_t (r_t - b_t) log p(row_t) + sum_t (b_t - r_t)^2 - entropy * sum_t H(p_t), no gradient through
-    r - b in the middle term: with weight 1 its mean over draws is the gradient of the expected cross-entropy, less
-    `entropy` times how undecided the draws are, so that none is given up early. r_t is the log-probability of the
-    gold from step t on (`to_go`), for each token that is left; `step` takes step t alone: less noise, and exact where a
-    draw changes nothing later (luong without input feeding). b_t is a linear map of what the output layer read one
-    step before: what it reads at t has seen the draw, and a baseline that knows the draw would pull the mean away.
+    CE - weight * sum_t (r_t - b_t) log p(row_t) + sum_t (b_t - r_t)^2 - entropy * sum_t H(p_t), without gradient
+    through r - b in the second term. With weight 1 its expectation is the gradient of the expected cross-entropy; the
+    entropy term keeps the samples diverse. The reward r_t is the mean log-probability of the gold tokens from step t
+    on (`to_go`), or of step t alone (`step`): less variance, and exact where a sample does not affect later steps
+    (luong without input feeding). The baseline b_t is a linear map of the input of the output layer at step t - 1: at
+    step t that input depends on the sample, and a baseline that depends on the sample would bias the gradient.
     """
 
     parts = ("nll", "baseline", "entropy")
@@ -48,7 +48,7 @@ class Reinforce(Objective):
         drawn = [part for part in model.modules() if isinstance(part, Normaliser) and part.stochastic]
         if not drawn or not isinstance(decoder, Decoder) or not decoder.attention_shape[0]:
             raise InputError(
-                "reinforce trains sampled attention, and this model draws nothing",
+                "reinforce trains sampled attention, and this model has none",
                 remedy="set model.decoder.context: {kind: luong, normaliser: sampled}, or another objective",
             )
 
