@@ -169,7 +169,7 @@ class TestSettings:
             ({"encoder": None, "head": {"kind": "tagger"}}, ("a head needs an encoder",)),
             ({"decoder": None}, ("model.decoder",)),
             ({"encoder": {"width": 16}}, ("model.encoder", "kind: recurrent |")),
-            ({"encoder": {"kind": "nothing:Here"}}, ("nothing.py",)),
+            ({"encoder": {"kind": "nothing:Here"}}, ("nothing:Here", "--trust-user-code")),
         ],
     )
     def test_impossible_models_are_rejected(self, command, tmp_path: Path, pairs: Path, model: dict, told) -> None:

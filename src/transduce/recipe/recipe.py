@@ -23,6 +23,8 @@ from transduce.recipe.schema import (
     TrainingRecipe,
 )
 
+MAX_SHOWN = 200  # characters of a wrong value in a message
+
 
 class Recipe(Section):
     """Description of a whole run."""
@@ -82,8 +84,11 @@ def explain_error(error: ValidationError, where: str, known: Iterable[str], pref
     key = ".".join(str(part) for part in (prefix, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
         return InputError(f"unknown key {key!r}", where=where, remedy=nearest(str(first["loc"][-1]), known))
-    given = f" (got {first['input']!r})" if not isinstance(first["input"], (dict, BaseModel)) else ""
-    return InputError(f"{key}: {first['msg'].removeprefix('Value error, ')}{given}", where=where)
+    problem = first["msg"].removeprefix("Value error, ")
+    if not isinstance(first["input"], (dict, BaseModel)):
+        given = repr(first["input"])
+        problem += f" (got {given if len(given) <= MAX_SHOWN else given[:MAX_SHOWN] + '...'})"
+    return InputError(f"{key}: {problem}" if key else problem, where=where)
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

@@ -33,7 +33,7 @@ class Section(BaseModel):
     def _integers_fit_a_tensor(self) -> Self:
         for name, value in self:
             numbers = value if isinstance(value, tuple) else (value,)
-            if any(isinstance(number, int) and abs(number) > MAX_INTEGER for number in numbers):
+            if name != "seed" and any(isinstance(number, int) and abs(number) > MAX_INTEGER for number in numbers):
                 raise ValueError(f"`{name}` has an integer of more than 62 bits")
         return self
 

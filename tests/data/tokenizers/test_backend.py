@@ -86,6 +86,7 @@ def test_damaged_tokenizers_are_refused() -> None:
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
         {"normalizer": {"type": "Sequence", "normalizers": [strip] * 101}},
         {"model": {"type": "WordLevel", "vocab": {"a" * 5000: 0, "<unk>": 1}, "unk_token": "<unk>"}},
+        {"model": {"type": "WordLevel", "vocab": {"a": 10**9, "<unk>": 1}, "unk_token": "<unk>"}},
         {"model": None},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"."):

@@ -203,7 +203,16 @@ def test_unsupported_config_values_are_refused(folder):
         ({"d_model": "wide"}, "d_model"),
         ({"dropout": 7}, "dropout"),
         ({"eos_token_id": [0, 5]}, "eos_token_id"),
-        ({"decoder_start_token_id": 99}, "token 99"),
+        ({"decoder_start_token_id": 99}, "decoder_start_token_id: 99 is no token"),
+        ({"forced_bos_token_id": 10**9}, "forced_bos_token_id: 1000000000 is no token"),
+        ({"bad_words_ids": [[99]]}, "bad_words_ids: [99] is not a list of tokens"),
+        ({"bad_words_ids": 5}, "bad_words_ids: 5 is not a list of words"),
+        ({"suppress_tokens": 0.5}, "suppress_tokens: 0.5 is not a list of tokens"),
+        ({"max_length": "x"}, "max_length: 'x' is not an integer"),
+        ({"num_beams": [1]}, "num_beams: [1] is not an integer"),
+        ({"num_beams": 10**9}, "num_beams: 1000000000 is not an integer from 1 to 1,048,576"),
+        ({"length_penalty": float("nan"), "num_beams": 2}, "length_penalty: nan is not a number"),
+        ({"early_stopping": [1], "num_beams": 2}, "early_stopping: [1] is not supported"),
     ):
         original = (folder / "config.json").read_text()
         (folder / "generation_config.json").unlink(missing_ok=True)

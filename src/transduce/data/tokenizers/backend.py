@@ -21,6 +21,7 @@ from transduce.errors import InputError
 MAX_GROWTH = 1024  # characters of a text after all steps, for each that it had
 MAX_STEPS = 100
 MAX_PIECE = 4096  # characters
+MAX_ID = 2**22
 BYTES_PER_CHARACTER = 4  # of UTF-8
 STEP_LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
 ZERO_WIDTH = re.compile(r"\(\?<?[=!]|\\[bBAzZGKyY]|[\^$]")  # assertions, which match between two characters
@@ -37,9 +38,12 @@ def open_backend(text: str) -> Backend:
                 raise ValueError(f"its steps make a text up to {growth:,.0f} times as long; at most {MAX_GROWTH:,}")
     except InputError as error:
         raise ValueError(error.problem) from None
-    longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=0)
+    pieces = backend.get_vocab(with_added_tokens=True)
+    longest, largest = max(map(len, pieces), default=0), max(pieces.values(), default=0)
     if longest > MAX_PIECE:
         raise ValueError(f"a piece has {longest:,} characters; at most {MAX_PIECE:,}")
+    if largest > MAX_ID:  # the library allocates memory for every id up to the last
+        raise ValueError(f"a piece has the id {largest:,}; at most {MAX_ID:,}")
     return backend
 
 
