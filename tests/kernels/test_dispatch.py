@@ -1,4 +1,4 @@
-"""Conditions under which the Triton kernels of training apply."""
+"""Conditions under which Triton kernels apply, in training and in decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transduce.kernels import dispatch
 from transduce.kernels.dispatch import captured_pass
 
-ON_GPU: Any = SimpleNamespace(is_cuda=True)
+ON_GPU: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
 
 
 @pytest.fixture
@@ -59,3 +59,13 @@ def test_a_captured_pass_belongs_to_its_thread() -> None:
         other.start()
         other.join()
     assert found == [False]
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_decoding_kernels_apply_in_16_bits_without_gradients(dtype: torch.dtype) -> None:
+    x: Any = SimpleNamespace(is_cuda=True, dtype=dtype)
+    assert not dispatch.fused_decoding(x)
+    with torch.no_grad():
+        assert dispatch.fused_decoding(x) == (dtype != torch.float32)
+        assert not dispatch.fused_decoding(torch.ones(1, dtype=dtype))

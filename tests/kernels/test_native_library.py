@@ -167,17 +167,13 @@ print(found is not None and found.transduce_simd_level())
 def test_a_truncated_library_does_not_end_the_process(tmp_path: Path) -> None:
     """Without verification the loader maps pages that are not there, and the process dies by SIGBUS."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-
-    def load() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, env=environment)
-
     path = libraries.compiled(COMPILER, ("-O0",), tmp_path / "transduce" / "native")
     path.write_bytes(path.read_bytes()[:5000])
-    done = load()
+    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, signal.strsignal(-done.returncode) if done.returncode < 0 else done.stderr
     assert int(done.stdout) >= 1
     assert "damaged" in done.stderr
-    assert "damaged" not in load().stderr
+    assert libraries._is_whole(path)
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""Whole sources through a block by our own kernels are what the plain block makes of them, whoever lies beside them."""
+"""Native encoder blocks: equal to the modules, and independent of the other sources of a batch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from transduce.inference.lowering.backends import NativeEncoderBlock
 from transduce.kernels.native.library import library
 from transduce.layers.embedding import Embedding
 
-LENGTHS = [[1], [7, 1, 30, 16], [33, 2, 65, 40, 128, 3, 9, 61, 17, 50]]  # fewer rows than go together, and more
+LENGTHS = [
+    [1],
+    [7, 1, 30, 16],
+    [33, 2, 65, 40, 128, 3, 9, 61, 17, 50],
+]  # fewer rows than one kernel tile, and more
 
 
-@pytest.mark.skipif(library() is None, reason="no compiler")
+@pytest.mark.skipif(library() is None, reason="there is no C compiler")
 @pytest.mark.parametrize("lengths", LENGTHS, ids=len)
 @pytest.mark.parametrize(
     "options",
     [{"heads": 2, "width": 128}, {"heads": 3, "width": 60, "norm": "post"}, {"heads": 1, "width": 32, "gated": True}],
     ids=str,
 )
-def test_a_source_is_read_as_by_the_plain_block(lengths: list[int], options: dict[str, object]) -> None:
+def test_a_native_encoder_equals_its_modules(lengths: list[int], options: dict[str, object]) -> None:
     torch.manual_seed(len(lengths))
     embedding = Embedding(50, int(str(options["width"])))
     plain = TransformerEncoder(embedding, layers=2, ff_width=48, activation="gelu", **options).eval()  # type: ignore[arg-type]

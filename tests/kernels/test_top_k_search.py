@@ -1,4 +1,4 @@
-"""A search over the best next tokens alone finds what it finds over the scores of all of them."""
+"""Search over the top-k tokens of a lowered decoder: the same hypotheses as over the logits of all tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transduce.kernels.native import library as libraries
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer
 
-SIZE, LONGEST = 23, 40  # more than the first room: caches grow on the way
+SIZE, LONGEST = 23, 40  # more than the first capacity: caches grow during the search
 SOURCES = [[5, 6, 4, 6, 2], [4, 2], [6, 6, 2], [7, 8, 9, 4, 4, 4, 2]]
 PREFIX = [[5], [6, 4, 5], [4, 4], []]
 STRATEGIES: list[Strategy] = [
@@ -40,7 +40,7 @@ STRATEGIES: list[Strategy] = [
     HuggingFaceBeam(width=3, stop="bound"),
     HuggingFaceBeam(width=3, stop="full"),
 ]
-RULES: list[list[LogitsProcessor]] = [
+PROCESSORS: list[list[LogitsProcessor]] = [
     [],
     [MinLength(length=3), SuppressTokens(tokens=[7, 8])],
     [SuppressTokens(tokens=[6], at=1), ForcedBOS(token=9)],
@@ -49,11 +49,18 @@ RULES: list[list[LogitsProcessor]] = [
     [RepetitionPenalty(penalty=1.3)],
 ]
 
-native = pytest.mark.skipif(libraries.library() is None, reason="no compiler here")
+SUPPRESSING = [*PROCESSORS[:2], [SuppressTokens(tokens=[7, 8])]]
+
+
+def processor_names(processors: list[LogitsProcessor]) -> str:
+    return "+".join(type(one).__name__ for one in processors) or "none"
+
+
+native = pytest.mark.skipif(libraries.library() is None, reason="there is no C compiler")
 
 
 def network(kind: str = "both", ending: float = 1.5) -> Transducer:
-    """`ending` is added to the score of </s>, so that lines end here and there."""
+    """`ending` is added to the logit of </s>, so that hypotheses end at different lengths."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "ff_width": 24}
     table, output = Embedding(SIZE, 16), Output(16, SIZE)
@@ -64,31 +71,31 @@ def network(kind: str = "both", ending: float = 1.5) -> Transducer:
     return EncoderDecoder(TransformerEncoder(table, **sizes), TransformerDecoder(table, output, 16, **sizes)).eval()
 
 
-def found_by(
+def hypotheses(
     model: Transducer,
     strategy: Strategy,
-    rules: Sequence[LogitsProcessor],
+    processors: Sequence[LogitsProcessor],
     prefix: Padded | None = None,
     best: int | None = None,
 ) -> list[list[Hypothesis]]:
     batch = Batch(Padded.from_rows(SOURCES))
     longest = torch.full((len(SOURCES),), LONGEST)
-    return search(model, batch, strategy, max_lengths=longest, processors=rules, prefix=prefix, nbest=best)
+    return search(model, batch, strategy, max_lengths=longest, processors=processors, prefix=prefix, nbest=best)
 
 
 @native
 @pytest.mark.parametrize("kind", ["both", "alone"])
-@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(type(rule).__name__ for rule in rules) or "none")
+@pytest.mark.parametrize("processors", PROCESSORS, ids=processor_names)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: f"{type(one).__name__}-{getattr(one, 'stop', '')}")
-def test_what_is_proposed_is_what_all_scores_would_give(
-    kind: str, rules: list[LogitsProcessor], strategy: Strategy
+def test_a_top_k_search_equals_a_search_over_all_logits(
+    kind: str, processors: list[LogitsProcessor], strategy: Strategy
 ) -> None:
     plain = network(kind)
     made = lower_network(plain, "fp32")
     assert made.top_k is not None
     for prefix in (None, Padded.from_rows(PREFIX)):
         for before, after in zip(
-            found_by(plain, strategy, rules, prefix), found_by(made, strategy, rules, prefix), strict=True
+            hypotheses(plain, strategy, processors, prefix), hypotheses(made, strategy, processors, prefix), strict=True
         ):
             assert [one.ids for one in after] == [one.ids for one in before]
             assert [one.complete for one in after] == [one.complete for one in before]
@@ -97,44 +104,44 @@ def test_what_is_proposed_is_what_all_scores_would_give(
 
 
 def counted(model: Transducer, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How often each way through the decoder is taken from now on."""
+    """Calls of `top_k` and `advance` of the decoder from now on, and active rows of `top_k`."""
     calls = {"top_k": 0, "advance": 0, "rows": 0}
     kind = type(model.decoder)  # type: ignore[arg-type]
     top_k: Callable[..., TopK] = kind.top_k
     advance = kind.advance
 
-    def proposed(self: Any, tokens: torch.Tensor, state: State, asked: TopKRequest) -> TopK:
+    def counted_top_k(self: Any, tokens: torch.Tensor, state: State, request: TopKRequest) -> TopK:
         calls["top_k"] += 1
-        calls["rows"] += int(asked.active.sum())
-        return top_k(self, tokens, state, asked)
+        calls["rows"] += int(request.active.sum())
+        return top_k(self, tokens, state, request)
 
     def advanced(self: Any, *given: Any, **named: Any) -> Any:
         calls["advance"] += 1
         return advance(self, *given, **named)
 
-    monkeypatch.setattr(kind, "top_k", proposed)
+    monkeypatch.setattr(kind, "top_k", counted_top_k)
     monkeypatch.setattr(kind, "advance", advanced)
     return calls
 
 
 @native
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_common_search_never_writes_all_scores_down(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_and_beam_search_need_no_logits(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = lower_network(network(), precision)
     calls = counted(made, monkeypatch)
-    found = found_by(made, Greedy(), [MinLength(length=2)])
+    found = hypotheses(made, Greedy(), [MinLength(length=2)])
     assert calls["advance"] == 0
     assert calls["top_k"] == max(len(line[0].ids) for line in found)
-    assert calls["rows"] == sum(len(line[0].ids) for line in found)  # a line that ended is read no more
-    found_by(made, Beam(width=4), [], best=1)
+    assert calls["rows"] == sum(len(line[0].ids) for line in found)  # finished rows are skipped
+    hypotheses(made, Beam(width=4), [], best=1)
     assert calls["advance"] == 0
-    found_by(made, Sample(width=2), [])
+    hypotheses(made, Sample(width=2), [])
     assert calls["advance"] > 0
 
 
 @native
-def test_what_cannot_be_proposed_is_left_as_it_was() -> None:
-    """Kernels know no norm over the batch, and bf16 has none of ours."""
+def test_unsupported_decoders_have_no_top_k_step() -> None:
+    """The kernels have no RMS norm, and bf16 linear layers are those of torch."""
     assert lower_network(network(), "bf16").top_k is None or not torch.backends.mkldnn.is_available()
     table = Embedding(SIZE, 16)
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "norm_kind": "rms"}
@@ -145,23 +152,23 @@ def test_what_cannot_be_proposed_is_left_as_it_was() -> None:
     assert isinstance(lower_network(network(), "int8").decoder, TopKLoweredDecoder)
 
 
-def test_without_kernels_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_native_kernels_there_is_no_top_k_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(libraries.SWITCH, "0")
     plain = network()
     made = lower_network(plain, "fp32")
     assert made.top_k is None
-    for before, after in zip(found_by(plain, Beam(width=3), []), found_by(made, Beam(width=3), []), strict=True):
+    for before, after in zip(hypotheses(plain, Beam(width=3), []), hypotheses(made, Beam(width=3), []), strict=True):
         assert before[0].ids == after[0].ids
 
 
 @native
-def test_a_beam_of_one_reads_fewer_rows_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that could not come first are given up: the same answer, from fewer of them."""
+def test_one_result_needs_fewer_rows_than_all_beams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that cannot rank first are pruned: the same best hypothesis, from fewer rows."""
     made = lower_network(network(ending=2.5), "fp32")
     calls = counted(made, monkeypatch)
-    several = found_by(made, Beam(width=4), [])
+    several = hypotheses(made, Beam(width=4), [])
     every = calls["rows"]
-    one = found_by(made, Beam(width=4), [], best=1)
+    one = hypotheses(made, Beam(width=4), [], best=1)
     assert calls["rows"] - every < every
     assert [line[0] for line in one] == [line[0] for line in several]
 
@@ -178,24 +185,24 @@ KINDS: list[Callable[[int], LogitsProcessor]] = [
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 4), st.integers(0, 5), st.integers(0, 99))
-def test_what_a_rule_forbids_is_what_it_does(
-    kind: Callable[[int], LogitsProcessor], number: int, said: int, seed: int
+def test_suppressed_tokens_of_a_processor_are_those_that_it_masks(
+    kind: Callable[[int], LogitsProcessor], number: int, length: int, seed: int
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
     rule, scores = kind(number), torch.randn(3, 12, generator=draw)
-    spoken = torch.randint(4, 12, (3, said), generator=draw)
-    history = torch.cat((torch.full((3, 6 - said), PAD), spoken), 1)
-    forbidden = rule.suppressed(said)
-    if forbidden is None:
+    generated = torch.randint(4, 12, (3, length), generator=draw)
+    history = torch.cat((torch.full((3, 6 - length), PAD), generated), 1)
+    suppressed = rule.suppressed(length)
+    if suppressed is None:
         return
     wanted = scores.clone()
-    wanted[:, list(forbidden)] = -torch.inf
+    wanted[:, list(suppressed)] = -torch.inf
     assert torch.equal(rule.apply(scores.clone(), history), wanted)
 
 
 @pytest.mark.parametrize("made", [False, pytest.param(True, marks=native)], ids=["plain", "packed"])
-def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
-    """Sources that are done are written over in place, but never what was given."""
+def test_a_search_does_not_change_its_batch(made: bool) -> None:
+    """Finished sources are overwritten in place, but never the input."""
     model = lower_network(network(), "fp32") if made else network()
     source = Padded.from_rows(SOURCES)
     kept = Padded(source.values.clone(), source.mask.clone())
@@ -207,22 +214,22 @@ def test_a_search_leaves_its_batch_as_it_was(made: bool) -> None:
 
 @native
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-@pytest.mark.parametrize("rules", [*RULES[:2], [SuppressTokens(tokens=[7, 8])]], ids=["free", "by length", "always"])
+@pytest.mark.parametrize("processors", SUPPRESSING, ids=["free", "by length", "always"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
-def test_rows_that_stand_at_different_places_are_proposed_for(
-    strategy: Strategy, rules: list[LogitsProcessor], precision: Any
+def test_top_k_steps_with_rows_at_different_positions(
+    strategy: Strategy, processors: list[LogitsProcessor], precision: Any
 ) -> None:
-    """Sources come into places that are free: kernels read each row's own place, and leave out those that are done."""
+    """New sources enter free slots: the kernels read the position of each row, and skip rows that are finished."""
     model = lower_network(network(), precision)
     assert model.top_k is not None
     rows = [*SOURCES, *SOURCES[::-1], *SOURCES[1:]]
     longest = torch.tensor([LONGEST, 3, 9, 5, LONGEST, 1, 7, LONGEST, 4, 12, 2])
-    asked = [
+    request = [
         SearchRequest(Batch(Padded.from_rows(rows[first : first + 2])), longest[first : first + 2])
         for first in range(0, len(rows), 2)
     ]
-    found = continuous_search(model, asked, strategy, slots=4, processors=rules)
-    wanted = search(model, Batch(Padded.from_rows(rows)), strategy, max_lengths=longest, processors=rules)
+    found = continuous_search(model, request, strategy, slots=4, processors=processors)
+    wanted = search(model, Batch(Padded.from_rows(rows)), strategy, max_lengths=longest, processors=processors)
     for one, other in zip(found, wanted, strict=True):
         assert [line.ids for line in one] == [line.ids for line in other]
         assert [line.score for line in one] == pytest.approx([line.score for line in other], abs=1e-3)

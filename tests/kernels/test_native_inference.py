@@ -1,4 +1,4 @@
-"""Our own kernels against plain arithmetic: products, whole steps of a search, the best of many scores."""
+"""Native kernels of inference at every SIMD level: linear layers, top-k, decoding steps."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LEVELS = ("native", "avx2", "portable")
 OTHERS = {"avx2": ("-march=haswell",), "portable": ("-DPORTABLE",)}
 SIZES = {"rows": st.integers(0, 14), "width": st.integers(1, 70), "outputs": st.integers(1, 140)}
 
-pytestmark = pytest.mark.skipif(libraries.library() is None, reason="no compiler here")
+pytestmark = pytest.mark.skipif(libraries.library() is None, reason="there is no C compiler")
 
 
 @pytest.fixture(params=LEVELS, scope="module")
 def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Every way through simd.h that this processor can run."""
+    """Every code path of simd.h that this processor can run."""
     if request.param == "native":
         yield "native"
         return
@@ -56,8 +56,8 @@ def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     libraries._found = before
 
 
-def whole_product(values: np.ndarray, layer: nn.Linear) -> np.ndarray:
-    """s_row s_output sum(q_x q_w) + b, the sum in whole numbers."""
+def int8_product(values: np.ndarray, layer: nn.Linear) -> np.ndarray:
+    """s_row s_output sum(q_x q_w) + b, the sum in integers."""
     whole, scales = quantise_rows(layer.weight)
     top = np.abs(values).max(-1, keepdims=True)
     up = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
@@ -67,17 +67,19 @@ def whole_product(values: np.ndarray, layer: nn.Linear) -> np.ndarray:
 
 
 @given(**SIZES, bias=st.booleans(), rectified=st.booleans(), seed=st.integers(0, 99))
-def test_whole_numbers(level: str, rows: int, width: int, outputs: int, bias: bool, rectified: bool, seed: int) -> None:
+def test_int8_linear_equals_integer_arithmetic(
+    level: str, rows: int, width: int, outputs: int, bias: bool, rectified: bool, seed: int
+) -> None:
     torch.manual_seed(seed)
     layer, values = nn.Linear(width, outputs, bias=bias), 3 * torch.randn(rows, width)
     values[: rows // 3] = 0.0
-    wanted = whole_product(values.numpy(), layer) if rows else np.zeros((0, outputs))
+    wanted = int8_product(values.numpy(), layer) if rows else np.zeros((0, outputs))
     found = NativeLinear(*quantise_rows(layer.weight), layer.bias).function(rectified)(values)
     np.testing.assert_allclose(found.numpy(), np.maximum(wanted, 0) if rectified else wanted, rtol=1e-5, atol=1e-5)
 
 
 @given(**SIZES, bias=st.booleans(), rectified=st.booleans(), seed=st.integers(0, 99))
-def test_floating_point(
+def test_fp32_linear_equals_torch(
     level: str, rows: int, width: int, outputs: int, bias: bool, rectified: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -88,7 +90,7 @@ def test_floating_point(
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_threads_change_nothing() -> None:
+def test_results_do_not_depend_on_threads() -> None:
     torch.manual_seed(0)
     layer, values = nn.Linear(256, 1500), torch.randn(5, 256)
     read = NativeLinear(*quantise_rows(layer.weight), layer.bias).function()
@@ -101,7 +103,7 @@ def test_threads_change_nothing() -> None:
 
 
 @given(st.integers(1, 9), st.integers(0, 99))
-def test_a_row_does_not_see_its_neighbours(rows: int, seed: int) -> None:
+def test_int8_rows_do_not_depend_on_their_batch(rows: int, seed: int) -> None:
     torch.manual_seed(seed)
     read, values = PackedInt8(nn.Linear(37, 21)), torch.randn(rows, 37) * torch.logspace(-3, 3, rows)[:, None]
     together = read(values)
@@ -109,7 +111,7 @@ def test_a_row_does_not_see_its_neighbours(rows: int, seed: int) -> None:
 
 
 @given(st.integers(1, 700), st.integers(1, 12), st.integers(0, 99), st.booleans())
-def test_the_best_of_many(level: str, size: int, count: int, seed: int, coarse: bool) -> None:
+def test_top_k_equals_a_stable_sort(level: str, size: int, count: int, seed: int, coarse: bool) -> None:
     torch.manual_seed(seed)
     scores = torch.randint(-5, 5, (2, 3, size)).float() if coarse else torch.randn(2, 3, size)
     scores[..., ::5] = -torch.inf
@@ -119,41 +121,41 @@ def test_the_best_of_many(level: str, size: int, count: int, seed: int, coarse: 
     if count > size:
         return
     found = native.run(scores, count)
-    order = scores.sort(dim=-1, descending=True, stable=True)  # the earlier of two that are equal
+    order = scores.sort(dim=-1, descending=True, stable=True)  # the earlier of two equal ones first
     assert torch.equal(found[0], order.values[..., :count])
     assert torch.equal(found[1], order.indices[..., :count])
 
 
 @given(**SIZES, whole=st.booleans(), count=st.integers(1, 9), seed=st.integers(0, 99), threads=st.integers(1, 3))
-def test_the_best_outputs(
+def test_linear_top_k_equals_the_best_log_probabilities(
     level: str, rows: int, width: int, outputs: int, whole: bool, count: int, seed: int, threads: int
 ) -> None:
-    """Against all scores written down: log-probabilities of the best that are not banned, the earlier of two equals."""
+    """Against the logits of all tokens: the best that are not suppressed, the earlier of two equal ones."""
     torch.manual_seed(seed)
     layer, values = nn.Linear(width, 9 * outputs), torch.randn(rows, width)
     with torch.no_grad():
         layer.weight[::3], layer.bias[::3] = layer.weight[0], layer.bias[0]  # equals
     product = NativeLinear(*(quantise_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
-    banned = torch.randint(0, 9 * outputs, (3,)).tolist()
+    suppressed = torch.randint(0, 9 * outputs, (3,)).tolist()
     logs = product.function()(values).log_softmax(-1)
-    logs[:, banned] = -torch.inf
+    logs[:, suppressed] = -torch.inf
     order = logs.sort(dim=-1, descending=True, stable=True)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    found = linear_top_k(product, values, count, banned)
+    found = linear_top_k(product, values, count, suppressed)
     torch.set_num_threads(before)
     assert torch.equal(found.tokens, order.indices[:, :count]) or torch.allclose(
         logs.gather(1, found.tokens), order.values[:, :count], atol=1e-5
     )
     torch.testing.assert_close(found.log_probs, order.values[:, :count], rtol=1e-4, atol=1e-4)
     for row in range(rows):  # its neighbours change nothing, to the bit
-        alone = linear_top_k(product, values[row : row + 1], count, banned)
-        assert torch.equal(alone.log_probs[0], linear_top_k(product, values, count, banned).log_probs[row])
+        alone = linear_top_k(product, values[row : row + 1], count, suppressed)
+        assert torch.equal(alone.log_probs[0], linear_top_k(product, values, count, suppressed).log_probs[row])
         assert torch.equal(alone.tokens[0], found.tokens[row])
 
 
 @given(st.integers(1, 70), st.sampled_from([0.01, 3.0, 100.0]), st.integers(0, 99))
-def test_log_probabilities_are_exact_to_a_rounding(level: str, size: int, spread: float, seed: int) -> None:
+def test_log_probabilities_are_exact_up_to_rounding(level: str, size: int, spread: float, seed: int) -> None:
     """Scores that a matrix hands on as they are, against arithmetic in double precision."""
     values = torch.randn(3, size, generator=torch.Generator().manual_seed(seed)) * spread
     product = NativeLinear(torch.eye(size), None, None)
@@ -164,7 +166,7 @@ def test_log_probabilities_are_exact_to_a_rounding(level: str, size: int, spread
         torch.testing.assert_close(logs.double(), wanted, rtol=3e-7, atol=3e-7)
 
 
-def test_fewer_outputs_than_are_asked_for(level: str) -> None:
+def test_top_k_of_fewer_outputs_than_k(level: str) -> None:
     layer = nn.Linear(4, 3)
     found = linear_top_k(NativeLinear(layer.weight, None, layer.bias), torch.randn(2, 4), 5, [1])
     assert (found.log_probs[:, 2:] == -torch.inf).all()
@@ -180,10 +182,10 @@ def test_fewer_outputs_than_are_asked_for(level: str) -> None:
     share=st.sampled_from([0.02, 0.3, 1.0]),
     seed=st.integers(0, 99),
 )
-def test_the_best_of_a_list(
+def test_top_k_within_a_shortlist(
     level: str, rows: int, width: int, outputs: int, whole: bool, bias: bool, count: int, share: float, seed: int
 ) -> None:
-    """Against all scores written down and cut to each row's own list; in whole numbers the scores are the same ones."""
+    """Against all scores written down and cut to each row's own list; in int8 the scores are the same ones."""
     torch.manual_seed(seed)
     layer, values = nn.Linear(width, 9 * outputs, bias=bias), torch.randn(rows, width)
     product = NativeLinear(*(quantise_rows(layer.weight) if whole else (layer.weight, None)), layer.bias)
@@ -191,12 +193,12 @@ def test_the_best_of_a_list(
     allowed[torch.arange(5), torch.randint(0, 9 * outputs, (5,))] = True  # a list has one token at least
     lines, tokens = allowed.nonzero(as_tuple=True)
     begins, which = torch.searchsorted(lines, torch.arange(6)), torch.randint(0, 5, (rows,))
-    banned = torch.randint(0, 9 * outputs, (3,)).tolist()
+    suppressed = torch.randint(0, 9 * outputs, (3,)).tolist()
     logs = product.function()(values).masked_fill(~allowed[which], -torch.inf).log_softmax(-1)
-    logs[:, banned] = -torch.inf
+    logs[:, suppressed] = -torch.inf
     before = torch.get_num_threads()
     torch.set_num_threads(1 + seed % 3)
-    found = linear_top_k(product, values, count, banned, Shortlists(tokens.int(), begins, which))
+    found = linear_top_k(product, values, count, suppressed, Shortlists(tokens.int(), begins, which))
     torch.set_num_threads(before)
     wanted = logs.sort(dim=-1, descending=True, stable=True).values[:, :count]
     wanted = torch.nn.functional.pad(wanted, (0, count - wanted.size(1)), value=-torch.inf)
@@ -205,7 +207,7 @@ def test_the_best_of_a_list(
     assert torch.allclose(logs.gather(1, found.tokens)[real], found.log_probs[real], atol=1e-4)
     for row in range(rows):  # its neighbours change nothing, to the bit
         alone = linear_top_k(
-            product, values[row : row + 1], count, banned, Shortlists(tokens.int(), begins, which[row : row + 1])
+            product, values[row : row + 1], count, suppressed, Shortlists(tokens.int(), begins, which[row : row + 1])
         )
         assert torch.equal(alone.log_probs[0], found.log_probs[row])
         assert torch.equal(alone.tokens[0], found.tokens[row])
@@ -217,7 +219,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"activation": "gelu", "gated": True},
     {"activation": "silu", "bias": False},
     {"activation": "gelu_tanh", "window": 2},
-    {"width": 18, "heads": 3, "ff_width": 7},  # nothing a multiple of anything
+    {"width": 18, "heads": 3, "ff_width": 7},  # no multiple of a SIMD width
     {"head_width": 20},
     {"width": 64, "heads": 2},  # heads of whole vectors
 ]
@@ -233,20 +235,20 @@ def transformer(options: dict[str, Any], vocabulary: int = 23) -> EncoderDecoder
     return EncoderDecoder(encoder, decoder).eval()
 
 
-def found_by(network: EncoderDecoder, strategy: Strategy, prefix: Padded | None = None) -> list[list[Hypothesis]]:
+def hypotheses(network: EncoderDecoder, strategy: Strategy, prefix: Padded | None = None) -> list[list[Hypothesis]]:
     source = Padded.from_rows([[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]])
     return search(network, Batch(source), strategy, max_lengths=torch.full((3,), 40), prefix=prefix)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
-def test_a_step_is_that_of_the_plain_block(level: str, options: dict[str, Any], strategy: Strategy) -> None:
-    """Sources and prefixes of different lengths, beams that change places, caches that grow on the way."""
+def test_a_native_search_equals_a_search_by_modules(level: str, options: dict[str, Any], strategy: Strategy) -> None:
+    """Sources and prefixes of different lengths, beams that change places, caches that grow during the search."""
     plain = transformer(options)
     made = lower_network(plain, "fp32")
     assert isinstance(made.decoder.backend, NativeBackend)  # type: ignore[union-attr]
     for prefix in (None, Padded.from_rows([[5], [6, 4, 5], [4, 4]])):
-        for before, after in zip(found_by(plain, strategy, prefix), found_by(made, strategy, prefix), strict=True):
+        for before, after in zip(hypotheses(plain, strategy, prefix), hypotheses(made, strategy, prefix), strict=True):
             assert [one.ids for one in after] == [one.ids for one in before]
             for one, other in zip(after, before, strict=True):
                 assert one.token_scores == pytest.approx(other.token_scores, rel=1e-4, abs=1e-4)
@@ -254,22 +256,22 @@ def test_a_step_is_that_of_the_plain_block(level: str, options: dict[str, Any], 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=4)], ids=["greedy", "beam"])
-def test_without_kernels_a_step_is_the_same(
+def test_a_search_without_native_kernels_equals_a_search_by_modules(
     options: dict[str, Any], strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(libraries.SWITCH, "0")
     plain = transformer(options)
     made = lower_network(plain, "fp32")
     assert isinstance(made.decoder.backend, OperationsBackend)  # type: ignore[union-attr]
-    for before, after in zip(found_by(plain, strategy), found_by(made, strategy), strict=True):
+    for before, after in zip(hypotheses(plain, strategy), hypotheses(made, strategy), strict=True):
         assert after[0].ids == before[0].ids
         assert after[0].token_scores == pytest.approx(before[0].token_scores, rel=1e-4, abs=1e-4)
 
 
-def test_the_smallest_vocabulary() -> None:
+def test_a_vocabulary_smaller_than_the_beam_candidates() -> None:
     network = transformer({}, vocabulary=7)
     for before, after in zip(
-        found_by(network, Beam(width=5)), found_by(lower_network(network), Beam(width=5)), strict=True
+        hypotheses(network, Beam(width=5)), hypotheses(lower_network(network), Beam(width=5)), strict=True
     ):
         assert before[0].ids == after[0].ids
 
@@ -286,8 +288,8 @@ def test_int8_outputs_do_not_depend_on_the_batch(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that went without them would find the same, and take longer."""
+def test_a_lowered_search_calls_the_native_kernels(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search without them would find the same, and take longer."""
     network = lower_network(transformer({}), precision)
     assert all(part.native is not None for part in network.modules() if isinstance(part, PackedLinear))
     steps: list[Tensor] = []
@@ -299,9 +301,9 @@ def test_the_kernels_are_used(precision: Any, monkeypatch: pytest.MonkeyPatch) -
     calls: list[int] = []
     counting = replace(native, run=lambda scores, count: calls.append(count) or native.run(scores, count))
     monkeypatch.setattr(strategies, "TOP_K", replace(TOP_K, backends=(counting, *others)))
-    rules = [RepetitionPenalty(penalty=1.1)]  # which wants the scores of all tokens
+    processors = [RepetitionPenalty(penalty=1.1)]  # which needs the logits of all tokens
     found = search(
-        network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), max_lengths=torch.tensor([9]), processors=rules
+        network, Batch(Padded.from_rows([[5, 6, 2]])), Greedy(), max_lengths=torch.tensor([9]), processors=processors
     )
-    assert len(steps) == 2 * (len(found[0][0].ids) - 1)  # <s> is read by the plain road
+    assert len(steps) == 2 * (len(found[0][0].ids) - 1)  # <s> is read by the modules
     assert len(calls) == len(found[0][0].ids)
