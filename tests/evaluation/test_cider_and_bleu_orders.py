@@ -22,7 +22,7 @@ def grams(text: str, order: int) -> list[tuple[str, ...]]:
 
 
 def cider_d(pairs) -> float:
-    """Vedantam 2015, equations 1 to 3 and 6, slowly: every n-gram of a pair is asked for by itself."""
+    """Vedantam 2015, equations 1 to 3 and 6, computed directly, n-gram by n-gram."""
     scores = []
     for said, references in pairs:
         total = 0.0

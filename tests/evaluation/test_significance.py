@@ -26,7 +26,7 @@ def outcomes(hits: np.ndarray) -> np.ndarray:
 
 
 def text(seed: int, damage: float, lines: int = 80) -> tuple[list[str], list[list[str]]]:
-    """The references depend on nothing; how much of them survives depends on the seed and the damage."""
+    """Fixed references, and hypotheses in which words are damaged at random; seed and rate are given."""
     words, fixed, draw = (
         ["red", "green", "blue", "one", "two", "three", "go", "stay"],
         random.Random(0),

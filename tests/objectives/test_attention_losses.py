@@ -74,7 +74,7 @@ def test_attention_penalty_is_a_sum_over_rows(kind):
 
 
 def test_attention_penalty_of_best_and_worst_attention():
-    """Each row once costs nothing; the same row each time costs all that it can."""
+    """The penalty is 0 where every row is attended to once, and largest where one row is attended to at every step."""
     once, again = torch.eye(3)[None], torch.eye(3)[:1].expand(1, 3, 3)
     mask = torch.ones(1, 3, dtype=torch.bool)
     assert float(coverage(once, mask)) == 0
@@ -95,10 +95,11 @@ def test_attention_penalty_of_best_and_worst_attention():
         (TRANSFORMER, {"head": -3}, "2 layers of 2 heads"),
     ],
 )
-def test_unsuitable_models_are_refused_by_the_recipe(decoder, options, words):
-    with pytest.raises(InputError, match=words) as told:
-        build(decoder, kind="attention_penalty", **options)
-    assert "training.objective" in str(told.value)
+@pytest.mark.parametrize("kind", ["attention_penalty", "guided_alignment"])
+def test_unsuitable_models_are_refused_by_the_recipe(kind, decoder, options, words):
+    with pytest.raises(InputError, match=words) as refused:
+        build(decoder, kind=kind, **options)
+    assert "training.objective" in str(refused.value)
 
 
 def test_a_model_without_attention_is_refused_at_the_first_batch():

@@ -54,7 +54,7 @@ def test_contrastive_loss_of_aligned_pairs_is_zero() -> None:
 
 
 def test_equal_texts_are_not_negatives() -> None:
-    """Two pairs with one target: neither must be told from the other, whatever their vectors."""
+    """Two pairs with the same target are not negatives of each other, whatever their vectors."""
     one, other = torch.randn(2, 3, 5)
     twins = Batch(Padded.from_rows([[4, 2], [5, 2], [6, 2]]), Padded.from_rows([[1, 7, 2], [1, 7, 2], [1, 8, 9, 2]]))
     loss = Contrastive(temperature=0.5, symmetric=False)(giving(one, other), twins)

@@ -35,7 +35,7 @@ PARTS = {"recurrent": RECURRENT, "transformer": TRANSFORMER}
 
 
 def saying(*answers: Tensor) -> Forward:
-    """A model that gives these logits, one a call and the last for ever, whatever it is asked."""
+    """A model that returns these logits, one tensor per call and then the last one, for any input."""
     left = list(answers)
     return lambda batch: Step(left.pop(0) if len(left) > 1 else left[0], State({}, {}))
 
@@ -94,7 +94,7 @@ SPELT: dict[str, dict[str, Any]] = {"ctc": {"head": {"kind": "ctc", "dropout": 0
 # Those over tokens; where rows are compared with each other, the sum depends on who is there.
 @pytest.mark.parametrize("name", sorted(name for name, one in OBJECTIVES.items() if not one.uses_embeddings))
 def test_every_objective_is_a_sum_over_rows(name: str) -> None:
-    """The contract that lets slices, processes and retries add up."""
+    """So micro-batches and processes add up to the loss of the whole batch."""
     parts = [built("recurrent")] if name == "distillation" else []
     objective: Objective = OBJECTIVES[name](*parts, **STEADY.get(name, {}))  # type: ignore[call-arg]
     sides = {"prefix_lm": ["decoder"], "ctc": ["encoder"]}.get(name, [])
@@ -153,7 +153,7 @@ def test_r_drop_needs_dropout() -> None:
 
 
 class Recorder(nn.Module):
-    """Passes on to a model and remembers what it was given."""
+    """Calls a model and records its inputs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def test_scheduled_sampling_replaces_tokens_at_its_rate() -> None:
 
 @pytest.mark.parametrize("name", ["scheduled_sampling", "minimum_risk"])
 def test_a_pass_without_gradients_does_not_affect_the_next_one(name: str) -> None:
-    """Autocast keeps the weights it has cast: those of the first pass carry no gradient."""
+    """Autocast caches the weights it has cast; those of a first pass without gradient must not be reused."""
     model, batch = built("transformer"), TinyBatches(4).at(DataPosition())
     with torch.autocast("cpu", torch.bfloat16):
         OBJECTIVES[name]()(model, batch).total.backward()

@@ -50,8 +50,11 @@ def build(context: dict):
 
 
 class Forced:
-    """The rows of one path: in place of chance (`draw`), or of the whole normaliser, with weights that are just 0
-    and 1 and the probability of the path noted with its gradient (`choose`)."""
+    """Attends to the rows of a given path instead of random ones.
+
+    `draw` replaces the random draw. `choose` replaces the normaliser: its weights are 0 and 1, and it records the
+    log-probability of the path with its gradient.
+    """
 
     def __init__(self, path) -> None:
         self.path, self.logs = list(path), []
@@ -114,7 +117,7 @@ def test_mean_over_samples_is_the_gradient_of_the_expected_loss(context, monkeyp
 
 
 def fit(baseline: torch.nn.Module, objective: Reinforce, model) -> None:
-    """By squared error over draws, as training does, the model standing still."""
+    """Fits the baseline by squared error over samples, as training does, with fixed model weights."""
     torch.manual_seed(1)
     optimiser = torch.optim.Adam(baseline.parameters(), 0.05)
     for _ in range(150):
@@ -124,7 +127,7 @@ def fit(baseline: torch.nn.Module, objective: Reinforce, model) -> None:
 
 
 def test_step_baseline_is_exact_without_later_dependence(monkeypatch):
-    """Without input feeding a step alone is rewarded: the same mean, less noise. With it, the mean is another."""
+    """Without input feeding, the reward of one step has the same mean gradient and less variance."""
     model = build(UNFED)
     exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
     _, alone, quieter = means(model, Reinforce(reward="step", entropy=0.0), monkeypatch)
@@ -175,8 +178,8 @@ def test_entropy_gradient_equals_finite_differences():
 
 @pytest.mark.parametrize("context", CONTEXT_MECHANISMS)
 def test_the_objective_increases_the_entropy_of_every_step(context, monkeypatch):
-    """With the draws of one path: what is told is the entropy of the scores that were drawn from, and the gradient of
-    the objective along some direction is changed by just its finite difference."""
+    """With fixed samples, the reported entropy is that of the scores, and it changes the directional derivative of the
+    objective by its finite difference."""
     model, seen = build(CONTEXT_MECHANISMS[context]).double(), []
 
     def draw(logs: torch.Tensor) -> torch.Tensor:
@@ -209,7 +212,7 @@ def test_the_objective_increases_the_entropy_of_every_step(context, monkeypatch)
 
 
 def test_padding_has_no_entropy():
-    """A longer neighbour: the entropy of a batch is the sum of its rows'."""
+    """The entropy of a batch is the sum of the entropies of its rows, also beside a longer row."""
     model = build(UNFED).eval()
     rows = [([5, 6, EOS], [BOS, 6, 5, EOS]), ([4, 5, 6, 7, EOS], [BOS, 7, 6, 5, 4, EOS])]
     batches = [
@@ -254,8 +257,11 @@ def reversed_batch(rows: list[list[int]]) -> Batch:
 
 
 def learn(weight: float, entropy: float, steps: int = 200) -> float:
-    """How many of 300 short rows come out reversed (%). A row of the memory knows its own token and place alone, and
-    there is no summary: what is not looked at cannot be said."""
+    """The share of 300 short sequences that are reversed correctly (%).
+
+    A row of the memory depends on its own token and position only, and there is no summary, so a token can be
+    generated only by attending to it.
+    """
     torch.manual_seed(1)
     draw = random.Random(1)
     part = {"kind": "recurrent", "width": 32, "dropout": 0.0}

@@ -52,34 +52,34 @@ def test_the_sampling_rate_grows_up_to_its_limit(schedule: str, steps: int, rate
     assert all(0 <= one <= other <= rate + 1e-12 for one, other in itertools.pairwise(found))
 
 
-class Diary(CrossEntropy):
-    """Writes down what it is told, and by which objective a batch was seen."""
+class RecordingObjective(CrossEntropy):
+    """Records the steps of `at_step`, which returns another objective."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[int, int]] = []
+        self.steps: list[tuple[int, int]] = []
 
     def at_step(self, step: int, steps: int) -> Objective:
-        self.told.append((step, steps))
-        return Other()
+        self.steps.append((step, steps))
+        return ObjectiveOfStep()
 
 
-class Other(CrossEntropy):
+class ObjectiveOfStep(CrossEntropy):
     seen = 0
 
     def __call__(self, model: Forward, batch: Batch) -> Loss:
-        Other.seen += 1
+        ObjectiveOfStep.seen += 1
         return super().__call__(model, batch)
 
 
 def test_training_uses_the_objective_of_each_update(tmp_path: Path) -> None:
-    Other.seen, diary = 0, Diary()
+    ObjectiveOfStep.seen, diary = 0, RecordingObjective()
     for steps in (3, 5):  # the second goes on
         train(
             TinyModel(), TinyBatches(), settings(steps=steps), checkpoints=CheckpointManager(tmp_path), objective=diary
         )
-    assert diary.told == [(1, 3), (2, 3), (3, 3), (4, 5), (5, 5)]
-    assert Other.seen == 5
+    assert diary.steps == [(1, 3), (2, 3), (3, 3), (4, 5), (5, 5)]
+    assert ObjectiveOfStep.seen == 5
 
 
 @pytest.mark.parametrize("options", [{"schedule": "fast"}, {"warmup_ratio": 0.0}, {"warmup_ratio": 1.5}])
