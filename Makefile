@@ -27,7 +27,7 @@ quick: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --quick
 
 # Thousands of damaged inputs, on one core. The records are what docs/reliability.md states.
-FUZZ_FACTOR ?= 20
+FUZZ_FACTOR ?= 6
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 FUZZ_FACTOR=$(FUZZ_FACTOR) FUZZ_RECORD=benchmarks/results/reliability \
 		$(BIN)/python -m pytest tests/fuzz -k 'not harness'

@@ -118,4 +118,4 @@ def test_damaged_configs(folders: dict[str, Path]) -> None:
             path.write_bytes(original)
         return "accepted"
 
-    fuzz("configs", "config, generation, preprocessor and tokenizer files of Hugging Face folders", attempt, cases=250)
+    fuzz("configs", "config, generation, preprocessor and tokenizer files of Hugging Face folders", attempt, cases=120)

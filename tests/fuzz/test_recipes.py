@@ -47,7 +47,7 @@ def test_damaged_recipes(tmp_path: Path) -> None:
         complete_recipe(load(path, overrides if draw.random() < 0.2 else []))
         return "accepted"
 
-    fuzz("recipes", "recipes and overrides", attempt, cases=300)
+    fuzz("recipes", "recipes and overrides", attempt, cases=150)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_damaged_recipes_of_runs(run: Run) -> None:
             run.checkpoints.rebind()
         return "accepted"
 
-    fuzz("recipes of runs", "recipe.yaml of a finished run", attempt, cases=100)
+    fuzz("recipes of runs", "recipe.yaml of a finished run", attempt, cases=50)
 
 
 def _odd_settings(draw: random.Random) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_odd_search_settings(run: Run) -> None:
         assert len(found) == 2
         return "accepted"
 
-    fuzz("search settings", "settings of the search", attempt, cases=200)
+    fuzz("search settings", "settings of the search", attempt, cases=100)
 
 
 def test_undamaged_recipes_are_read() -> None:

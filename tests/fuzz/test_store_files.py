@@ -41,4 +41,4 @@ def test_store(tmp_path: Path) -> None:
         assert found == expected, file.name
         return "equal"
 
-    fuzz("data cache", "token ids, texts and tables of the data cache", attempt, cases=30)
+    fuzz("data cache", "token ids, texts and tables of the data cache", attempt, cases=20)
