@@ -144,10 +144,10 @@ class OperationsBackend:
             assert view.slots is not None
             return decoder.embed(decoder.embedding(tokens), view.queries, None)[:, 0], past, view.slots
         slots = CacheSlots(state.past["next_position"], state.past["indirection"], state.beams, decoder.window)
-        entered = DECODE_EMBEDDING(self.tables, tokens[:, 0], slots)
-        rows = entered.rows if self.entry_norm is None else self.entry_norm(entered.rows)
-        past = {"next_position": entered.next_positions, "indirection": entered.indirection}
-        return rows, past, replace(slots, indirection=entered.indirection)
+        embedded = DECODE_EMBEDDING(self.tables, tokens[:, 0], slots)
+        rows = embedded.rows if self.entry_norm is None else self.entry_norm(embedded.rows)
+        past = {"next_position": embedded.next_positions, "indirection": embedded.indirection}
+        return rows, past, replace(slots, indirection=embedded.indirection)
 
     def _block(
         self, block: BlockOperations, rows: Tensor, cache: KeysValues, memory: Any, mask: Tensor, slots: CacheSlots

@@ -161,7 +161,10 @@ def shortlists_struct(layer: NativeLinear, lists: Shortlists | None) -> Shortlis
 def linear_top_k(
     layer: NativeLinear, values: Tensor, k: int, suppressed: Sequence[int] = (), lists: Shortlists | None = None
 ) -> TopKBuffers:
-    """The k best of log softmax(W x + b) of each row (R D), the earlier of two equal ones; with lists, one per row."""
+    """The k best of log softmax(W x + b) of each row (R D), the earlier of two equal ones; with lists, one per row.
+
+    A decoding step (`NativeDecoder`) includes this; alone, it lets the tests compare the output layer with torch.
+    """
     assert layer.kernels is not None
     values = values.float().contiguous()
     result = TopKBuffers(len(values), k, suppressed, shortlists_struct(layer, lists))

@@ -1,4 +1,4 @@
-"""Triton kernels of residual addition, dropout and norm; imported only where there is a GPU."""
+"""Triton kernels of residual addition, dropout and norm."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Triton kernel of kernels/beam_update.py; imported only where there is a GPU."""
+"""Triton kernel of the beam update."""
 
 import triton
 import triton.language as tl

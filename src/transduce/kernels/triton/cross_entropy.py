@@ -1,4 +1,4 @@
-"""Triton kernels of cross-entropy; imported only where there is a GPU."""
+"""Triton kernels of cross-entropy."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Triton kernels of kernels/decode_step.py; imported only where there is a GPU."""
+"""Triton kernels of a decoding step: embedding, fused linear layers, top-k (kernels/decode_step.py, kernels/top_k.py)."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Triton kernels of linear layers; imported only where there is a GPU."""
+"""Triton kernels of linear layers."""
 
 import triton
 import triton.language as tl
