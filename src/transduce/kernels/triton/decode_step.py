@@ -1,4 +1,4 @@
-"""Triton kernels of a decoding step: embedding, fused linear layers, top-k (kernels/decode_step.py, kernels/top_k.py)."""
+"""Triton kernels of a decoding step: embedding, fused linear layers, top-k."""
 
 import triton
 import triton.language as tl
