@@ -27,7 +27,7 @@ hypothesis_settings.load_profile("landing" if os.environ.get("CI") else "search"
 
 
 # Folders whose tests train and load whole models: they are part of every complete run, not of --quick.
-END_TO_END = {"benchmarks", "cli", "inference", "interop", "learning", "modalities", "synthetic", "transfer"}
+END_TO_END = {"benchmarks", "cli", "fuzz", "inference", "interop", "learning", "modalities", "synthetic", "transfer"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -44,6 +44,7 @@ def pairs_of(*lengths: tuple[int, int]) -> Pairs:
 SOME = pairs_of((5, 4), (2, 6), (7, 1), (3, 3), (1, 9), (12, 2))
 
 
+@pytest.mark.slow
 def test_only_the_standard_transformer_supports_packing() -> None:
     assert "transformer>transformer" in PACKED
     assert not [name for name in PACKED if any(part in name for part in ("ssru", "average", "copy", "source_eos"))]

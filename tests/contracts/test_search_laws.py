@@ -48,7 +48,10 @@ def together(case: str, strategy: Strategy) -> list[list[Hypothesis]]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 def test_scores_add_up(case, model, batch, strategy):
-    found = together(case, strategy)
+    check_scores(model, batch, together(case, strategy))
+
+
+def check_scores(model, batch, found):
     ranks = min(map(len, found))
     rows = [hypotheses[rank] for rank in range(ranks) for hypotheses in found]
     again = score(model, with_targets(batch.select(torch.arange(batch.size).repeat(ranks)), [row.ids for row in rows]))
@@ -67,13 +70,17 @@ def test_beam_one_is_greedy(case, model, batch):
 
 
 def test_greedy_is_greedy(case, model, batch):
+    check_greedy(model, batch, together(case, Greedy()))
+
+
+def check_greedy(model, batch, found):
     """Against a loop with no cache at all: the whole prefix is read again for each token."""
     state, rows = model.start(batch), torch.full((batch.size, 1), BOS)
     for _ in range(LONGEST):
         logits = model.advance(rows, state).logits[:, -1]
         logits[:, [0, BOS]] = -torch.inf
         rows = torch.cat((rows, logits.argmax(-1, keepdim=True)), 1)
-    for ids, hypotheses in zip(rows[:, 1:].tolist(), together(case, Greedy()), strict=True):
+    for ids, hypotheses in zip(rows[:, 1:].tolist(), found, strict=True):
         assert hypotheses[0].ids == tuple(ids[: ids.index(EOS) + 1] if EOS in ids else ids)
 
 

@@ -125,7 +125,7 @@ def test_t5():
     theirs = shake(transformers.T5ForConditionalGeneration(config))
 
     def position(width: int, heads: int, causal: bool) -> RelativeBias:
-        return RelativeBias(width, heads, causal, buckets=8, distance=16)
+        return RelativeBias(width, heads, causal, buckets=8, max_distance=16)
 
     options = {**SIZES, "norm_kind": "rms", "gated": True, "activation": "gelu_tanh", "bias": False, "score": Dot}
     encoder = TransformerEncoder(Embedding(SIZE, WIDTH), position=position, **options).eval()
