@@ -71,7 +71,7 @@ def test_damaged_recipes_of_runs(run: Run) -> None:
             run.checkpoints.rebind()
         return "accepted"
 
-    fuzz("recipes of runs", "recipe.yaml of a finished run", attempt, cases=50)
+    fuzz("recipes of runs", "recipe.yaml of a finished run, with forged hashes", attempt, cases=50)
 
 
 def _odd_settings(draw: random.Random) -> dict[str, Any]:
