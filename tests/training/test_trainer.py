@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -19,7 +20,6 @@ from training_fixtures import (
     assert_same_checkpoints,
     latest_tensors,
     logged_losses,
-    loss_on,
     run_processes,
     run_training,
 )
@@ -241,17 +241,51 @@ def test_the_moving_average_is_validated_and_becomes_the_final_weights(tmp_path:
 @pytest.mark.parametrize("ema", [0.0, 0.5])
 def test_checkpoint_averaging_takes_the_last_planned_checkpoints(ema: float, tmp_path: Path) -> None:
     model = TinyModel()
+    falling = iter([5.0, 4.0, 3.0, 2.0, 2.0, 2.0, 2.0, 1.0])
     outcome = run_training(
-        tmp_path, model=model, steps=20, checkpoint_every=4, validate_every=3, average_checkpoints=4, ema=ema
+        tmp_path,
+        model=model,
+        validate=lambda _: {"loss": next(falling)},
+        steps=20,
+        checkpoint_every=4,
+        validate_every=3,
+        average_checkpoints=4,
+        ema=ema,
     )
     found = CheckpointManager(tmp_path)
     kind = "ema" if ema else "weights"
     mean = average_checkpoints([found.load(step) for step in (8, 12, 16, 20)], kind)
     assert torch.equal(model.embedding.weight, mean["embedding.weight"])
-    assert outcome.scores == pytest.approx(loss_on(TinyBatches())(model.eval()))
+    assert outcome.scores == {"loss": 1.0}
     final = found.final()
     assert final is not None
     assert torch.equal(final.weights["output.weight"], mean["embedding.weight"])
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+@pytest.mark.parametrize(("scores", "monitor"), [((3.0, 1.0, 2.0, 1.5), "loss"), ((3.0, 7.0, 5.0, 6.0), "bleu")])
+@pytest.mark.parametrize("mean_is_finite", [True, False])
+def test_a_mean_that_is_worse_than_the_best_checkpoint_is_not_kept(
+    scores: tuple[float, ...], monitor: str, mean_is_finite: bool, ema: float, tmp_path: Path
+) -> None:
+    model, report = TinyModel(), RecordingReport()
+    values = iter([*scores[:3], scores[3] if mean_is_finite else math.nan])
+    outcome = run_training(
+        tmp_path,
+        model=model,
+        report=report,
+        validate=lambda _: {"loss": 1.0, monitor: next(values)},
+        monitor=monitor,
+        steps=12,
+        checkpoint_every=4,
+        validate_every=4,
+        average_checkpoints=3,
+        ema=ema,
+    )
+    best = CheckpointManager(tmp_path).load(8)
+    assert torch.equal(model.embedding.weight, best.tensors["ema" if ema else "weights"]["embedding.weight"])
+    assert outcome.scores[monitor] == scores[1]
+    assert any("update 8" in text and text.endswith("the best is kept") for _, _, text in report.events)
 
 
 def test_bf16_training_reduces_the_loss(tmp_path: Path) -> None:

@@ -265,7 +265,9 @@ class TrainingRecipe(Section):
         False, description="Recompute the activations of Transformer layers in the backward pass to save memory."
     )
     ema: Fraction = Field(0.0, description="Decay of the exponential moving average of the weights; 0: off.")
-    average_checkpoints: Positive = Field(1, description="Final weights are the mean of the last n checkpoints.")
+    average_checkpoints: Positive = Field(
+        1, description="Final weights are the mean of the last n checkpoints, where it scores as well as the best."
+    )
     checkpoint_every: Positive = Field(500, description="Updates between checkpoints.")
     keep: Positive = Field(3, description="Number of checkpoints kept besides the best one.")
     validate_every: Positive = Field(500, description="Updates between validations.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -257,28 +257,38 @@ class TrainingState:
         """Inside, the model has the weights of the moving average, if there is one."""
         return self.ema.swapped(self.model) if self.ema else nullcontext()
 
-    def save_final(self, step: int) -> None:
-        """Loads the final weights into the model and saves them.
+    def load_best(self) -> None:
+        """The weights of the best validation, else the last ones; of the moving average if there is one."""
+        self._load(lambda groups: self._best(groups).tensors)
 
-        They are the average of the last checkpoints if `training.average_checkpoints` is above 1, else those of the
-        best validation, else the last ones; of the moving average if there is one.
-        """
-        final: dict[str, dict[str, Tensor]] = {}
-        self.processes.on_main(lambda: final.update(self._final_weights()))
-        self._load_weights(self.processes.broadcast_tensors(final.get("weights", {})))
-        if self.ema:
-            copy_parameters(self.model, self.processes.broadcast_tensors(final.get("ema", {})))
-        self.processes.on_main(lambda: str(self.checkpoints.save_final(step, self.model.state_dict(), self._record())))
+    def load_mean(self) -> int:
+        """The mean of the last checkpoints, as many as `training.average_checkpoints` says; their number."""
+        steps = self.checkpoints.steps_to_average(self.settings.average_checkpoints)
 
-    def _final_weights(self) -> dict[str, dict[str, Tensor]]:
-        groups = ("weights", "ema") if self.ema else ("weights",)
-        if self.settings.average_checkpoints > 1:
-            steps = self.checkpoints.steps_to_average(self.settings.average_checkpoints)
+        def mean(groups: Sequence[str]) -> dict[str, dict[str, Tensor]]:
             last = [self.checkpoints.load(step, groups) for step in steps]
             return {group: average_checkpoints(last, group) for group in groups}
+
+        self._load(mean)
+        return len(steps)
+
+    def save_final(self, step: int) -> None:
+        """Saves the present weights as those of the finished run."""
+        self.processes.on_main(lambda: str(self.checkpoints.save_final(step, self.model.state_dict(), self._record())))
+
+    def _best(self, groups: Sequence[str]) -> Checkpoint:
         best = self.checkpoints.best(groups)
         assert best is not None, "a finished run has a checkpoint"
-        return best.tensors
+        return best
+
+    def _load(self, read: Callable[[Sequence[str]], Mapping[str, Mapping[str, Tensor]]]) -> None:
+        """Reads tensor groups in the first process and loads them into the model of every process."""
+        groups = ("weights", "ema") if self.ema else ("weights",)
+        found: dict[str, Mapping[str, Tensor]] = {}
+        self.processes.on_main(lambda: found.update(read(groups)))
+        self._load_weights(self.processes.broadcast_tensors(dict(found.get("weights", {}))))
+        if self.ema:
+            copy_parameters(self.model, self.processes.broadcast_tensors(dict(found.get("ema", {}))))
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         try:

@@ -265,12 +265,41 @@ class Trainer:
         self.report.event("ended", progress.step, f"training ended after update {progress.step}: {reason}")
         scores = progress.best_scores
         if reason != "interrupted":
+            scores = self._load_final_weights()
             self.state.save_final(progress.step)
-            if self.settings.average_checkpoints > 1 and self.validate is not None:
-                self.state.ema = None  # the model has its final weights now
-                scores = {**self._validation_scores(self.validate)}
         self.model.eval()
         return Outcome(progress.step, progress.best_step, progress.best_value, reason, scores, signal)
+
+    def _load_final_weights(self) -> dict[str, float | None]:
+        """Loads the mean of the last checkpoints if one was asked for and is as good as the best one, else the best.
+
+        Returns the scores of the chosen weights on the development set. A mean of checkpoints that are far apart, as in
+        a short run, can be much worse than each of them.
+        """
+        progress, monitor = self.progress, self.settings.monitor
+        if self.settings.average_checkpoints == 1:
+            self.state.load_best()
+            return progress.best_scores
+        count = self.state.load_mean()
+        if self.validate is None:
+            return progress.best_scores
+        ema, self.state.ema = self.state.ema, None  # the model has the mean of the moving averages
+        scores: dict[str, float | None] = {**self._validation_scores(self.validate)}
+        self.state.ema = ema
+        mean, best = scores[monitor], progress.best_value
+        assert mean is not None
+        sign = -1 if monitor in self.lower_is_better else 1
+        worse = best is not None and not sign * mean >= sign * best  # also where the mean is not a number
+        of_mean = f"the mean of the last {count} checkpoints has {monitor} {mean:.4g}"
+        of_best = (
+            "no other score is finite" if best is None else f"the best, at update {progress.best_step}, {best:.4g}"
+        )
+        chosen = "the best" if worse else "the mean"
+        self.report.event("averaged", progress.step, f"{of_mean}, {of_best}: {chosen} is kept")
+        if not worse:
+            return scores
+        self.state.load_best()
+        return progress.best_scores
 
     def _exceeds_minutes(self, seconds: float) -> bool:
         return self.settings.minutes is not None and seconds >= 60 * self.settings.minutes
