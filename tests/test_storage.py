@@ -175,6 +175,12 @@ def test_nested_errors_name_the_output_and_not_the_temporary_folder(tmp_path: Pa
     assert caught.value.where == str(tmp_path / "out")
 
 
+def test_names_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    path = tmp_path / ("😀" * 62 + ".txt")
+    replace_file(path, "x")
+    assert path.read_text() == "x"
+
+
 def test_tensors_that_cannot_be_written_raise_an_os_error(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(6.0)}
     write_tensors(tmp_path / "a.safetensors", tensors, {"note": "x"})

@@ -229,7 +229,7 @@ def staged_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _temporary(target: Path) -> Path:
-    return target.with_name(f"{_prefix()}{os.getpid()}.{next(_numbers)}-{target.name[-60:]}")
+    return target.with_name(f"{_prefix()}{os.getpid()}.{next(_numbers)}-{target.name[-30:]}")  # at most 255 bytes
 
 
 def _prefix() -> str:

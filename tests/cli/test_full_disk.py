@@ -25,6 +25,8 @@ from run_fixtures import Called, Command
 
 import transduce
 from transduce.cli import GROUPS, main
+from transduce.cli.demo import TASKS
+from transduce.flow import Example
 from transduce.training.report import LogEntry, RunReport, read_log
 
 RUN = {"resamples": 5, "metrics": ["exact"]}
@@ -181,8 +183,29 @@ def test_an_output_that_cannot_be_created_leaves_nothing(
 
 def test_every_command_that_writes_a_file_is_in_the_tables() -> None:
     named = {line.split()[0] for line in (*REPLACES.values(), *CREATES.values())}
-    others = {"train", "compare", "demo", "search", "models", "schema", "cache"}  # tested below, or they only print
+    others = {"train", "compare", "demo", "edit-recipe", "search", "models", "schema", "cache"}  # below, or they print
     assert named | others == {name for group in GROUPS.values() for name in group}
+
+
+def test_a_recipe_that_cannot_be_edited_stays_as_it_was(place: Path, command: Command) -> None:
+    before = contents(place / "adapted")
+    with too_large(100):
+        called = command("edit-recipe", place / "adapted", "generation.beam=3")
+    assert called.code == 2, (called.out, called.err)
+    assert f"error: {place / 'adapted'}" in called.err
+    assert "cannot be written: File too large" in called.err
+    assert contents(place / "adapted") == before
+
+
+def test_pairs_of_a_demo_are_written_together_or_not_at_all(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = tuple([Example("a" * size, "b")] for size in (10, 10, 5000))
+    monkeypatch.setitem(TASKS, "dates", replace(TASKS["dates"], splits=lambda: splits))
+    with too_large(1000):
+        called = command("demo", "--write", tmp_path / "data")
+    check_failure(called, "File too large", tmp_path / "data")
+    assert not list(tmp_path.iterdir())
 
 
 def test_output_of_an_open_pipe_grows_and_ends_with_a_whole_line(place: Path, command: Command, tmp_path: Path) -> None:

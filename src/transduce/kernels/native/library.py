@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import InputError
-from transduce.storage import TEMPORARY, cache_directory, sync
+from transduce.storage import TEMPORARY, cache_directory, make_folder, sync
 
 SWITCH = "TRANSDUCE_NATIVE"  # 0: do not use the library
 HEADERS = (
@@ -106,7 +106,7 @@ def compiled(compiler: str, flags: Sequence[str], folder: Path) -> Path:
             return path
         warnings.warn(f"{path} is damaged: the native kernels are compiled again", stacklevel=4)
         path.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Several processes may compile at once: each writes its own file, and the last rename wins.
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as temporary:
         part = Path(temporary) / "library.so"
