@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,6 +196,49 @@ def test_a_monitored_metric_may_be_higher_is_better(tmp_path: Path) -> None:
 def test_an_unknown_monitor_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'accuracy'"):
         run_training(tmp_path, monitor="acuracy")
+
+
+class TimedBatches(TinyBatches):
+    """Batches that take a second each, by a clock of their own."""
+
+    now = 0.0
+
+    def at(self, position: DataPosition) -> Batch:
+        self.now += 1.0
+        return super().at(position)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_a_time_budget_shapes_the_schedule(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learning rate warms up, and has decayed when the time is over, whatever `steps` and `warmup` say."""
+    report, batches = RecordingReport(), TimedBatches()
+    monkeypatch.setattr("transduce.training.trainer.time", SimpleNamespace(monotonic=lambda: batches.now))
+    outcome = run_training(
+        tmp_path,
+        report=report,
+        batches=batches,
+        validate=None,
+        minutes=5,
+        steps=100_000,
+        schedule={"kind": kind, "warmup": 1000},
+        validate_every=10**6,
+        checkpoint_every=10**6,
+    )
+    rates = [entry.learning_rate for entry in report.entries]
+    assert outcome.reason == "minutes"
+    assert 270 < outcome.step <= 301  # of 300 seconds; batches are prefetched
+    assert max(rates) > 0.9 * 0.01
+    assert rates.index(max(rates)) < 0.2 * len(rates)
+    assert rates[-1] < 0.01 * max(rates)
+
+
+def test_a_generous_time_budget_changes_nothing(tmp_path: Path) -> None:
+    rates = []
+    for minutes in (None, 60.0):
+        report = RecordingReport()
+        run_training(tmp_path / str(minutes), report=report, minutes=minutes, steps=20, schedule={"kind": "cosine"})
+        rates.append([entry.learning_rate for entry in report.entries])
+    assert rates[0] == rates[1]
 
 
 def test_training_ends_after_the_given_minutes(tmp_path: Path) -> None:

@@ -228,7 +228,9 @@ class TrainingRecipe(Section):
     """Training loop."""
 
     steps: Positive = Field(10_000, description="Maximal number of updates.")
-    minutes: float | None = Field(None, gt=0, description="Maximal training time; the first of the two limits holds.")
+    minutes: float | None = Field(
+        None, gt=0, description="Time budget of training: the schedule is shortened to the updates that it allows."
+    )
     batch_tokens: Positive | Literal["auto"] = Field(
         4096,
         description="Source and target tokens per update, over all processes; `auto`: as many as fit the GPU.",

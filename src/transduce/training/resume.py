@@ -56,6 +56,7 @@ class Progress:
     """Everything but tensors that a resumed run needs."""
 
     step: int = 0
+    planned_steps: int | None = None  # with a time budget: the updates that it allows, as estimated last
     position: DataPosition = field(default_factory=DataPosition)  # of the next batch
     best_step: int | None = None
     best_value: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -25,6 +26,8 @@ from transduce.training.report import LogEntry, Report, SilentReport
 from transduce.training.resume import LogSums, Progress, Provenance, TrainingState
 from transduce.training.update import Update, UpdateFuture, UpdateResult
 
+FIRST_ESTIMATE = 5  # updates before the number of updates in a time budget is estimated
+MAX_WARMUP = 0.1  # share of the updates in a time budget that may be warm-up
 StopReason = Literal["steps", "minutes", "patience", "interrupted"]
 Validate = Callable[[nn.Module], dict[str, float]]
 LOWER_IS_BETTER = frozenset({"loss"})  # the caller adds its metrics
@@ -139,12 +142,11 @@ class Trainer:
 
     def _step(self, fetched: Iterator[FetchedBatch], signals: SignalHandler) -> None:
         """Launches one update, then logs the previous one: between them the device does not wait for the host."""
-        progress, settings = self.progress, self.settings
+        progress = self.progress
         started = time.monotonic()
         batch = next(fetched)
         step = progress.step + 1
-        factor = schedule_factor(step, settings.steps, settings.schedule, progress.plateau)
-        learning_rate = factor * settings.optimiser.learning_rate
+        learning_rate = self._learning_rate(step)
         flags = (signals.signal is not None, self._exceeds_minutes(self._seconds()))
         future = self.update.launch(batch.update_batch, step, learning_rate, flags)
         self.interrupted, self.out_of_time = future.flags
@@ -154,6 +156,31 @@ class Trainer:
         self.pending = PendingUpdate(future, step, learning_rate, batch, started)
         if self.state.ema is not None:  # the average needs the weights of this update
             self._complete_pending()
+
+    def _learning_rate(self, step: int) -> float:
+        """That of the schedule, which is shortened to the updates that the time budget allows."""
+        settings, progress = self.settings, self.progress
+        self._plan_steps(step)
+        steps, schedule = settings.steps, settings.schedule
+        if progress.planned_steps is not None and progress.planned_steps < steps:
+            steps = progress.planned_steps
+            longest_warmup = math.ceil(MAX_WARMUP * steps)
+            schedule = schedule.model_copy(update={"warmup": min(schedule.warmup, longest_warmup)})
+        return schedule_factor(step, steps, schedule, progress.plateau) * settings.optimiser.learning_rate
+
+    def _plan_steps(self, step: int) -> None:
+        """Estimates now and then how many updates the time budget allows, from the mean time of an update so far.
+
+        The time of validations counts, and that of the first, slow updates less and less.
+        """
+        settings, progress = self.settings, self.progress
+        if settings.minutes is None or step <= FIRST_ESTIMATE:
+            return
+        if progress.planned_steps is not None and step % max(1, min(50, progress.planned_steps // 20)):
+            return
+        left = max(0.0, 60 * settings.minutes - self._seconds())
+        more = left / max(self._seconds() / (step - 1), 1e-9)
+        progress.planned_steps = self.processes.on_main(lambda: min(settings.steps, max(step, step - 1 + int(more))))
 
     def _complete_pending(self) -> None:
         """Waits for the result of the update that was launched last, if it is pending, and logs it."""
@@ -200,7 +227,7 @@ class Trainer:
     def _log_entry(self, pending: PendingUpdate, result: UpdateResult) -> LogEntry:
         sums, settings = self.progress.log_sums, self.settings
         count, seconds = max(sums.count, 1), self._seconds()
-        seconds_left = (settings.steps - pending.step) * seconds / pending.step
+        seconds_left = ((self.progress.planned_steps or settings.steps) - pending.step) * seconds / pending.step
         if settings.minutes is not None:
             seconds_left = min(seconds_left, max(0.0, 60 * settings.minutes - seconds))
         return LogEntry(
