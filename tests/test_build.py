@@ -113,11 +113,11 @@ class TestUserClasses:
         assert not (own / "ran").exists()
 
     def test_recipe_of_a_stranger_runs_no_code_without_consent(self, own: Path, pairs: Path, command: Command) -> None:
-        """Neither `train` nor `explain-shapes`; what the user names on the command line is consented to."""
+        """Neither `train`, `compare` nor `explain-shapes`; what the user names on the command line is consented to."""
         (own / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n" + OWN)
         recipe = parse(settings(pairs, {"encoder": {"kind": "evil:Bag"}, "decoder": RECURRENT}, "words", steps=1))
         (own / "recipe.yaml").write_text(dump(recipe))
-        for name in ("train", "explain-shapes"):
+        for name in ("train", "compare", "explain-shapes"):
             refused = command(name, "recipe.yaml")
             assert (refused.code, "--trust-user-code" in refused.err) == (2, True)
             assert not (own / "ran").exists()

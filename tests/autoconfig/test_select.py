@@ -1,4 +1,4 @@
-"""Files of very different shape enter; the recipe chosen for each can be built, and fits what the data looks like."""
+"""Recipe selection: recipes for files of very different shape can be built and fit the data."""
 
 from __future__ import annotations
 
@@ -133,3 +133,19 @@ def test_a_recipe_file_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_nothing_to_learn_from(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="empty"):
         recipe_for(str(written(tmp_path / "pairs.tsv", [("a", ""), ("", "b"), (" ", " ")])))
+
+
+def test_labels_without_a_task_get_a_hint(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    lines = [f"a film number {number} of some length\t{('good', 'bad')[number % 2]}\n" for number in range(200)]
+    (tmp_path / "labels.tsv").write_text("".join(lines), encoding="utf-8")
+    recipe_for(str(tmp_path / "labels.tsv"), [], "classify")
+    assert not recwarn.list
+    recipe_for(str(tmp_path / "labels.tsv"))
+    assert "2 different lines" in str(recwarn.pop().message)
+    assert not recwarn.list
+
+
+def test_few_examples_get_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "few.tsv").write_text("one line\tanother line\ntwo lines\tmore lines\n" * 3, encoding="utf-8")
+    with pytest.warns(UserWarning, match="6 examples are few"):
+        recipe_for(str(tmp_path / "few.tsv"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transduce.autoconfig.statistics import corpus_statistics
+from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
 from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASKS
 from transduce.data.readers.corpus import Invalid, read_corpus
 from transduce.data.readers.formats import corpus_format
@@ -14,6 +15,8 @@ from transduce.errors import InputError, nearest
 from transduce.interop import as_run
 from transduce.recipe import Corpus, Recipe, load, override, parse
 from transduce.run import Run
+
+FEW_PAIRS = 100  # fewer examples get a warning
 
 
 def recipe_for(source: str, overrides: Sequence[str] = (), task: str = "generate") -> Recipe:
@@ -40,7 +43,23 @@ def choose(data: dict[str, Any], task: str = "generate") -> Recipe:
         data["train"] = _with_columns(data, SOURCE_COLUMNS[task])
     parsed = parse({"data": data}).data
     statistics = corpus_statistics(parsed.train, parsed.invalid)
+    for hint in _hints(statistics, task):
+        warnings.warn(hint, stacklevel=3)
     return parse({"data": data, **TASKS[task](statistics)})
+
+
+def _hints(statistics: CorpusStatistics, task: str) -> Iterator[str]:
+    """What a user should know about the data before training."""
+    if statistics.pairs < FEW_PAIRS:
+        yield (
+            f"{statistics.pairs} examples are few: the model may learn them by heart, and its scores say little; "
+            "give more, or start from a trained run with init.model=RUN"
+        )
+    if task == "generate" and statistics.has_labels:
+        yield (
+            f"the targets are {statistics.target.distinct} different lines that repeat: if they are labels, "
+            "--task classify trains a classifier in place of a decoder that spells them"
+        )
 
 
 def _spec(given: Any) -> dict[str, Any]:

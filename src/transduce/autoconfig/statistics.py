@@ -16,6 +16,9 @@ from transduce.recipe import Corpora, Corpus
 
 SAMPLE = 20_000  # pairs that are analysed; the rest is only counted
 
+MAX_LABELS = 100  # more different targets are not taken for labels
+LABEL_COUNT = 10  # mean number of lines with the same label
+
 
 @dataclass(frozen=True)
 class SideStatistics:
@@ -26,6 +29,7 @@ class SideStatistics:
     alphabet: frozenset[str]
     vocabulary: int  # distinct words in the sample
     unseen: float  # estimated share of new words in further text: words with count one (Good 1953)
+    distinct: int = 0  # distinct lines in the sample
     bio_tags: bool = False  # its words are span tags: B-PER I-PER O
 
     @classmethod
@@ -38,6 +42,7 @@ class SideStatistics:
             frozenset("".join(lines)),
             len(counts),
             sum(count == 1 for count in counts.values()) / max(counts.total(), 1),
+            len(set(lines)),
             is_bio(list(counts)),
         )
 
@@ -65,6 +70,12 @@ class CorpusStatistics:
         """Whether both sides use largely the same characters."""
         both = self.source.alphabet & self.target.alphabet
         return len(both) >= 0.6 * max(len(self.source.alphabet), len(self.target.alphabet), 1)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the targets look like labels: few short lines, each of which occurs often."""
+        few = 2 <= self.target.distinct <= min(MAX_LABELS, min(self.pairs, SAMPLE) / LABEL_COUNT)
+        return few and self.target.words <= 3
 
 
 def corpus_statistics(corpora: Corpora, invalid: Invalid) -> CorpusStatistics:

@@ -147,6 +147,7 @@ def compare(
     minutes: Annotated[
         float | None, typer.Option(help="With --equal minutes: minutes of training for each model.")
     ] = None,
+    trust_user_code: TrustUserCode = False,
 ) -> None:
     """Compare several models on the same data: a table with significance tests, and a plot of quality by length.
 
@@ -156,12 +157,17 @@ def compare(
     """
     from transduce.evaluation.comparison import compare as run_comparison
     from transduce.evaluation.comparison import draw_table
+    from transduce.recipe import load
+    from transduce.recipe.registry import check_user_code
 
     console = open_console()
     names = [item for item in candidates if "=" not in item]
     overrides = [item for item in candidates if "=" in item]
     if equal not in ("none", "parameters", "minutes"):
         raise InputError(f"unknown budget {equal!r}", where="--equal", remedy="none, parameters or minutes")
+    for name in names:
+        if Path(name).suffix in (".yaml", ".yml"):
+            check_user_code(load(name, overrides), name, trusted=trust_user_code, overrides=overrides)
     comparison = run_comparison(
         names, folder=folder, overrides=overrides, data=data, equal=cast(Any, equal), minutes=minutes, console=console
     )
