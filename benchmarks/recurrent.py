@@ -50,7 +50,7 @@ class Loop(nn.Module):
         decoder = self.inner.decoder
         score, cells = decoder.context.attend.score, decoder.rnn.layers
         memory = self.inner.encoder(batch)
-        state = [list(layer) for layer in decoder._first(memory)]
+        state = [list(layer) for layer in decoder._initial_cells(memory)]
         gold = batch.labels.values.masked_fill(~batch.labels.mask, -100)
         tokens = decoder.embedding(batch.decoder_inputs.values)  # B T D
         keys, total, outputs = score.k_proj(memory.values), tokens.new_zeros(()), []

@@ -33,6 +33,7 @@ def change(run: Run, **options: Any) -> None:
     for side in ("encoder", "decoder"):
         content["model"][side] |= options
     run.recipe_file.write_text(yaml.safe_dump(content))
+    run.checkpoints.rebind()  # as a hostile run would be
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def on_its_shape(trained: TrainingResult, folder: Path) -> float:
 def test_captioning_learns_and_attends_to_the_objects(shapes, tmp_path):
     """Nothing that was seen goes into the state: a word that did not look could not be said."""
     reader = {"kind": "luong", "score": "mlp", "input_feeding": False}
-    trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "context": reader}}, 900)
+    trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "context": reader}}, 1000)
     assert trained.scores["test"].scores["exact"].value >= 65
     assert on_its_shape(trained, shapes / "test") >= 0.9
 

@@ -29,5 +29,5 @@ PARTS = {
 @pytest.mark.parametrize("part", PARTS)
 def test_part_learns(part, tmp_path):
     encoder, decoder, steps, pool, exact = PARTS[part]
-    trained, _ = learn("reverse", encoder, decoder, steps, tmp_path, pool)
+    trained, _ = learn("reverse", encoder, decoder, steps, tmp_path, pool=pool)
     assert trained.scores["test"].scores["exact"].value >= exact

@@ -12,10 +12,20 @@ TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 4, "ff_width": 128, 
 
 
 def learn(
-    task: str, encoder: dict | None, decoder: dict, steps: int, folder: Path, pool: int = 100
+    task: str,
+    encoder: dict | None,
+    decoder: dict,
+    steps: int,
+    folder: Path,
+    *,
+    pool: int = 100,
+    longest: int = 5,
+    dev: int = 50,
+    rate: float = 6e-3,
+    warmup: int = 30,
 ) -> tuple[TrainingResult, list[Example]]:
     """The trained run and its test examples."""
-    sets = split(task, 6000, 50, 300, seed=2, length=(2, 5), symbols=tuple("abcdefgh"))
+    sets = split(task, 6000, dev, 300, seed=2, length=(2, longest), symbols=tuple("abcdefgh"))
     data = {"cache": str(folder / "cache")}
     for name, examples in zip(("train", "dev", "test"), sets, strict=True):
         path = folder / f"{name}.tsv"
@@ -31,8 +41,8 @@ def learn(
             "batch_tokens": 1024,
             "bucket_batches": pool,
             "objective": {"label_smoothing": 0.0},
-            "optimiser": {"learning_rate": 6e-3},
-            "schedule": {"kind": "cosine", "warmup": 30},
+            "optimiser": {"learning_rate": rate},
+            "schedule": {"kind": "cosine", "warmup": warmup},
             "validate_every": steps,
             "checkpoint_every": steps,
         },

@@ -247,7 +247,7 @@ def test_settings_that_contradict_the_weights_are_refused(folder):
         ("num_layers: 900", "more layers than weights"),
         ("num_layers: 3", "are missing"),
         ("num_layers: -1", "is not a valid size"),
-        ("num_layers: !!python/object/apply:os.getcwd []", "not readable as YAML"),
+        ("num_layers: !!python/object/apply:os.getcwd []", "is not supported"),
         ("num_layers: 2\n      alpha: 0.5", "alpha"),
     ):
         (folder / "config.yaml").write_text(text.replace("num_layers: 2", change))
