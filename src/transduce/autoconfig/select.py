@@ -50,7 +50,7 @@ def choose(data: dict[str, Any], task: str = "generate") -> Recipe:
 
 def _hints(statistics: CorpusStatistics, task: str) -> Iterator[str]:
     """What a user should know about the data before training."""
-    if statistics.pairs < FEW_PAIRS:
+    if 1 < statistics.pairs < FEW_PAIRS:  # a single one cannot be trained on
         yield (
             f"{statistics.pairs} examples are few: the model may learn them by heart, and its scores say little; "
             "give more, or start from a trained run with init.model=RUN"
