@@ -201,6 +201,7 @@ class TestMeasures:
         assert {*METRICS, "loss"} >= lower
 
 
+@pytest.mark.slow
 def test_a_recipe_is_checked_without_torchs_compiler() -> None:
     """Arithmetic on tensors without numbers would import it, which takes longer than all the rest of a start."""
     code = """

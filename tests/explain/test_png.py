@@ -70,6 +70,7 @@ def test_single_cells_are_drawn_and_empty_grids_rejected(tmp_path: Path) -> None
         picture.draw_grid([], tmp_path / "none.png")
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_late_and_without_pyplot(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np\n"

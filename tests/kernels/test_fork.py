@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import os, signal, sys
 import torch
@@ -25,6 +27,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_after_work_in_two_threads_computes() -> None:
     """Without the hook it waits for threads that did not survive the fork, and ends with SIGALRM."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=90)

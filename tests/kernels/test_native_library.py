@@ -163,6 +163,7 @@ print(found is not None and found.transduce_simd_level())
 """
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_truncated_library_does_not_end_the_process(tmp_path: Path) -> None:
     """Without verification the loader maps pages that are not there, and the process dies by SIGBUS."""
@@ -186,6 +187,7 @@ def test_no_library_is_read_from_the_current_folder(tmp_path: Path, monkeypatch:
     assert folder.is_relative_to(tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_at_import() -> None:
     code = (
         "import transduce.inference.model, transduce.decoding.search; "
@@ -224,6 +226,7 @@ print(default, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
 def test_freed_memory_stays_with_the_process() -> None:
     """A block of the same size is there again without new pages."""

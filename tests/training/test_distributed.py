@@ -103,6 +103,7 @@ def test_deterministic_mode_ends_with_its_block() -> None:
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.slow
 def test_deterministic_training_does_not_depend_on_threads_or_native_kernels(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
