@@ -52,6 +52,11 @@ def test_runs_with_other_tokens_are_refused(attention_run, transformer_run):
     assert str(transformer_run) in str(caught.value)
 
 
+def test_an_ensemble_does_not_embed(ensemble):
+    with pytest.raises(InputError, match="an ensemble has no sentence embedding"):
+        ensemble.embed(LINES[:1])
+
+
 def test_no_run_is_refused():
     with pytest.raises(InputError, match="no run was given"):
         transduce.load([])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.flow import Attention, Batch, State, Step
+from transduce.flow import Attention, Batch, Padded, State, Step
 from transduce.model import Transducer
 
 Combination = Literal["mean", "log_linear"]
@@ -48,6 +48,9 @@ class Ensemble(Transducer):
     def reserve(self, state: State, more: int, beams: int) -> State:
         states = zip(self._each(), _separate(state), strict=True)
         return _joined([member.reserve(own, more, beams) for member, own in states])
+
+    def embed(self, texts: Padded, others: Mapping[str, Padded] | None = None) -> Tensor:
+        raise InputError("an ensemble has no sentence embedding", remedy="embed with one of its runs")
 
     def _each(self) -> list[Transducer]:
         return list(self.members)  # type: ignore[arg-type]
