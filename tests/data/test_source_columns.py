@@ -6,13 +6,16 @@ import json
 import random
 
 import pytest
+import tokenizers as library
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.build import build_source_encoding
 from transduce.data.readers.corpus import fingerprint, read_corpus
 from transduce.data.store import Filters, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, UNK, Batch, Padded
 from transduce.objectives import CrossEntropy
@@ -36,6 +39,39 @@ def test_tab_becomes_eos(kind: str, parts: list[str]) -> None:
         assert (token == EOS) == (text[begin:end] == "\t")
     if len(parts) == 1:
         assert found == tokenizer.encode(text)
+
+
+def given_tokenizer(pre_tokenizer) -> Tokenizer:
+    """An imported vocabulary: a, b and a tab, split by this rule of the library."""
+    pieces = ["[UNK]", "[SEP]", "a", "b", "\t", "\u0109"]  # the last is a tab among byte-level pieces
+    backend = library.Tokenizer(library.models.BPE({piece: n for n, piece in enumerate(pieces)}, [], unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizer
+    ids = (-1, -1, 1, 0, *range(2, len(pieces)))
+    return Tokenizer(Vocabulary(GIVEN, (*SPECIALS, *pieces[2:]), backend_json=backend.to_str(), backend_ids=ids))
+
+
+@pytest.mark.parametrize("pre_tokenizer", ["WhitespaceSplit", "BertPreTokenizer", "ByteLevel", "Metaspace"])
+def test_tab_is_text_for_imported_models_of_one_column(pre_tokenizer: str) -> None:
+    """Their tokenizer alone decides what a tab is; only a source of several columns is separated at tabs."""
+    tokenizer = given_tokenizer(getattr(library.pre_tokenizers, pre_tokenizer)())
+    texts = ["a\tb", "\ta b", "b\t"]
+    one = parse({"data": {"train": [{"path": "x.tsv"}]}}, "recipe")
+    two = parse({"data": {"train": [{"path": "x.tsv", "source_columns": 2}]}}, "recipe")
+    for recipe in (parse({}, "recipe"), one):
+        encoding = build_source_encoding(recipe, (tokenizer, tokenizer))
+        assert encoding.encode(texts) == [tokenizer.encode(text).ids for text in texts]
+        assert EOS not in [token for row in encoding.encode(texts) for token in row]
+        for text, row in zip(texts, encoding.encode(texts), strict=True):
+            assert len(encoding.describe(text, row, None).tokens) == len(row) + 1
+    assert [row.count(EOS) for row in build_source_encoding(two, (tokenizer, tokenizer)).encode(texts)] == [1] * 3
+
+
+def test_store_reads_tabs_as_the_model_does(tmp_path) -> None:
+    tokenizer, file = given_tokenizer(library.pre_tokenizers.WhitespaceSplit()), tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"source": "a\tb", "target": "b"}) + "\n")
+    corpus = Corpus(path=str(file), columns=("source", "target"))
+    store = build_store([corpus], tokenizer, tokenizer, Filters(), "error", tmp_path / "cache")
+    assert store.ids(0)[0] == tokenizer.encode("a b").ids
 
 
 def test_offsets_refer_to_the_complete_text() -> None:

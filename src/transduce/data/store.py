@@ -147,12 +147,12 @@ class StoreWriter:
         # Multimodal sources have no ids, so any tokenizer serves for their empty rows.
         self._tokenizers = {"source": target if isinstance(source, ModalitySource) else source, "target": target}
         self._ends = dict.fromkeys(["source.ids", "target.ids", *(f"{side}.text" for side in TEXTS)], 0)
-        self._format = "pairs"  # of the corpus being added
+        self._format, self._columns = "pairs", 1  # of the corpus being added
         self.report = FilterReport()
 
     def add_corpora(self, corpora: Sequence[Corpus], invalid: Invalid, progress: Progress | None) -> None:
         for number, corpus in enumerate(corpora):
-            self._format, dropped = corpus.format, DropCounter()
+            self._format, self._columns, dropped = corpus.format, corpus.source_columns, DropCounter()
             examples = read_corpus(corpus, invalid, dropped)
             while chunk := list(islice(examples, CHUNK)):
                 self._add(number, self._readable(number, chunk, invalid))
@@ -206,7 +206,8 @@ class StoreWriter:
     def _encode(self, sources: list[str], targets: list[str]) -> tuple[list[list[int]], list[list[int]]]:
         source_ids: list[list[int]] = [[] for _ in sources]
         if self._items is None:
-            source_ids = encode_sources(self._tokenizers["source"], sources)
+            tokenizer = self._tokenizers["source"]
+            source_ids = encode_sources(tokenizer, sources, separated=tokenizer.separates(self._columns))
         if self._format == "running":
             return source_ids, encode_running_text(self._tokenizers["target"], targets)
         return source_ids, encode_targets(self._tokenizers["target"], targets, sources)

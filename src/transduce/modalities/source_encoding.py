@@ -62,22 +62,23 @@ class SourceEncoding(ABC):
 
 
 class TextSourceEncoding(SourceEncoding):
-    """Sources that are texts; `masked`: `<mask>` stands for a token to predict."""
+    """Sources that are texts; `masked`: `<mask>` stands for a token to predict; `separated`: tabs separate parts."""
 
-    def __init__(self, tokenizer: Tokenizer, *, masked: bool = False) -> None:
-        self._tokenizer, self._masked = tokenizer, masked
+    def __init__(self, tokenizer: Tokenizer, *, masked: bool = False, separated: bool = True) -> None:
+        self._tokenizer, self._masked, self._separated = tokenizer, masked, separated
 
     def encode(self, texts: Sequence[str]) -> list[EncodedSource]:
         if self._masked:
             return self._tokenizer.encode_sources(texts, masked=True)
-        return encode_sources(self._tokenizer, texts)
+        return encode_sources(self._tokenizer, texts, separated=self._separated)
 
     def batch(self, sources: Sequence[EncodedSource], targets: Sequence[Sequence[int]] | None = None) -> Batch:
         given = [None] * len(sources) if targets is None else targets
         return collate(list(zip(sources, given, strict=True)), range(len(sources)))
 
     def describe(self, text: str, source: EncodedSource, encoder: Encoder | None) -> SourceLabels:
-        encoding, length = self._tokenizer.encode_source(text, masked=self._masked), len(source)
+        encoding = self._tokenizer.encode_source(text, masked=self._masked, separated=self._separated)
+        length = len(source)
         tokens = [
             text[begin:end] or piece for (begin, end), piece in zip(encoding.offsets, encoding.pieces, strict=True)
         ]

@@ -24,9 +24,9 @@ def oov_words(tokenizer: Tokenizer, source: str) -> list[str]:
     return [word for word in words if not word.isspace()][: tokenizer.oov_placeholders]
 
 
-def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def encode_sources(tokenizer: Tokenizer, texts: Sequence[str], *, separated: bool = True) -> list[list[int]]:
     """The ids of each source, its parts separated by </s>, with placeholders for its unknown words."""
-    rows = tokenizer.encode_sources(texts)
+    rows = tokenizer.encode_sources(texts, separated=separated)
     if not tokenizer.oov_placeholders:
         return rows
     return [

@@ -20,6 +20,7 @@ from transduce.storage import replace_file
 
 _WORD = re.compile(r"\S+")
 _TAB = re.compile("\t")
+_NEVER = re.compile(r"(?!)")
 MASK = "<mask>"  # how a user writes a masked token; the model reads <unk>
 
 
@@ -143,15 +144,19 @@ class Tokenizer:
         results = run_library(self._backend.encode_batch_fast, list(texts), add_special_tokens=False)
         return [self._own_ids(result.ids) for result in results]
 
-    def encode_source(self, text: str, *, masked: bool = False) -> Encoding:
+    def separates(self, columns: int) -> bool:
+        """Whether a tab separates the parts of sources of so many columns; in an imported vocabulary it is text."""
+        return columns > 1 or self.kind != vocabularies.GIVEN
+
+    def encode_source(self, text: str, *, masked: bool = False, separated: bool = True) -> Encoding:
         """A source whose parts are separated by tabs: each tab becomes </s>, and every part is encoded separately.
 
-        With `masked`, it is one text in which each `<mask>` becomes <unk>. Where tokens are words or begin with a
+        Without `separated` a tab is text like any other. With `masked`, it is one text in which each `<mask>` becomes <unk>. Where tokens are words or begin with a
         space, the spaces around the mask are removed with it.
         """
         prefix = list(self.prefix)
         result = Encoding(prefix, [self.piece(number) for number in prefix], [(0, 0)] * len(prefix))
-        separator, number = self._separator(masked)
+        separator, number = self._separator(masked, separated)
         for begin, end, after in _between(text, separator):
             part = self.encode(text[begin:end])
             result.ids.extend(part.ids)
@@ -166,16 +171,18 @@ class Tokenizer:
         result.offsets.extend([(len(text), len(text))] * len(self.suffix))
         return result
 
-    def _separator(self, masked: bool) -> tuple[re.Pattern[str], int]:
+    def _separator(self, masked: bool, separated: bool) -> tuple[re.Pattern[str], int]:
         """The separator between the separately encoded parts of a text, and the id it becomes."""
         if not masked:
-            return _TAB, EOS
+            return _TAB if separated else _NEVER, EOS
         if self.kind == vocabularies.GIVEN and any(piece.startswith("\u0120") for piece in self.vocabulary.pieces):
             return re.compile(f" ?{MASK}"), UNK  # the space after it belongs to the next piece
         return re.compile(MASK if self.kind in ("chars", "bytes") else f" ?{MASK} ?"), UNK
 
-    def encode_sources(self, texts: Sequence[str], *, masked: bool = False) -> list[list[int]]:
-        separator, number = self._separator(masked)
+    def encode_sources(
+        self, texts: Sequence[str], *, masked: bool = False, separated: bool = True
+    ) -> list[list[int]]:
+        separator, number = self._separator(masked, separated)
         parts = [[text[begin:end] for begin, end, _ in _between(text, separator)] for text in texts]
         encoded = iter(self.encode_batch([part for row in parts for part in row]))
         rows = []
