@@ -151,8 +151,8 @@ class Tokenizer:
     def encode_source(self, text: str, *, masked: bool = False, separated: bool = True) -> Encoding:
         """A source whose parts are separated by tabs: each tab becomes </s>, and every part is encoded separately.
 
-        Without `separated` a tab is text like any other. With `masked`, it is one text in which each `<mask>` becomes <unk>. Where tokens are words or begin with a
-        space, the spaces around the mask are removed with it.
+        Without `separated` a tab is text like any other. With `masked`, it is one text in which each `<mask>` becomes
+        <unk>. Where tokens are words or begin with a space, the spaces around the mask are removed with it.
         """
         prefix = list(self.prefix)
         result = Encoding(prefix, [self.piece(number) for number in prefix], [(0, 0)] * len(prefix))
@@ -179,9 +179,7 @@ class Tokenizer:
             return re.compile(f" ?{MASK}"), UNK  # the space after it belongs to the next piece
         return re.compile(MASK if self.kind in ("chars", "bytes") else f" ?{MASK} ?"), UNK
 
-    def encode_sources(
-        self, texts: Sequence[str], *, masked: bool = False, separated: bool = True
-    ) -> list[list[int]]:
+    def encode_sources(self, texts: Sequence[str], *, masked: bool = False, separated: bool = True) -> list[list[int]]:
         separator, number = self._separator(masked, separated)
         parts = [[text[begin:end] for begin, end, _ in _between(text, separator)] for text in texts]
         encoded = iter(self.encode_batch([part for row in parts for part in row]))
