@@ -426,6 +426,7 @@ class Metric(ABC):
 
     name: str
     higher_is_better: bool = True
+    perfect: float | None = None  # the best possible score, which ends training; None: there is none
 
     @abstractmethod
     def value(self, totals: np.ndarray) -> float:

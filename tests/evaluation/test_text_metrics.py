@@ -113,6 +113,7 @@ def test_perfect_output_has_the_best_score(name: str) -> None:
         assert total(metric, first, references) == 0
     else:
         assert total(metric, first, references) == pytest.approx(100 if metric.higher_is_better else 0)
+    assert metric.perfect == (100 if metric.higher_is_better else 0)
 
 
 @settings(max_examples=60, deadline=None)

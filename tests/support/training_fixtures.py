@@ -152,6 +152,7 @@ def run_training(
 ) -> Outcome:
     batches = changes.pop("batches", TinyBatches())
     validate = changes.pop("validate", loss_on(batches))
+    perfect = changes.pop("perfect", None)
     return train(
         model or TinyModel(0.1),
         batches,
@@ -159,6 +160,7 @@ def run_training(
         checkpoints=CheckpointManager(folder),
         report=report or SilentReport(),
         validate=validate,
+        perfect=perfect,
     )
 
 

@@ -21,6 +21,7 @@ from transduce.training.optimisers import (
     build_optimiser,
     load_optimiser_state,
     optimiser_state,
+    decay_end,
     schedule_factor,
     set_learning_rate,
 )
@@ -117,8 +118,17 @@ def test_schedules_warm_up_and_stay_between_zero_and_one(kind: str, warmup: int,
     assert all(0 <= value <= 1 for value in values)
     for step, value in enumerate(values[:warmup], 1):
         assert value == pytest.approx(step / warmup)
-    if kind in ("cosine", "linear") and steps > warmup:
+    if kind in ("cosine", "linear", "warmup_stable_decay") and steps > warmup:
         assert values[-1] == pytest.approx(floor)
+
+
+def test_warmup_stable_decay_is_constant_and_then_falls_as_one_minus_the_square_root() -> None:
+    values = shares("warmup_stable_decay", 100, warmup=10, decay=0.25)
+    assert values[9:75] == [1.0] * 66
+    assert values[75:] == pytest.approx([1 - (number / 25) ** 0.5 for number in range(1, 26)])
+    settings = ScheduleRecipe(kind="warmup_stable_decay", decay=0.25)
+    assert decay_end(75, settings) == 100  # the decay is a quarter of all updates
+    assert decay_end(1, settings) == 2
 
 
 @trials(deadline=None)

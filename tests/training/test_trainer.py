@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from training_fixtures import (
 from transduce.data.batching import DataPosition
 from transduce.errors import InputError
 from transduce.flow import Batch, Step
+from transduce.objectives import CrossEntropy
 from transduce.training.checkpoint import CheckpointManager, average_checkpoints
 from transduce.training.trainer import Outcome
 from transduce.training.update import Update
@@ -93,16 +96,22 @@ def test_a_nonfinite_gradient_of_finite_outputs_is_traced_to_its_parameter(tmp_p
 PLATEAU = {"schedule": {"kind": "plateau", "warmup": 2, "patience": 0}}
 
 
-@pytest.fixture(scope="module", params=["adamw", "sgd"])
+STABLE = {"schedule": {"kind": "warmup_stable_decay", "warmup": 2, "decay": 0.4}, "patience": 1, "min_epochs": 1}
+
+
+@pytest.fixture(scope="module", params=[("adamw", PLATEAU), ("sgd", PLATEAU), ("adamw", STABLE)])
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run with dropout, momentum, EMA, accumulation and a plateau schedule."""
+    """A run with dropout, momentum, EMA, accumulation and a schedule that depends on validations."""
     folder, report = tmp_path_factory.mktemp("uninterrupted"), RecordingReport()
-    changes = FULL_SETTINGS | PLATEAU | {"optimiser": {"kind": request.param}}
+    optimiser, schedule = request.param
+    changes = FULL_SETTINGS | schedule | {"optimiser": {"kind": optimiser}}
+    if schedule is STABLE:  # the first score is the best: patience runs out at update 12, after an epoch
+        changes |= {"validate": lambda model: {"loss": float(model.embedding.weight.std() > 0)}, "steps": 40}
     run_training(folder, report=report, **changes)
     return {"folder": folder, "report": report, "changes": changes}
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 11, 12])
+@pytest.mark.parametrize("stop", [1, 3, 4, 11, 12, 15])
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     stop: int, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -121,7 +130,7 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     )
     assert signal.getsignal(signal.SIGTERM) is handler
     outcome = run_training(tmp_path, report=second, **changes)
-    assert outcome.reason == "steps"
+    assert (outcome.step, outcome.reason) == ((20, "patience") if "min_epochs" in changes else (20, "steps"))
     assert_same_checkpoints(uninterrupted["folder"], tmp_path)
     logged = {entry.step: entry.loss for entry in first.entries + second.entries}
     assert logged == {entry.step: entry.loss for entry in expected.entries}
@@ -183,6 +192,68 @@ def test_early_stopping_ends_with_the_best_weights(tmp_path: Path) -> None:
     again = run_training(tmp_path, validate=validate, validate_every=2, patience=3, steps=50)
     assert again.reason == "patience"
     assert again.step == 10
+
+
+WSD = {"kind": "warmup_stable_decay", "warmup": 4, "decay": 0.25}
+
+
+def train_on_curve(folder: Path, curve: Callable[[int], float], **changes: Any) -> tuple[Outcome, list[float]]:
+    """A run whose n-th validation has the score curve(n), and the learning rates of its updates."""
+    report, count = RecordingReport(), itertools.count(1)
+    options = {"monitor": "bleu", "validate_every": 4, "checkpoint_every": 100, "schedule": WSD, "patience": 3}
+    outcome = run_training(
+        folder, report=report, validate=lambda _: {"bleu": curve(next(count))}, **options | changes
+    )
+    return outcome, [entry.learning_rate for entry in report.entries]
+
+
+def test_a_rising_curve_is_not_cut(tmp_path: Path) -> None:
+    """Two steps forward, one back: training goes on to the last update, and its last quarter is the decay."""
+    outcome, rates = train_on_curve(tmp_path, lambda n: n + 3 * (n % 2), steps=100)
+    assert (outcome.step, outcome.reason) == (100, "steps")
+    assert rates[4:75] == [rates[4]] * 71
+    assert rates[75:] == sorted(rates[75:], reverse=True)
+    assert rates[-1] == 0
+
+
+def test_a_flat_curve_begins_the_decay_and_ends(tmp_path: Path) -> None:
+    outcome, rates = train_on_curve(tmp_path / "flat", lambda n: min(n, 5), steps=1000)
+    # The best is the fifth validation; three more are update 32, and the decay is a quarter of all updates.
+    assert (outcome.step, outcome.reason, outcome.best_step) == (43, "patience", 20)
+    assert rates[31] == max(rates) > rates[32] > rates[-1] == 0
+    outcome, rates = train_on_curve(tmp_path / "epochs", lambda n: min(n, 5), steps=1000, min_epochs=5)
+    assert (outcome.step, rates[47]) == (64, max(rates))  # five epochs are 45 updates, and the next validation 48
+
+
+@pytest.mark.parametrize("schedule", [WSD, {"kind": "cosine"}])
+def test_a_perfect_score_ends_training(schedule: dict[str, Any], tmp_path: Path) -> None:
+    def curve(n: int) -> float:
+        return min(25.0 * n, 100.0 + 1e-9)  # scores of libraries are rounded
+
+    outcome, _ = train_on_curve(tmp_path / "ended", curve, steps=100, schedule=schedule, perfect={"bleu": 100.0})
+    assert (outcome.step, outcome.reason) == (16, "perfect")
+    again, _ = train_on_curve(tmp_path / "ended", curve, steps=100, schedule=schedule, perfect={"bleu": 100.0})
+    assert (again.step, again.reason) == (16, "perfect")
+    for name, changes in {"no limit": {}, "no patience": {"patience": None, "perfect": {"bleu": 100.0}}}.items():
+        outcome, _ = train_on_curve(tmp_path / name, curve, steps=24, schedule=schedule, **changes)
+        assert (outcome.step, outcome.reason) == (24, "steps")
+
+
+def test_a_real_curve_that_rises_is_not_cut_and_its_plateau_ends_training(tmp_path: Path) -> None:
+    """Three training batches: the loss on them falls for long, that on others soon rises."""
+    batches = TinyBatches(per_epoch=3)
+    batches.after = lambda position: DataPosition(0, (position.index + 1) % 3)  # type: ignore[method-assign]
+
+    def loss_at(position: DataPosition) -> Callable[[nn.Module], dict[str, float]]:
+        return lambda model: {"loss": CrossEntropy()(model, batches.at(position)).total.item()}
+
+    options = {"batches": batches, "steps": 240, "validate_every": 8, "checkpoint_every": 240}
+    options |= {"schedule": WSD, "patience": 4, "optimiser": {"learning_rate": 0.005}}
+    seen = run_training(tmp_path / "seen", validate=loss_at(DataPosition(0, 0)), **options)
+    unseen = run_training(tmp_path / "unseen", validate=loss_at(DataPosition(7, 0)), **options)
+    assert (seen.step, seen.reason) == (240, "steps")
+    assert unseen.reason == "patience"
+    assert unseen.step < 220
 
 
 def test_a_monitored_metric_may_be_higher_is_better(tmp_path: Path) -> None:

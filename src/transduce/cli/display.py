@@ -68,6 +68,7 @@ _STOP_REASONS = {
     "steps": "all updates done",
     "minutes": "time limit reached",
     "patience": "no more improvement on the development set",
+    "perfect": "a perfect score on the development set",
     "interrupted": "interrupted",
 }
 

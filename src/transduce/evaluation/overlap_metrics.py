@@ -52,6 +52,8 @@ def overlap(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
 class SentenceMetric(TextMetric):
     """Mean over lines of a sentence score from 0 to 1 (%); with several references, of the best one."""
 
+    perfect = 100.0
+
     @abstractmethod
     def sentence_score(self, hypothesis: str, reference: str) -> float: ...
 
@@ -141,6 +143,7 @@ class MacroF1(TextMetric):
     """
 
     name = "macro_f1"
+    perfect = 100.0
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
         pairs = [(label.strip(), [one.strip() for one in line]) for label, line in pair_up(hypotheses, references)]
@@ -192,6 +195,7 @@ class SpanF1(TextMetric):
     """Span F1: micro F1 of typed spans from BIO or BIOES tags, over all lines (as conlleval; %)."""
 
     name = "span_f1"
+    perfect = 100.0
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
         rows = []

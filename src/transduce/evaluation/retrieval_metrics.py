@@ -51,6 +51,7 @@ class Recall(VectorMetric):
     """
 
     k: int
+    perfect = 100.0
 
     def statistics(self, embedded: EmbeddedCorpus) -> np.ndarray:
         ranking = rank_documents(embedded)

@@ -16,6 +16,7 @@ class ExactMatch(TextMetric):
     """Exact match: lines that equal a reference, character for character (%)."""
 
     name = "exact"
+    perfect = 100.0
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
         pairs = pair_up(hypotheses, references)
@@ -30,6 +31,7 @@ class Accuracy(TextMetric):
     """Accuracy: correct labels, position by position (%); with one label a line, correct lines."""
 
     name = "accuracy"
+    perfect = 100.0
 
     def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
         rows = []
@@ -49,6 +51,7 @@ class SacrebleuMetric(TextMetric):
     """Base of the metrics of sacrebleu: its tokenisation, statistics and signature."""
 
     width: int  # number of statistics of one line
+    perfect = 100.0
 
     def make(self) -> Any:
         """The metric object of sacrebleu."""
@@ -159,6 +162,7 @@ class Ter(SacrebleuMetric):
 
     name = "ter"
     higher_is_better = False
+    perfect = 0.0
     width = 2
 
     def make(self) -> Any:
@@ -175,6 +179,7 @@ class WordErrorRate(TextMetric):
 
     name = "wer"
     higher_is_better = False
+    perfect = 0.0
 
     def units(self, text: str) -> Sequence[str]:
         return text.split()

@@ -215,11 +215,16 @@ class OptimiserRecipe(Section):
 class ScheduleRecipe(Section):
     """Learning rate schedule."""
 
-    kind: Literal["constant", "inverse_sqrt", "cosine", "linear", "plateau"] = Field(
-        "inverse_sqrt", description="Shape of the schedule after the warm-up."
+    kind: Literal["constant", "inverse_sqrt", "cosine", "linear", "plateau", "warmup_stable_decay"] = Field(
+        "inverse_sqrt",
+        description="Shape of the schedule after the warm-up; `warmup_stable_decay`: constant until the development "
+        "score has stopped improving or the last updates come, then a decay (Hu 2024, Hägele 2024).",
     )
     warmup: int = Field(400, ge=0, description="Updates of linear warm-up.")
-    floor: Fraction = Field(0.0, description="Lowest share of the learning rate (cosine, linear, plateau).")
+    floor: Fraction = Field(
+        0.0, description="Lowest share of the learning rate (cosine, linear, plateau, warmup_stable_decay)."
+    )
+    decay: Fraction = Field(0.2, description="warmup_stable_decay: share of all updates that are the decay.")
     factor: float = Field(0.5, gt=0, lt=1, description="plateau: factor on the learning rate.")
     patience: int = Field(2, ge=0, description="plateau: validations without improvement before the rate is reduced.")
 
@@ -276,8 +281,11 @@ class TrainingRecipe(Section):
     validate_examples: Positive = Field(500, description="Maximal number of development pairs decoded per validation.")
     monitor: str = Field("loss", description="Development score for early stopping: loss, or the name of a metric.")
     patience: Positive | None = Field(
-        5, description="Validations without improvement before training stops; null: no early stopping."
+        5,
+        description="Validations without improvement before training stops, or, with `warmup_stable_decay`, before the "
+        "decay begins. A perfect score stops training at once. null: no early stopping.",
     )
+    min_epochs: int = Field(0, ge=0, description="Epochs before early stopping.")
     log_every: Positive = Field(10, description="Updates between log entries.")
     max_nonfinite: Positive = Field(5, description="Training stops after this number of non-finite updates in a row.")
     seed: int = Field(1, description="Seed of initialisation, data order and dropout.")

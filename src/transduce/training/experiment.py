@@ -48,6 +48,12 @@ def lower_is_better(recipe: Recipe) -> frozenset[str]:
     return trainer.LOWER_IS_BETTER | {metric.name for metric in metrics if not metric.higher_is_better}
 
 
+def perfect_scores(recipe: Recipe) -> dict[str, float]:
+    """The best possible values of the metrics that have one."""
+    metrics = [metric_class(name) for name in recipe.evaluation.metrics]
+    return {metric.name: metric.perfect for metric in metrics if metric.perfect is not None}
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
     """A finished or interrupted run. The model has the final weights."""
@@ -211,6 +217,7 @@ def _fit(
             validate=validation(model, data),
             objective=objective,
             lower_is_better=lower_is_better(recipe),
+            perfect=perfect_scores(recipe),
             provenance=provenance,
         )
 

@@ -180,12 +180,25 @@ def linear(step: int, steps: int, settings: ScheduleRecipe) -> float:
     return _warmup(step, settings) * (settings.floor + (1 - settings.floor) * decay)
 
 
+def warmup_stable_decay(step: int, steps: int, settings: ScheduleRecipe) -> float:
+    """Constant, then the decay 1 - sqrt(progress), the best of those that Hägele et al. 2024 compare."""
+    start = max(settings.warmup, steps - max(1, round(settings.decay * steps)))
+    decay = 1 - math.sqrt(min(1.0, max(0, step - start) / max(1, steps - start)))
+    return _warmup(step, settings) * (settings.floor + (1 - settings.floor) * decay)
+
+
+def decay_end(plateau_step: int, settings: ScheduleRecipe) -> int:
+    """The last update of `warmup_stable_decay` whose decay begins after this update."""
+    return plateau_step + max(1, round(plateau_step * settings.decay / (1 - settings.decay)))
+
+
 SCHEDULES: dict[str, Schedule] = {
     "constant": constant,
     "cosine": cosine,
     "inverse_sqrt": inverse_sqrt,
     "linear": linear,
     "plateau": constant,  # times Plateau.factor
+    "warmup_stable_decay": warmup_stable_decay,
 }
 
 

@@ -29,7 +29,7 @@ from transduce.run import Run
 from transduce.training.resume import is_allowed
 
 # Keys that may change when a run is resumed.
-CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "keep", "log_every", "tensorboard"})
+CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "min_epochs", "keep", "log_every", "tensorboard"})
 
 
 def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:

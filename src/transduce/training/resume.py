@@ -61,6 +61,7 @@ class Progress:
     best_step: int | None = None
     best_value: float | None = None
     stale_validations: int = 0  # since the best one
+    plateau_step: int | None = None  # with warmup_stable_decay: the update after which patience ran out
     validated_step: int = 0  # step of the last validation
     best_scores: dict[str, float | None] = field(default_factory=dict)
     plateau: Plateau = field(default_factory=Plateau)

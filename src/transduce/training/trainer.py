@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, Self
@@ -21,16 +21,17 @@ from transduce.recipe import TrainingRecipe
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.distributed import Processes, autocast, deterministic, environment, peak_memory
 from transduce.training.feed import BatchSource, FetchedBatch, Prefetch, fetch, fingerprint
-from transduce.training.optimisers import build_optimiser, schedule_factor
+from transduce.training.optimisers import build_optimiser, decay_end, schedule_factor
 from transduce.training.report import LogEntry, Report, SilentReport
 from transduce.training.resume import LogSums, Progress, Provenance, TrainingState
 from transduce.training.update import Update, UpdateFuture, UpdateResult
 
 FIRST_ESTIMATE = 5  # updates before the number of updates in a time budget is estimated
 MAX_WARMUP = 0.1  # share of the updates in a time budget that may be warm-up
-StopReason = Literal["steps", "minutes", "patience", "interrupted"]
+StopReason = Literal["steps", "minutes", "patience", "perfect", "interrupted"]
 Validate = Callable[[nn.Module], dict[str, float]]
 LOWER_IS_BETTER = frozenset({"loss"})  # the caller adds its metrics
+ROUNDING = 1e-6  # within which a score is the perfect one
 
 
 class SignalHandler:
@@ -100,6 +101,7 @@ class Trainer:
     validate: Validate | None
     objective: Objective
     lower_is_better: frozenset[str]
+    perfect: Mapping[str, float]
     provenance: Provenance
 
     def __post_init__(self) -> None:
@@ -114,6 +116,7 @@ class Trainer:
         self.progress = Progress()
         self.pending: PendingUpdate | None = None
         self.last_result_time = 0.0
+        self.validation_seconds = 0.0  # of the last validation
         self.interrupted, self.out_of_time = False, False  # the same in all processes
 
     def run(self) -> Outcome:
@@ -158,15 +161,22 @@ class Trainer:
             self._complete_pending()
 
     def _learning_rate(self, step: int) -> float:
-        """That of the schedule, which is shortened to the updates that the time budget allows."""
+        """That of the schedule, which is shortened to the updates that the time budget and the patience allow."""
         settings, progress = self.settings, self.progress
         self._plan_steps(step)
-        steps, schedule = settings.steps, settings.schedule
+        steps, schedule = self._last_step(), settings.schedule
         if progress.planned_steps is not None and progress.planned_steps < steps:
             steps = progress.planned_steps
             longest_warmup = math.ceil(MAX_WARMUP * steps)
             schedule = schedule.model_copy(update={"warmup": min(schedule.warmup, longest_warmup)})
         return schedule_factor(step, steps, schedule, progress.plateau) * settings.optimiser.learning_rate
+
+    def _last_step(self) -> int:
+        """The last update: `steps`, or the end of the decay that began when patience ran out."""
+        plateau_step = self.progress.plateau_step
+        if plateau_step is None:
+            return self.settings.steps
+        return min(self.settings.steps, decay_end(plateau_step, self.settings.schedule))
 
     def _plan_steps(self, step: int) -> None:
         """Estimates now and then how many updates the time budget allows, from the mean time of an update so far.
@@ -178,7 +188,7 @@ class Trainer:
             return
         if progress.planned_steps is not None and step % max(1, min(50, progress.planned_steps // 20)):
             return
-        left = max(0.0, 60 * settings.minutes - self._seconds())
+        left = max(0.0, 60 * settings.minutes - self.validation_seconds - self._seconds())
         more = left / max(self._seconds() / (step - 1), 1e-9)
         progress.planned_steps = self.processes.on_main(lambda: min(settings.steps, max(step, step - 1 + int(more))))
 
@@ -227,7 +237,8 @@ class Trainer:
     def _log_entry(self, pending: PendingUpdate, result: UpdateResult) -> LogEntry:
         sums, settings = self.progress.log_sums, self.settings
         count, seconds = max(sums.count, 1), self._seconds()
-        seconds_left = ((self.progress.planned_steps or settings.steps) - pending.step) * seconds / pending.step
+        last = min(self._last_step(), self.progress.planned_steps or settings.steps)
+        seconds_left = max(0, last - pending.step) * seconds / pending.step
         if settings.minutes is not None:
             seconds_left = min(seconds_left, max(0.0, 60 * settings.minutes - seconds))
         return LogEntry(
@@ -248,8 +259,12 @@ class Trainer:
         """Between two updates: validates and saves if it is due; returns why training is over, or None."""
         progress, settings = self.progress, self.settings
         reason: StopReason | None = None
-        if progress.step >= settings.steps or self.out_of_time:
-            reason = "steps" if progress.step >= settings.steps else "minutes"
+        if progress.step >= settings.steps:
+            reason = "steps"
+        elif progress.step >= self._last_step():
+            reason = "patience"
+        elif self.out_of_time:
+            reason = "minutes"
         intervals = (settings.validate_every, settings.checkpoint_every)
         if self.interrupted or reason is not None or any(progress.step % interval == 0 for interval in intervals):
             self._complete_pending()
@@ -261,20 +276,40 @@ class Trainer:
         due = progress.step > 0 and (progress.step % settings.validate_every == 0 or reason is not None)
         if due and progress.validated_step < progress.step and self.validate is not None:
             improved = self._record_validation(self._validation_scores(self.validate))
-        if reason is None and settings.patience is not None and progress.stale_validations >= settings.patience:
-            reason = "patience"
+        reason = reason or self._early_stopping()
         if improved or reason is not None or (progress.step and progress.step % settings.checkpoint_every == 0):
             self.state.save(progress, self._seconds())
         return reason
 
+    def _early_stopping(self) -> StopReason | None:
+        """After a validation: why training ends; with `warmup_stable_decay`, lost patience first begins the decay."""
+        progress, settings = self.progress, self.settings
+        if settings.patience is None or progress.validated_step != progress.step:
+            return None
+        if progress.position.epoch < settings.min_epochs:
+            return None
+        perfect = self.perfect.get(settings.monitor)
+        if perfect is not None and progress.best_value is not None and abs(progress.best_value - perfect) < ROUNDING:
+            return "perfect"
+        if progress.stale_validations < settings.patience or progress.plateau_step is not None:
+            return None
+        if settings.schedule.kind != "warmup_stable_decay":
+            return "patience"
+        progress.plateau_step = progress.step
+        text = f"{settings.monitor} has stopped improving: the learning rate decays until update {self._last_step()}"
+        self.report.event("plateau", progress.step, text)
+        return None
+
     def _validation_scores(self, validate: Validate) -> dict[str, float]:
         """Scores from the first process. Validation does not affect training: each update seeds its generators."""
+        began = time.monotonic()
         self.model.eval()
         with torch.no_grad(), self.state.averaged_weights(), autocast(self.device, self.settings.precision):
             scores = self.processes.on_main(
                 lambda: {name: float(value) for name, value in validate(self.model).items()}
             )
         self.model.train()
+        self.validation_seconds = time.monotonic() - began
         return scores
 
     def _record_validation(self, scores: dict[str, float]) -> bool:
@@ -329,7 +364,8 @@ class Trainer:
         return progress.best_scores
 
     def _exceeds_minutes(self, seconds: float) -> bool:
-        return self.settings.minutes is not None and seconds >= 60 * self.settings.minutes
+        """Whether the time budget is spent, less the time of a last validation."""
+        return self.settings.minutes is not None and seconds + self.validation_seconds >= 60 * self.settings.minutes
 
     def _seconds(self) -> float:
         """Training time so far, without interruptions."""
@@ -348,11 +384,13 @@ def train(
     validate: Validate | None = None,
     objective: Objective | None = None,
     lower_is_better: frozenset[str] = LOWER_IS_BETTER,
+    perfect: Mapping[str, float] | None = None,
     provenance: Provenance | None = None,
 ) -> Outcome:
-    """Trains until a limit, the end of patience or a signal. Afterwards the model has its final weights.
+    """Trains until a limit, the end of patience, a perfect score or a signal. The model then has its final weights.
 
-    `validate` returns scores of the model on the development set, among them `settings.monitor`.
+    `validate` returns scores of the model on the development set, among them `settings.monitor`. `perfect` has the
+    best possible values of scores that have one.
     """
     trainer = Trainer(
         model,
@@ -365,6 +403,7 @@ def train(
         validate,
         objective or CrossEntropy(),
         lower_is_better,
+        perfect or {},
         provenance or Provenance(),
     )
     return trainer.run()
