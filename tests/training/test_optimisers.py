@@ -19,9 +19,9 @@ from transduce.training.optimisers import (
     SCHEDULES,
     Plateau,
     build_optimiser,
+    decay_end,
     load_optimiser_state,
     optimiser_state,
-    decay_end,
     schedule_factor,
     set_learning_rate,
 )

@@ -201,9 +201,7 @@ def train_on_curve(folder: Path, curve: Callable[[int], float], **changes: Any) 
     """A run whose n-th validation has the score curve(n), and the learning rates of its updates."""
     report, count = RecordingReport(), itertools.count(1)
     options = {"monitor": "bleu", "validate_every": 4, "checkpoint_every": 100, "schedule": WSD, "patience": 3}
-    outcome = run_training(
-        folder, report=report, validate=lambda _: {"bleu": curve(next(count))}, **options | changes
-    )
+    outcome = run_training(folder, report=report, validate=lambda _: {"bleu": curve(next(count))}, **options | changes)
     return outcome, [entry.learning_rate for entry in report.entries]
 
 
