@@ -29,8 +29,9 @@ class Corpus(Section):
     )
     columns: tuple[str, ...] = Field(
         ("source", "target"),
-        min_length=2,
-        description="Names in JSONL or Parquet: all but the last form the source, the last is the target.",
+        min_length=1,
+        description="Names in JSONL or Parquet: all but the last form the source, the last is the target. With "
+        "`format: text` one name, in a TSV `column1`, `column2` and so on.",
     )
     alignment: str | None = Field(
         None,
@@ -121,7 +122,7 @@ class DataRecipe(Section):
         "text: tokens at the end of each file; default a tenth, at most 100,000 in all.",
     )
     format: Literal["pairs", "text"] = Field(
-        "pairs", description="`text`: files without a source, for language models; of several columns the last."
+        "pairs", description="`text`: files without a source, for language models: lines of plain text, or the named column."
     )
     block_size: Positive | None = Field(
         None, description="Tokens per block of running text, with `format: text`; null: every line is a text."

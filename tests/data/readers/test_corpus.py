@@ -17,11 +17,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.autoconfig import recipe_for
 from transduce.data.readers.corpus import DropCounter, fingerprint, read_corpus, read_lines
 from transduce.data.readers.formats import suspicious_line
 from transduce.errors import InputError
 from transduce.flow import Example
-from transduce.recipe import Corpus
+from transduce.recipe import Corpus, parse
 
 PAIRS = [("ein Haus", "a house"), ("zwei\u2028Häuser", "two\x0bhouses\x85"), ("", "empty"), ("drei 😀", "three  ")]
 
@@ -276,3 +277,46 @@ print(count + 1, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     count, grown = map(int, done.stdout.split())
     assert count == 300_000
     assert grown < 5_000
+
+
+def test_a_text_without_a_source_is_one_named_column_of_a_tsv(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("c a b\ta b c\n\nz y\ty z\n")
+
+    def texts(**settings):
+        data = parse({"data": {"format": "text", "train": {"path": str(path), **settings}}}).data
+        return [example.target for example in read_corpus(data.train[0])]
+
+    with pytest.raises(InputError, match=r"(?s)pairs\.tsv:1.*2 columns.*column2"):
+        texts()
+    assert texts(columns=["column2"]) == ["a b c", "", "y z"]
+    assert texts(columns=["column1"]) == ["c a b", "", "z y"]
+    with pytest.raises(InputError, match="missing column: column3 of 2"):
+        texts(columns=["column3"])
+    path.write_text("a b c\ny z\n")
+    assert texts() == ["a b c", "y z"]
+
+
+def test_a_tab_in_plain_text_is_white_space(tmp_path):
+    path = tmp_path / "code.txt"
+    path.write_text("if x:\n\tpass\n")
+    corpus = parse({"data": {"format": "text", "train": str(path)}}).data.train[0]
+    assert [example.target for example in read_corpus(corpus)] == ["if x:", "\tpass"]
+
+
+def test_held_out_texts_have_the_column_of_the_training_text():
+    train = {"path": "train.tsv", "columns": ["column2"]}
+    data = parse({"data": {"format": "text", "train": train, "dev": "dev.tsv"}}).data
+    assert data.dev[0].columns == data.held_out("test.tsv")[0].columns == ("column2",)
+    with pytest.raises(InputError, match="one column is a text without a source"):
+        next(read_corpus(parse({"data": {"train": train}}).data.train[0]))
+
+
+@pytest.mark.parametrize("task", ["lm", "mask"])
+def test_tasks_on_text_ask_for_the_column_of_a_tsv(tmp_path, task):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("c a b\ta b c\n" * 200)
+    with pytest.raises(InputError, match="name it: `data.train="):
+        recipe_for(str(path), [], task)
+    named = f"data.train={{path: {path}, columns: [column2]}}"
+    assert recipe_for(str(path), [named], task).data.train[0].columns == ("column2",)

@@ -131,6 +131,9 @@ def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     kind = corpus_format(corpus)
     if corpus.format != "pairs":
         return _text_rows(corpus, kind)
+    if len(corpus.columns) == 1:
+        remedy = "name both columns of a pair, or set `data.format: text`"
+        raise InputError("one column is a text without a source", where=str(corpus.path), remedy=remedy)
     if kind == "folder":
         return folder_rows(corpus)
     if formats.names_files(corpus) and is_idx(corpus.source) and is_idx(corpus.target):
@@ -150,12 +153,16 @@ def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
 
 
 def _text_rows(corpus: Corpus, kind: formats.Format) -> tuple[Iterator[tuple[int, Any]], Parse]:
-    """The same without a source: complete lines, or the last of the named columns."""
+    """The same without a source: complete lines of plain text, or the last of the named columns."""
     fields = corpus.columns[-1:]
     if kind == "parquet":
         return formats.parquet_rows(str(corpus.path), fields), formats.parquet_pair(fields)
     lines = stored_lines(str(corpus.path))
-    return lines, formats.jsonl_pair(fields) if kind == "jsonl" else formats.plain_line
+    if kind == "jsonl":
+        return lines, formats.jsonl_pair(fields)
+    if formats.COLUMN.fullmatch(fields[0]) or formats.is_tsv(corpus):
+        return lines, formats.tsv_column(fields[0], str(corpus.path))
+    return lines, formats.plain_line
 
 
 def _with_alignment(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -59,6 +60,7 @@ def suspicious_line(source: np.ndarray, target: np.ndarray) -> tuple[int, str]:
 
 Format = Literal["tsv", "jsonl", "parquet", "parallel", "folder"]
 Parse = Callable[[Any, str, int], Example]
+COLUMN = re.compile("column[1-9][0-9]{0,3}")  # a column of a TSV, counted from 1
 
 
 def corpus_format(corpus: Corpus) -> Format:
@@ -67,10 +69,20 @@ def corpus_format(corpus: Corpus) -> Format:
         return "parallel"
     if names_files(corpus) and Path(corpus.path).is_dir():
         return "folder"
-    extension = Path(corpus.path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+    extension = _extension(corpus.path)
     if extension == ".parquet":
         return "parquet"
     return "jsonl" if extension in (".jsonl", ".json", ".ndjson") else "tsv"
+
+
+def _extension(path: str) -> str:
+    """The extension of a file name, without that of a compression."""
+    return Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+
+
+def is_tsv(corpus: Corpus) -> bool:
+    """Whether the name says that tabs separate columns; in other text files a tab is white space."""
+    return corpus.path is not None and _extension(corpus.path) in (".tsv", ".tab")
 
 
 def names_files(corpus: Corpus) -> bool:
@@ -93,6 +105,27 @@ def decode(raw: bytes) -> str:
 
 def plain_line(raw: bytes, file: str, number: int) -> Example:
     return Example("", decode(raw), {}, file, number)
+
+
+def tsv_column(name: str, path: str) -> Parse:
+    """One column of a TSV as a text without a source: `column2` is the second. Without such a name, it is asked for."""
+    wanted = int(name.removeprefix("column")) if COLUMN.fullmatch(name) else None
+
+    def parse(raw: bytes, file: str, number: int) -> Example:
+        columns = decode(raw).split("\t")
+        if wanted is None:
+            if len(columns) > 1:
+                raise InputError(
+                    f"{len(columns)} columns, and a text without a source is one of them",
+                    where=f"{file}:{number}",
+                    remedy=f"name it: `data.train={{path: {path}, columns: [column2]}}`; or give a file of plain text",
+                )
+            return Example("", columns[0], {}, file, number)
+        if columns != [""] and len(columns) < wanted:
+            raise UnreadableError("missing column", f"{name} of {len(columns)} columns separated by a tab")
+        return Example("", columns[wanted - 1] if columns != [""] else "", {}, file, number)
+
+    return parse
 
 
 def tsv_pair(inputs: int) -> Parse:
