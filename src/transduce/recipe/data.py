@@ -122,7 +122,7 @@ class DataRecipe(Section):
         "text: tokens at the end of each file; default a tenth, at most 100,000 in all.",
     )
     format: Literal["pairs", "text"] = Field(
-        "pairs", description="`text`: files without a source, for language models: lines of plain text, or the named column."
+        "pairs", description="`text`: files without a source, for language models: plain text, or the named column."
     )
     block_size: Positive | None = Field(
         None, description="Tokens per block of running text, with `format: text`; null: every line is a text."

@@ -315,8 +315,8 @@ def test_held_out_texts_have_the_column_of_the_training_text():
 @pytest.mark.parametrize("task", ["lm", "mask"])
 def test_tasks_on_text_ask_for_the_column_of_a_tsv(tmp_path, task):
     path = tmp_path / "pairs.tsv"
-    path.write_text("c a b\ta b c\n" * 200)
-    with pytest.raises(InputError, match="name it: `data.train="):
+    path.write_text("c a b\ta b c\n" * 30_000)
+    with pytest.raises(InputError, match=r"name it: `data\.train="):
         recipe_for(str(path), [], task)
     named = f"data.train={{path: {path}, columns: [column2]}}"
     assert recipe_for(str(path), [named], task).data.train[0].columns == ("column2",)
