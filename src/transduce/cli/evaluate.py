@@ -10,12 +10,15 @@ import typer
 
 from transduce.cli.options import (
     Beam,
+    Combination,
     Device,
     Output,
     RunsArgument,
     Settings,
     TrustUserCode,
+    Weights,
     generation_settings,
+    load_ensemble,
     load_model,
     open_console,
     open_output,
@@ -41,6 +44,8 @@ def evaluate(
     ] = None,
     beam: Beam = None,
     settings: Settings = None,
+    combination: Combination = None,
+    weights: Weights = None,
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
 ) -> None:
@@ -53,6 +58,8 @@ def evaluate(
         transduce evaluate runs/demo test.tsv --json scores.json
 
         transduce evaluate runs/a test.tsv --against runs/b
+
+        transduce evaluate runs/a,runs/b test.tsv --weights 2,1
     """
     import json as json_format
 
@@ -60,7 +67,7 @@ def evaluate(
     from transduce.evaluation.held_out import evaluate_output, load_held_out, predict
 
     console = open_console()
-    model = load_model(run, device, trust_user_code)
+    model = load_ensemble(run, device, trust_user_code, combination, weights)
     chosen = generation_settings(settings, beam=beam)
     model.settings(**chosen)  # reports a wrong name or value before any data is read
     if against is not None and against.resolve() == run.resolve():
@@ -103,6 +110,8 @@ def score(
         bool, typer.Option("--json", help="One JSON object per line, with the score of each token.")
     ] = False,
     settings: Settings = None,
+    combination: Combination = None,
+    weights: Weights = None,
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
 ) -> None:
@@ -118,7 +127,7 @@ def score(
     """
     from transduce.evaluation.held_out import perplexities, score_file
 
-    model, scored = load_model(run, device, trust_user_code), []
+    model, scored = load_ensemble(run, device, trust_user_code, combination, weights), []
     chosen = generation_settings(settings)
     model.settings(**chosen)  # reports a wrong name or value before any data is read
     with open_output(output, pairs) as stream:

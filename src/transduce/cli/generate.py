@@ -16,13 +16,16 @@ from transduce.cli.options import (
     PERFORMANCE,
     SEARCH,
     Beam,
+    Combination,
     Device,
     InputFile,
     Output,
     RunsArgument,
     Settings,
     TrustUserCode,
+    Weights,
     generation_settings,
+    load_ensemble,
     load_model,
     open_output,
 )
@@ -58,6 +61,8 @@ def generate(
         ),
     ] = 0,
     settings: Settings = None,
+    combination: Combination = None,
+    weights: Weights = None,
     output: Output = None,
     json: Annotated[
         bool,
@@ -118,6 +123,8 @@ def generate(
 
         transduce generate runs/large input.txt --precision int8 --shortlist shortlist.safetensors
 
+        transduce generate runs/one,runs/two input.txt --combination log_linear --weights 2,1
+
     If the sources of the model are files, each line names one. A single file, or a folder of files, may be given
     instead of a list.
 
@@ -136,7 +143,7 @@ def generate(
 
         transduce generate runs/book --unconditional 3
     """
-    model = load_model(run, device, trust_user_code, precision)
+    model = load_ensemble(run, device, trust_user_code, combination, weights, precision)
     chosen = generation_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
     model.settings(**chosen)  # reports a wrong name or value before any input is read
     chosen["workers"] = workers
@@ -189,14 +196,13 @@ def _source_columns(model: Model) -> int:
 def _windows(model: Model, file: str, unconditional: int) -> Iterator[list[str]]:
     """The sources to generate for, in windows: empty prompts, files, or the lines of a file."""
     from transduce.data.readers.windows import in_windows
-    from transduce.modalities.source_encoding import TextSourceEncoding
 
     if unconditional and not model.sourceless:
         raise InputError("this model needs a source", where="--unconditional", remedy="give a file of input lines")
     if unconditional:
         return in_windows([""] * unconditional)
     files = model.source_encoding.sources_in(file)  # the argument itself is a source, or a folder of sources
-    if not files and not isinstance(model.source_encoding, TextSourceEncoding) and Path(file).is_dir():
+    if not files and not model.source_encoding.reads_text and Path(file).is_dir():
         raise InputError(
             "this folder has no file that the model can read",
             where=file,

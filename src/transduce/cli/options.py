@@ -17,11 +17,12 @@ from transduce.storage import open_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from transduce.inference import Model
+    from transduce.inference import Model, ensemble
     from transduce.inference.lowering import Precision
 
 STANDARD_INPUT = "-"
-SEARCH, OUTPUT, PERFORMANCE, LOADING = "Search", "Output", "Performance", "Loading"  # panels of --help
+SEARCH, ENSEMBLE, OUTPUT = "Search", "Ensemble", "Output"  # panels of --help
+PERFORMANCE, LOADING = "Performance", "Loading"
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run directory written by `transduce train`, a bundle, or a Hub model.")
@@ -53,6 +54,21 @@ Settings = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
+Combination = Annotated[
+    str | None,
+    typer.Option(
+        metavar="mean|log_linear",
+        help="Ensembles: arithmetic mean of the probabilities, or geometric mean. [default: mean]",
+        rich_help_panel=ENSEMBLE,
+        show_default=False,
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="W1,W2", help="Ensembles: weights of the runs. [default: equal ones]", rich_help_panel=ENSEMBLE
+    ),
+]
 Layer = Annotated[str, typer.Option(help="Decoder layer: a number from 0, `last`, or `mean` of all layers.")]
 Head = Annotated[str, typer.Option(help="Attention head: a number from 0, or `mean` of all heads.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.", rich_help_panel=PERFORMANCE)]
@@ -70,6 +86,34 @@ def load_model(run: Path, device: str, trust_user_code: bool, precision: str | N
     from transduce.inference import load
 
     return load(run, device=device, precision=cast("Precision | None", precision), trust_user_code=trust_user_code)
+
+
+def load_ensemble(
+    runs: Path,
+    device: str,
+    trust_user_code: bool,
+    combination: str | None,
+    weights: str | None,
+    precision: str | None = None,
+) -> Model:
+    """A run, or several as RUN1,RUN2 with the options of an ensemble."""
+    from transduce.inference import load
+
+    return load(
+        runs,
+        device=device,
+        precision=cast("Precision | None", precision),
+        trust_user_code=trust_user_code,
+        combination=cast("ensemble.Combination | None", combination),
+        weights=None if weights is None else _numbers(weights, "--weights"),
+    )
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{text!r} are not numbers", where=option, remedy="write one number per run: 1,1,2") from None
 
 
 def generation_settings(items: list[str] | None, **options: Any) -> dict[str, Any]:

@@ -279,7 +279,7 @@ def encode_truncated(
 ) -> tuple[list[EncodedSource], list[bool]]:
     """Sources of at most `most` tokens, and which of them were cut. A source of a modality has its length by itself."""
     begins = texts
-    if isinstance(encoding, TextSourceEncoding):
+    if encoding.reads_text:
         begins = [text[: most * CHARACTERS_PER_TOKEN] for text in texts]
     whole = encoding.encode(begins)
     sources = [encoding.truncate(source, most) for source in whole]

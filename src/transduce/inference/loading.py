@@ -11,13 +11,13 @@ from torch import Tensor
 from transduce import build, interop
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.inference.ensemble import Combination, Ensemble, check_members
+from transduce.inference.ensemble import Combination, build_ensemble
 from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.model import Model
 from transduce.interop import bundle
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.layers.meta_init import meta_device
-from transduce.model import EmbeddingModel, Transducer
+from transduce.model import Transducer
 from transduce.recipe import Recipe, registry
 from transduce.run import Run
 from transduce.training.distributed import pick_device
@@ -30,16 +30,19 @@ def load(
     device: str = "auto",
     precision: Precision | None = None,
     trust_user_code: bool = False,
-    combination: Combination = "mean",
+    combination: Combination | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Model:
     """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed.
 
     With a precision, the network is one for generation: its weights are packed, and learn no more. Several runs, as a
-    list or as "RUN1,RUN2", are an ensemble with this combination of their probabilities.
+    list or as "RUN1,RUN2", are an ensemble: `combination` is `mean` (of the probabilities) or `log_linear`, `weights`
+    are those of the runs (None: equal ones). All generate the same tokens; their sources may have different ones.
     """
-    if len(members := _members(path)) > 1:
+    members = _members(path)
+    if len(members) > 1 or weights is not None:
         models = [load(one, device=device, precision=precision, trust_user_code=trust_user_code) for one in members]
-        return _ensemble(models, [str(one) for one in members], combination)
+        return build_ensemble(models, [str(one) for one in members], combination or "mean", weights)
     path = interop.locate(members[0])
     if bundle.recognises(path):
         with bundle.unpacked(path) as folder:
@@ -71,18 +74,6 @@ def _members(path: str | Path | Sequence[str | Path]) -> list[str | Path]:
         return list(path)
     several = "," in str(path) and not Path(path).exists()
     return [one for one in str(path).split(",") if one] if several else [path]
-
-
-def _ensemble(models: Sequence[Model], names: Sequence[str], combination: Combination) -> Model:
-    for model, name in zip(models, names, strict=True):
-        if isinstance(model.network, EmbeddingModel):
-            raise InputError("sentence embeddings have no ensemble", where=name, remedy="give models that generate")
-    check_members([(model.source.fingerprint, model.target.fingerprint) for model in models], names)
-    network = Ensemble([model.network for model in models], combination)
-    graphs = SearchGraphs() if next(network.parameters()).is_cuda else None
-    parameters = sum(model.parameters for model in models)
-    first = models[0]
-    return Model(network, first.source, first.target, first.recipe, parameters=parameters, graphs=graphs)
 
 
 def _placed(

@@ -38,7 +38,7 @@ from transduce.inference.generation import (
 from transduce.inference.language_model import continue_texts, score_running
 from transduce.inference.shortlist import Shortlist
 from transduce.kernels.cuda_graph import SearchGraphs
-from transduce.modalities.source_encoding import EncodedSource
+from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
 from transduce.model import EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
 from transduce.recipe import GenerationRecipe, Recipe
 from transduce.recipe.compatibility import check_search
@@ -109,10 +109,11 @@ class Model:
         parameters: int | None = None,  # of the network as it was trained, where its weights are packed now
         graphs: SearchGraphs
         | None = None,  # recorded steps of generation: for weights that stay where they are, on a GPU
+        source_encoding: SourceEncoding | None = None,  # None: that of the recipe
     ) -> None:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters
-        self.source_encoding = build.build_source_encoding(recipe, (source, target))
+        self.source_encoding = source_encoding or build.build_source_encoding(recipe, (source, target))
         searched = MaskFilling(network) if isinstance(network, EncoderOnly) and self._masked else network
         self.searcher = Searcher(searched, self.source_encoding, self._length_limits[1], graphs)
 

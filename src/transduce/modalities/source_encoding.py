@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ class SourceLabels:
 
 class SourceEncoding(ABC):
     """How the sources of one model are read and collated."""
+
+    reads_text: bool = False  # True: a source is one text
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[EncodedSource]: ...
@@ -63,6 +65,8 @@ class SourceEncoding(ABC):
 
 class TextSourceEncoding(SourceEncoding):
     """Sources that are texts; `masked`: `<mask>` stands for a token to predict; `separated`: tabs separate parts."""
+
+    reads_text = True
 
     def __init__(self, tokenizer: Tokenizer, *, masked: bool = False, separated: bool = True) -> None:
         self._tokenizer, self._masked, self._separated = tokenizer, masked, separated
@@ -138,3 +142,58 @@ class ModalitySourceEncoding(SourceEncoding):
         grids, leading = encoder.grids(source.rows), encoder.leading()
         labels = self.source.position_labels(source, grids, leading)
         return SourceLabels(labels, range(len(labels)), labels, self.source.visualise(source, grids, leading))
+
+
+@dataclass(frozen=True)
+class EnsembleSource:
+    """One source as each encoding of an ensemble reads it; its length is that of the longest."""
+
+    each: tuple[EncodedSource, ...]
+
+    def __len__(self) -> int:
+        return max(map(len, self.each))
+
+
+class EnsembleSourceEncoding(SourceEncoding):
+    """Sources of an ensemble whose members have different tokens. Labels are those of the first encoding.
+
+    A batch holds the sources of the first encoding as any batch does, and in `extra`, by number, those of all.
+    """
+
+    def __init__(self, encodings: Sequence[SourceEncoding]) -> None:
+        self.encodings = encodings
+        self.reads_text = all(one.reads_text for one in encodings)
+
+    def encode(self, texts: Sequence[str]) -> list[EncodedSource]:
+        rows = zip(*(one.encode(texts) for one in self.encodings), strict=True)
+        return [EnsembleSource(row) for row in rows]
+
+    def batch(self, sources: Sequence[EncodedSource], targets: Sequence[Sequence[int]] | None = None) -> Batch:
+        columns = list(zip(*(source.each for source in sources), strict=True))
+        first, *others = (one.batch(rows) for one, rows in zip(self.encodings, columns, strict=True))
+        extra = {f"0/{name}": part for name, part in first.extra.items()}
+        for number, other in enumerate(others, 1):
+            assert other.source is not None, "an encoder reads a source"
+            extra |= {f"{number}/": other.source, **{f"{number}/{name}": one for name, one in other.extra.items()}}
+        if targets is not None:
+            first = replace(first, target=collate([(None, one) for one in targets], first.rows).target)
+        return replace(first, extra=extra)
+
+    def describe(self, text: str, source: EncodedSource, encoder: Encoder | None) -> SourceLabels:
+        return self.encodings[0].describe(text, source.each[0], encoder)
+
+    def sources_in(self, path: str) -> list[str]:
+        return self.encodings[0].sources_in(path)
+
+    def truncate(self, source: EncodedSource, max_length: int) -> EncodedSource:
+        parts = zip(self.encodings, source.each, strict=True)
+        return EnsembleSource(tuple(one.truncate(part, max_length) for one, part in parts))
+
+    def oov_words(self, text: str) -> list[str]:
+        return self.encodings[0].oov_words(text)
+
+
+def member_batch(batch: Batch, number: int) -> Batch:
+    """The batch as one encoding of an `EnsembleSourceEncoding` would have made it."""
+    named = {name.partition("/")[2]: part for name, part in batch.extra.items() if name.startswith(f"{number}/")}
+    return replace(batch, source=named.pop("", batch.source), extra=named)
