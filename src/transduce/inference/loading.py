@@ -60,9 +60,9 @@ def load(
     source, target = run.tokenizers()
     with meta_device():  # no memory is allocated before the weights are known to fit
         expected = build.build_model(recipe.model, source.size, target.size).state_dict()
-    weights = check_weights(expected, load_run_weights(run, recipe, list(expected)), str(run.folder))
+    tensors = check_weights(expected, load_run_weights(run, recipe, list(expected)), str(run.folder))
     network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
-    network.load_state_dict(weights)
+    network.load_state_dict(tensors)
     return _placed(network, (source, target), recipe, device, precision)
 
 
