@@ -282,6 +282,10 @@ class PositionEncoding(nn.Module):
         """A bias of the scores: queries (R H T K), positions (. T) and (. S) -> (. H T S)."""
         return None
 
+    def of_layer(self, number: int) -> PositionEncoding:
+        """The encoding in the attention of one layer."""
+        return self
+
 
 @dataclass(frozen=True)
 class SequenceContext:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -181,15 +182,38 @@ class ALiBi(PositionEncoding):
         return -(keys[:, None, None, :] - queries[:, None, :, None]).abs() * self.head_slopes  # . H T S
 
 
+class LayerPositions(PositionEncoding):
+    """One encoding per layer, each with weights of its own (UMT5, Chung 2023)."""
+
+    def __init__(self, layers: Sequence[PositionEncoding]) -> None:
+        super().__init__()
+        if position_in_embedding(layers[0]):
+            raise InputError(
+                f"{type(layers[0]).__name__} positions are added to embeddings, before the first layer",
+                remedy="leave position_per_layer out, or choose position: relative or shaw",
+            )
+        self.layers = nn.ModuleList(layers)
+
+    def of_layer(self, number: int) -> PositionEncoding:
+        encoding: PositionEncoding = self.layers[number]  # type: ignore[assignment]
+        return encoding
+
+
+def position_in_embedding(position: PositionEncoding) -> bool:
+    """Whether positions are added to the embeddings, so that attention does not depend on them."""
+    kind = type(position)
+    in_attention = (PositionEncoding.rotate, PositionEncoding.bias, PositionEncoding.of_layer)
+    return (kind.rotate, kind.bias, kind.of_layer) == in_attention
+
+
 def embedded_only(position: PositionEncoding, part: str) -> PositionEncoding:
     """The encoding, if it is added to embeddings; an InputError for one that acts in self-attention.
 
     `part` is what has no self-attention, for the message.
     """
-    kind = type(position)
-    if kind.rotate is not PositionEncoding.rotate or kind.bias is not PositionEncoding.bias:
+    if not position_in_embedding(position):
         raise InputError(
-            f"{kind.__name__} positions act in self-attention, and {part} has none",
+            f"{type(position).__name__} positions act in self-attention, and {part} has none",
             remedy="choose position: sinusoidal, learned or none",
         )
     return position

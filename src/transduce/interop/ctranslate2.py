@@ -27,6 +27,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of recipe options
     "activation": tuple(ACTIVATIONS),
     "norm_kind": ("layer", "rms"),
     "position": ("sinusoidal", "learned", "none", "relative", "rotary"),
+    "position_per_layer": (False,),
     "score": ("scaled_dot", "dot"),
     "normaliser": ("softmax",),
 }

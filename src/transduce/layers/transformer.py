@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transduce.attention.multihead import CrossAttention
-from transduce.attention.positions import Sinusoidal, embedded_only, free_of_heads
+from transduce.attention.positions import LayerPositions, Sinusoidal, embedded_only, free_of_heads
 from transduce.attention.self_attention import SelfAttention
 from transduce.contracts import Count, FrontEnd, PositionEncoding, Rate, SequenceContext, TokenMixer
 from transduce.errors import InputError
@@ -48,6 +48,7 @@ class SequenceOptions:
     """Positions, token mixer and window of the layers."""
 
     position: type[PositionEncoding] = Sinusoidal
+    position_per_layer: bool = False  # True: weights of its own for each layer
     token_mixer: type[TokenMixer] = SelfAttention
     window: Count | None = None  # rows attend to rows at most this far away; None: to all
 
@@ -79,9 +80,11 @@ class TransformerStack(nn.Module):
         self.embedding, self.dropout = embedding, Dropout(dropout)
         if output is not None:
             self.output = output
-        self.position = sequence.position(width, attention.heads, self.causal)
+        number = layers if sequence.position_per_layer else 1
+        positions = [sequence.position(width, attention.heads, self.causal) for _ in range(number)]
         if attention.head_width not in (None, width // attention.heads):
-            free_of_heads(self.position, attention.head_width)
+            free_of_heads(positions[0], attention.head_width)
+        self.position = LayerPositions(positions) if sequence.position_per_layer else positions[0]
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             TransformerLayer(
                 sequence.token_mixer(width, sublayers),
@@ -135,7 +138,9 @@ class TransformerStack(nn.Module):
             source = None if memory is None else (memory.projected[number], memory.mask)
             # The recomputation restores the random state, so that dropout is the same.
             run = partial(checkpoint, layer.run, use_reentrant=False) if recompute else layer.run
-            values, layer_past, self_attention, cross_attention = run(values, past[number], sequence, source)
+            position = self.position.of_layer(number)
+            context = sequence if position is sequence.position else replace(sequence, position=position)
+            values, layer_past, self_attention, cross_attention = run(values, past[number], context, source)
             next_past.append(layer_past)
             self_weights += [] if self_attention is None else [self_attention]
             cross_weights += [] if cross_attention is None else [cross_attention]

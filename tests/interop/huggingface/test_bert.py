@@ -7,7 +7,9 @@ import pytest
 import torch
 from huggingface_fixtures import (
     ENCODERS,
+    FRAMES,
     MASK,
+    PIECES,
     TEXTS,
     WORDS,
     check_round_trip,
@@ -135,6 +137,56 @@ def test_token_classifier_equals_transformers(family, tmp_path):
     assert_close(found[source.mask][:, 4:], expected[source.mask], rtol=1e-4, atol=1e-4)
     labels = [TAGS["id2label"][int(number)] for number in expected[0, 1:-1].argmax(-1)][: len(TEXTS[0].split())]
     assert model.generate(TEXTS[:1])[0].text.split() == labels
+
+
+def subword_model(kind, pieces):
+    """Byte-level BPE without a space before the text, WordPiece with [UNK] words, or SentencePiece."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    if kind == "bytes":
+        numbers = {piece: number for number, piece in enumerate((*pieces, "a", "b", "c", "z", "Ġ", "Ġa", "Ġb"))}
+        backend = Tokenizer(models.BPE(numbers, [("Ġ", "a"), ("Ġ", "b")]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    elif kind == "wordpiece":
+        numbers = {piece: number for number, piece in enumerate((*pieces, "a", "b", "c", "##a", "##b", "##c"))}
+        unknown = next(piece for piece in pieces if "unk" in piece.lower())
+        backend = Tokenizer(models.WordPiece(numbers, unk_token=unknown))
+        backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    else:
+        scores = [(piece, -1.0) for piece in (*pieces, "▁", "▁a", "a", "b", "c")]
+        unknown = next(number for number, piece in enumerate(pieces) if "unk" in piece.lower())
+        backend = Tokenizer(models.Unigram(scores, unknown, False))
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    return backend
+
+
+LINES = ["a", "b ca", "cab  a b", " a b ", "aa bb cc ab ba", "a\u3000b c", "zz a zz", "z"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_word_gets_the_label_of_its_first_piece(family, tmp_path):
+    """Known or not, and whatever spaces are around it."""
+    from tokenizers import processors
+
+    library = make_encoder(family, tmp_path, "ForTokenClassification", **TAGS)
+    frame = family if family in MASK else "roberta"
+    special, (start, _, end) = PIECES[frame][:4], FRAMES[frame].split()
+    for kind in ("bytes", "wordpiece", "sentencepiece"):
+        backend = subword_model(kind, special)
+        backend.add_special_tokens(special)
+        ends = [(one, special.index(one)) for one in (start, end)]
+        backend.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=ends)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        model = transduce.load(tmp_path, device="cpu")
+        for line, found in zip(LINES, model.generate(LINES), strict=True):
+            words = [hf_ids(model, model.source.encode(word).ids) for word in line.split()]
+            ids = torch.tensor(
+                [[special.index(start), *(number for word in words for number in word), special.index(end)]]
+            )
+            places = [1 + sum(map(len, words[:number])) for number in range(len(words))]
+            with torch.no_grad():
+                best = library(input_ids=ids).logits[0, places].argmax(-1)
+            assert found.text.split() == [TAGS["id2label"][int(number)] for number in best], (kind, line)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
+from family_cases import built
 from huggingface_fixtures import (
     SEARCHES,
     TEXTS,
+    change_config,
     check_decoding_restores_text,
     check_generation,
     check_logits_and_cross_attention,
@@ -41,6 +45,22 @@ def test_separate_output_matrix_equals_transformers(scaled, tmp_path):
         answer = library(input_ids=numbers, attention_mask=mask, decoder_input_ids=read).logits
         found = model.network.advance(decoder_ids, model.network.start(Batch(source))).logits
     assert_close(found[..., known], answer[..., torch.tensor(rows)[known]], rtol=1e-4, atol=1e-4)
+
+
+def test_mt5_of_version_4_divides_by_the_root_of_the_width_where_it_is_tied(tmp_path):
+    """Version 5 of the library never divides; a file says which version wrote it."""
+    case = built("mT5")
+    shutil.copytree(case.folder, tmp_path / "old")
+    change_config(tmp_path / "old", transformers_version="4.40.0")
+    old = transduce.load(tmp_path / "old", device="cpu")
+    source, _, _ = encode_sources_for_both(old)
+    tokens = torch.tensor([[1, 5, 9, 7]] * len(TEXTS))
+    with torch.no_grad():
+        new, divided = (
+            one.network.advance(tokens, one.network.start(Batch(source))).logits for one in (case.model, old)
+        )
+    plain = torch.arange(5, 20)
+    assert_close(divided[..., plain], new[..., plain] / 16**0.5, rtol=1e-4, atol=1e-4)
 
 
 def test_division_by_the_root_of_the_width_is_inverted_exactly():

@@ -120,7 +120,8 @@ class Tokenizer:
             marks = ("\u2581", "\u0120")  # a space in SentencePiece and in byte-level pieces
             marked = any(piece.startswith(marks) for piece in self.vocabulary.pieces)
             pieces = self.vocabulary.pieces[len(SPECIALS) :]
-            return [False] * len(SPECIALS) + [
+            # Without a mark for spaces, <unk> stands for a whole word.
+            return [False, False, False, not marked] + [
                 piece.startswith(marks) if marked else not piece.startswith("##") for piece in pieces
             ]
         if self._spaced:

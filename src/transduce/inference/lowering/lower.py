@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transduce.attention.multihead import CrossAttention
-from transduce.attention.positions import Rotary, Sinusoidal
+from transduce.attention.positions import Rotary, Sinusoidal, position_in_embedding
 from transduce.attention.self_attention import SelfAttention
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.errors import InputError
@@ -27,7 +27,6 @@ from transduce.inference.lowering.program import (
     LoweredDecoder,
     lower_block,
     lower_decoder,
-    position_in_embedding,
     with_backend,
 )
 from transduce.kernels.dispatch import TENSOR_CORE_DTYPES
@@ -134,7 +133,7 @@ def lower_decoders(network: nn.Module, backends: Iterable[BackendFactory]) -> No
 
 def _lower_encoder_blocks(stack: TransformerStack) -> None:
     """Blocks whose rows attend to their whole source become native calls."""
-    if stack.window is not None or not position_in_embedding(stack):
+    if stack.window is not None or not position_in_embedding(stack.position):
         return
     for number, block in enumerate(stack.layers):
         program = lower_block(block)

@@ -14,8 +14,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from transduce.attention.multihead import MultiHeadAttention
-from transduce.attention.positions import Learned, NoPosition, Sinusoidal
-from transduce.contracts import AttentionScore, PositionEncoding
+from transduce.attention.positions import Learned, NoPosition, Sinusoidal, position_in_embedding
+from transduce.contracts import AttentionScore
 from transduce.decoders.transformer import TransformerDecoder
 from transduce.flow import State, Step, TopK, TopKRequest
 from transduce.inference.lowering.joint_projections import JointCrossAttention, JointSelfAttention
@@ -23,7 +23,7 @@ from transduce.kernels.dispatch import has_hooks
 from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.norm import LayerNorm
-from transduce.layers.transformer import TransformerLayer, TransformerStack
+from transduce.layers.transformer import TransformerLayer
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class DecoderProgram:
 
 def lower_decoder(decoder: nn.Module) -> DecoderProgram | None:
     """The program of a decoder; None: it cannot be lowered."""
-    if type(decoder) is not TransformerDecoder or not decoder.has_kv_cache or not position_in_embedding(decoder):
+    if (
+        type(decoder) is not TransformerDecoder
+        or not decoder.has_kv_cache
+        or not position_in_embedding(decoder.position)
+    ):
         return None
     norms = (decoder.embedding_norm, decoder.final_norm)
     blocks = tuple(program for layer in decoder.layers if (program := lower_block(layer)) is not None)
@@ -105,12 +109,6 @@ def lower_block(layer: TransformerLayer) -> BlockProgram | None:
         cross_scale=1.0 if cross is None else cross.attend.score.scale or 1.0,
     )
     return program if all(is_plain(linear) for linear in program.linears) else None
-
-
-def position_in_embedding(stack: TransformerStack) -> bool:
-    """Whether positions are added to the embeddings, so that attention does not depend on them."""
-    kind = type(stack.position)
-    return kind.rotate is PositionEncoding.rotate and kind.bias is PositionEncoding.bias
 
 
 def is_plain(layer: nn.Module) -> bool:

@@ -104,6 +104,7 @@ def _text_model(
         source_eos=family.source_eos,
         masked_lm=family.masked_lm,
         lowercase=sentence is not None and sentence.lowercase,
+        word_labels=family.label_kind == "words",
         languages=languages,
         codes_required=family.languages == "required",
         codes_after_source=family.languages == "optional",

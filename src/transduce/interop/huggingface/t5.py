@@ -1,4 +1,7 @@
-"""T5, mT5 and FLAN-T5: RMS pre-norm, no biases, unscaled dot products, one relative position bias for all layers."""
+"""T5, mT5, UMT5, ByT5 and FLAN-T5: RMS pre-norm, no biases, unscaled dot products, relative position bias.
+
+T5 and mT5 have one bias for all layers, UMT5 one for each layer.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,11 @@ FEED_FORWARD = {  # gated or not
 }
 
 
-def _modules(gated: bool) -> dict[str, str]:
+POSITION = "position.relative_attention_bias"
+LAYER_POSITION = "position.layers.*.relative_attention_bias"  # of UMT5
+
+
+def _modules(gated: bool, position: str) -> dict[str, str]:
     table: dict[str, str] = {}
     for side, attentions in ATTENTIONS.items():
         block, last = f"{side}.block.*.layer", len(attentions)
@@ -48,7 +55,7 @@ def _modules(gated: bool) -> dict[str, str]:
         table |= {f"{feed}.{a}": f"{side}.layers.*.feed_forward.{b}" for a, b in FEED_FORWARD[gated].items()}
         table |= {f"{block}.{part}.layer_norm": f"{side}.layers.*.{norm}" for part, norm in enumerate(NORMS[side])}
         table[f"{side}.final_layer_norm"] = f"{side}.final_norm"
-        table[f"{block}.0.SelfAttention.relative_attention_bias"] = f"{side}.position.relative_attention_bias"
+        table[f"{block}.0.SelfAttention.relative_attention_bias"] = f"{side}.{position}"
     return table
 
 
@@ -63,12 +70,31 @@ IGNORED = ("decoder.block.*.layer.1.EncDecAttention.relative_attention_bias.weig
 
 
 def _scales_output(config: Config) -> bool:
-    """Whether decoder states are divided by sqrt(d_model) before the output layer."""
-    return config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
+    """Whether decoder states are divided by sqrt(d_model) before the output layer.
+
+    Up to version 4 of the transformers library all three families do so where tie_word_embeddings is set. Version 5
+    always sets it, and T5 has an option of its own; there mT5 never divides, and UMT5 always does.
+    """
+    tied = config.flag("tie_word_embeddings", True)
+    if config.content.get("model_type") == "mt5":
+        return config.flag("tie_word_embeddings") and _major_version(config) < 5
+    return config.flag("scale_decoder_outputs", tied)
+
+
+def _major_version(config: Config) -> int:
+    """Of the transformers library that wrote the file; without one, the present version."""
+    major = str(config.content.get("transformers_version") or "").partition(".")[0]
+    return int(major) if major.isdecimal() else 5
+
+
+def _feed_forward(config: Config) -> str:
+    """The activation, with `gated-` before it where there is a gate."""
+    default = "relu" if config.content.get("model_type", "t5") == "t5" else "gated-gelu"
+    return str(config.content.get("feed_forward_proj") or default)
 
 
 def _stack(config: Config, layers: int) -> Content:
-    feed_forward = str(config.content.get("feed_forward_proj") or "relu")
+    feed_forward = _feed_forward(config)
     gated, _, name = feed_forward.rpartition("-")
     name = "gelu_new" if feed_forward == "gated-gelu" else name  # T5 means the tanh approximation here
     if gated not in ("", "gated") or name not in ACTIVATIONS:
@@ -95,6 +121,7 @@ def _stack(config: Config, layers: int) -> Content:
             "buckets": config.count("relative_attention_num_buckets", 32),
             "max_distance": config.count("relative_attention_max_distance", 128),
         },
+        "position_per_layer": config.content.get("model_type") == "umt5",
         "dropout": config.rate("dropout_rate"),
         "attention_dropout": config.rate("dropout_rate"),
         "activation_dropout": config.rate("dropout_rate"),
@@ -155,7 +182,8 @@ def divide_by(root: float) -> tuple[Callable[[Tensor], list[Tensor]], Callable[[
 
 def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
     """Output and embedding are one matrix or two, and the output is scaled or not: one table, four cases."""
-    modules = _modules(str(config.content.get("feed_forward_proj")).startswith("gated"))
+    position = LAYER_POSITION if config.content.get("model_type") == "umt5" else POSITION
+    modules = _modules(_feed_forward(config).startswith("gated"), position)
     scaling = divide_by(config.count("d_model") ** 0.5) if _scales_output(config) else ()
     tensors = {"shared.weight": TensorMap(ALL_TABLES, *scaling)}
     if OUTPUT in names:
@@ -171,4 +199,5 @@ def _required_names(config: Mapping[str, Any]) -> Names:
 FAMILIES = {
     "T5ForConditionalGeneration": Family(_to_recipe, _weight_map, _to_config, required_names=_required_names),
     "MT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
+    "UMT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
 }

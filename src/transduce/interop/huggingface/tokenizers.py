@@ -52,6 +52,7 @@ class TextFormat:
     source_eos: bool = True  # its tokenizer must end a text with </s>
     masked_lm: bool = False  # <unk> stands for the mask token
     lowercase: bool = False
+    word_labels: bool = False  # the model labels the words of a text
     languages: Languages | None = None  # each side begins with the code of its language
     codes_required: bool = False  # whatever the template of the tokenizer says
     codes_after_source: bool = False  # the code may follow the </s> of a source, and start a target
@@ -103,8 +104,9 @@ def read_tokenizers(
                 f"token {number} has no row: the vocabulary size is {size}", where=str(folder), remedy="fetch it again"
             )
     rows = ImportRows((*special, *(number for number in range(size) if number not in special)), size)
-    source = _native(foreign[0], rows, prefixes[0], suffix, text_format.lowercase)
-    target = _native(foreign[-1], rows, prefixes[1], [], text_format.lowercase)
+    texts = [_library_json(one.backend, text_format) for one in foreign]
+    source = _native(foreign[0], texts[0], rows, prefixes[0], suffix)
+    target = _native(foreign[-1], texts[-1], rows, prefixes[1], [])
     return (source, target), rows
 
 
@@ -145,26 +147,31 @@ def _token_text(named: Any) -> Any:
 
 
 def _native(
-    tokenizer: ForeignTokenizer, rows: ImportRows, prefix: list[int], suffix: list[int], lowercase: bool
+    tokenizer: ForeignTokenizer, text: str, rows: ImportRows, prefix: list[int], suffix: list[int]
 ) -> Tokenizer:
     lead, tail = (tuple(map(rows.native_id, part)) for part in (prefix, suffix))
     pieces = [tokenizer.pieces.get(number, f"<unused {number}>") for number in rows.rows[len(SPECIALS) :]]
     ids = tuple(tokenizer.ids.get(number, MISSING) for number in rows.rows)
-    text = _lowercased(tokenizer.backend) if lowercase else tokenizer.backend.to_str()
     return Tokenizer(
         Vocabulary(GIVEN, (*SPECIALS, *pieces), backend_json=text, backend_ids=ids, prefix=lead, suffix=tail)
     )
 
 
-def _lowercased(backend: Any) -> str:
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import normalizers
+def _library_json(backend: Any, text_format: TextFormat) -> str:
+    """The tokenizer of the library, changed where the model reads texts otherwise."""
+    from tokenizers import Regex, normalizers
 
-    copy = Backend.from_str(backend.to_str())
-    lowercase = normalizers.Lowercase()
-    copy.normalizer = lowercase if copy.normalizer is None else normalizers.Sequence([lowercase, copy.normalizer])
-    text: str = copy.to_str()
-    return text
+    text: str = backend.to_str()
+    steps = [normalizers.Lowercase()] if text_format.lowercase else []
+    if text_format.word_labels:  # every word begins with the piece of one space
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        text = text.replace('"add_prefix_space":false', '"add_prefix_space":true')
+    if not steps:
+        return text
+    changed = open_backend(text)
+    own = [] if changed.normalizer is None else [changed.normalizer]
+    changed.normalizer = normalizers.Sequence([*steps, *own])
+    return str(changed.to_str())
 
 
 def _open(folder: Path, specials: SpecialIds, hidden_tokens: re.Pattern[str] | None) -> list[ForeignTokenizer]:

@@ -1,0 +1,135 @@
+"""Hugging Face families as test cases: small random models with unusual settings, and comparisons with the library."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_fixtures import BART, MORE_TEXTS, T5, TEXTS, encode_sources_for_both, hf_ids, shake, write_tokenizer
+
+import transduce
+from transduce.flow import Batch
+from transduce.interop.huggingface import FAMILIES
+
+Changes = dict[str, Any]
+STARTS = torch.tensor([[1, 5, 9, 7], [1, 20, 11, 4], [1, 8, 13, 10], [1, 7, 7, 2]])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One family. The first of its settings is the one that is searched and exported."""
+
+    name: str  # as the documentation writes it
+    architecture: str
+    config: str  # the config class of the library
+    sizes: Changes
+    frame: str  # the special tokens and the template of its tokenizer
+    settings: tuple[Changes, ...] = ({},)
+    noise: float = 0.3
+    prepare: Callable[[Any], None] = field(default=lambda model: None)  # the last change of the weights
+
+    @property
+    def exported(self) -> bool:
+        return FAMILIES[self.architecture].to_config is not None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A folder, the model of the library that it holds, and the imported model."""
+
+    folder: Path
+    library: Any
+    model: transduce.Model
+
+
+BART_SIZES = {
+    "vocab_size": 24, "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20, "max_position_embeddings": 40,
+    "forced_eos_token_id": None, **BART,
+}  # fmt: skip
+T5_SIZES = {
+    "vocab_size": 26, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, **T5,
+}  # fmt: skip
+
+
+def _larger_end(model: Any) -> None:
+    """Some outputs end by themselves."""
+    model.get_output_embeddings().weight[model.config.eos_token_id] *= 4
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "mT5", "MT5ForConditionalGeneration", "MT5Config", T5_SIZES, "t5",
+            ({}, {"feed_forward_proj": "relu", "num_decoder_layers": 3}), 0.1, _larger_end,
+        ),
+        Case(
+            "UMT5", "UMT5ForConditionalGeneration", "UMT5Config", T5_SIZES, "t5",
+            ({}, {"feed_forward_proj": "gated-silu", "num_decoder_layers": 3}), 0.1, _larger_end,
+        ),
+    )
+}  # fmt: skip
+
+
+@cache
+def built(name: str, setting: int = 0) -> Built:
+    """The case as the library writes it, built once for all laws."""
+    library, case = pytest.importorskip("transformers"), CASES[name]
+    folder = Path(tempfile.mkdtemp(prefix="family-"))
+    torch.manual_seed(3)
+    config = getattr(library, case.config)(**{**case.sizes, **case.settings[setting]})
+    made = shake(getattr(library, case.architecture)(config), size=case.noise)
+    with torch.no_grad():
+        case.prepare(made)
+    made.set_attn_implementation("eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.save_pretrained(folder)
+    write_tokenizer(folder, case.frame)
+    return Built(folder, made, transduce.load(folder, device="cpu"))
+
+
+def logit_difference(one: Built) -> float:
+    """The largest difference of log-probabilities, over padded sources and every token that both have."""
+    model, library = one.model, one.library
+    source, numbers, mask = encode_sources_for_both(model)
+    read = torch.tensor([hf_ids(model, row) for row in STARTS.tolist()])
+    rows = model.target.vocabulary.backend_ids
+    known = torch.tensor([n for n, row in enumerate(rows) if row >= 0 and n != 1])
+    with torch.no_grad():
+        expected = library(input_ids=numbers, attention_mask=mask, decoder_input_ids=read).logits.log_softmax(-1)
+        found = model.network.advance(STARTS, model.network.start(Batch(source))).logits.log_softmax(-1)
+    return float((found[..., known] - expected[..., torch.tensor(rows)[known]]).abs().max())
+
+
+SEARCHES = {
+    "greedy": ({"num_beams": 1}, {"strategy": "greedy", "beam": 1}),
+    "beam": ({"num_beams": 4}, {"strategy": "huggingface_beam", "beam": 4, "stop": "length"}),
+}
+
+
+def outputs(one: Built, search: str, max_length: int = 15) -> tuple[list[list[int]], list[list[int]]]:
+    """Outputs of the library and of the imported model, in ids of the library, up to </s>."""
+    theirs, ours = SEARCHES[search]
+    _, numbers, mask = encode_sources_for_both(one.model, MORE_TEXTS)
+    end, pad = one.library.config.eos_token_id, one.library.config.pad_token_id
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = one.library.generate(
+            input_ids=numbers, attention_mask=mask, max_new_tokens=max_length, bad_words_ids=[[pad]], **theirs
+        )
+    cut = [row[: row.index(end) + 1] if end in row else row for row in rows[:, 1:].tolist()]
+    found = one.model.generate(MORE_TEXTS, max_length=max_length, **ours)
+    return cut, [hf_ids(one.model, list(result.decoded.hypothesis.ids)) for result in found]
+
+
+__all__ = ["CASES", "SEARCHES", "TEXTS", "built", "logit_difference", "outputs"]
