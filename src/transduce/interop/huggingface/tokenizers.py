@@ -162,7 +162,7 @@ def _library_json(backend: Any, text_format: TextFormat) -> str:
     from tokenizers import Regex, normalizers
 
     text: str = backend.to_str()
-    steps = [normalizers.Lowercase()] if text_format.lowercase else []
+    steps: list[Any] = [normalizers.Lowercase()] if text_format.lowercase else []
     if text_format.word_labels:  # every word begins with the piece of one space
         steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
         text = text.replace('"add_prefix_space":false', '"add_prefix_space":true')
