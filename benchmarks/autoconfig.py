@@ -111,6 +111,16 @@ def _transformer(width: int, layers: int, dropout: float, **options: Any) -> dic
     return {"encoder": part, "decoder": part, "tie": "target"}
 
 
+def _with_features(model: dict[str, Any]) -> dict[str, Any]:
+    """The same model for inflection: its encoder reads the lemma, and each feature is a row beside it."""
+    encoder = model["encoder"]
+    if encoder["kind"] == "multi_source":
+        return model
+    features = {"kind": "identity", "width": encoder["width"], "dropout": encoder["dropout"]}
+    parts = {"lemma": encoder, "features": features}
+    return {**model, "encoder": {"kind": "multi_source", "width": encoder["width"], "parts": parts}}
+
+
 SMOOTH = {"objective": {"kind": "cross_entropy", "label_smoothing": 0.1}}
 
 
@@ -151,7 +161,7 @@ def recipe_of(dataset: DataSet, variant: Variant, seed: int, device: str, scale:
     chosen = recipe_for(dataset.train, [f"data.dev={dataset.dev}"], dataset.task).model_dump(mode="json")
     training = {**chosen["training"], "seed": seed, "device": device}
     if variant.model is not None:
-        chosen["model"] = variant.model
+        chosen["model"] = _with_features(variant.model) if chosen["data"]["sources"] else variant.model
         steps = max(20, int(dataset.steps * scale))
         check = max(10, steps // 20)
         training |= {

@@ -12,7 +12,7 @@ from torch import nn
 
 from transduce import contracts
 from transduce.contracts import Noise
-from transduce.data.readers.corpus import TEXT
+from transduce.data.readers.formats import TAGS, TEXT_KINDS
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoders.copy import PointerGeneratorDecoder
 from transduce.decoders.joint_ctc import JointCTCDecoder
@@ -29,7 +29,7 @@ from transduce.flow import EOS
 from transduce.layers.embedding import Embedding, Output, output_transform
 from transduce.layers.meta_init import meta_device
 from transduce.modalities.source_encoding import ModalitySourceEncoding, SourceEncoding, TextSourceEncoding
-from transduce.modalities.sources import ModalitySource, TextModality
+from transduce.modalities.sources import ModalitySource, TagsModality, TextModality
 from transduce.model import CTCModel, DecoderOnly, EmbeddingModel, EncoderDecoder, EncoderOnly, Transducer
 from transduce.objectives import Objective
 from transduce.recipe import DataRecipe, GenerationRecipe, ModelRecipe, Recipe
@@ -154,8 +154,8 @@ def complete_encoder(spec: str | Mapping[str, Any], where: str) -> Spec:
 def complete_sources(recipe: Recipe, where: str) -> DataRecipe:
     """The data section with all options of its sources."""
     filled = {
-        name: {"kind": TEXT}
-        if spec in (TEXT, {"kind": TEXT})
+        name: {"kind": kind}
+        if (kind := _text_kind(spec))
         else complete(contracts.Modality, spec, f"{where}: data.sources.{name}")
         for name, spec in recipe.data.sources.items()
     }
@@ -165,7 +165,12 @@ def complete_sources(recipe: Recipe, where: str) -> DataRecipe:
 def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...] | None]:
     """The shape of a row of each source; None for text."""
     specs = recipe.data.sources.items()
-    return {name: None if spec == {"kind": TEXT} else factory(contracts.Modality, spec)().shape for name, spec in specs}  # type: ignore[arg-type]
+    return {name: None if _text_kind(spec) else factory(contracts.Modality, spec)().shape for name, spec in specs}  # type: ignore[arg-type]
+
+
+def _text_kind(spec: Mapping[str, Any] | str) -> str:
+    """The kind of a source that is a text, in tokens of the source vocabulary; empty: it names a file."""
+    return next((kind for kind in TEXT_KINDS if spec in (kind, {"kind": kind})), "")
 
 
 def build_modality_source(recipe: Recipe, source: Tokenizer) -> ModalitySource | None:
@@ -174,7 +179,9 @@ def build_modality_source(recipe: Recipe, source: Tokenizer) -> ModalitySource |
     if not specs:
         return None
     parts = {
-        name: TextModality(source) if spec == {"kind": TEXT} else factory(contracts.Modality, spec)()  # type: ignore[arg-type]
+        name: (TagsModality if kind == TAGS else TextModality)(source)
+        if (kind := _text_kind(spec))
+        else factory(contracts.Modality, spec)()  # type: ignore[arg-type]
         for name, spec in specs.items()
     }
     return ModalitySource.of(parts, [list(specs.items()), source.fingerprint])

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from transduce.autoconfig.inflection import inflection_data
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
 from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASKS
 from transduce.data.readers.corpus import Invalid, read_corpus
@@ -33,6 +34,10 @@ def choose(data: dict[str, Any], task: str = "generate") -> Recipe:
     if task not in TASKS:
         raise InputError(f"there is no task {task!r}", remedy=nearest(task, TASKS))
     parse({"data": data})  # reports errors of the section before anything is added
+    data, table = inflection_data(data, task)
+    if table and task == "generate":
+        task = "inflect"
+        warnings.warn(f"{table} (--task inflect)", stacklevel=3)
     stated, given = DATA_SECTIONS.get(task, {}), data.get("sources") or {}
     form = stated(data) if callable(stated) else stated
     sources = {name: {**_spec(spec), **_spec(given.get(name))} for name, spec in form.get("sources", {}).items()}

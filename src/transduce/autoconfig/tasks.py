@@ -165,4 +165,4 @@ DATA_SECTIONS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, A
     "transcribe": heard,
 }
 # Number of leading TSV columns that form the source; None: all but the last.
-SOURCE_COLUMNS: dict[str, int | None] = {"entail": 2, "inflect": 2, "answer": 2, "converse": None}
+SOURCE_COLUMNS: dict[str, int | None] = {"entail": 2, "answer": 2, "converse": None}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from transduce.autoconfig.inflection import CHARACTERS, inflect
 from transduce.autoconfig.sizes import cosine, pieces_for, recurrent, training_for, transformer
 from transduce.autoconfig.statistics import CorpusStatistics
 
-CHARACTERS = {"kind": "chars", "size": 8000}
 COVERAGE = {"kind": "attention_penalty", "penalty": "coverage", "weight": 0.3, "label_smoothing": 0.0}
 PLAIN = {"kind": "cross_entropy", "label_smoothing": 0.0}
 
@@ -78,7 +78,7 @@ TEXTS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
     "translate": _translate,
     "pronounce": lambda statistics: _spell(statistics, {"kind": "words", "size": 1000}, "per"),
     "transliterate": lambda statistics: _spell(statistics, CHARACTERS, "cer"),
-    "inflect": lambda statistics: _spell(statistics, CHARACTERS, "cer"),
+    "inflect": inflect,
     "summarise": lambda statistics: _take_over(
         statistics, ["rouge1", "rouge2", "rougeL"], _reader(statistics), COVERAGE
     ),

@@ -15,7 +15,8 @@ from transduce.data.filters import Filters
 from transduce.data.lm_blocks import BlockBatches, consecutive_blocks, hold_out_end, token_streams
 from transduce.data.noise import NoisyBatches, add_noise
 from transduce.data.packing import Packing
-from transduce.data.readers.corpus import TEXT, read_corpus, text_parts
+from transduce.data.readers.corpus import read_corpus, text_parts
+from transduce.data.readers.formats import TAGS, TEXT_KINDS
 from transduce.data.row_selection import RowSubset, chunks, split
 from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -104,7 +105,7 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
         raise InputError("no training data", remedy="set data.train to a file of pairs")
     tokens = recipe.tokens
     first, second = tokens.source, tokens.target
-    sourceless = recipe.data.sources and TEXT not in recipe.data.train[0].modalities
+    sourceless = recipe.data.sources and not {*TEXT_KINDS}.intersection(recipe.data.train[0].modalities)
     if recipe.data.format == "text" or sourceless:  # the target is the only text
         only = Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
         return only, only
@@ -112,9 +113,23 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
         both = Tokenizer.train(
             texts("source", "target"), first.kind, first.size, first.min_count, tokens.oov_placeholders
         )
+        both = _with_tags(both, recipe)
         return both, both
-    source = Tokenizer.train(texts("source"), first.kind, first.size, first.min_count)
+    source = _with_tags(Tokenizer.train(texts("source"), first.kind, first.size, first.min_count), recipe)
     return source, Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
+
+
+def _with_tags(tokenizer: Tokenizer, recipe: Recipe) -> Tokenizer:
+    """The source tokenizer with the tags of the training data, where a source is of kind `tags`."""
+    corpora = [corpus for corpus in recipe.data.train if TAGS in corpus.modalities]
+    if not corpora:
+        return tokenizer
+    return tokenizer.with_tags(
+        text
+        for corpus in corpora
+        for example in read_corpus(corpus, recipe.data.invalid)
+        for text in text_parts(example.source, corpus.modalities, TAGS)
+    )
 
 
 def cache_folder(data: DataRecipe, kind: str = "stores") -> Path:

@@ -24,6 +24,7 @@ import numpy as np
 from transduce.contracts import Modality, VisualSource
 from transduce.data.tokenizers.oov import encode_sources
 from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.vocabulary import TAG_MARK
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import EOS, Batch, Padded
 
@@ -60,6 +61,16 @@ class TextModality(Modality):
 
     def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
         return [*(self._tokenizer.piece(number) for number in array.tolist()), "</s>"]
+
+
+class TagsModality(TextModality):
+    """morphological features such as V;IND;3;SG: each tag is one token of the source vocabulary"""
+
+    def read(self, source: str) -> np.ndarray:
+        return np.array(self._tokenizer.encode_tags(source), np.uint32)
+
+    def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
+        return [label.removeprefix(TAG_MARK) for label in super().position_labels(array, grid)]
 
 
 @dataclass(frozen=True)

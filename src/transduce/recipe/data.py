@@ -30,8 +30,8 @@ class Corpus(Section):
     columns: tuple[str, ...] = Field(
         ("source", "target"),
         min_length=1,
-        description="Names in JSONL or Parquet: all but the last form the source, the last is the target. With "
-        "`format: text` one name, in a TSV `column1`, `column2` and so on.",
+        description="Names in JSONL or Parquet, or column1, column2, ... of a TSV: all but the last form the source, "
+        "the last is the target. With `format: text` one name.",
     )
     alignment: str | None = Field(
         None,
@@ -41,7 +41,8 @@ class Corpus(Section):
         "pairs", description="Follows `data.format` and `data.block_size`: lines and running text have no source."
     )
     modalities: tuple[str, ...] = Field(
-        (), description="Follows `data.sources`: the modality of each source column; all but text name a file."
+        (),
+        description="Follows `data.sources`: the modality of each source column; but for `text` and `tags`, files.",
     )
 
     @model_validator(mode="before")
@@ -61,7 +62,8 @@ class Corpus(Section):
 
     def like(self, other: Corpus) -> Corpus:
         """With the columns of another corpus, unless it names its own."""
-        if self.model_fields_set & {"source_columns", "columns"}:
+        differs = "source_columns" in self.model_fields_set and self.source_columns != other.source_columns
+        if differs or "columns" in self.model_fields_set:
             return self
         return self.model_copy(update={"source_columns": other.source_columns, "columns": other.columns})
 
@@ -128,7 +130,9 @@ class DataRecipe(Section):
         None, description="Tokens per block of running text, with `format: text`; null: every line is a text."
     )
     sources: dict[str, dict[str, Any] | str] = Field(
-        {}, description="Modality of each source by name, in column order: `{name: {kind: ..., option: ...}}`."
+        {},
+        description="Modality of each source by name, in column order: `{name: {kind: ..., option: ...}}`; `text`: a "
+        "text; `tags`: morphological features such as V;IND;3;SG, one token each.",
     )
     min_length: int = Field(1, ge=0, description="Minimal number of tokens on either side.")
     max_length: Positive = Field(

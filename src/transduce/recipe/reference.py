@@ -42,8 +42,8 @@ def recipe_schema() -> dict[str, Any]:
         corpus: dict[str, Any] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Corpus"}]}
         data[name]["anyOf"] = [*corpus["anyOf"], {"type": "array", "items": corpus}]
         data[name] = {key: value for key, value in data[name].items() if key not in ("type", "items")}
-    text = {"type": "object", "properties": {"kind": {"const": "text"}}, "additionalProperties": False}
-    sources = {"anyOf": [{"const": "text"}, text, _reference(contracts.Modality)]}
+    text = {"type": "object", "properties": {"kind": {"enum": ["text", "tags"]}}, "additionalProperties": False}
+    sources = {"anyOf": [{"enum": ["text", "tags"]}, text, _reference(contracts.Modality)]}
     data["sources"]["additionalProperties"] = sources
     generation["logits_processors"]["items"] = _reference(contracts.LogitsProcessor)
     names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}

@@ -26,14 +26,13 @@ from typing import Any, Literal
 from transduce.data.readers import formats
 from transduce.data.readers.files import open_bytes, stored_lines
 from transduce.data.readers.folders import folder_rows, idx_rows, is_idx, labelled_files, metadata_file
-from transduce.data.readers.formats import Parse, corpus_format, decode, mismatch
+from transduce.data.readers.formats import TEXT, TEXT_KINDS, Parse, corpus_format, decode, mismatch
 from transduce.data.word_alignment import ALIGNMENT, AlignmentError, check_alignment
 from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
 Invalid = Literal["error", "drop"]
-TEXT = "text"  # the kind of a source that is text, not a file name
 
 
 class DropCounter(Counter[str]):
@@ -89,22 +88,23 @@ def _with_paths(example: Example, modalities: tuple[str, ...], folder: Path) -> 
 
 def resolve_paths(source: str, folder: Path, modalities: tuple[str, ...]) -> str:
     """The source with file names relative to the working directory, not to the folder of the file that names them."""
-    if all(kind == TEXT for kind in modalities):
+    if all(kind in TEXT_KINDS for kind in modalities):
         return source
     parts = source.split("\t")
     named = [
-        part if kind == TEXT or not part else str(folder / part) for part, kind in zip(parts, modalities, strict=False)
+        part if kind in TEXT_KINDS or not part else str(folder / part)
+        for part, kind in zip(parts, modalities, strict=False)
     ]
     return "\t".join(named)
 
 
-def text_parts(source: str, modalities: tuple[str, ...]) -> list[str]:
-    """The parts of a source that are text."""
+def text_parts(source: str, modalities: tuple[str, ...], wanted: str = TEXT) -> list[str]:
+    """The parts of a source that are text, or of another kind."""
     parts = source.split("\t")
     if not modalities:
-        return parts
+        return parts if wanted == TEXT else []
     parts = source.split("\t", len(modalities) - 1)
-    return [text for part, kind in zip(parts, modalities, strict=False) if kind == TEXT for text in part.split("\t")]
+    return [text for part, kind in zip(parts, modalities, strict=False) if kind == wanted for text in part.split("\t")]
 
 
 def text_chunks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Example]:
@@ -149,7 +149,9 @@ def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     if kind == "parquet":
         return formats.parquet_rows(str(corpus.path), corpus.columns), formats.parquet_pair(corpus.columns)
     lines = stored_lines(str(corpus.path))
-    return lines, (formats.jsonl_pair(corpus.columns) if kind == "jsonl" else formats.tsv_pair(corpus.source_columns))
+    return lines, (
+        formats.jsonl_pair(corpus.columns) if kind == "jsonl" else formats.tsv_pair(*formats.tsv_columns(corpus))
+    )
 
 
 def _text_rows(corpus: Corpus, kind: formats.Format) -> tuple[Iterator[tuple[int, Any]], Parse]:
@@ -233,7 +235,7 @@ def file_fingerprint(corpus: Corpus, invalid: Invalid) -> str:
     digest, known = hashlib.sha256(), set[str]()
     for example in read_corpus(corpus, invalid):
         for part, kind in zip(example.source.split("\t"), corpus.modalities, strict=False):
-            if kind != TEXT and part not in known:
+            if kind not in TEXT_KINDS and part not in known:
                 known.add(part)
                 try:
                     stamp = Path(part.partition("#")[0]).stat()  # a number after # selects an array of the file

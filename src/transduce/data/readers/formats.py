@@ -58,6 +58,8 @@ def suspicious_line(source: np.ndarray, target: np.ndarray) -> tuple[int, str]:
     return best + 1, "from there on the two sides differ most in length"
 
 
+TEXT, TAGS = "text", "tags"  # kinds of sources: a text; tags such as V;IND;3;SG
+TEXT_KINDS = (TEXT, TAGS)  # a source of any other kind names a file
 Format = Literal["tsv", "jsonl", "parquet", "parallel", "folder"]
 Parse = Callable[[Any, str, int], Example]
 COLUMN = re.compile("column[1-9][0-9]{0,3}")  # a column of a TSV, counted from 1
@@ -87,7 +89,7 @@ def is_tsv(corpus: Corpus) -> bool:
 
 def names_files(corpus: Corpus) -> bool:
     """Whether a source, or a part of it, names a file."""
-    return any(kind != "text" for kind in corpus.modalities)
+    return any(kind not in TEXT_KINDS for kind in corpus.modalities)
 
 
 def decode(raw: bytes) -> str:
@@ -128,8 +130,24 @@ def tsv_column(name: str, path: str) -> Parse:
     return parse
 
 
-def tsv_pair(inputs: int) -> Parse:
+def tsv_columns(corpus: Corpus) -> tuple[tuple[int, ...], int]:
+    """The numbers of the source columns and of the target, from 0: the leading ones, unless they are named columnN."""
+    numbers = [int(name.removeprefix("column")) for name in corpus.columns if COLUMN.fullmatch(name)]
+    if not numbers:
+        return tuple(range(corpus.source_columns)), corpus.source_columns
+    if len(set(numbers)) < len(corpus.columns) or len(numbers) != corpus.source_columns + 1:
+        raise InputError(
+            f"columns {', '.join(corpus.columns)}: {corpus.source_columns} sources and a target are wanted",
+            where=str(corpus.path),
+            remedy="name different columns by their numbers, the target last: [column1, column3, column2]",
+        )
+    return tuple(number - 1 for number in numbers[:-1]), numbers[-1] - 1
+
+
+def tsv_pair(sources: tuple[int, ...], target: int) -> Parse:
+    inputs = max(*sources, target)
     wanted = ("two", "three", "four")[inputs - 1] if inputs < 4 else str(inputs + 1)
+    used = {*sources, target}
 
     def parse(raw: bytes, file: str, number: int) -> Example:
         columns = decode(raw).split("\t")
@@ -139,8 +157,8 @@ def tsv_pair(inputs: int) -> Parse:
             found = "one" if len(columns) == 1 else str(len(columns))
             detail = f"expected {wanted} columns separated by a tab, found {found}"
             raise UnreadableError("missing column", detail)
-        extra = {f"column{place}": column for place, column in enumerate(columns[inputs + 1 :], inputs + 2)}
-        return Example("\t".join(columns[:inputs]), columns[inputs], extra, file, number)
+        extra = {f"column{place + 1}": column for place, column in enumerate(columns) if place not in used}
+        return Example("\t".join(columns[place] for place in sources), columns[target], extra, file, number)
 
     return parse
 

@@ -6,14 +6,14 @@ import hashlib
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 from transduce.data.tokenizers import vocabulary as vocabularies
 from transduce.data.tokenizers.backend import run_library
-from transduce.data.tokenizers.vocabulary import BPEDropout, Vocabulary
+from transduce.data.tokenizers.vocabulary import TAG_MARK, BPEDropout, Vocabulary, split_tags
 from transduce.errors import InputError, nearest
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
 from transduce.storage import replace_file
@@ -72,6 +72,16 @@ class Tokenizer:
         if oov_placeholders and kind != "words":
             raise InputError(f"out-of-vocabulary placeholders stand for words, not {kind}", remedy="set `kind: words`")
         return cls(vocabularies.train(texts, kind, size, min_count, oov_placeholders))
+
+    def with_tags(self, texts: Iterable[str]) -> Tokenizer:
+        """The same tokenizer of characters, with a piece for every tag in these texts."""
+        if self.kind != "chars":
+            raise InputError(
+                f"tags are pieces beside characters, not {self.kind}", remedy="set tokens.source.kind: chars"
+            )
+        tags = {f"{TAG_MARK}{tag}" for text in texts for tag in split_tags(text)}
+        pieces = (*self.vocabulary.pieces, *sorted(tags.difference(self.vocabulary.pieces)))
+        return Tokenizer(replace(self.vocabulary, pieces=pieces))
 
     @property
     def kind(self) -> str:
@@ -144,6 +154,15 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         results = run_library(self._backend.encode_batch_fast, list(texts), add_special_tokens=False)
         return [self._own_ids(result.ids) for result in results]
+
+    def encode_tags(self, text: str) -> list[int]:
+        """The ids of the tags in a text such as `V;IND;3;SG`; an unknown tag is <unk>."""
+        return [self._id_of_tag.get(f"{TAG_MARK}{tag}", UNK) for tag in split_tags(text)]
+
+    @cached_property
+    def _id_of_tag(self) -> dict[str, int]:
+        first = len(SPECIALS)
+        return {piece: number for number, piece in enumerate(self.vocabulary.pieces) if number >= first}
 
     def separates(self, columns: int) -> bool:
         """Whether a tab separates the parts of sources of so many columns; in an imported vocabulary it is text."""

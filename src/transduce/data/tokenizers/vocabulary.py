@@ -4,6 +4,8 @@
     bytes    one piece per byte of UTF-8                  bpe, unigram    learnt pieces over bytes, inside words
     labels   one piece per line                           given    pieces of an imported tokenizer
 
+After the characters of `chars` may come tags: morphological features, `;` before each, which no text is encoded to.
+
 `bpe` and `unigram` work on bytes, so they can represent any text. They read every text with one space prepended, so
 that a word is the same piece at the start of a line and within it; `Tokenizer.decode` removes that space again.
 
@@ -41,6 +43,8 @@ _IMPLICIT_SPACE = rf"(?<={_LETTER}) (?={_LETTER})"
 # Words with their marks (an Indic vowel sign is a mark, not a letter), numbers, the rest; each with a space before it.
 _PARTS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
+_TAG_SEPARATORS = re.compile(r"[;|\s]+")
+TAG_MARK = ";"  # before a tag in the vocabulary: a piece of several characters is a tag
 _FLOOR_STEP = 0.0001  # score difference of unseen characters, whose order differs from run to run
 
 
@@ -72,6 +76,11 @@ def byte_letters() -> list[str]:
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def split_tags(text: str) -> list[str]:
+    """The tags of `V;IND;3;SG`: separated by semicolons, vertical bars or spaces."""
+    return [tag for tag in _TAG_SEPARATORS.split(text) if tag]
 
 
 def train(texts: Iterable[str], kind: str, size: int, min_count: int = 1, oov_placeholders: int = 0) -> Vocabulary:

@@ -1,0 +1,97 @@
+"""Inflection: recognition of lemma, form and features in a file of three columns, and a recipe for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from transduce.autoconfig.sizes import training_for
+from transduce.autoconfig.statistics import CorpusStatistics
+from transduce.data.readers.corpus import Invalid, read_corpus
+from transduce.data.readers.formats import TAGS, TEXT, corpus_format
+from transduce.data.tokenizers.vocabulary import split_tags
+from transduce.recipe import Corpus, parse
+
+SAMPLE = 1000  # lines that are looked at
+ALMOST_ALL = 0.95
+UNIMORPH = re.compile(r"[A-Z0-9][^\s;|]*(;[^\s;|]+)*")  # V;IND;3;SG, or a part of speech alone
+SOURCES = {"lemma": {"kind": TEXT}, "features": {"kind": TAGS}}
+ORDERS = {3: ("column1", "column3", "column2"), 2: ("column1", "column2", "column3")}  # lemma, features, form
+CHARACTERS = {"kind": "chars", "size": 8000}
+
+
+@dataclass(frozen=True)
+class InflectionTable:
+    """Where a file has its lemmas, features and forms, and how that was seen."""
+
+    columns: tuple[str, ...]  # lemma, features, form
+    reason: str
+
+
+def inflection_table(corpus: Corpus, invalid: Invalid) -> InflectionTable | None:
+    """The columns of a file of lemmas, forms and features; None: it does not look like one.
+
+    SIGMORPHON 2016 to 2020 and UniMorph write lemma, form, features; from 2021 on lemma, features, form.
+    """
+    if corpus_format(corpus) != "tsv" or corpus.format != "pairs" or corpus.modalities:
+        return None
+    lines = [(one.target or "", one.extra.get("column3", "")) for one in islice(read_corpus(corpus, invalid), SAMPLE)]
+    columns = {number: cells for number, cells in enumerate(zip(*lines, strict=True), 2) if _are_tags(cells)}
+    if len(columns) != 1:
+        return None
+    (number, cells), tags = next(iter(columns.items())), set[str]()
+    for cell in cells:
+        tags.update(split_tags(cell))
+    order = "lemma, form, features" if number == 3 else "lemma, features, form"
+    return InflectionTable(
+        ORDERS[number], f"column {number} holds {len(tags)} tags, as in {cells[0]}: lines are read as {order}"
+    )
+
+
+def _are_tags(cells: tuple[str, ...]) -> bool:
+    """Whether almost all cells are features of the UniMorph schema, most of them several."""
+    matching = sum(UNIMORPH.fullmatch(cell) is not None for cell in cells)
+    several = sum(";" in cell for cell in cells)
+    return matching >= ALMOST_ALL * len(cells) and several >= len(cells) / 2
+
+
+def inflection_data(data: Mapping[str, Any], task: str) -> tuple[dict[str, Any], str]:
+    """The data section with lemma and features as two sources, and the reason; unchanged where the data are no table.
+
+    With `--task inflect` the second column is taken for the features, unless the third looks like them.
+    """
+    given = parse({"data": data}).data
+    stated = any(corpus.model_fields_set & {"source_columns", "columns"} for corpus in given.train)
+    if task not in ("generate", "inflect") or stated or given.sources or not given.train:
+        return dict(data), ""
+    found = inflection_table(given.train[0], given.invalid)
+    if found is None and task == "inflect":
+        found = InflectionTable(ORDERS[2], "lines are read as lemma, features, form")
+    if found is None:
+        return dict(data), ""
+    train = [
+        {**corpus.model_dump(exclude_unset=True), "columns": list(found.columns), "source_columns": 2}
+        for corpus in given.train
+    ]
+    return {**data, "train": train, "sources": SOURCES}, found.reason
+
+
+def inflect(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Characters of the lemma and one token for each feature."""
+    width = 128 if statistics.pairs < 5_000 else 256
+    part = {"width": width, "dropout": 0.3 if statistics.pairs < 20_000 else 0.2}
+    encoder = {
+        "kind": "multi_source",
+        "width": width,
+        "parts": {"lemma": {"kind": "recurrent", **part}, "features": {"kind": "identity", **part}},
+    }
+    return {
+        "tokens": {"source": CHARACTERS, "target": CHARACTERS, "shared": True},
+        "model": {"encoder": encoder, "decoder": {"kind": "recurrent", "context": "bahdanau", **part}},
+        "training": {**training_for(statistics, False), "monitor": "cer"},
+        "generation": {"beam": 5},
+        "evaluation": {"metrics": ["exact", "cer"], "references": "by_source"},
+    }
