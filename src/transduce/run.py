@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ class Run:
     def curves(self) -> Path:
         return self.folder / "curves.png"
 
+    @property
+    def ensemble_file(self) -> Path:
+        return self.folder / "ensemble.json"
+
     def tokenizer_file(self, side: str) -> Path:
         return self.folder / f"tokenizer.{side}.json"
 
@@ -61,6 +66,12 @@ class Run:
 
     def recipe(self) -> Recipe:
         """The completed recipe of the run, which must be the one that its weights were saved with."""
+        if not self.exists and (members := self.members()):
+            raise InputError(
+                f"an ensemble of {len(members)} runs, where one model is needed",
+                where=str(self.folder),
+                remedy=f"give one of its members, such as {members[0]}",
+            )
         if not self.exists:
             raise InputError(
                 "not a run directory: it has no recipe.yaml",
@@ -146,6 +157,22 @@ class Run:
         self.save_recipe(recipe)
         self.checkpoints.save_final(step, weights, {"recipe": recipe.model_dump(mode="json")})
 
+    def members(self) -> list[Path]:
+        """The runs of an ensemble; empty where this is a single run."""
+        remedy = "train the ensemble again with --resume"
+        if not os.path.isfile(self.ensemble_file):  # false for a path that no file can have, too
+            return []
+        content = read_json(self.ensemble_file, max_bytes=MAX_METRICS, remedy=remedy)
+        names = content.get("members") if isinstance(content, dict) else None
+        if not isinstance(names, list) or not names or not all(map(_is_below, names)):
+            raise InputError("it names no members below its folder", where=str(self.ensemble_file), remedy=remedy)
+        return [self.folder / name for name in names]
+
+    def save_members(self, folders: Sequence[Path]) -> None:
+        """Makes this folder an ensemble of runs below it."""
+        names = [folder.relative_to(self.folder).as_posix() for folder in folders]
+        replace_file(self.ensemble_file, (json.dumps({"members": names}, indent=2) + "\n").encode())
+
     def metrics(self) -> dict[str, Any]:
         """The scores of a finished run; empty before its evaluation."""
         remedy = "remove the file: `transduce evaluate` computes the scores again"
@@ -159,6 +186,11 @@ class Run:
 
     def save_metrics(self, content: dict[str, Any]) -> None:
         replace_file(self.metrics_file, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _is_below(name: Any) -> bool:
+    """Whether this is the relative path of a folder below another."""
+    return isinstance(name, str) and bool(parts := Path(name).parts) and not {"/", ".."} & {*parts}
 
 
 @contextmanager

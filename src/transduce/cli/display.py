@@ -23,6 +23,7 @@ from transduce.recipe.compatibility import gives_vectors
 from transduce.retrieval.clustering import Clustering, distinctive_words
 from transduce.retrieval.search import Hit
 from transduce.storage import json_line
+from transduce.training.ensemble_run import EnsembleResult
 from transduce.training.experiment import TrainingResult
 
 
@@ -91,6 +92,28 @@ def show_trained(trained: TrainingResult, console: Console) -> None:
     console.print("recipe.yaml, log.jsonl, metrics.json, curves.png, checkpoints/\nnext:", highlight=False)
     for command in _suggested_commands(trained):
         console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_ensemble(trained: EnsembleResult, console: Console) -> None:
+    """Prints the development scores of each member and of the ensemble, then its scores on all data sets."""
+    folder = quote(str(trained.run.folder))
+    if trained.model is None:
+        console.print(
+            f"\ninterrupted: {len(trained.members)} members are finished; continue with the same command and --resume",
+            highlight=False,
+        )
+        return
+    together = {name: score.value for name, score in trained.scores["dev"].scores.items()}
+    table = Table("development", *together, box=None, header_style="bold", pad_edge=False)
+    for name, scores in [(f"member {name}", scores) for name, scores in trained.members.items()]:
+        table.add_row(name, *(f"{scores[metric]:.2f}" for metric in together))
+    table.add_row("ensemble", *(f"{value:.2f}" for value in together.values()), style="bold")
+    console.print()
+    console.print(table)
+    console.print()
+    show_scores(trained.scores, console)
+    console.print("\nnext:", highlight=False)
+    console.print(f"  transduce generate {folder} input.txt", highlight=False, markup=False, soft_wrap=True)
 
 
 def _suggested_commands(trained: TrainingResult) -> list[str]:

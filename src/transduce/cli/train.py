@@ -32,6 +32,10 @@ def train(
         typer.Option("--run", "--run-dir", help="Run directory to write. [default: runs/NAME]"),
     ] = None,
     task: Annotated[str, typer.Option(help="Task, where no recipe is given; see the list above.")] = "generate",
+    ensemble: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Train N models with different seeds, which generate together as one."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
     allow_change: Annotated[
         list[str] | None,
@@ -53,6 +57,8 @@ def train(
         transduce train train.en,train.de --run runs/de training.steps=5000
 
         transduce train recipe.yaml data.train=pairs.tsv --resume
+
+        transduce train pairs.tsv --ensemble 5
 
         torchrun --nproc-per-node 2 -m transduce train recipe.yaml --run-dir runs/two
 
@@ -91,7 +97,11 @@ def train(
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
     name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
-    _train(recipe, run or Path("runs") / name, resume, allow_change or [], console)
+    folder = run or Path("runs") / name
+    if ensemble is not None:
+        _train_ensemble(recipe, folder, ensemble, resume, allow_change or [], console)
+    else:
+        _train(recipe, folder, resume, allow_change or [], console)
 
 
 def _train(recipe: Recipe, run: Path, resume: bool, allow_changes: list[str], console: Console) -> None:
@@ -106,6 +116,21 @@ def _train(recipe: Recipe, run: Path, resume: bool, allow_changes: list[str], co
         show_trained(trained, console)
     if trained.outcome.reason == "interrupted":
         raise typer.Exit(128 + (trained.outcome.signal or 2))
+
+
+def _train_ensemble(
+    recipe: Recipe, run: Path, members: int, resume: bool, allow_changes: list[str], console: Console
+) -> None:
+    """Trains the members of an ensemble, and shows their scores. Raises `typer.Exit` after a signal."""
+    from transduce.cli.display import show_ensemble
+    from transduce.kernels.native.library import keep_freed_memory
+    from transduce.training.ensemble_run import train_ensemble
+
+    keep_freed_memory()
+    trained = train_ensemble(recipe, run, members, resume=resume, allow_changes=allow_changes, console=console)
+    show_ensemble(trained, console)
+    if trained.model is None:
+        raise typer.Exit(128 + (trained.signal or 2))
 
 
 def edit_recipe(

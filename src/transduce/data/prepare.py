@@ -164,7 +164,8 @@ def prepare_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int
     if data.block_size is not None:
         rows, dev_rows = hold_out_end(train, data.dev_size)
     else:
-        rows, dev_rows = split(len(train), _dev_size(data, len(train)), recipe.training.seed, train.groups())
+        seed = recipe.training.seed if data.dev_seed is None else data.dev_seed
+        rows, dev_rows = split(len(train), _dev_size(data, len(train)), seed, train.groups())
     return PreparedData(train, rows, train, dev_rows, noise)
 
 

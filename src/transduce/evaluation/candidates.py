@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 
 from transduce import build
-from transduce.data.prepare import Tokenizers, prepare_data, train_tokenizers
+from transduce.data.prepare import Tokenizers, train_tokenizers
 from transduce.errors import InputError
 from transduce.recipe import ModelRecipe, Recipe, registry
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
-from transduce.training.experiment import train
-from transduce.training.resolve import resolve, with_resolved_values
+from transduce.training.experiment import is_finished, train
+from transduce.training.resolve import resolve
 
 PARAMETER_TOLERANCE = 0.03  # relative difference of parameter counts that count as equal
 
@@ -178,7 +178,7 @@ def equalise_parameters(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def train_candidate(candidate: Candidate, console: Console) -> None:
     """Trains a recipe unless its run is finished."""
-    if candidate.is_run or _is_finished(candidate):
+    if candidate.is_run or is_finished(candidate.run, candidate.recipe):
         console.print(f"{candidate.name}: using the run in {candidate.run.folder}", markup=False, highlight=False)
         return
     console.print(f"{candidate.name}: training", markup=False, highlight=False)
@@ -186,19 +186,6 @@ def train_candidate(candidate: Candidate, console: Console) -> None:
     outcome = train(candidate.recipe, candidate.run.folder, resume=True, console=console).outcome
     if outcome.reason == "interrupted":
         raise KeyboardInterrupt(f"training of {candidate.name} was interrupted after update {outcome.step}")
-
-
-def _is_finished(candidate: Candidate) -> bool:
-    """Whether the run was completed with this recipe and this data; data files may change under the same name."""
-    run = candidate.run
-    if not (run.exists and run.metrics() and (run.checkpoints.folder / "final").is_dir()):
-        return False
-    recipe = with_resolved_values(run.recipe(), candidate.recipe)
-    if run.recipe() != recipe:
-        return False
-    identity = run.checkpoints.recorded("identity") or {}
-    hashes = prepare_data(recipe, run.tokenizers()).hashes()
-    return all(identity.get(key) == value for key, value in hashes.items())
 
 
 def _reset_peak_memory() -> None:

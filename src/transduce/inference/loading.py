@@ -36,10 +36,11 @@ def load(
     """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed.
 
     With a precision, the network is one for generation: its weights are packed, and learn no more. Several runs, as a
-    list or as "RUN1,RUN2", are an ensemble: `combination` is `mean` (of the probabilities) or `log_linear`, `weights`
-    are those of the runs (None: equal ones). All generate the same tokens; their sources may have different ones.
+    list or as "RUN1,RUN2", and the folder of `train --ensemble` are an ensemble: `combination` is `mean` (of the
+    probabilities) or `log_linear`, `weights` are those of the runs (None: equal ones). All generate the same tokens;
+    their sources may have different ones.
     """
-    members = _members(path)
+    members, weights = _expanded(_members(path), weights)
     if len(members) > 1 or weights is not None:
         models = [load(one, device=device, precision=precision, trust_user_code=trust_user_code) for one in members]
         return build_ensemble(models, [str(one) for one in members], combination or "mean", weights)
@@ -74,6 +75,19 @@ def _members(path: str | Path | Sequence[str | Path]) -> list[str | Path]:
         return list(path)
     several = "," in str(path) and not Path(path).exists()
     return [one for one in str(path).split(",") if one] if several else [path]
+
+
+def _expanded(
+    paths: Sequence[str | Path], weights: Sequence[float] | None
+) -> tuple[list[str | Path], Sequence[float] | None]:
+    """The runs of ensemble directories instead of these, which share the weight of their directory equally."""
+    each = [Run(Path(path)).members() or [path] for path in paths]
+    runs: list[str | Path] = [run for some in each for run in some]
+    if weights is None and len(paths) > 1 and len(runs) > len(paths):
+        weights = [1.0] * len(paths)
+    if weights is not None and len(weights) == len(paths):  # a wrong number is reported with the runs
+        weights = [weight / len(some) for weight, some in zip(weights, each, strict=True) for _ in some]
+    return runs, weights
 
 
 def _placed(

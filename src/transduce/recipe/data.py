@@ -123,6 +123,9 @@ class DataRecipe(Section):
         description="Number of pairs split off without `dev`; default 2 %, at least 100, at most 2,000. For running "
         "text: tokens at the end of each file; default a tenth, at most 100,000 in all.",
     )
+    dev_seed: int | None = Field(
+        None, description="Seed by which `dev_size` pairs are split off; default: training.seed."
+    )
     format: Literal["pairs", "text"] = Field(
         "pairs", description="`text`: files without a source, for language models: plain text, or the named column."
     )

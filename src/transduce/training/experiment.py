@@ -35,8 +35,8 @@ from transduce.training import trainer
 from transduce.training.batch_size import with_batch_tokens
 from transduce.training.distributed import Processes, deterministic, pick_device, seed_everything
 from transduce.training.lock import lock_run
-from transduce.training.report import Report, RunReport, SilentReport, draw_curves
-from transduce.training.resolve import resolve, resumed_recipe, with_packing
+from transduce.training.report import Report, Reports, RunReport, SilentReport, draw_curves
+from transduce.training.resolve import resolve, resumed_recipe, with_packing, with_resolved_values
 from transduce.training.resume import Provenance
 
 EXAMPLES_SHOWN = 5
@@ -72,11 +72,13 @@ def train(
     resume: bool = False,
     allow_changes: Sequence[str] = (),
     console: Console | None = None,
+    watcher: Report | None = None,
 ) -> TrainingResult:
     """Trains the model that the recipe describes. Without a console nothing is printed.
 
     With `resume`, an existing run continues where it stopped; without an existing run, one is started. The recipe and
-    the data must be those that the run began with, except for the recipe keys in `allow_changes`.
+    the data must be those that the run began with, except for the recipe keys in `allow_changes`. A watcher receives
+    the progress too.
     """
     run, requested = Run(Path(folder)), resolve(recipe)
     device = pick_device(requested.training.device)
@@ -99,10 +101,24 @@ def train(
             _report_initialisation(run, init_report, console, processes)
         model = Model(network, *tokenizers, resolved)
         provenance = Provenance(resolved.model_dump(mode="json"), data.hashes(), allow_changes)
-        outcome = _fit(run, model, data, frozen, _report(run, resolved, console, processes), processes, provenance)
+        report = _report(run, resolved, console, processes)
+        report = report if watcher is None else Reports(report, watcher)
+        outcome = _fit(run, model, data, frozen, report, processes, provenance)
         if outcome.reason == "interrupted" or not processes.is_main:
             return TrainingResult(run, model, outcome, {}, ())
         return _evaluate(run, model, outcome, data)
+
+
+def is_finished(run: Run, recipe: Recipe) -> bool:
+    """Whether the run was completed with this recipe and this data; data files may change under the same name."""
+    if not (run.exists and run.metrics() and (run.checkpoints.folder / "final").is_dir()):
+        return False
+    wanted = with_resolved_values(run.recipe(), recipe)
+    if run.recipe() != wanted:
+        return False
+    identity = run.checkpoints.recorded("identity") or {}
+    hashes = prepare_data(wanted, run.tokenizers()).hashes()
+    return all(identity.get(key) == value for key, value in hashes.items())
 
 
 def _check_folder(run: Run, requested: Recipe, resume: bool) -> bool:

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
 
 from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 
 from transduce.errors import InputError
 from transduce.storage import WriteError, atomic_path, make_folder, open_new, optional_write, replace_file
@@ -204,6 +207,108 @@ class RunReport:
                 for name, value in content.items():
                     if isinstance(value, (int, float)) and name != "step":
                         self._writer.add_scalar(f"{group}/{name}", value, step)
+
+
+class Reports:
+    """Several receivers of one report."""
+
+    def __init__(self, *receivers: Report) -> None:
+        self.receivers = receivers
+
+    def start(self, step: int, steps: int, validated: int) -> None:
+        for one in self.receivers:
+            one.start(step, steps, validated)
+
+    def advance(self, step: int) -> None:
+        for one in self.receivers:
+            one.advance(step)
+
+    def log(self, entry: LogEntry) -> None:
+        for one in self.receivers:
+            one.log(entry)
+
+    def validation(self, step: int, scores: Mapping[str, float]) -> None:
+        for one in self.receivers:
+            one.validation(step, scores)
+
+    def event(self, kind: str, step: int, text: str) -> None:
+        for one in self.receivers:
+            one.event(kind, step, text)
+
+    def close(self) -> None:
+        for one in self.receivers:
+            one.close()
+
+
+class TableRow(SilentReport):
+    """One training in a `TrainingTable`."""
+
+    def __init__(self, table: TrainingTable, name: str, note: str) -> None:
+        self.table, self.name, self.note = table, name, note
+        self.step, self.steps, self.state = 0, 0, "waiting"
+        self.scores: Mapping[str, float] = {}
+
+    def start(self, step: int, steps: int, validated: int) -> None:
+        self.step, self.steps, self.state = step, steps, "training"
+        self.table.refresh()
+
+    def advance(self, step: int) -> None:
+        self.step = step
+
+    def validation(self, step: int, scores: Mapping[str, float]) -> None:
+        self.step, self.scores = step, scores
+        self.table.refresh()
+
+    def finish(self, scores: Mapping[str, float], state: str = "done") -> None:
+        """The final scores; without a terminal, a line is printed."""
+        self.scores, self.state = scores, state
+        self.table.refresh()
+        self.table.print_row(self)
+
+    def cells(self) -> list[str]:
+        done = f"{self.step:,}/{self.steps:,}" if self.steps and self.state == "training" else ""
+        scores = "  ".join(f"{name} {value:.4g}" for name, value in self.scores.items())
+        return [self.name, self.note, self.state, done, scores]
+
+
+class TrainingTable:
+    """A table of several trainings, live on a terminal: updates and development scores of each."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.rows = console, list[TableRow]()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=2)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def row(self, name: str, note: str = "") -> TableRow:
+        """A new last row."""
+        self.rows.append(TableRow(self, name, note))
+        self.refresh()
+        return self.rows[-1]
+
+    def draw(self) -> Table:
+        table = Table("training", "", "", "updates", "development", box=None, header_style="bold", pad_edge=False)
+        for row in self.rows:
+            table.add_row(*map(escape, row.cells()))
+        return table
+
+    def refresh(self) -> None:
+        if self._live is not None:
+            self._live.refresh()
+
+    def print_row(self, row: TableRow) -> None:
+        """A finished row as a line, where the table is not live."""
+        if self._live is None:
+            text = "  ".join(cell for cell in row.cells() if cell)
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def truncate_log(path: Path, step: int, validated: int) -> None:
