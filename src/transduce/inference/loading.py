@@ -81,8 +81,8 @@ def _expanded(
     paths: Sequence[str | Path], weights: Sequence[float] | None
 ) -> tuple[list[str | Path], Sequence[float] | None]:
     """The runs of ensemble directories instead of these, which share the weight of their directory equally."""
-    each = [Run(Path(path)).members() or [path] for path in paths]
-    runs: list[str | Path] = [run for some in each for run in some]
+    each: list[list[str | Path]] = [[*Run(Path(path)).members()] or [path] for path in paths]
+    runs = [run for some in each for run in some]
     if weights is None and len(paths) > 1 and len(runs) > len(paths):
         weights = [1.0] * len(paths)
     if weights is not None and len(weights) == len(paths):  # a wrong number is reported with the runs
