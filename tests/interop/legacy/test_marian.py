@@ -93,14 +93,18 @@ def options_yaml(before: bool, activation: str) -> str:
         "transformer-preprocess": f'"{places[0]}"', "transformer-postprocess": places[1],
         "transformer-postprocess-top": f'"{places[2]}"', "transformer-postprocess-emb": "d",
         "transformer-decoder-autoreg": "self-attention", "transformer-no-projection": "false",
-        "transformer-dropout": 0.1, "version": "v1.9.0",
+        "transformer-dropout": 0.1, "version": "v1.10.28 abc 2021" if before else "v1.9.0",
     }  # fmt: skip
     return "\n".join(f"{name}: {value}" for name, value in lines.items())
 
 
-@pytest.mark.parametrize(("before", "activation"), [(False, "swish"), (True, "relu")])
-def test_logits_equal_transformers(before, activation, tmp_path):
-    library, words = reference_model(before, activation)
+@pytest.mark.filterwarnings("ignore:.*outputs are those of the trained model")
+@pytest.mark.parametrize(
+    ("before", "activation", "theirs"),
+    [(False, "swish", "swish"), (True, "relu", "relu"), (False, "gelu", "quick_gelu")],  # the gelu until 1.12.0
+)
+def test_logits_equal_transformers(before, activation, theirs, tmp_path):
+    library, words = reference_model(before, theirs)
     save_marian(tmp_path, arrays_of(library), options_yaml(before, activation), words)
     model = transduce.load(tmp_path, device="cpu")
     source, foreign = read(model)
@@ -121,6 +125,19 @@ def test_logits_equal_transformers(before, activation, tmp_path):
     two = transduce.load(tmp_path / "two" / "model.npz", device="cpu")
     assert two.recipe.model.tie == "none"
     compare(two, source, answer)
+
+
+def test_norm_before_a_layer_depends_on_the_version(tmp_path):
+    """Before v1.10.28 keys and values of self-attention had no norm; v1.12 decodes other than it trains."""
+    library, words = reference_model(True, "relu")
+    settings = options_yaml(True, "relu")
+    save_marian(tmp_path, arrays_of(library), settings, words)
+    with pytest.warns(UserWarning, match="omits the norm of keys and values"):
+        transduce.load(tmp_path, device="cpu")
+    for version in ("v1.10.27 abc 2021", "v1.9.0", ""):
+        save_marian(tmp_path, arrays_of(library), settings.replace("v1.10.28 abc 2021", version), words)
+        with pytest.raises(InputError, match="transformer-preprocess: n, trained with Marian"):
+            transduce.load(tmp_path, device="cpu")
 
 
 def test_vocabulary_words_are_text_and_pieces_are_split(tmp_path):

@@ -1,0 +1,55 @@
+"""Models that the original toolkits trained: scores, greedy search and beams equal to what the toolkits recorded.
+
+`make oracles` records them again (tests/oracles/toolkits); RECORD_TOOLKITS=FILE keeps the differences that are measured
+here, for the table of docs/interop.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transduce
+
+FOLDERS = sorted((Path(__file__).parent / "recorded").iterdir())
+BEAM = 4
+
+
+def read(folder: Path) -> tuple[dict[str, Any], transduce.Model]:
+    record = json.loads((folder / "record.json").read_text())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return record, transduce.load(folder / record["files"][0], device="cpu")
+
+
+def outputs(model: transduce.Model, record: dict[str, Any], **search: Any) -> list[str]:
+    return [one.text for one in model.generate(record["sources"], max_length=record["max_length"], **search)]
+
+
+def keep(folder: Path, **measured: Any) -> None:
+    if place := os.environ.get("RECORD_TOOLKITS"):
+        file = Path(place)
+        content = json.loads(file.read_text()) if file.exists() else {}
+        content.setdefault(folder.name, {}).update(measured)
+        file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_scores_and_outputs_equal_the_toolkit(folder):
+    record, model = read(folder)
+    scored = model.score(list(zip(record["sources"], record["targets"], strict=True)))
+    worst = max(abs(one.score - expected) for one, expected in zip(scored, record["scores"], strict=True))
+    assert worst < 1e-4
+    counts = {}
+    for name, search in (("greedy", {"strategy": "greedy"}), ("beam", {"beam": BEAM, **record.get("search", {})})):
+        if record[name] is not None:
+            found = outputs(model, record, **search)
+            counts[name] = [sum(a == b for a, b in zip(found, record[name], strict=True)), len(found)]
+            assert found == record[name], name
+    facts = {name: record[name] for name in ("toolkit", "version", "settings")}
+    keep(folder, **facts, score=worst, **counts)
