@@ -15,6 +15,7 @@ TRAIN = (
     "--vocabs vocab.yml vocab.yml -t train.src train.tgt -m model.npz"
 )
 MAX_LENGTH = 21  # three times the longest source of a batch, with its </s>
+SCORE = "-m model.npz -v vocab.yml vocab.yml --quiet --cpu-threads 1 -t test.src test.tgt"
 PRE = "--transformer-preprocess n --transformer-postprocess da --transformer-postprocess-top n"
 SSRU = "--transformer-decoder-autoreg rnn --dec-cell ssru"
 SETTINGS = {  # name: description, options, whether its decoder computes what it trained
@@ -41,8 +42,7 @@ def record(work: Path, out: Path) -> None:
         if decodes:
             recording.greedy, recording.beam = _decode(folder, 1), _decode(folder, BEAM)
         recording.targets = targets()
-        scored = run([MARIAN, "score", *"-m model.npz -v vocab.yml vocab.yml --quiet --cpu-threads 1".split(),
-                      "-t", "test.src", "test.tgt"], folder)  # fmt: skip
+        scored = run([MARIAN, "score", *SCORE.split()], folder)
         recording.scores = [float(line) for line in scored.splitlines()]
         recording.save(out / f"marian-{name}", folder)
 
