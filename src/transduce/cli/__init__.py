@@ -13,7 +13,20 @@ from typing import Annotated
 import typer
 
 import transduce
-from transduce.cli import cache, convert, data, demo, embed, evaluate, explain, generate, image_tokens, models, train
+from transduce.cli import (
+    cache,
+    claims,
+    convert,
+    data,
+    demo,
+    embed,
+    evaluate,
+    explain,
+    generate,
+    image_tokens,
+    models,
+    train,
+)
 from transduce.cli.options import discard_output
 from transduce.errors import InputError
 from transduce.storage import DISK_ERRORS, WriteError
@@ -50,6 +63,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "explain-shapes": models.explain_shapes,
         "models": models.models,
         "schema": models.schema,
+        "claims": claims.claims,
     },
     "Convert": {
         "convert": convert.convert,

@@ -1,0 +1,101 @@
+"""Records, pages and figures of claims, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from transduce.claims import CLAIMS
+from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
+from transduce.claims.report import cell, html_page, markdown, measure, read_record
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "claims"
+
+
+def two_panels(budget: Budget) -> Measurement:
+    line = Panel("a <b>", "x", "y", [Series("one", [1, 2], [3.0, 4.0], [2.0, 3.0], [4.0, 5.0])], log_x=True, log_y=True)
+    panels = [
+        line,
+        Panel("bars", "", "y", [Series("", ["p", "q"], [1.0, 2.0])], "bar"),
+        Panel("points", "x", "y", [Series("s", [1, 2], [1.0, 2.0], names=["p", "q"])], "points"),
+        Panel("heat", "x", "y", [Series("r", ["1", "2"], [0.0, 1.0])], "heat"),
+    ]
+    table = ClaimTable("t", ["name", "value"], [("<script>", 1234.5), ("b|c", True)])
+    return Measurement([table], panels, [Check("it is so", budget.seed == 1, {"seed": budget.seed})])
+
+
+CLAIM = Claim("trial", "A statement with <tags>.", "Nobody 2020", "How.", two_panels)
+
+
+def test_a_record_is_read_back_and_kept(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = measure(CLAIM, Budget(tmp_path, report=said.append))
+    assert first.measurement.holds
+    assert read_record(tmp_path / "trial.json") == first
+    assert (tmp_path / "trial.png").stat().st_size > 5000
+    assert measure(CLAIM, Budget(tmp_path, report=said.append)) == first
+    assert said == ["kept from an earlier run"]
+    other = measure(CLAIM, Budget(tmp_path, seed=2))
+    assert not other.measurement.holds
+    assert not json.loads((tmp_path / "trial.json").read_text())["holds"]
+
+
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
+    page = html_page([(CLAIM, measure(CLAIM, Budget(tmp_path)))])
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("<svg") == 1
+    addresses = set(re.findall(r'(?:src|href)="([^"]*)"', page))
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    assert set(re.findall(r"https?://[^\s\"<]+", page)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+    assert "default-src 'none'" in page
+
+
+def test_a_page_of_the_documentation_states_what_was_measured(tmp_path: Path) -> None:
+    page = markdown(CLAIM, measure(CLAIM, Budget(tmp_path, seed=2)))
+    assert "transduce claims trial --quick" in page
+    assert "✗ it is so: seed 2" in page
+    assert "1 of 1 checks do not hold" in page
+    assert "b\\|c" in page
+
+
+def test_values_have_three_digits() -> None:
+    assert [cell(value) for value in (1234, 1234.5, 0.012345, True, None, "x")] == [
+        "1,234", "1,234", "0.0123", "yes", "", "x",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_claim_has_a_record_of_its_direction(name: str) -> None:
+    claim, content = CLAIMS[name], json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+    record = read_record(RECORDS / f"{name}.json")
+    assert claim.statement.endswith(".")
+    assert record.claim == name
+    assert content["holds"] == record.measurement.holds == all(check.holds for check in record.measurement.checks)
+    assert all(check.numbers for check in record.measurement.checks)
+    assert record.measurement.tables
+    assert record.measurement.panels
+    for table in record.measurement.tables:
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_the_command_measures_claims_and_writes_a_page(command, tmp_path: Path) -> None:
+    listed = command("claims")
+    assert all(name in listed.out for name in CLAIMS)
+    done = command("claims", "order", "asymmetry", "--quick", "--out", str(tmp_path / "claims"))
+    assert "2 of 2: asymmetry: holds" in done.out
+    assert (tmp_path / "claims" / "index.html").read_text(encoding="utf-8").count("<svg") == 2
+    again = command("claims", "order", "--quick", "--out", str(tmp_path / "claims"))
+    assert "kept" in again.out
+
+
+def test_an_unknown_claim_is_refused(command) -> None:
+    wrong = command("claims", "ordr")
+    assert wrong.code == 2
+    assert "did you mean 'order'?" in wrong.err
