@@ -20,11 +20,11 @@ demo: $(STAMP)
 	$(BIN)/transduce demo
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Unit tests and the laws on a thinned registry: the loop of a contributor, under two minutes on two cores.
 quick: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --quick
 
 # Thousands of damaged inputs, on one core. The records are what docs/reliability.md states.
 FUZZ_FACTOR ?= 6

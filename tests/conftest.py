@@ -38,17 +38,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("--quick") and collection_path.name in END_TO_END else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests first, so that no worker outlasts the others; a module with fixtures of its own in one worker."""
+    """Files with slow tests first: a file runs in one worker, and no worker should outlast the others."""
     if config.getoption("--quick"):
         thin(config, items)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-        prepared = any(one[-1].scope in ("module", "package") for one in fixtures.values())
-        if prepared and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def thin(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ from training_fixtures import ForkedCommand
 
 from transduce.synthetic.algorithmic import generate
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 SMALL = [
     "tokens.source.kind=words",

@@ -36,11 +36,3 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> SearchGraphs:
     """SearchGraphs without a GPU: fixed shapes, several steps between two checks, also after the end of a search."""
     monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", CPUSearchGraph)
     return SearchGraphs()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All laws of one model run in one process, which builds it once."""
-    for item in items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if "case" in parameters:
-            item.add_marker(pytest.mark.xdist_group(str(parameters["case"])))

@@ -34,8 +34,6 @@ SOURCES = [[5, 6, 7, 8, 9, 10, EOS], [9, EOS], [4, 5, 6, EOS]]
 RECURRENT = {"kind": "recurrent", "width": 16}
 
 
-pytestmark = pytest.mark.xdist_group("onnx")  # the exporter of PyTorch takes seconds to import
-
 MODELS = {
     "transformer": pair(),
     "recurrent": {"encoder": {**RECURRENT, "cell": "lstm"}, "decoder": {**RECURRENT, "cell": "lstm"}},
