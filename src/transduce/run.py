@@ -70,7 +70,7 @@ class Run:
             raise InputError(
                 f"an ensemble of {len(members)} runs, where one model is needed",
                 where=str(self.folder),
-                remedy=f"give one of its members, such as {members[0]}",
+                remedy=f"give one of its members, such as {members[0]}, or distil it: transduce distil {self.folder}",
             )
         if not self.exists:
             raise InputError(

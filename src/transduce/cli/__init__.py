@@ -45,6 +45,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Train": {
         "demo": demo.demo,
         "train": train.train,
+        "distil": train.distil,
         "compare": train.compare,
         "edit-recipe": train.edit_recipe,
     },

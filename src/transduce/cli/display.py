@@ -113,7 +113,8 @@ def show_ensemble(trained: EnsembleResult, console: Console) -> None:
     console.print()
     show_scores(trained.scores, console)
     console.print("\nnext:", highlight=False)
-    console.print(f"  transduce generate {folder} input.txt", highlight=False, markup=False, soft_wrap=True)
+    for command in (f"transduce generate {folder} input.txt", f"transduce distil {folder}"):
+        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _suggested_commands(trained: TrainingResult) -> list[str]:

@@ -133,6 +133,48 @@ def _train_ensemble(
         raise typer.Exit(128 + (trained.signal or 2))
 
 
+def distil(
+    teacher: Annotated[
+        str, typer.Argument(metavar="TEACHER", help="Trained run, folder of an ensemble, or RUN1,RUN2.")
+    ],
+    settings: Overrides = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Run directory of the student. [default: TEACHER-distilled]")
+    ] = None,
+    level: Annotated[
+        str,
+        typer.Option(
+            metavar="word|sequence|both",
+            help="Learn the distributions of the teacher for each target token, or its outputs, or both.",
+        ),
+    ] = "word",
+    data: Annotated[
+        str | None, typer.Option(metavar="PAIRS", help="Training pairs. [default: those of the teacher]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    trust_user_code: TrustUserCode = False,
+) -> None:
+    """Distil a model or an ensemble into one model: by default of the size of the teacher, or of its first member.
+
+    Examples:
+
+        transduce distil runs/five
+
+        transduce distil runs/five --level both --run runs/one training.steps=5000
+
+        transduce distil runs/large model.encoder.layers=2 model.decoder.layers=1
+    """
+    from transduce.recipe.registry import check_user_code
+    from transduce.transfer.student import Level, student_recipe
+
+    console = open_console(quiet)
+    folder = run or Path(f"{teacher.partition(',')[0].rstrip('/')}-distilled")
+    recipe = student_recipe(teacher, folder, cast(Level, level), data, settings or [], console)
+    check_user_code(recipe, teacher, trusted=trust_user_code, overrides=settings or [])
+    _train(recipe, folder, resume, [], console)
+
+
 def edit_recipe(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
     settings: Overrides = None,

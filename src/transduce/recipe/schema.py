@@ -132,6 +132,9 @@ class InitRecipe(Section):
     model: str | None = Field(None, description="Run from which all weights are initialised.")
     encoder: str | None = Field(None, description="Run from which the encoder is initialised.")
     decoder: str | None = Field(None, description="Run from which the decoder is initialised.")
+    tokens: str | None = Field(
+        None, description="Run whose tokenizers are used, instead of new ones; the `tokens` sections must agree."
+    )
 
 
 class GenerationRecipe(Section):

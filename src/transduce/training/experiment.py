@@ -25,6 +25,7 @@ from transduce.flow import Batch
 from transduce.inference import Model
 from transduce.inference import load as load_model
 from transduce.inference.quantisation import check_learns
+from transduce.modalities.source_encoding import EnsembleSourceEncoding
 from transduce.model import Transducer
 from transduce.objectives import Objective
 from transduce.recipe import Recipe, load, registry
@@ -243,8 +244,14 @@ def _objective(recipe: Recipe, tokenizers: Tokenizers, device: torch.device) -> 
 
 
 def _teacher(tokenizers: Tokenizers, device: torch.device, folder: str) -> nn.Module:
-    """The network of a trained run. It reads the same batches, so it must have the same tokenizers."""
+    """The network of a trained run or an ensemble. It reads the same batches, so it must have the same tokenizers."""
     model = load_model(folder, device=str(device))
+    if isinstance(model.source_encoding, EnsembleSourceEncoding):
+        raise InputError(
+            "the members of the teacher read different source tokens",
+            where=folder,
+            remedy="distil its outputs: transduce distil --level sequence",
+        )
     if [one.fingerprint for one in (model.source, model.target)] != [one.fingerprint for one in tokenizers]:
         raise InputError(
             "the tokenizers of the teacher differ from those of this run",

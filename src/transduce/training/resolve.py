@@ -62,13 +62,16 @@ def _absolute(corpus: Corpus) -> Corpus:
 
 
 def _with_teacher(recipe: Recipe) -> Recipe:
-    """Absolute path of the teacher; a missing teacher is an error before training starts."""
+    """Absolute paths of the teacher or its members; a missing one is an error before training starts."""
     objective = recipe.training.objective
     if "teacher" not in objective:
         return recipe
-    run = Run(Path(objective["teacher"]).absolute())
-    run.recipe()
-    named = recipe.training.model_copy(update={"objective": {**objective, "teacher": str(run.folder)}})
+    paths = [Path(name).absolute() for name in objective["teacher"].split(",") if name]
+    for path in paths:
+        for member in Run(path).members() or [path]:
+            Run(member).recipe()
+    teacher = ",".join(map(str, paths))
+    named = recipe.training.model_copy(update={"objective": {**objective, "teacher": teacher}})
     return recipe.model_copy(update={"training": named})
 
 

@@ -92,11 +92,13 @@ def open_pretrained(init: InitRecipe) -> list[PretrainedRun]:
 
 
 def choose_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> Tokenizers:
-    """The tokenizers of the pretrained runs where the recipe has the same tokenizer settings, else newly trained ones.
+    """Those of `init.tokens`, or of the pretrained runs where the recipe has the same settings, else newly trained.
 
     Labels are always collected from the new data: the classes of a head belong to its own data set.
     """
     tokens = recipe.tokens
+    if recipe.init.tokens is not None:
+        return _given_tokenizers(recipe.init.tokens, recipe)
     reused: dict[int, Tokenizer] = {}  # 0: source, 1: target
     for side, part in enumerate(("encoder", "decoder")):
         wanted = (tokens.source, tokens.target)[side]
@@ -119,6 +121,20 @@ def choose_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> To
         return reused[0], reused[1]
     source, target = train_tokenizers(recipe)
     return reused.get(0, source), reused.get(1, target)
+
+
+def _given_tokenizers(folder: str, recipe: Recipe) -> Tokenizers:
+    """The tokenizers of a run, whose `tokens` section must be that of the recipe."""
+    run, wanted = Run(Path(folder)), recipe.tokens
+    given = run.recipe().tokens
+    same = _same_settings(wanted.source, given.source) and _same_settings(wanted.target, given.target)
+    if not same or (wanted.shared, wanted.oov_placeholders) != (given.shared, given.oov_placeholders):
+        raise InputError(
+            "init.tokens: the `tokens` section of this run is another one",
+            where=folder,
+            remedy="copy the `tokens` section of its recipe.yaml",
+        )
+    return run.tokenizers()
 
 
 def _same_settings(wanted: TextRecipe, given: TextRecipe) -> bool:
