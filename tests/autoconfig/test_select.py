@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import random
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from transduce import build
-from transduce.autoconfig import choose, recipe_for
+from transduce.autoconfig import choose, plan_for, recipe_for
+from transduce.autoconfig.select import GIVEN
+from transduce.autoconfig.sizes import (
+    CPU_MINUTES,
+    GRID,
+    LETTERS,
+    MANY_LETTERS,
+    MANY_SENTENCES,
+    SENTENCES,
+    Budget,
+    affordable,
+    candidates_for,
+)
 from transduce.errors import InputError
-from transduce.recipe import Recipe
+from transduce.recipe import Recipe, TrainingRecipe, parse
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def word(draw: random.Random, longest: int = 9) -> str:
-    return "".join(draw.choices(LETTERS, k=draw.randint(2, longest)))
+    return "".join(draw.choices(ALPHABET, k=draw.randint(2, longest)))
 
 
 def sentences(count: int = 300) -> list[tuple[str, str]]:
@@ -88,13 +104,76 @@ def test_any_pairs_have_a_recipe(bench: Path, pairs: list[tuple[str, str]]) -> N
     recipe = recipe_for(path)
     check(recipe)
     assert recipe_for(path) == recipe
-    assert choose({"train": path}) == recipe
+    assert choose({"train": path}).recipe == recipe
 
 
 def test_more_data_means_longer_training(tmp_path: Path) -> None:
     few, many = (recipe_for(str(written(tmp_path / f"{n}.tsv", sentences(50) * n))) for n in (1, 400))
     assert few.training.steps < many.training.steps <= 100_000
     assert few.training.validate_every < many.training.validate_every
+
+
+def lookup(recipe: Recipe, key: str) -> Any:
+    value: Any = recipe.model_dump(mode="json")
+    for name in key.split("."):
+        value = value[name]
+    return value
+
+
+@pytest.mark.parametrize("pairs", [sentences(), phones(), dates(), commands(), phones(20)])
+def test_a_plan_has_a_reason_for_what_it_chose(pairs: list[tuple[str, str]], tmp_path: Path) -> None:
+    path = str(written(tmp_path / "pairs.tsv", pairs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = plan_for(path, ["training.clip=0.5", "training.steps=70"])
+        assert recipe_for(path, ["training.clip=0.5", "training.steps=70"]) == plan.recipe
+    default = TrainingRecipe().model_dump(mode="json")
+    chosen = {key for key, value in plan.recipe.training.model_dump(mode="json").items() if value != default[key]}
+    explained = {key.split(".")[1] for key in plan.reasons if key.startswith("training.")}
+    assert chosen - {"checkpoint_every"} <= explained  # as often as a validation
+    assert {"tokens.source", "tokens.target", "model.encoder"} <= plan.reasons.keys()
+    assert plan.reasons["training.clip"] == plan.reasons["training.steps"] == GIVEN
+    assert f"{len(pairs):,} pairs" in plan.reasons["model.encoder"]
+    side = plan.statistics.source
+    assert any(f"{n:g}" in plan.reasons["tokens.source"] for n in (side.words, side.vocabulary))
+    for key in plan.reasons:
+        lookup(plan.recipe, key)
+    assert 0 < plan.tokens[0][0] <= plan.recipe.tokens.source.size
+
+
+def test_every_candidate_trains_and_its_record_exists() -> None:
+    lines = (Path(__file__).parents[2] / GRID).read_text(encoding="utf-8").splitlines()
+    trials = {(trial["group"], trial["variant"]) for trial in map(json.loads, lines)}
+    every = [one for table in (LETTERS, SENTENCES) for rows in table.values() for one in rows]
+    for one in [*every, *MANY_LETTERS, *MANY_SENTENCES]:
+        assert one.record == ("", "") or one.record in trials
+        with torch.device("meta"):
+            build.build_model(build.complete_recipe(parse({"model": one.model})).model, 20, 20)
+
+
+def test_the_time_and_the_device_decide_the_network() -> None:
+    """More time never means a cheaper network; without a limit it is the first, and for no time the last."""
+    for pairs in (20, 800, 8_000, 100_000, 10**6):
+        for sentences in (False, True):
+            rows = candidates_for(pairs, sentences)
+            assert affordable(rows, Budget("cuda")) is rows[0]
+            assert affordable(rows, Budget("cpu", 1e-9)) is rows[-1]
+            assert affordable(rows, Budget("cpu", 1e9)) is rows[0]
+            chosen = [affordable(rows, Budget("cpu", float(minutes))) for minutes in (1, 10, 100, 1000, 10_000)]
+            assert [rows.index(one) for one in chosen] == sorted((rows.index(one) for one in chosen), reverse=True)
+    assert Budget("cpu").minutes == CPU_MINUTES
+    assert Budget("cuda").minutes is None
+    assert Budget("cuda", 3.0).minutes == Budget("cpu", 3.0).minutes == 3.0
+
+
+def test_minutes_of_the_command_line_and_of_the_recipe_are_one(tmp_path: Path) -> None:
+    path = str(written(tmp_path / "pairs.tsv", phones()))
+    assert recipe_for(path, minutes=2) == recipe_for(path, ["training.minutes=2"])
+    assert recipe_for(path, minutes=2).training.minutes == 2
+    (tmp_path / "r.yaml").write_text("training: {steps: 5}")
+    assert recipe_for(str(tmp_path / "r.yaml"), minutes=2).training.minutes == 2
+    labels = recipe_for(path, task="classify", minutes=2)
+    assert (labels.training.minutes, recipe_for(path, task="classify").training.minutes) == (2, None)
 
 
 def test_blank_and_endless_lines_do_not_decide(tmp_path: Path) -> None:
@@ -108,7 +187,8 @@ def test_blank_and_endless_lines_do_not_decide(tmp_path: Path) -> None:
 
 def test_shared_letters_share_a_vocabulary(tmp_path: Path) -> None:
     assert recipe_for(str(written(tmp_path / "a.tsv", sentences()))).tokens.shared
-    foreign = [(source, target.translate({ord(a): 0x4E00 + ord(a) for a in LETTERS})) for source, target in sentences()]
+    other = {ord(letter): 0x4E00 + ord(letter) for letter in ALPHABET}
+    foreign = [(source, target.translate(other)) for source, target in sentences()]
     apart = recipe_for(str(written(tmp_path / "b.tsv", foreign)))
     assert not apart.tokens.shared
     assert apart.model.tie == "target"

@@ -72,7 +72,7 @@ class TestTrain:
         saved = yaml.safe_load((run / "recipe.yaml").read_text())
         assert saved["training"]["steps"] == 12
         assert saved["data"]["train"][0]["path"] == str(pairs)
-        assert saved["model"]["decoder"]["context"]["kind"] == "bahdanau"  # every default is written down
+        assert saved["model"]["decoder"]["context"]["kind"] == "luong"  # every default is written down
         assert [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         metrics = json.loads((run / "metrics.json").read_text())
         assert metrics["dev"]["count"] == 8

@@ -1,4 +1,4 @@
-"""Automatic batch size (`batch_tokens: auto`)."""
+"""Settings that the device decides (`batch_tokens: auto`, `precision: auto`), and the time of an update."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce import build
 from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss
 from transduce.recipe import Recipe, parse
 from transduce.run import Run
-from transduce.training.batch_size import DEFAULT_TOKENS, MARGIN, largest_fitting, trial_updates, worst_batch
+from transduce.training.batch_size import (
+    DEFAULT_TOKENS,
+    MARGIN,
+    largest_fitting,
+    seconds_per_update,
+    trial_updates,
+    worst_batch,
+)
 from transduce.training.experiment import train
-from transduce.training.resolve import resolve
+from transduce.training.resolve import resolve, resumed_recipe, with_precision
 
 
 @given(limit=st.integers(1, 10**6), most=st.integers(1, 10**6))
@@ -102,3 +110,20 @@ def test_trial_updates_find_the_memory_limit(tmp_path: Path) -> None:
 
     run = partial(trial_updates, recipe, tokenizers, data, LimitedMemory(), torch.device("cpu"))
     assert MARGIN * 250 < largest_fitting(run, 10**4) <= MARGIN * 321  # rows of 21 slots
+
+
+def test_precision_auto_is_bf16_where_the_device_computes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = parse({"training": {"precision": "auto"}})
+    for supported, expected in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, yes=supported: yes)
+        assert with_precision(recipe, torch.device("cuda")).training.precision == expected
+        assert with_precision(recipe, torch.device("cpu")).training.precision == "fp32"
+    assert resumed_recipe(with_precision(recipe, torch.device("cpu")), recipe, "").training.precision == "fp32"
+
+
+def test_seconds_per_update_are_positive_and_grow_with_the_batch() -> None:
+    part = {"kind": "recurrent", "width": 16}
+    recipes = ({"model": {"encoder": part, "decoder": part}, "training": {"batch_tokens": n}} for n in (40, 10_000))
+    recipes = [build.complete_recipe(parse(recipe)) for recipe in recipes]
+    times = [seconds_per_update(recipe, torch.device("cpu"), (12, 9), (6, 5)) for recipe in recipes]
+    assert 0 < times[0] < times[1]

@@ -310,6 +310,21 @@ def test_a_generous_time_budget_changes_nothing(tmp_path: Path) -> None:
     assert rates[0] == rates[1]
 
 
+def test_a_time_budget_is_kept_within_a_tenth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validations take two fifths of the time here, and the last one is part of the budget."""
+    batches = TimedBatches()
+    monkeypatch.setattr("transduce.training.trainer.time", SimpleNamespace(monotonic=lambda: batches.now))
+
+    def validate(model: nn.Module) -> dict[str, float]:
+        batches.now += 20.0
+        return {"loss": 1.0}
+
+    options = {"steps": 10**6, "validate_every": 30, "checkpoint_every": 10**6, "schedule": WSD, "log_every": 50}
+    outcome = run_training(tmp_path, batches=batches, validate=validate, minutes=5, **options)
+    assert outcome.reason == "minutes"
+    assert 270 < batches.now < 330
+
+
 def test_training_ends_after_the_given_minutes(tmp_path: Path) -> None:
     outcome = run_training(tmp_path, minutes=0.5 / 60, steps=10**6, validate_every=10**6, checkpoint_every=10**6)
     assert outcome.reason == "minutes"

@@ -1,5 +1,5 @@
 """Recipe selection from data statistics."""
 
-from transduce.autoconfig.select import choose, recipe_for
+from transduce.autoconfig.select import Plan, choose, plan_for, recipe_for
 
-__all__ = ["choose", "recipe_for"]
+__all__ = ["Plan", "choose", "plan_for", "recipe_for"]

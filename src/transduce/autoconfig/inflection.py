@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from transduce.autoconfig.sizes import training_for
+from transduce.autoconfig.sizes import Budget, Candidate, Chosen, training_for
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.data.readers.corpus import Invalid, read_corpus
 from transduce.data.readers.formats import TAGS, TEXT, corpus_format
@@ -21,6 +21,7 @@ UNIMORPH = re.compile(r"[A-Z0-9][^\s;|]*(;[^\s;|]+)*")  # V;IND;3;SG, or a part 
 SOURCES = {"lemma": {"kind": TEXT}, "features": {"kind": TAGS}}
 ORDERS = {3: ("column1", "column3", "column2"), 2: ("column1", "column2", "column3")}  # lemma, features, form
 CHARACTERS = {"kind": "chars", "size": 8000}
+BATCH_TOKENS, EPOCHS = 4096, 30
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def inflection_data(data: Mapping[str, Any], task: str) -> tuple[dict[str, Any],
     return {**data, "train": train, "sources": SOURCES}, found.reason
 
 
-def inflect(statistics: CorpusStatistics) -> dict[str, Any]:
+def inflect(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
     """Characters of the lemma and one token for each feature."""
     width = 128 if statistics.pairs < 5_000 else 256
     part = {"width": width, "dropout": 0.3 if statistics.pairs < 20_000 else 0.2}
@@ -88,10 +89,15 @@ def inflect(statistics: CorpusStatistics) -> dict[str, Any]:
         "width": width,
         "parts": {"lemma": {"kind": "recurrent", **part}, "features": {"kind": "identity", **part}},
     }
+    model = {"encoder": encoder, "decoder": {"kind": "recurrent", "context": "bahdanau", **part}}
+    tokens = statistics.pairs * (statistics.source.characters + statistics.target.characters)
+    steps = int(min(30_000, max(1_000, EPOCHS * tokens / BATCH_TOKENS)))
+    reason = "a recurrent network over the characters of the lemma, beside one token for each feature"
+    candidate = Candidate(model, steps, BATCH_TOKENS, 3e-3, 100, reason, measured=False)
     return {
         "tokens": {"source": CHARACTERS, "target": CHARACTERS, "shared": True},
-        "model": {"encoder": encoder, "decoder": {"kind": "recurrent", "context": "bahdanau", **part}},
-        "training": {**training_for(statistics, False), "monitor": "cer"},
+        "model": {**model, "encoder": Chosen(encoder, candidate.evidence)},
+        "training": training_for(candidate, "cer", budget),
         "generation": {"beam": 5},
         "evaluation": {"metrics": ["exact", "cer"], "references": "by_source"},
     }

@@ -4,33 +4,79 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transduce.autoconfig.inflection import inflection_data
+from transduce.autoconfig.sizes import FEW_PAIRS, Budget, separate
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
-from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASKS
+from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASKS, recipe_of_task
 from transduce.data.readers.corpus import Invalid, read_corpus
 from transduce.data.readers.formats import corpus_format
 from transduce.errors import InputError, nearest
 from transduce.interop import as_run
-from transduce.recipe import Corpus, Recipe, load, override, parse
+from transduce.recipe import Corpus, Recipe, changed_keys, load, override, parse
 from transduce.run import Run
+from transduce.training.distributed import pick_device
 
-FEW_PAIRS = 100  # fewer examples get a warning
+GIVEN = "given on the command line, or by the run in init"
 
 
-def recipe_for(source: str, overrides: Sequence[str] = (), task: str = "generate") -> Recipe:
+@dataclass(frozen=True)
+class Plan:
+    """A recipe that was chosen, the reasons for its values by their keys, and what was seen of the data."""
+
+    recipe: Recipe
+    reasons: dict[str, str]
+    statistics: CorpusStatistics
+    budget: Budget
+
+    @property
+    def text_pairs(self) -> bool:
+        """Whether the recipe was chosen for pairs of texts, by the rules that have reasons."""
+        return not self.recipe.data.sources and not set(self.reasons.values()) <= {GIVEN}
+
+    @property
+    def tokens(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Estimated vocabulary size and tokens a line, of the source and of the target."""
+        tokens = self.recipe.tokens
+        return (
+            self.statistics.source.tokens(tokens.source.kind, tokens.source.size),
+            self.statistics.target.tokens(tokens.target.kind, tokens.target.size),
+        )
+
+
+def recipe_for(
+    source: str, overrides: Sequence[str] = (), task: str = "generate", minutes: float | None = None
+) -> Recipe:
     """The recipe in a YAML file, or one chosen for a data file; then the overrides."""
     if Path(source).suffix in (".yaml", ".yml"):
-        return load(source, overrides)
+        time = [] if minutes is None else [f"training.minutes={minutes}"]
+        return load(source, [*time, *overrides])
+    return plan_for(source, overrides, task, minutes).recipe
+
+
+def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate", minutes: float | None = None) -> Plan:
+    """The recipe chosen for a data file and the device, changed by the overrides, with its reasons."""
     changes = override({"data": {"train": source}}, overrides)
-    chosen = _with_pretrained_parts(choose(changes["data"], task).model_dump(mode="json"), changes.get("init"))
-    return parse(override(chosen, overrides), where="key=value")
+    training = parse({"training": changes.get("training", {})}, where="key=value").training
+    budget = Budget(pick_device(training.device).type, training.minutes or minutes)
+    plan = choose(changes["data"], task, budget)
+    chosen = _with_pretrained_parts(plan.recipe.model_dump(mode="json"), changes.get("init"))
+    recipe = parse(override(chosen, overrides), where="key=value")
+    changes = changed_keys(plan.recipe, recipe)
+    changed = [key for key, (_, new) in changes.items() if new is not None and not key.startswith("data.")]
+    kept = {
+        key: reason
+        for key, reason in plan.reasons.items()
+        if not any(f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.") for one in changed)
+    }
+    return Plan(recipe, {**kept, **dict.fromkeys(changed, GIVEN)}, plan.statistics, plan.budget)
 
 
-def choose(data: dict[str, Any], task: str = "generate") -> Recipe:
-    """A complete recipe for the corpora of a `data` section."""
+def choose(data: dict[str, Any], task: str = "generate", budget: Budget | None = None) -> Plan:
+    """A complete recipe for the corpora of a `data` section, with its reasons."""
     if task not in TASKS:
         raise InputError(f"there is no task {task!r}", remedy=nearest(task, TASKS))
     parse({"data": data})  # reports errors of the section before anything is added
@@ -50,7 +96,11 @@ def choose(data: dict[str, Any], task: str = "generate") -> Recipe:
     statistics = corpus_statistics(parsed.train, parsed.invalid)
     for hint in _hints(statistics, task):
         warnings.warn(hint, stacklevel=3)
-    return parse({"data": data, **TASKS[task](statistics)})
+    budget = budget or Budget()
+    chosen, reasons = separate(recipe_of_task(task, statistics, budget))
+    if table:
+        reasons["data.sources"] = table
+    return Plan(parse({"data": data, **chosen}), reasons, statistics, budget)
 
 
 def _hints(statistics: CorpusStatistics, task: str) -> Iterator[str]:

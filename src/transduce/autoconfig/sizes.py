@@ -1,10 +1,250 @@
-"""Tokenizers, networks and schedules of a size that suits the data."""
+"""Tokenizers, networks and training settings that suit the data and the time, each with its reason."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transduce.autoconfig.statistics import CorpusStatistics, SideStatistics
+
+CPU_MINUTES = 10.0  # time budget on a CPU where none is given
+CPU_SPEED, GPU_SPEED = 2.0, 200.0  # nominal, in cores of a CPU; the schedule follows the time that is measured
+OVERRUN = 1.5  # a network is taken if its updates take up to this multiple of the time: the schedule is shortened
+MORE_UPDATES = 3  # limit of the updates as a multiple of those measured: a curve that still rises is not cut
+FEW_PAIRS, SMALL, LARGE = 100, 3_000, 50_000  # pairs
+GRID = "benchmarks/results/autoconfig.jsonl"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A value of a recipe, and the reason for it."""
+
+    value: Any
+    reason: str
+
+
+def separate(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, str]]:
+    """The recipe without reasons, and the reasons by the dotted keys of their values."""
+    plain: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for name, value in tree.items():
+        if isinstance(value, Chosen):
+            plain[name], reasons[prefix + name] = value.value, value.reason
+        elif isinstance(value, Mapping):
+            plain[name], more = separate(value, f"{prefix}{name}.")
+            reasons |= more
+        else:
+            plain[name] = value
+    return plain, reasons
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time that training may take on a kind of device (cpu, cuda, mps)."""
+
+    device: str = "cpu"
+    given: float | None = None  # minutes
+
+    @property
+    def minutes(self) -> float | None:
+        """None: as long as the score improves. On a CPU there is a limit even if none is given."""
+        return CPU_MINUTES if self.given is None and self.device == "cpu" else self.given
+
+    @property
+    def speed(self) -> float:
+        return CPU_SPEED if self.device == "cpu" else GPU_SPEED
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network and the training settings that it was measured with."""
+
+    model: Mapping[str, Any]
+    steps: int
+    batch_tokens: int
+    learning_rate: float
+    microseconds: float  # for one token, on one core of a CPU
+    reason: str
+    record: tuple[str, str] = ("", "")  # group and variant in benchmarks/results/autoconfig.jsonl
+    schedule: str = "warmup_stable_decay"
+    average: int = 3
+    measured: bool = True
+
+    def minutes(self, speed: float) -> float:
+        return self.steps * self.batch_tokens * self.microseconds / 60e6 / speed
+
+    @property
+    def evidence(self) -> str:
+        if self.record[0]:
+            return f"{self.reason} ({GRID}: {', '.join(self.record)})"
+        return self.reason if self.measured else f"{self.reason} (not measured)"
+
+
+def affordable(candidates: Sequence[Candidate], budget: Budget) -> Candidate:
+    """The first candidate that the time allows, for the best ones come first; else the last, which is the fastest."""
+    if budget.minutes is None:
+        return candidates[0]
+    most = OVERRUN * budget.minutes
+    return next((one for one in candidates if one.minutes(budget.speed) <= most), candidates[-1])
+
+
+def _recurrent(cell: str, width: int, layers: int, dropout: float, context: str = "bahdanau") -> dict[str, Any]:
+    part = {"kind": "recurrent", "cell": cell, "width": width, "layers": layers, "dropout": dropout}
+    return {"encoder": part, "decoder": {**part, "context": context}}
+
+
+def _transformer(width: int, layers: int, ff_width: int, dropout: float, **options: Any) -> dict[str, Any]:
+    heads = max(4, width // 64)
+    part = {"kind": "transformer", "width": width, "layers": layers, "heads": heads, "ff_width": ff_width}
+    return {key: {**part, "dropout": dropout, **options} for key in ("encoder", "decoder")}
+
+
+TINY = Candidate(
+    _recurrent("gru", 64, 1, 0.3),
+    300,
+    1024,
+    3e-3,
+    20,
+    "so few pairs determine no large network; this small one trains in seconds",
+    measured=False,
+)
+GRU_128 = Candidate(
+    _recurrent("gru", 128, 1, 0.3),
+    2_000,
+    2048,
+    3e-3,
+    49,
+    "the fastest network that was measured, for little time",
+    ("g2p low", "gru 128, cosine"),
+)
+# Letters and phones, by number of pairs; the best first.
+LETTERS: dict[int, tuple[Candidate, ...]] = {
+    FEW_PAIRS: (TINY,),
+    SMALL: (
+        Candidate(
+            {**_transformer(256, 4, 1024, 0.3, position="rotary"), "tie": "target"},
+            2_500,
+            4096,
+            1e-3,
+            480,
+            "the best network of the grid for 800 words",
+            ("g2p low", "transformer 256 x 4, rotary"),
+        ),
+        Candidate(
+            _recurrent("lstm", 256, 1, 0.4, "luong"),
+            2_500,
+            2048,
+            1e-3,
+            110,
+            "the best recurrent network of the grid for 800 words, at a quarter of the time of a Transformer",
+            ("g2p low", "lstm 256, luong"),
+        ),
+        GRU_128,
+    ),
+    LARGE: (
+        Candidate(
+            _recurrent("lstm", 256, 2, 0.4),
+            6_000,
+            2048,
+            1e-3,
+            186,
+            "the best network of the grid for 8,000 words",
+            ("g2p medium", "lstm 256 x 2"),
+        ),
+        Candidate(
+            _recurrent("gru", 256, 1, 0.4),
+            6_000,
+            2048,
+            2e-3,
+            110,
+            "the best network of the grid for 8,000 words that is trained in half of the time",
+            ("g2p medium", "gru 256, small batch"),
+        ),
+        GRU_128,
+    ),
+}
+MANY_LETTERS = (
+    Candidate(
+        {
+            "encoder": _recurrent("lstm", 512, 2, 0.3)["encoder"],
+            "decoder": _recurrent("lstm", 512, 1, 0.3)["decoder"],
+        },
+        12_000,
+        8192,
+        1e-3,
+        550,
+        "the network of recipes/cmudict/attention.yaml, whose scores for 114,000 lines are in docs/results.md",
+    ),
+    *LETTERS[LARGE],
+)
+TINY_TRANSFORMER = "Transformer-Tiny (Wu et al. 2021), whose scores for 29,000 sentence pairs are in docs/results.md"
+LITTLE_TIME = (
+    Candidate(
+        _transformer(128, 4, 256, 0.1),
+        2_500,
+        4096,
+        2e-3,
+        200,
+        "Transformer-Tiny with smaller batches, for little time",
+        average=5,
+        measured=False,
+    ),
+    Candidate(
+        _transformer(64, 2, 256, 0.1), 1_500, 2048, 3e-3, 40, "a small Transformer for very little time", measured=False
+    ),
+)
+# Sentences, by number of pairs.
+SENTENCES: dict[int, tuple[Candidate, ...]] = {
+    FEW_PAIRS: (TINY,),
+    LARGE: (
+        Candidate(
+            _transformer(128, 4, 256, 0.3),
+            8_000,
+            16_384,
+            5e-3,
+            200,
+            TINY_TRANSFORMER,
+            schedule="inverse_sqrt",
+            average=10,
+        ),
+        *LITTLE_TIME,
+    ),
+    500_000: (
+        Candidate(
+            _transformer(256, 4, 1024, 0.2),
+            20_000,
+            16_384,
+            2e-3,
+            700,
+            "a wider Transformer for more pairs",
+            schedule="inverse_sqrt",
+            average=5,
+            measured=False,
+        ),
+        *LITTLE_TIME,
+    ),
+}
+MANY_SENTENCES = (
+    Candidate(
+        _transformer(512, 6, 2048, 0.1),
+        100_000,
+        32_768,
+        7e-4,
+        3_500,
+        "the base Transformer of Vaswani et al. 2017",
+        schedule="inverse_sqrt",
+        average=5,
+        measured=False,
+    ),
+    *SENTENCES[500_000],
+)
+
+
+def candidates_for(pairs: int, sentences: bool) -> tuple[Candidate, ...]:
+    """The networks for this many pairs, the best first."""
+    table, rest = (SENTENCES, MANY_SENTENCES) if sentences else (LETTERS, MANY_LETTERS)
+    return next((rows for most, rows in table.items() if pairs < most), rest)
 
 
 def tokens_for(statistics: CorpusStatistics) -> dict[str, Any]:
@@ -12,42 +252,39 @@ def tokens_for(statistics: CorpusStatistics) -> dict[str, Any]:
         name: tokens_of(side, statistics.pairs)
         for name, side in (("source", statistics.source), ("target", statistics.target))
     }
-    shared = statistics.shared and sides["source"] == sides["target"] and sides["source"]["kind"] == "bpe"
-    return {**sides, "shared": shared}
+    shared = statistics.shared and sides["source"].value == sides["target"].value
+    return {**sides, "shared": share(shared and sides["source"].value["kind"] == "bpe", statistics)}
 
 
-def tokens_of(side: SideStatistics, pairs: int) -> dict[str, Any]:
+def share(shared: bool, statistics: CorpusStatistics) -> Chosen:
+    if shared:
+        return Chosen(True, "both sides are written with the same letters, in pieces")
+    why = "the sides have other kinds of tokens, or none that are pieces" if statistics.shared else "other letters"
+    return Chosen(False, f"one vocabulary would not help: {why}")
+
+
+def tokens_of(side: SideStatistics, pairs: int) -> Chosen:
     if side.closed_vocabulary:
-        return {"kind": "words", "size": 2000}
+        reason = f"{side.vocabulary} different words, and further text would have hardly any other"
+        return Chosen({"kind": "words", "size": 2000}, reason)
     if side.character_level:
-        return {"kind": "chars", "size": 8000}
-    return pieces_for(pairs)
+        reason = f"short strings: {side.characters:g} characters and {side.words:g} words a line"
+        return Chosen({"kind": "chars", "size": 8000}, reason)
+    reason = f"sentences of {side.words:g} words; a piece for every three pairs up to 8,000, for every ten above 80,000"
+    return Chosen(pieces_for(pairs), reason)
 
 
 def pieces_for(pairs: int) -> dict[str, Any]:
-    """About one piece for every ten pairs, from 1,000 to 16,000."""
-    return {"kind": "bpe", "size": max(1000, min(16000, pairs // 10 // 1000 * 1000))}
+    """A BPE vocabulary of pairs / 3 from 1,000 to 8,000, or of pairs / 10 up to 16,000."""
+    size = max(min(8_000, pairs // 3), min(16_000, pairs // 10))
+    return {"kind": "bpe", "size": max(1000, size // 1000 * 1000)}
 
 
-def recurrent(statistics: CorpusStatistics) -> dict[str, Any]:
-    """Recurrent encoder-decoder with attention, for short strings and few pairs."""
-    width = 128 if statistics.pairs < 5_000 else 256
-    dropout = 0.3 if statistics.pairs < 20_000 else 0.2
-    part = {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout}
-    return {"encoder": {**part, "layers": 1}, "decoder": {**part, "layers": 1, "context": "bahdanau"}}
-
-
-def transformer(statistics: CorpusStatistics, tokens: dict[str, Any]) -> dict[str, Any]:
-    """Transformer for sentences. Smaller corpora get smaller models and more dropout."""
-    sizes = {50_000: (128, 4, 0.3), 500_000: (256, 4, 0.2), 5_000_000: (512, 6, 0.1)}
-    width, layers, dropout = next((size for most, size in sizes.items() if statistics.pairs < most), (512, 6, 0.1))
-    heads = max(4, width // 64)
-    part = {"kind": "transformer", "width": width, "layers": layers, "heads": heads, "ff_width": 4 * width}
-    return {
-        "encoder": {**part, "dropout": dropout},
-        "decoder": {**part, "dropout": dropout},
-        "tie": "all" if tokens["shared"] else "target",
-    }
+def transformer(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Transformer encoder of a masked language model. Smaller corpora get smaller models."""
+    sizes = {50_000: (128, 4), 500_000: (256, 4)}
+    width, layers = next((size for most, size in sizes.items() if statistics.pairs < most), (512, 6))
+    return {**_transformer(width, layers, 4 * width, 0.1)["encoder"]}
 
 
 def cosine(steps: int, check: int, rate: float) -> dict[str, Any]:
@@ -61,32 +298,59 @@ def cosine(steps: int, check: int, rate: float) -> dict[str, Any]:
     }
 
 
-def training_for(statistics: CorpusStatistics, sentences: bool) -> dict[str, Any]:
-    tokens_a_pair = (
-        (statistics.source.words + statistics.target.words) * 1.3
-        if sentences
-        else (
-            statistics.source.characters
-            + (statistics.target.words if statistics.target.closed_vocabulary else statistics.target.characters)
-        )
-    )
-    batch = 8192 if sentences else 4096
-    an_epoch = max(1, int(statistics.pairs * tokens_a_pair / batch))
-    steps = int(min(100_000, max(1_000, 30 * an_epoch)))
-    check = max(50, min(1000, an_epoch, steps // 10))
-    rate = 2e-3 if sentences else 3e-3
+def pairs_recipe(
+    statistics: CorpusStatistics, tokens: Mapping[str, Any], metrics: Sequence[str], sentences: bool, budget: Budget
+) -> dict[str, Any]:
+    """The recipe for pairs of texts: the best candidate that the time allows, and its training."""
+    candidate = affordable(candidates_for(statistics.pairs, sentences), budget)
+    kind = "sentences" if sentences else "letters or phones"
+    reason = f"{statistics.pairs:,} pairs of {kind}: {candidate.evidence}"
+    model: dict[str, Any] = {**candidate.model, "encoder": Chosen(candidate.model["encoder"], reason)}
+    if sentences and candidate is not TINY:
+        shared = tokens["shared"].value if isinstance(tokens["shared"], Chosen) else tokens["shared"]
+        model["tie"] = Chosen("all" if shared else "target", "embeddings and output layer share their weights")
     return {
-        "steps": steps,
-        "batch_tokens": batch,
-        "optimiser": {"learning_rate": rate},
-        "schedule": {"kind": "inverse_sqrt" if sentences else "cosine", "warmup": max(20, min(2000, steps // 20))},
-        "validate_every": check,
+        "tokens": tokens,
+        "model": model,
+        "training": training_for(candidate, metrics[0 if sentences else 1], budget),
+        "generation": {"beam": 5},
+        "evaluation": {"metrics": list(metrics)},
+    }
+
+
+def training_for(candidate: Candidate, monitor: str, budget: Budget) -> dict[str, Any]:
+    """The training of a candidate within the time, with reasons."""
+    expected, limit = candidate.steps, MORE_UPDATES * candidate.steps
+    stable = candidate.schedule == "warmup_stable_decay"
+    shape = "constant until the score has stopped improving, then a decay" if stable else "as in the record"
+    recorded = "as in the record of this network" if candidate.measured else "usual for such a network; not measured"
+    check = max(25, min(1000, expected // 20))
+    result: dict[str, Any] = {
+        "steps": Chosen(limit, f"a limit: {expected:,} updates are expected, and a score that still rises is not cut"),
+        "batch_tokens": Chosen(candidate.batch_tokens, recorded),
+        "optimiser": {"learning_rate": Chosen(candidate.learning_rate, recorded)},
+        "schedule": {
+            "kind": Chosen(candidate.schedule, shape),
+            "warmup": Chosen(min(2000, expected // 10), "a tenth of the updates that are expected, at most 2,000")
+            if stable
+            else Chosen(min(2000, expected // 4), "a quarter of the updates that are expected, at most 2,000"),
+        },
+        "objective": {"kind": "cross_entropy", "label_smoothing": Chosen(0.1, recorded)},
+        "validate_every": Chosen(check, "twenty validations in the updates that are expected, or every 1,000 updates"),
         "checkpoint_every": check,
         # Not exact match: while a hard task has none yet, it shows no progress and patience runs out.
-        "monitor": metrics_for(statistics, sentences)[0 if sentences else 1],
-        "patience": 10,
-        "average_checkpoints": 5 if sentences else 1,
+        "monitor": Chosen(monitor, "it shows progress before any output is exactly right"),
+        "patience": Chosen(10, "validations without improvement, half of the updates that are expected"),
+        "min_epochs": Chosen(5, "no end before all pairs were seen five times"),
+        "average_checkpoints": Chosen(
+            candidate.average, "the mean of the last checkpoints is kept if it scores better"
+        ),
+        "precision": Chosen("auto", "bf16 on a GPU that computes with it, else fp32"),
     }
+    if budget.minutes is not None:
+        why = "the limit on a CPU; --minutes gives another" if budget.given is None else "the time given"
+        result["minutes"] = Chosen(budget.minutes, f"{why}: the schedule is fitted to the updates that it allows")
+    return result
 
 
 def metrics_for(statistics: CorpusStatistics, sentences: bool) -> list[str]:

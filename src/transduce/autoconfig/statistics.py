@@ -16,6 +16,7 @@ from transduce.recipe import Corpora, Corpus
 
 SAMPLE = 20_000  # pairs that are analysed; the rest is only counted
 
+PIECES_A_WORD = 1.3  # BPE pieces, assumed
 MAX_LABELS = 100  # more different targets are not taken for labels
 LABEL_COUNT = 10  # mean number of lines with the same label
 
@@ -50,6 +51,14 @@ class SideStatistics:
     def character_level(self) -> bool:
         """Single words or short strings, best modelled as characters."""
         return self.words < 2.5 or self.characters < 25
+
+    def tokens(self, kind: str, size: int) -> tuple[int, int]:
+        """Estimated size of the vocabulary and tokens a line, for a kind of tokens and a largest vocabulary."""
+        if kind == "chars":
+            return min(size, len(self.alphabet) + 4), max(1, round(self.characters))
+        if kind == "words":
+            return min(size, self.vocabulary + 4), max(1, round(self.words))
+        return size, max(1, round(PIECES_A_WORD * self.words))
 
     @property
     def closed_vocabulary(self) -> bool:

@@ -7,26 +7,20 @@ from typing import Any
 
 from transduce.autoconfig.audio import heard, transcribe
 from transduce.autoconfig.image import LONGEST, PICTURED, PICTURES, QUESTION_SOURCES, ask, draw
-from transduce.autoconfig.sizes import cosine, metrics_for, recurrent, tokens_for, tokens_of, training_for, transformer
+from transduce.autoconfig.sizes import Budget, cosine, metrics_for, pairs_recipe, tokens_for, tokens_of, transformer
 from transduce.autoconfig.statistics import CorpusStatistics
-from transduce.autoconfig.text import TEXTS
+from transduce.autoconfig.text import PAIRS, TEXTS
 from transduce.autoconfig.video import SHOWN, caption_videos, classify_videos
 
 
-def _generate(statistics: CorpusStatistics) -> dict[str, Any]:
+def _generate(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
     """Text to text."""
     sentences = (
         not (statistics.source.character_level or statistics.target.character_level)
         and not statistics.target.closed_vocabulary
     )
-    tokens = tokens_for(statistics)
-    return {
-        "tokens": tokens,
-        "model": transformer(statistics, tokens) if sentences else recurrent(statistics),
-        "training": training_for(statistics, sentences),
-        "generation": {"beam": 5},
-        "evaluation": {"metrics": metrics_for(statistics, sentences)},
-    }
+    metrics = metrics_for(statistics, sentences)
+    return pairs_recipe(statistics, tokens_for(statistics), metrics, sentences, budget)
 
 
 def _label(statistics: CorpusStatistics, target: str, head: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +52,7 @@ def _label_metrics(statistics: CorpusStatistics, target: str) -> list[str]:
 
 def _embed(statistics: CorpusStatistics) -> dict[str, Any]:
     """Sentence embeddings: one encoder for both sides, trained with a contrastive objective."""
-    kind = tokens_of(statistics.source, statistics.pairs)
+    kind = tokens_of(statistics.source, statistics.pairs).value
     an_epoch = max(1, int(statistics.pairs * (statistics.source.words + statistics.target.words + 3) * 1.3 / 8192))
     steps = max(300, 20 * an_epoch)
     check = max(25, min(500, steps // 12))
@@ -91,7 +85,7 @@ def _mask(statistics: CorpusStatistics) -> dict[str, Any]:
     return {
         "tokens": {"source": words, "target": words},
         "model": {
-            "encoder": {**transformer(statistics, {"shared": True})["encoder"], "dropout": 0.1},
+            "encoder": transformer(statistics),
             "head": {"kind": "mlm"},
             "tie": "target",
         },
@@ -134,8 +128,8 @@ def _language(statistics: CorpusStatistics) -> dict[str, Any]:
     }
 
 
-TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
-    "generate": _generate,
+PAIR_TASKS = {"generate": _generate, **PAIRS}
+OTHER_TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
     **TEXTS,
     "classify": lambda statistics: _label(
         statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.4}
@@ -152,6 +146,17 @@ TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
     "draw": draw,
     "transcribe": transcribe,
 }
+TASKS = (*PAIR_TASKS, *OTHER_TASKS)
+
+
+def recipe_of_task(task: str, statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
+    """The recipe of a task, with reasons (`Chosen`) where its values follow from the data."""
+    if task in PAIR_TASKS:
+        return PAIR_TASKS[task](statistics, budget)
+    chosen = OTHER_TASKS[task](statistics)
+    return {**chosen, "training": {**chosen["training"], "minutes": budget.given}}
+
+
 # The `data` section of a task; `transcribe` derives it from the first file.
 DATA_SECTIONS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mask": {"format": "text", "noise": {"kind": "mask_tokens"}},

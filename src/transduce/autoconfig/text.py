@@ -6,35 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 from transduce.autoconfig.inflection import CHARACTERS, inflect
-from transduce.autoconfig.sizes import cosine, pieces_for, recurrent, training_for, transformer
+from transduce.autoconfig.sizes import Budget, Chosen, cosine, pairs_recipe, pieces_for, share
 from transduce.autoconfig.statistics import CorpusStatistics
 
 COVERAGE = {"kind": "attention_penalty", "penalty": "coverage", "weight": 0.3, "label_smoothing": 0.0}
 PLAIN = {"kind": "cross_entropy", "label_smoothing": 0.0}
 
 
-def _translate(statistics: CorpusStatistics) -> dict[str, Any]:
+def _translate(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
     """Sentence-level model: BPE and a Transformer."""
-    kind = pieces_for(statistics.pairs)
-    tokens = {"source": kind, "target": kind, "shared": statistics.shared}
-    return {
-        "tokens": tokens,
-        "model": transformer(statistics, tokens),
-        "training": {**training_for(statistics, True), "monitor": "bleu"},
-        "generation": {"beam": 5},
-        "evaluation": {"metrics": ["bleu", "chrf"]},
-    }
+    kind = Chosen(pieces_for(statistics.pairs), "translation: a piece for every three pairs, up to 8,000")
+    tokens = {"source": kind, "target": kind, "shared": share(statistics.shared, statistics)}
+    return pairs_recipe(statistics, tokens, ["bleu", "chrf"], True, budget)
 
 
-def _spell(statistics: CorpusStatistics, target: dict[str, Any], rate: str) -> dict[str, Any]:
-    """Character-level model: a GRU encoder-decoder with attention; a source may have several references."""
-    return {
-        "tokens": {"source": CHARACTERS, "target": target},
-        "model": recurrent(statistics),
-        "training": {**training_for(statistics, False), "monitor": rate},
-        "generation": {"beam": 5},
-        "evaluation": {"metrics": ["exact", rate], "references": "by_source"},
-    }
+def _spell(target: dict[str, Any], rate: str) -> Callable[[CorpusStatistics, Budget], dict[str, Any]]:
+    """Character-level model; a source may have several references."""
+
+    def recipe(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
+        by_task = "the task: letters to letters or phones"
+        tokens = {"source": Chosen(CHARACTERS, by_task), "target": Chosen(target, by_task), "shared": False}
+        chosen = pairs_recipe(statistics, tokens, ["exact", rate], False, budget)
+        return {**chosen, "evaluation": {**chosen["evaluation"], "references": "by_source"}}
+
+    return recipe
 
 
 def _take_over(
@@ -74,11 +69,14 @@ def _listener(statistics: CorpusStatistics) -> dict[str, Any]:
     return {"encoder": {**part, "layers": 2}, "decoder": {**part, "layers": 1}}
 
 
-TEXTS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
+# Tasks whose network is the best that the time allows.
+PAIRS: dict[str, Callable[[CorpusStatistics, Budget], dict[str, Any]]] = {
     "translate": _translate,
-    "pronounce": lambda statistics: _spell(statistics, {"kind": "words", "size": 1000}, "per"),
-    "transliterate": lambda statistics: _spell(statistics, CHARACTERS, "cer"),
+    "pronounce": _spell({"kind": "words", "size": 1000}, "per"),
+    "transliterate": _spell(CHARACTERS, "cer"),
     "inflect": inflect,
+}
+TEXTS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
     "summarise": lambda statistics: _take_over(
         statistics, ["rouge1", "rouge2", "rougeL"], _reader(statistics), COVERAGE
     ),

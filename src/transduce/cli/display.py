@@ -13,18 +13,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from transduce.autoconfig import Plan
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import Evaluation
 from transduce.explain import html, png, terminal
 from transduce.explain.attention import AttentionMap, Explanation, to_words
 from transduce.inference import Prediction
-from transduce.recipe import Recipe
+from transduce.recipe import Recipe, TrainingRecipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.retrieval.clustering import Clustering, distinctive_words
 from transduce.retrieval.search import Hit
 from transduce.storage import json_line
 from transduce.training.ensemble_run import EnsembleResult
 from transduce.training.experiment import TrainingResult
+from transduce.training.report import duration
+
+MIN_LINES = 20  # with fewer, an interval says nothing
 
 
 def show_recipe(recipe: Recipe, console: Console) -> None:
@@ -35,12 +39,44 @@ def show_recipe(recipe: Recipe, console: Console) -> None:
     console.print(escape(text.rstrip()), style="dim", highlight=False, soft_wrap=True)
 
 
+def show_plan(plan: Plan, seconds: float | None, console: Console) -> None:
+    """Prints what was seen, each value that was chosen with its reason, the expected time, and the recipe."""
+    seen, training = plan.statistics, plan.recipe.training
+    console.print(f"{seen.pairs:,} pairs", highlight=False)
+    for name, side in (("source", seen.source), ("target", seen.target)):
+        text = f"{name}: {side.characters:g} characters and {side.words:g} words a line (median), "
+        text += f"{len(side.alphabet):,} different characters, {side.vocabulary:,} different words"
+        console.print(text, highlight=False)
+    time = "no limit of time" if training.minutes is None else f"{training.minutes:g} minutes of training"
+    console.print(f"device: {plan.budget.device}; {time}\n", highlight=False)
+    content = plan.recipe.model_dump(mode="json")
+    for key, reason in plan.reasons.items():
+        value: Any = content
+        for name in key.split("."):
+            value = value[name]
+        shown = yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]
+        console.print(f"{key}: {shown}\n    {reason}", highlight=False, markup=False, soft_wrap=True)
+    if seconds is not None:
+        console.print(f"\n{_expected_time(seconds, training)}", highlight=False)
+    console.print()
+    show_recipe(plan.recipe, console)
+
+
+def _expected_time(seconds: float, training: TrainingRecipe) -> str:
+    """The time of all updates that are allowed, from that of one."""
+    most = seconds * training.steps
+    text = f"an update takes about {1000 * seconds:.0f} ms on this machine: {training.steps:,} take {duration(most)}, "
+    if training.minutes is not None and 60 * training.minutes < most:
+        text += f"and the time allows about {60 * training.minutes / seconds:,.0f} of them, "
+    return text + "validations not counted; training may end sooner"
+
+
 def show_scores(scores: dict[str, Evaluation], console: Console) -> None:
     """Prints every score of every data set with its confidence interval."""
     table = Table("set", "lines", "metric", "score", "95 % interval", box=None, header_style="bold", pad_edge=False)
     for name, evaluation in scores.items():
         for metric, score in evaluation.scores.items():
-            interval = f"{score.low:.2f} to {score.high:.2f}"
+            interval = f"{score.low:.2f} to {score.high:.2f}" if evaluation.count >= MIN_LINES else "too few lines"
             table.add_row(escape(name), f"{evaluation.count:,}", metric, f"{score.value:.2f}", interval)
     console.print(table)
 

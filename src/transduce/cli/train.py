@@ -14,6 +14,7 @@ from transduce.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from transduce.autoconfig import Plan
     from transduce.recipe import Recipe
 
 
@@ -45,6 +46,13 @@ def train(
             "data.train or data.dev. May be repeated.",
         ),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Time for training: network, updates and schedule are fitted to it. [default: 10 on a CPU]"),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only print the recipe that is chosen, the reasons and the expected time.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     trust_user_code: TrustUserCode = False,
 ) -> None:
@@ -53,6 +61,10 @@ def train(
     Examples:
 
         transduce train pairs.tsv
+
+        transduce train pairs.tsv --plan
+
+        transduce train pairs.tsv --minutes 30
 
         transduce train train.en,train.de --run runs/de training.steps=5000
 
@@ -87,12 +99,19 @@ def train(
     - classify-videos: video file, label
     - draw: text, image tokens (see `transduce encode-images`)
     """
-    from transduce.autoconfig import recipe_for
-    from transduce.cli.display import show_recipe
+    from transduce.autoconfig import plan_for, recipe_for
+    from transduce.cli.display import show_plan, show_recipe
     from transduce.recipe.registry import check_user_code
 
     console = open_console(quiet)
-    recipe = recipe_for(source, settings or [], task)
+    if plan:
+        if Path(source).suffix in (".yaml", ".yml"):
+            raise InputError("a recipe is not chosen", where=source, remedy="give a data file, or leave out --plan")
+        chosen = plan_for(source, settings or [], task, minutes)
+        check_user_code(chosen.recipe, source, trusted=trust_user_code, overrides=settings or [])
+        show_plan(chosen, _seconds_per_update(chosen), console)
+        return
+    recipe = recipe_for(source, settings or [], task, minutes)
     check_user_code(recipe, source, trusted=trust_user_code, overrides=settings or [])
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
@@ -102,6 +121,22 @@ def train(
         _train_ensemble(recipe, folder, ensemble, resume, allow_change or [], console)
     else:
         _train(recipe, folder, resume, allow_change or [], console)
+
+
+def _seconds_per_update(plan: Plan) -> float | None:
+    """Measured with random tokens, for pairs of texts; None for other tasks."""
+    from transduce.build import complete_recipe
+    from transduce.training.batch_size import seconds_per_update
+    from transduce.training.distributed import pick_device
+
+    if not plan.text_pairs:
+        return None
+    device = pick_device(plan.recipe.training.device)
+    (source, source_length), (target, target_length) = plan.tokens
+    if plan.recipe.tokens.shared:
+        source = target = max(source, target)
+    recipe = complete_recipe(plan.recipe)
+    return seconds_per_update(recipe, device, (source, target), (source_length, target_length))
 
 
 def _train(recipe: Recipe, run: Path, resume: bool, allow_changes: list[str], console: Console) -> None:

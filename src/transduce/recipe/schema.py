@@ -268,7 +268,10 @@ class TrainingRecipe(Section):
     optimiser: OptimiserRecipe = Field(OptimiserRecipe(), description="Optimiser.")
     schedule: ScheduleRecipe = Field(ScheduleRecipe(), description="Learning rate schedule.")
     clip: float | None = Field(1.0, gt=0, description="Maximal gradient norm; null: no clipping.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Precision of the forward and backward pass.")
+    precision: Literal["fp32", "bf16", "auto"] = Field(
+        "fp32",
+        description="Precision of the forward and backward pass; `auto`: bf16 on a GPU that has it, else fp32.",
+    )
     compile: bool = Field(False, description="Compile the model with torch.compile.")
     cuda_graphs: bool = Field(True, description="Capture forward and backward passes as CUDA graphs on a GPU.")
     gradient_checkpointing: bool = Field(

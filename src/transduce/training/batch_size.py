@@ -1,9 +1,11 @@
-"""Automatic batch size (`batch_tokens: auto`): the largest batch that fits into device memory."""
+"""Trial updates of a throw-away network: the largest batch that fits into memory, and the time of an update."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 
 import numpy as np
 import torch
@@ -13,9 +15,10 @@ from transduce.data.batching import DataPosition, batch_by_length, gather
 from transduce.data.noise import add_noise
 from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.data.row_selection import chunks
-from transduce.flow import Batch
+from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.layers.transformer import enable_gradient_checkpointing
-from transduce.objectives import Objective
+from transduce.model import Transducer
+from transduce.objectives import CrossEntropy, Objective
 from transduce.recipe import Recipe
 from transduce.training.distributed import autocast
 from transduce.training.optimisers import build_optimiser
@@ -88,22 +91,56 @@ def trial_updates(
     recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, objective: Objective, device: torch.device, tokens: int
 ) -> None:
     """Two updates of a throw-away network: in the second, the optimiser has allocated its state."""
-    settings, (source, target) = recipe.training, tokenizers
+    source, target = tokenizers
+    network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
+    batch = worst_batch(recipe, tokenizers, data, tokens)
+    for _ in _updates(recipe, network, objective, batch, device, 2):
+        pass
+
+
+def seconds_per_update(
+    recipe: Recipe, device: torch.device, vocabulary: tuple[int, int], lengths: tuple[int, int]
+) -> float:
+    """Time of an update with cross-entropy and random tokens; vocabularies and line lengths are (source, target)."""
+    network = build.build_model(recipe.model, *vocabulary)
+    budget = DEFAULT_TOKENS if recipe.training.batch_tokens == "auto" else recipe.training.budget
+    count = max(1, budget // (sum(lengths) + int(SPECIAL_TOKENS.sum())))
+    draw = np.random.default_rng(1)
+    sources, targets = (
+        draw.integers(min(4, size - 1), size, (count, length)) for size, length in zip(vocabulary, lengths, strict=True)
+    )
+    batch = Batch(
+        Padded.from_rows([[*row, EOS] for row in sources.tolist()]),
+        Padded.from_rows([[BOS, *row, EOS] for row in targets.tolist()]),
+        rows=tuple(range(count)),
+    )
+    return median(list(_updates(recipe, network, CrossEntropy(), batch, device, 5))[1:])
+
+
+def _updates(
+    recipe: Recipe, network: Transducer, objective: Objective, batch: Batch, device: torch.device, count: int
+) -> Iterator[float]:
+    """Updates of a network with the same batch; the seconds that each took."""
+    settings = recipe.training
     try:
-        network = build.build_model(recipe.model, source.size, target.size, source.word_starts).to(device)
+        network.to(device)
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(network)
         auxiliary = None if recipe.model.decoder is None else objective.auxiliary_module(recipe.model.decoder["width"])
         if auxiliary is not None:
             network.auxiliary = auxiliary.to(device)
         optimiser = build_optimiser(settings.optimiser, network, layer_decay=settings.layer_decay, unfreeze=None)
-        batch = worst_batch(recipe, tokenizers, data, tokens).to(device)
-        for _ in range(2):
+        batch = batch.to(device)
+        for _ in range(count):
+            began = time.monotonic()
             with autocast(device, settings.precision):
                 loss = objective(network, batch)
             loss.total.backward()
             optimiser.step()
             optimiser.zero_grad()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            yield time.monotonic() - began
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -230,6 +230,11 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether a GPU multiplies matrices in bf16, not only stores them."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def peak_memory(device: torch.device) -> int:
     """Peak memory in bytes: of the GPU where there is one, else of this process."""
     if device.type == "cuda":

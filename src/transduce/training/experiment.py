@@ -37,7 +37,7 @@ from transduce.training.batch_size import with_batch_tokens
 from transduce.training.distributed import Processes, deterministic, pick_device, seed_everything
 from transduce.training.lock import lock_run
 from transduce.training.report import Report, Reports, RunReport, SilentReport, draw_curves
-from transduce.training.resolve import resolve, resumed_recipe, with_packing, with_resolved_values
+from transduce.training.resolve import resolve, resumed_recipe, with_packing, with_precision, with_resolved_values
 from transduce.training.resume import Provenance
 
 EXAMPLES_SHOWN = 5
@@ -168,6 +168,7 @@ def _prepare(
             run.save_tokenizers(*tokenizers)
         if not run.exists:
             objective = partial(_objective, resolved, tokenizers, device)
+            resolved = with_precision(resolved, device)
             resolved = with_batch_tokens(resolved, tokenizers, data, objective, device, processes.size)
             resolved = with_packing(resolved, tokenizers, data, objective(), device)
             run.save_recipe(resolved)

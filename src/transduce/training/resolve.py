@@ -26,6 +26,7 @@ from transduce.recipe import load as load_recipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.recipe.registry import find
 from transduce.run import Run
+from transduce.training.distributed import computes_in_bf16
 from transduce.training.resume import is_allowed
 
 # Keys that may change when a run is resumed.
@@ -102,7 +103,7 @@ def _metric(name: str) -> type[Metric]:
 
 def with_resolved_values(saved: Recipe, wanted: Recipe) -> Recipe:
     """Replaces `auto` by the values that the saved run resolved."""
-    found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packing")}
+    found = {name: getattr(saved.training, name) for name in ("batch_tokens", "packing", "precision")}
     left = {name: value for name, value in found.items() if getattr(wanted.training, name) == "auto"}
     return wanted.model_copy(update={"training": wanted.training.model_copy(update=left)})
 
@@ -129,6 +130,14 @@ def _may_change(key: str, allowed: Sequence[str]) -> bool:
     if section == "tokens":  # the tokenizers are trained already
         return False
     return (section == "training" and name in CHANGEABLE) or is_allowed(key, allowed)
+
+
+def with_precision(recipe: Recipe, device: torch.device) -> Recipe:
+    """Resolves `training.precision: auto`."""
+    if recipe.training.precision != "auto":
+        return recipe
+    chosen = "bf16" if computes_in_bf16(device) else "fp32"
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"precision": chosen})})
 
 
 def with_packing(
