@@ -80,6 +80,20 @@ class TestTrain:
         for told in ("the recipe:", "kind: recurrent", "400 of 400 pairs kept", f"transduce generate {run}"):
             assert told in called.out
 
+    def test_a_plan_explains_and_writes_nothing(self, command: Command, pairs: Path, tmp_path: Path) -> None:
+        before = sorted(tmp_path.rglob("*"))
+        called = command("train", pairs, "--run", tmp_path / "run", "--plan", "--minutes", 3, *QUICK)
+        assert called.code == 0, called.err
+        assert sorted(tmp_path.rglob("*")) == before
+        told = ("400 pairs", "3 minutes", "tokens.source", "an update takes about", "training.steps: 12", "the recipe:")
+        for text in told:
+            assert text in called.out
+        recipe = yaml.safe_load(called.out.partition("the recipe:")[2])
+        assert recipe["training"]["minutes"] == 3
+        for key in ("batch_tokens", "monitor", "min_epochs"):
+            assert f"training.{key}: {recipe['training'][key]}\n" in called.out
+        assert "leave out --plan" in command("train", tmp_path / "a.yaml", "--plan").err
+
     def test_train_from_a_recipe_with_overrides(self, command: Command, pairs: Path, tmp_path: Path) -> None:
         test = tmp_path / "test.tsv"
         test.write_text("red green\tGREEN RED\n" * 3)
