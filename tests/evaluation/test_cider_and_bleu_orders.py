@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import sacrebleu
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.evaluation.evaluate import find_metric
@@ -73,3 +73,70 @@ def test_bleu_of_lower_order_equals_that_of_sacrebleu(order, pairs):
     assert metric.statistics([], []).shape == (0, 2 + 2 * order)
     assert np.isfinite(rows).all()
     assert f"n:{order}" in metric.signature
+
+
+def caption_bleu(pairs, order: int) -> float:
+    """Papineni 2002 over lower-cased words without punctuation, counted n-gram by n-gram, not smoothed."""
+    plain = [(clean(said), [clean(line) for line in lines]) for said, lines in pairs]
+    logarithms = 0.0
+    for n in range(1, order + 1):
+        correct = total = 0
+        for said, references in plain:
+            for gram in set(grams(said, n)):
+                count = grams(said, n).count(gram)
+                correct += min(count, max(grams(line, n).count(gram) for line in references))
+                total += count
+        if not correct:
+            return 0.0
+        logarithms += math.log(correct / total) / order
+    length = sum(len(said.split()) for said, _ in plain)
+    closest = 0
+    for said, references in plain:
+        sizes = [len(line.split()) for line in references]
+        closest += min(sizes, key=lambda size: (abs(size - len(said.split())), size))
+    return 100 * math.exp(min(0.0, 1 - closest / length) + logarithms)
+
+
+def clean(text: str) -> str:
+    return " ".join("".join(letter for letter in word.lower() if letter.isalpha()) for word in text.split()).strip()
+
+
+CAPTIONS = st.lists(st.sampled_from(["A", "cat", "Dog,", "sits", "on", "the", "mat."]), min_size=1, max_size=8)
+CAPTION_SETS = st.lists(
+    st.tuples(CAPTIONS.map(" ".join), st.lists(CAPTIONS.map(" ".join), min_size=1, max_size=3)), min_size=1, max_size=4
+)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@settings(max_examples=20)
+@given(CAPTION_SETS)
+def test_caption_bleu_equals_its_equation(order, pairs):
+    metric = find_metric(f"caption_bleu{order}")
+    rows = metric.statistics([said for said, _ in pairs], [lines for _, lines in pairs])
+    assert metric.value(rows.sum(0)) == pytest.approx(caption_bleu(pairs, order))
+
+
+def test_bleu_of_tokenised_text_joins_subwords_and_splits_nothing():
+    said, gold = ["ein hau@@ s steht , da@@"], ["ein haus steht , dann noch eins"]
+    metric = find_metric("bleu_tokenised")
+    rows = metric.statistics(said, [[line] for line in gold])
+    wanted = sacrebleu.BLEU(tokenize="none", force=True).corpus_score(["ein haus steht , da"], [gold]).score
+    assert metric.value(rows.sum(0)) == pytest.approx(wanted)
+    assert "tok:none" in metric.signature
+
+
+@settings(max_examples=20)
+@given(SETS)
+def test_sequence_errors_and_exact_matches_are_all_lines(pairs):
+    said, references = [one for one, _ in pairs], [lines for _, lines in pairs]
+    exact, errors = (find_metric(name) for name in ("exact", "ser"))
+    total = exact.value(exact.statistics(said, references).sum(0)) + errors.value(
+        errors.statistics(said, references).sum(0)
+    )
+    assert total == pytest.approx(100)
+
+
+def test_nats_per_character_are_the_logarithm_of_the_perplexity():
+    totals = np.array([-123.4, 88.0])
+    perplexity, nats = find_metric("character_perplexity"), find_metric("nats_per_character")
+    assert nats.value(totals) == pytest.approx(math.log(perplexity.value(totals)))

@@ -165,7 +165,7 @@ def test_the_metric_registry() -> None:
     for name, kind in METRICS.items():
         assert kind().name == name
         assert kind.__doc__
-        lower = name in {"ter", "wer", "cer", "per"} or issubclass(kind, ScoreMetric)
+        lower = name in {"ter", "wer", "cer", "per", "ser"} or issubclass(kind, ScoreMetric)
         assert METRICS[name]().higher_is_better == (not lower)
     with pytest.raises(InputError, match="did you mean 'chrf'"):
         find_metric("chrff")

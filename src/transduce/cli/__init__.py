@@ -25,6 +25,7 @@ from transduce.cli import (
     generate,
     image_tokens,
     models,
+    reproduce,
     train,
 )
 from transduce.cli.options import discard_output
@@ -47,6 +48,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "train": train.train,
         "distil": train.distil,
         "compare": train.compare,
+        "reproduce": reproduce.reproduce,
         "edit-recipe": train.edit_recipe,
     },
     "Use": {

@@ -23,6 +23,7 @@ from transduce.cli.options import (
     open_output,
 )
 from transduce.errors import InputError
+from transduce.storage import json_line, replace_file
 
 
 def explain(
@@ -84,6 +85,7 @@ def align(
     layer: Layer = "mean",
     head: Head = "mean",
     output: Output = None,
+    json: Annotated[Path | None, typer.Option(help="With --gold: JSON file for the error rate.")] = None,
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
 ) -> None:
@@ -122,3 +124,5 @@ def align(
     if gold_links is not None:
         rate = error_rate(alignments, gold_links, str(gold))
         print(f"alignment error rate {100 * rate:.1f} % of {len(alignments):,} pairs", file=sys.stderr)
+        if json is not None:
+            replace_file(json, json_line({"count": len(alignments), "alignment_error_rate": 100 * rate}) + "\n")

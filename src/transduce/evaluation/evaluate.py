@@ -22,7 +22,13 @@ from transduce.evaluation.overlap_metrics import (
     TokenF1,
     as_references,
 )
-from transduce.evaluation.perplexity import BitsPerCharacter, CharacterPerplexity, Perplexity, WordPerplexity
+from transduce.evaluation.perplexity import (
+    BitsPerCharacter,
+    CharacterPerplexity,
+    NatsPerCharacter,
+    Perplexity,
+    WordPerplexity,
+)
 from transduce.evaluation.retrieval_metrics import RecallAt1, RecallAt10, ReciprocalRank
 from transduce.evaluation.significance import bootstrap_interval
 from transduce.evaluation.text_metrics import (
@@ -31,11 +37,17 @@ from transduce.evaluation.text_metrics import (
     Bleu1,
     Bleu2,
     Bleu3,
+    CaptionBleu1,
+    CaptionBleu2,
+    CaptionBleu3,
+    CaptionBleu4,
     CharacterErrorRate,
     ChrF,
     ExactMatch,
     PhoneErrorRate,
+    SequenceErrorRate,
     Ter,
+    TokenisedBleu,
     WordErrorRate,
 )
 from transduce.recipe.user_code import load_user_class
@@ -53,9 +65,15 @@ METRICS: dict[str, type[Metric]] = {
     "bleu1": Bleu1,
     "bleu2": Bleu2,
     "bleu3": Bleu3,
+    "bleu_tokenised": TokenisedBleu,
+    "caption_bleu1": CaptionBleu1,
+    "caption_bleu2": CaptionBleu2,
+    "caption_bleu3": CaptionBleu3,
+    "caption_bleu4": CaptionBleu4,
     "cider": Cider,
     "chrf": ChrF,
     "ter": Ter,
+    "ser": SequenceErrorRate,
     "wer": WordErrorRate,
     "cer": CharacterErrorRate,
     "per": PhoneErrorRate,
@@ -63,6 +81,7 @@ METRICS: dict[str, type[Metric]] = {
     "word_perplexity": WordPerplexity,
     "character_perplexity": CharacterPerplexity,
     "bits_per_character": BitsPerCharacter,
+    "nats_per_character": NatsPerCharacter,
     "recall@1": RecallAt1,
     "recall@10": RecallAt10,
     "mrr": ReciprocalRank,

@@ -1,4 +1,4 @@
-"""Perplexity per token, word and character; bits per character."""
+"""Perplexity per token, word and character; bits and nats per character."""
 
 from __future__ import annotations
 
@@ -59,3 +59,12 @@ class BitsPerCharacter(CharacterPerplexity):
 
     def value(self, totals: np.ndarray) -> float:
         return self._nats(totals) / math.log(2)
+
+
+class NatsPerCharacter(CharacterPerplexity):
+    """Nats per character: the natural logarithm of the perplexity per character, the loss of a character model."""
+
+    name = "nats_per_character"
+
+    def value(self, totals: np.ndarray) -> float:
+        return self._nats(totals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transduce.contracts import TextMetric
-from transduce.evaluation.overlap_metrics import References, pair_up
+from transduce.evaluation.overlap_metrics import References, pair_up, words
 
 
 class ExactMatch(TextMetric):
@@ -25,6 +26,17 @@ class ExactMatch(TextMetric):
     def value(self, totals: np.ndarray) -> float:
         hits, count = totals
         return float(100 * hits / count) if count else 0.0
+
+
+class SequenceErrorRate(ExactMatch):
+    """Sequence error rate: lines that equal no reference (%). The word error rate of pronunciation and inflection."""
+
+    name = "ser"
+    higher_is_better = False
+    perfect = 0.0
+
+    def value(self, totals: np.ndarray) -> float:
+        return 100.0 - super().value(totals) if totals[1] else 0.0
 
 
 class Accuracy(TextMetric):
@@ -127,6 +139,64 @@ class Bleu3(Bleu):
     """BLEU-3: n-gram precision up to 3 with a brevity penalty (Papineni 2002; sacrebleu)."""
 
     name, order, width = "bleu3", 3, 8
+
+
+class TokenisedBleu(Bleu):
+    """BLEU of text that is tokenised already: subwords marked with `@@ ` are joined, nothing else is split."""
+
+    name = "bleu_tokenised"
+
+    def make(self) -> Any:
+        from sacrebleu.metrics import BLEU
+
+        return BLEU(force=True, tokenize="none", max_ngram_order=self.order)
+
+    def clean(self, text: str) -> str:
+        return text.replace("@@ ", "").removesuffix("@@")
+
+    def statistics(self, hypotheses: Sequence[str], references: References) -> np.ndarray:
+        pairs = pair_up(hypotheses, references)
+        lines = [[self.clean(reference) for reference in line] for _, line in pairs]
+        return super().statistics([self.clean(hypothesis) for hypothesis, _ in pairs], lines)
+
+
+class CaptionBleu4(TokenisedBleu):
+    """BLEU of captions, as the papers report it: lower-cased words without punctuation, not smoothed (sacrebleu)."""
+
+    name = "caption_bleu4"
+
+    def clean(self, text: str) -> str:
+        return " ".join(words(text))
+
+    def value(self, totals: np.ndarray) -> float:
+        hypothesis, reference, *counts = totals
+        correct, total = counts[: self.order], counts[self.order :]
+        if not all(correct):
+            return 0.0
+        precision = sum(math.log(a / b) for a, b in zip(correct, total, strict=True)) / self.order
+        return float(100 * math.exp(min(0.0, 1 - reference / hypothesis) + precision))
+
+    @property
+    def signature(self) -> str:
+        return f"{self.name}|n:{self.order}|refs:closest length|case:lc|tok:letters|punctuation:no|smooth:none"
+
+
+class CaptionBleu1(CaptionBleu4):
+    """BLEU-1 of captions: see `caption_bleu4`."""
+
+    name, order, width = "caption_bleu1", 1, 4
+
+
+class CaptionBleu2(CaptionBleu4):
+    """BLEU-2 of captions: see `caption_bleu4`."""
+
+    name, order, width = "caption_bleu2", 2, 6
+
+
+class CaptionBleu3(CaptionBleu4):
+    """BLEU-3 of captions: see `caption_bleu4`."""
+
+    name, order, width = "caption_bleu3", 3, 8
 
 
 class ChrF(SacrebleuMetric):

@@ -1,0 +1,76 @@
+"""Command that reproduces published results: reproduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transduce.cli.options import open_console
+from transduce.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Row of the scoreboard; see --list.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the files of the data set.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of trainings with different seeds.")] = 3,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few updates and lines, to see that everything runs; no record is kept.")
+    ] = False,
+    list_rows: Annotated[
+        bool, typer.Option("--list", help="List the rows, their files and published figures.")
+    ] = False,
+    records: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("scoreboard"),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/scoreboard"),
+    recipes: Annotated[Path, typer.Option(help="Folder of the recipes.")] = Path("recipes"),
+) -> None:
+    """Train and evaluate a row of the scoreboard, and write its record beside the published figures.
+
+    A record has the recipe, the version, the scores of every seed with 95 % intervals, mean and spread, signatures of
+    the metrics, time, hardware, and the numbers of test pairs and sources that also occur in the training data. A
+    command that was stopped continues with the seed that the record lacks.
+
+    Examples:
+
+        transduce reproduce --list
+
+        transduce reproduce scan-simple --data scan --seeds 1
+
+        transduce reproduce cmudict --data cmudict --quick
+    """
+    console = open_console()
+    if list_rows or name is None:
+        _show_rows(console)
+        return
+    from transduce.evaluation.reproduction import Reproduction, margins
+    from transduce.evaluation.reproduction import reproduce as run_reproduction
+
+    if data is None:
+        raise InputError(
+            "which folder has the data?", where="--data", remedy="transduce reproduce --list names the files"
+        )
+    task = Reproduction(name, data, runs, records, recipes, quick)
+    record = run_reproduction(task, seeds, lambda line: console.print(line, highlight=False, markup=False))
+    for metric, score in record["scores"].items():
+        spread = "" if score["spread"] is None else f" ± {score['spread']:.2f}"
+        console.print(f"{metric}: {score['mean']:.2f}{spread} of {len(score['seeds'])} seeds", highlight=False)
+    for system, metric, points in margins(task.row, record):
+        verdict = f"{abs(points):.2f} {'better' if points >= 0 else 'worse'}"
+        console.print(f"{metric}: {verdict} than {system}", highlight=False, markup=False)
+    console.print(f"record: {task.record_file}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_rows(console: Console) -> None:
+    from transduce.evaluation.scoreboard import ROWS
+
+    for name, row in ROWS.items():
+        console.print(f"[cyan]{name}[/]  {row.title}", highlight=False, soft_wrap=True)
+        console.print(f"    {row.origin}; recipe {row.recipe}", highlight=False, markup=False, soft_wrap=True)
+        for published in row.published:
+            scores = ", ".join(f"{metric} {value:g}" for metric, value in published.scores.items())
+            origin = published.source if published.seen else f"{published.source}, from memory"
+            console.print(f"    {scores}: {published.system} ({origin})", highlight=False, markup=False, soft_wrap=True)

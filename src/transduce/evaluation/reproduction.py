@@ -1,0 +1,262 @@
+"""Reproduction of a row of the scoreboard: one training per seed and part, its evaluation, and the record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import transduce
+from transduce.autoconfig import recipe_for
+from transduce.data.readers.corpus import read_corpus
+from transduce.errors import InputError
+from transduce.evaluation.evaluate import evaluate, find_metric
+from transduce.evaluation.held_out import HeldOutExample, group_references, predict
+from transduce.evaluation.leakage import recipe_leakage
+from transduce.evaluation.retrieval_metrics import Spearman
+from transduce.evaluation.scoreboard import Row, find_row
+from transduce.evaluation.significance import bootstrap_interval
+from transduce.inference import Model
+from transduce.inference import load as load_model
+from transduce.parsing import read_json
+from transduce.recipe import Recipe, load, parse
+from transduce.retrieval.search import pair_similarities
+from transduce.run import Run
+from transduce.storage import make_folder, replace_file
+from transduce.training.experiment import train
+
+QUICK_UPDATES, QUICK_LINES = 8, 40
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A row, the folder with its data, and where runs and record go. `quick`: a few updates, and no record to keep."""
+
+    name: str
+    data: Path
+    runs: Path = Path("runs/scoreboard")
+    records: Path = Path("scoreboard")
+    recipes: Path = Path("recipes")
+    quick: bool = False
+
+    @property
+    def row(self) -> Row:
+        return find_row(self.name)
+
+    @property
+    def record_file(self) -> Path:
+        return self.runs / f"{self.name}-quick.json" if self.quick else self.records / f"{self.name}.json"
+
+    def recipe(self, part: str, seed: int) -> Recipe:
+        """The recipe of one training."""
+        place = self.runs / self._member / "data" / part
+        files = self.row.prepare(self.data, place, part)
+        settings = [setting.replace("{data}", str(self.data.absolute())) for setting in self.row.settings]
+        kind, _, task = self.row.recipe.partition(" ")
+        if kind == "task":
+            held_out = [
+                f"data.{name}={file}" for name, file in files.items() if name != "train" and not self._similarity
+            ]
+            recipe = recipe_for(files["train"], [*held_out, *settings], task)
+        else:
+            recipe = load(
+                self._recipe_file(kind), [*settings, *(f"data.{name}={file}" for name, file in files.items())]
+            )
+        metrics = [*dict.fromkeys((*self.row.metrics, *recipe.evaluation.metrics))]
+        changes: dict[str, Any] = {"training": {"seed": seed}}
+        if not self._similarity:
+            changes["evaluation"] = {"metrics": metrics}
+        if self.quick:
+            changes["training"] |= {"steps": QUICK_UPDATES, "validate_every": QUICK_UPDATES, "validate_examples": 20}
+            changes["training"]["checkpoint_every"] = QUICK_UPDATES
+        return _changed(recipe, changes)
+
+    @property
+    def _similarity(self) -> bool:
+        return "spearman" in self.row.metrics
+
+    @property
+    def _member(self) -> str:
+        """The folder of the runs: an ensemble shares the members of the row that it is an ensemble of."""
+        return self.name.removesuffix("-ensemble")
+
+    def _recipe_file(self, name: str) -> Path:
+        path = self.recipes / name
+        if not path.is_file():
+            remedy = "the recipes are in the source repository: run there, or give --recipes FOLDER"
+            raise InputError("no such recipe", where=str(path), remedy=remedy)
+        return path
+
+    def run_folder(self, part: str, seed: int) -> Path:
+        return self.runs / self._member / ("quick" if self.quick else "full") / part / f"seed-{seed}"
+
+
+def _changed(recipe: Recipe, changes: Mapping[str, Mapping[str, Any]]) -> Recipe:
+    content = recipe.model_dump(mode="json")
+    return parse({**content, **{section: {**content[section], **keys} for section, keys in changes.items()}})
+
+
+def reproduce(task: Reproduction, seeds: int, report: Report = print) -> dict[str, Any]:
+    """Trains what the record lacks, seed by seed, and writes the record after each. Returns the record."""
+    record = _begin(task)
+    for seed in range(1, seeds + 1):
+        if str(seed) in record["seeds"]:
+            report(f"seed {seed}: in the record")
+            continue
+        results = {}
+        for part in task.row.parts:
+            results[part] = one_result(task, part, seed)
+            scores = ", ".join(f"{name} {score['value']:.4g}" for name, score in results[part]["scores"].items())
+            report(f"seed {seed}{f', {part}' if part else ''}: {scores}")
+        record["seeds"][str(seed)] = results
+        record |= _summary(task.row, record["seeds"])
+        make_folder(task.record_file.parent)
+        replace_file(task.record_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return record
+
+
+def _begin(task: Reproduction) -> dict[str, Any]:
+    """The record so far if it is of the same recipes and version; else an empty one."""
+    row = task.row
+    digest = hashlib.sha256()
+    for part in row.parts:
+        content = task.recipe(part, seed=0).model_dump(mode="json")
+        del content["data"]["train"], content["data"]["dev"], content["data"]["test"], content["data"]["sources"]
+        digest.update(json.dumps(content).replace(str(task.data.absolute()), "").encode())
+    known = read_json(task.record_file, max_bytes=2**26) if task.record_file.is_file() else None
+    if isinstance(known, dict) and known.get("recipe_digest") == digest.hexdigest():
+        return known
+    return {
+        "row": task.name,
+        "recipe": row.recipe,
+        "settings": list(row.settings),
+        "recipe_digest": digest.hexdigest(),
+        "version": transduce.__version__,
+        "quick": task.quick,
+        "hardware": _hardware(),
+        "seeds": {},
+    }
+
+
+def _hardware() -> str:
+    """In general terms: the kind of device, and the number of threads of a CPU."""
+    if torch.cuda.is_available():
+        return f"one {torch.cuda.get_device_name(0)}"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' * (threads > 1)}"
+
+
+def one_result(task: Reproduction, part: str, seed: int) -> dict[str, Any]:
+    """Trains, or continues, one model (an ensemble: its members) and evaluates it on the test set."""
+    row, started = task.row, time.monotonic()
+    members = range((seed - 1) * row.ensemble + 1, seed * row.ensemble + 1)
+    folders = [task.run_folder(part, member) for member in members]
+    for member, folder in zip(members, folders, strict=True):
+        if not Run(folder).metrics():
+            train(training_recipe(task, part, member), folder, resume=True)
+    model = load_model(folders if len(folders) > 1 else folders[0])
+    recipe = task.recipe(part, members[0])
+    leakage = recipe_leakage(recipe.data)
+    found = _similarity_scores(task, model, part) if "spearman" in row.metrics else _scores(task, model, recipe)
+    _check_size(row, model)
+    metrics = [Run(folder).metrics() for folder in folders]
+    return {
+        **found,
+        "parameters": model.parameters,
+        "updates": [one["training"]["step"] for one in metrics],
+        "minutes": round((time.monotonic() - started) / 60, 2),
+        "leakage": None if leakage is None else leakage.to_json(),
+    }
+
+
+def training_recipe(task: Reproduction, part: str, seed: int) -> Recipe:
+    """The recipe without its test set, which is evaluated once, after training."""
+    recipe = task.recipe(part, seed)
+    data: dict[str, Any] = {"test": []}
+    if task.quick and recipe.data.test:
+        data |= {"dev": [], "dev_size": 20}
+    return _changed(recipe, {"data": data})
+
+
+def _check_size(row: Row, model: Model) -> None:
+    if row.parameters is not None and model.parameters > row.parameters:
+        problem = f"{model.parameters:,} parameters, and the published system has at most {row.parameters:,}"
+        raise InputError(problem, where=row.recipe, remedy="make the model smaller")
+
+
+def _scores(task: Reproduction, model: Model, recipe: Recipe) -> dict[str, Any]:
+    """Scores on the test set, or on the development set without one; scores by kind where the row has kinds."""
+    corpora = recipe.data.test or recipe.data.dev
+    examples = [example for corpus in corpora for example in read_corpus(corpus, recipe.data.invalid)]
+    examples = examples[:QUICK_LINES] if task.quick else examples
+    lines = group_references(examples, recipe.evaluation)
+    metrics = task.row.metrics
+    output = predict(model, lines, metrics)
+    evaluation = evaluate(output, [line.references for line in lines], None, metrics)
+    result: dict[str, Any] = {
+        "lines": evaluation.count,
+        "scores": {
+            name: {"value": one.value, "low": one.low, "high": one.high} for name, one in evaluation.scores.items()
+        },
+        "signatures": {name: one.signature for name, one in evaluation.scores.items()},
+    }
+    if task.row.kind_column:
+        kinds = [example.extra.get(task.row.kind_column, "") for example in examples]
+        result["by_kind"] = score_by_kind(metrics[0], output.texts or (), lines, kinds)
+    return result
+
+
+def score_by_kind(
+    metric: str, texts: Sequence[str], lines: Sequence[HeldOutExample], kinds: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """The score of the lines of each kind, and their number."""
+    scores = {}
+    for kind in sorted(set(kinds)):
+        rows = [row for row, one in enumerate(kinds) if one == kind]
+        measure = find_metric(metric)
+        chosen = measure.statistics([texts[row] for row in rows], [lines[row].references for row in rows])
+        scores[kind] = {"value": measure.value(chosen.sum(0)), "lines": len(rows)}
+    return scores
+
+
+def _similarity_scores(task: Reproduction, model: Model, part: str) -> dict[str, Any]:
+    """Spearman's rank correlation of cosine and gold similarity of the pairs of the test file."""
+    files = task.row.prepare(task.data, task.runs / task.name / "data" / part, part)
+    found = [one for one in pair_similarities(model, files["test"]) if one.gold is not None]
+    metric = Spearman()
+    rows = metric.statistics([one.cosine for one in found], [one.gold for one in found if one.gold is not None])
+    score = bootstrap_interval(metric, rows, 1000, seed=1)
+    return {
+        "lines": len(found),
+        "scores": {"spearman": {"value": score.value, "low": score.low, "high": score.high}},
+        "signatures": {"spearman": metric.signature},
+    }
+
+
+def _summary(row: Row, seeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of the mean over the parts."""
+    scores = {}
+    for metric in row.metrics:
+        values = [
+            statistics.fmean(one["scores"][metric]["value"] for one in parts.values()) for parts in seeds.values()
+        ]
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        scores[metric] = {"mean": statistics.fmean(values), "spread": spread, "seeds": values}
+    return {"scores": scores}
+
+
+def margins(row: Row, record: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """For each published figure: system, metric, and how many points the record is better (negative: worse)."""
+    for published in row.published:
+        for metric, value in published.scores.items():
+            if metric in record["scores"]:
+                better = 1 if metric == "spearman" or find_metric(metric).higher_is_better else -1
+                yield published.system, metric, better * (record["scores"][metric]["mean"] - value)

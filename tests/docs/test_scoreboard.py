@@ -1,0 +1,61 @@
+"""The scoreboard: the page shows every row, with the numbers of the records."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+import scoreboard  # noqa: E402
+
+from transduce.evaluation.scoreboard import ROWS  # noqa: E402
+
+
+@pytest.mark.parametrize("path", sorted(scoreboard.RECORDS.glob("*.json")), ids=lambda path: path.stem)
+def test_scoreboard_records_are_complete_and_of_a_row(path):
+    record = json.loads(path.read_text())
+    row = ROWS[path.stem]
+    assert not record["quick"]
+    assert record["recipe"] == row.recipe
+    assert record["scores"].keys() == set(row.metrics)
+    for parts in record["seeds"].values():
+        assert parts.keys() == set(row.parts)
+        assert all(
+            {"scores", "signatures", "parameters", "minutes", "leakage"} <= result.keys() for result in parts.values()
+        )
+
+
+def test_the_scoreboard_shows_every_row():
+    page = scoreboard.page()
+    known = scoreboard.records()
+    for name in ROWS:
+        lines = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert lines
+        assert any("not run yet" in line for line in lines) == (name not in known)
+
+
+def test_the_scoreboard_states_means_and_signed_differences(monkeypatch):
+    scores = {
+        "ser": {"mean": 21.0, "spread": 0.25, "seeds": [21.2, 20.8]},
+        "per": {"mean": 5.0, "spread": None, "seeds": [5.0]},
+    }
+    result = {
+        "lines": 9,
+        "scores": {},
+        "parameters": 7,
+        "updates": [3],
+        "minutes": 1.5,
+        "leakage": {"pairs": 1, "sources": 2},
+    }
+    record = {"scores": scores, "hardware": "CPU", "seeds": {"1": {"": result}, "2": {"": result}}}
+    monkeypatch.setattr(scoreboard, "records", lambda: {"cmudict": record})
+    page = scoreboard.page()
+    assert (
+        "| `cmudict` | word error | 21.00 ± 0.25 (2) | 20.6: Transformer (g2p-seq2seq), g2p-seq2seq | -0.40 |" in page
+    )
+    assert "| `cmudict` | 2 | 7 | 3 | 1.5 | CPU | 9 | 1, 2 |" in page
+    assert "+0.70" in scoreboard.picture()
