@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transduce.data.readers.corpus import TEXT, Invalid, read_corpus
+from transduce.data.readers.corpus import Invalid, read_corpus
+from transduce.data.readers.formats import TEXT, TEXT_KINDS
 from transduce.flow import Example
 from transduce.recipe import Corpora, DataRecipe
 
@@ -61,7 +62,9 @@ def _examples(corpora: Corpora, invalid: Invalid) -> Iterable[Example]:
     for corpus in corpora:
         for example in read_corpus(corpus, invalid):
             parts = zip(example.source.split("\t"), corpus.modalities or (TEXT,) * corpus.source_columns, strict=False)
-            yield Example("\t".join(part if kind == TEXT else _content(part) for part, kind in parts), example.target)
+            yield Example(
+                "\t".join(part if kind in TEXT_KINDS else _content(part) for part, kind in parts), example.target
+            )
 
 
 def _content(name: str) -> str:

@@ -17,7 +17,7 @@ import transduce
 from transduce.autoconfig import recipe_for
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
-from transduce.evaluation.evaluate import evaluate, find_metric
+from transduce.evaluation.evaluate import SystemOutput, evaluate, find_metric, line_statistics
 from transduce.evaluation.held_out import HeldOutExample, group_references, predict
 from transduce.evaluation.leakage import recipe_leakage
 from transduce.evaluation.retrieval_metrics import Spearman
@@ -221,8 +221,8 @@ def score_by_kind(
     scores = {}
     for kind in sorted(set(kinds)):
         rows = [row for row, one in enumerate(kinds) if one == kind]
-        measure = find_metric(metric)
-        chosen = measure.statistics([texts[row] for row in rows], [lines[row].references for row in rows])
+        measure, output = find_metric(metric), SystemOutput([texts[row] for row in rows])
+        chosen = line_statistics(measure, output, [lines[row].references for row in rows])
         scores[kind] = {"value": measure.value(chosen.sum(0)), "lines": len(rows)}
     return scores
 

@@ -132,11 +132,11 @@ def _an4(data: Path, folder: Path, part: str) -> Files:
 def _fsdd(data: Path, folder: Path, part: str) -> Files:
     """Recordings `digit_speaker_take.wav`: takes 0 to 4 are the test set; with a speaker, all recordings of theirs."""
     recordings = sorted(Path(_located(data.absolute(), "recordings")).glob("*.wav"))
-    names = [(path, *path.stem.split("_")) for path in recordings]
-    held_out = [speaker == part if part else int(take) < 5 for _, _, speaker, take in names]
     sets: dict[str, list[str]] = {"train": [], "test": []}
-    for (path, digit, _, _), is_test in zip(names, held_out, strict=True):
-        sets["test" if is_test else "train"].append(f"{path}\t{digit}")
+    for path in recordings:
+        digit, speaker, take = path.stem.split("_")
+        held_out = speaker == part if part else int(take) < 5
+        sets["test" if held_out else "train"].append(f"{path}\t{digit}")
     return {name: _write(folder / f"{name}.tsv", lines) for name, lines in sets.items()}
 
 
