@@ -346,12 +346,13 @@ def _trials() -> list[str]:
     scores: dict[str, dict[str, list[float]]] = {}
     for trial in map(json.loads, lines):
         if trial["scores"]:
-            scores.setdefault(trial["variant"], {}).setdefault(trial["group"], []).append(trial["scores"]["exact"])
-    groups = sorted({group for found in scores.values() for group in found})
-    table = ["", f"| variant | {' | '.join(groups)} |", "|---|" + "---:|" * len(groups)]
+            name = f"{trial['group']}: {trial['dataset'].partition('-')[2]}"
+            scores.setdefault(trial["variant"], {}).setdefault(name, []).append(trial["scores"]["exact"])
+    names = sorted({name for found in scores.values() for name in found})
+    table = ["", f"| variant | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for variant in sorted(scores):
-        means = [(scores[variant].get(group) or []) for group in groups]
-        cells = [f"{sum(one) / len(one):.1f} ({len(one)})" if one else "" for one in means]
+        found = [scores[variant].get(name, []) for name in names]
+        cells = [f"{sum(one) / len(one):.1f} ({len(one)})" if one else "" for one in found]
         table.append(f"| {variant} | {' | '.join(cells)} |")
     return [*table, "", ""]
 

@@ -158,7 +158,7 @@ LETTERS: dict[int, tuple[Candidate, ...]] = {
             2048,
             2e-3,
             110,
-            "the best network of the grid for 8,000 words that is trained in half of the time",
+            "a network of the grid for 8,000 words that takes about half of the time",
             ("g2p medium", "gru 256, small batch"),
         ),
         GRU_128,
