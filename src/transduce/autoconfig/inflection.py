@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from transduce.autoconfig.sizes import Budget, Candidate, Chosen, training_for
+from transduce.autoconfig.sizes import Budget, Chosen, MeasuredNetwork, training_for
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.data.readers.corpus import Invalid, read_corpus
 from transduce.data.readers.formats import TAGS, TEXT, corpus_format
@@ -93,7 +93,7 @@ def inflect(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
     tokens = statistics.pairs * (statistics.source.characters + statistics.target.characters)
     steps = int(min(30_000, max(1_000, EPOCHS * tokens / BATCH_TOKENS)))
     reason = "a recurrent network over the characters of the lemma, beside one token for each feature"
-    candidate = Candidate(model, steps, BATCH_TOKENS, 3e-3, 100, reason, measured=False)
+    candidate = MeasuredNetwork(model, steps, BATCH_TOKENS, 3e-3, 100, reason, measured=False)
     return {
         "tokens": {"source": CHARACTERS, "target": CHARACTERS, "shared": True},
         "model": {**model, "encoder": Chosen(encoder, candidate.evidence)},

@@ -57,7 +57,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MeasuredNetwork:
     """A network and the training settings that it was measured with."""
 
     model: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Candidate:
         return self.reason if self.measured else f"{self.reason} (not measured)"
 
 
-def affordable(candidates: Sequence[Candidate], budget: Budget) -> Candidate:
+def affordable(candidates: Sequence[MeasuredNetwork], budget: Budget) -> MeasuredNetwork:
     """The first candidate that the time allows, for the best ones come first; else the last, which is the fastest."""
     if budget.minutes is None:
         return candidates[0]
@@ -100,7 +100,7 @@ def _transformer(width: int, layers: int, ff_width: int, dropout: float, **optio
     return {key: {**part, "dropout": dropout, **options} for key in ("encoder", "decoder")}
 
 
-TINY = Candidate(
+TINY = MeasuredNetwork(
     _recurrent("gru", 64, 1, 0.3),
     300,
     1024,
@@ -109,7 +109,7 @@ TINY = Candidate(
     "so few pairs determine no large network; this small one trains in seconds",
     measured=False,
 )
-GRU_128 = Candidate(
+GRU_128 = MeasuredNetwork(
     _recurrent("gru", 128, 1, 0.3),
     2_000,
     2048,
@@ -119,10 +119,10 @@ GRU_128 = Candidate(
     ("g2p low", "gru 128, cosine"),
 )
 # Letters and phones, by number of pairs; the best first.
-LETTERS: dict[int, tuple[Candidate, ...]] = {
+LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
     FEW_PAIRS: (TINY,),
     SMALL: (
-        Candidate(
+        MeasuredNetwork(
             {**_transformer(256, 4, 1024, 0.3, position="rotary"), "tie": "target"},
             2_500,
             4096,
@@ -131,7 +131,7 @@ LETTERS: dict[int, tuple[Candidate, ...]] = {
             "the best network of the grid for 800 words",
             ("g2p low", "transformer 256 x 4, rotary"),
         ),
-        Candidate(
+        MeasuredNetwork(
             _recurrent("lstm", 256, 1, 0.4, "luong"),
             2_500,
             2048,
@@ -143,7 +143,7 @@ LETTERS: dict[int, tuple[Candidate, ...]] = {
         GRU_128,
     ),
     LARGE: (
-        Candidate(
+        MeasuredNetwork(
             _recurrent("lstm", 256, 2, 0.4),
             6_000,
             2048,
@@ -152,7 +152,7 @@ LETTERS: dict[int, tuple[Candidate, ...]] = {
             "the best network of the grid for 8,000 words",
             ("g2p medium", "lstm 256 x 2"),
         ),
-        Candidate(
+        MeasuredNetwork(
             _recurrent("gru", 256, 1, 0.4),
             6_000,
             2048,
@@ -165,7 +165,7 @@ LETTERS: dict[int, tuple[Candidate, ...]] = {
     ),
 }
 MANY_LETTERS = (
-    Candidate(
+    MeasuredNetwork(
         {
             "encoder": _recurrent("lstm", 512, 2, 0.3)["encoder"],
             "decoder": _recurrent("lstm", 512, 1, 0.3)["decoder"],
@@ -180,7 +180,7 @@ MANY_LETTERS = (
 )
 TINY_TRANSFORMER = "Transformer-Tiny (Wu et al. 2021), whose scores for 29,000 sentence pairs are in docs/results.md"
 LITTLE_TIME = (
-    Candidate(
+    MeasuredNetwork(
         _transformer(128, 4, 256, 0.1),
         2_500,
         4096,
@@ -190,15 +190,15 @@ LITTLE_TIME = (
         average=5,
         measured=False,
     ),
-    Candidate(
+    MeasuredNetwork(
         _transformer(64, 2, 256, 0.1), 1_500, 2048, 3e-3, 40, "a small Transformer for very little time", measured=False
     ),
 )
 # Sentences, by number of pairs.
-SENTENCES: dict[int, tuple[Candidate, ...]] = {
+SENTENCES: dict[int, tuple[MeasuredNetwork, ...]] = {
     FEW_PAIRS: (TINY,),
     LARGE: (
-        Candidate(
+        MeasuredNetwork(
             _transformer(128, 4, 256, 0.3),
             8_000,
             16_384,
@@ -211,7 +211,7 @@ SENTENCES: dict[int, tuple[Candidate, ...]] = {
         *LITTLE_TIME,
     ),
     500_000: (
-        Candidate(
+        MeasuredNetwork(
             _transformer(256, 4, 1024, 0.2),
             20_000,
             16_384,
@@ -226,7 +226,7 @@ SENTENCES: dict[int, tuple[Candidate, ...]] = {
     ),
 }
 MANY_SENTENCES = (
-    Candidate(
+    MeasuredNetwork(
         _transformer(512, 6, 2048, 0.1),
         100_000,
         32_768,
@@ -241,7 +241,7 @@ MANY_SENTENCES = (
 )
 
 
-def candidates_for(pairs: int, sentences: bool) -> tuple[Candidate, ...]:
+def candidates_for(pairs: int, sentences: bool) -> tuple[MeasuredNetwork, ...]:
     """The networks for this many pairs, the best first."""
     table, rest = (SENTENCES, MANY_SENTENCES) if sentences else (LETTERS, MANY_LETTERS)
     return next((rows for most, rows in table.items() if pairs < most), rest)
@@ -318,7 +318,7 @@ def pairs_recipe(
     }
 
 
-def training_for(candidate: Candidate, monitor: str, budget: Budget) -> dict[str, Any]:
+def training_for(candidate: MeasuredNetwork, monitor: str, budget: Budget) -> dict[str, Any]:
     """The training of a candidate within the time, with reasons."""
     expected, limit = candidate.steps, MORE_UPDATES * candidate.steps
     stable = candidate.schedule == "warmup_stable_decay"
