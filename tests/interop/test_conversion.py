@@ -101,7 +101,7 @@ def fake_hub(monkeypatch, given: Path | None, problem: Exception | None = None) 
     """A hub with one model, or with none."""
     requested: list[str] = []
 
-    def snapshot_download(name, *, local_dir, allow_patterns, ignore_patterns):
+    def snapshot_download(name, *, local_dir, allow_patterns, ignore_patterns=()):
         requested.append(name)
         if problem is not None:
             (Path(local_dir) / "config.json").write_text("{}")  # as far as it came

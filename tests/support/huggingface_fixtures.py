@@ -325,10 +325,13 @@ def field(number: int, value: bytes | int) -> bytes:
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def write_sentencepiece(path: Path, pieces: dict[str, float], kind: int = 1) -> None:
+def write_sentencepiece(
+    path: Path, pieces: dict[str, float], kind: int = 1, special: list[tuple[str, float]] | None = None
+) -> None:
     content = b""
-    special = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
-    for piece, score, type_ in [*special, *((piece, score, 1) for piece, score in pieces.items())]:
+    named = special or [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
+    first = [(piece, score, 2 if piece in ("<unk>", "[UNK]") else 3) for piece, score in named]
+    for piece, score, type_ in [*first, *((piece, score, 1) for piece, score in pieces.items())]:
         scored = bytes([2 << 3 | 5]) + struct.pack("<f", score)
         content += field(1, field(1, piece.encode()) + scored + field(3, type_))
     path.write_bytes(content + field(2, field(3, kind)))

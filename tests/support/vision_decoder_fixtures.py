@@ -26,12 +26,14 @@ SPECIAL = {"gpt2": (23, 23, 23), "trocr": (2, 1, 2), "bert": (2, 0, 3)}  # start
 SPECIAL |= dict.fromkeys(ROBERTA, (0, 1, 2))
 
 
-def make_vision_decoder(folder, encoder_type="vit", decoder_type="trocr", generation=None, width=None, **changes):
+def make_vision_decoder(
+    folder, encoder_type="vit", decoder_type="trocr", generation=None, width=None, qkv_bias=True, **changes
+):
     library = pytest.importorskip("transformers")
     torch.manual_seed(3)
     kinds = {"vit": (library.ViTConfig, library.ViTModel), "deit": (library.DeiTConfig, library.DeiTModel)}
     config, kind = kinds[encoder_type]
-    encoder_config = config(**{**VIT, **({} if width is None else {"hidden_size": width})})
+    encoder_config = config(qkv_bias=qkv_bias, **{**VIT, **({} if width is None else {"hidden_size": width})})
     if decoder_type == "gpt2":
         sizes = {"vocab_size": 24, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 4}
         ids = {"bos_token_id": 23, "eos_token_id": 23, "add_cross_attention": True, "is_decoder": True}

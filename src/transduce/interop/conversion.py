@@ -1,7 +1,7 @@
 """Conversion of models from other libraries to runs: detection, download from the Hugging Face hub, and caching.
 
-Nothing in a model runs as code. From the hub only safetensors, JSON and vocabulary files are downloaded, once, and
-checked like any other folder.
+Nothing in a model runs as code. From the hub only safetensors (or pytorch_model.bin, where there are none), JSON and
+vocabulary files are downloaded, once, and checked like any other folder.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from transduce.storage import DISK_ERRORS, WriteError, cache_directory, make_fol
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 RUNS = "runs"  # the folder where runs are written, never the name of a hub user
 HUB_FILES = ["*.json", "model.safetensors", "model-*.safetensors", "*/model.safetensors", "*.spm", "*.model", "*.txt"]
+HUB_PICKLED = ["pytorch_model.bin", "pytorch_model-*.bin"]  # where there are no safetensors
 HUB_IGNORED = ["onnx/*", "openvino/*", "tf/*", "flax/*"]  # the same model for other libraries
 LAYOUT = "give a folder with config.json, model.safetensors and tokenizer.json instead"
 
@@ -116,6 +117,8 @@ def _download(name: str, folder: Path) -> None:
     try:
         # As files in a folder: the cache of the library consists of symbolic links, which the importer refuses.
         snapshot_download(name, local_dir=str(part), allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED)
+        if not any(part.rglob("*.safetensors")):
+            snapshot_download(name, local_dir=str(part), allow_patterns=HUB_PICKLED)
     except Exception as error:  # the library raises its own errors, those of its transport, and OSError
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             shutil.rmtree(part, ignore_errors=True)

@@ -119,3 +119,11 @@ def test_unsupported_labels_are_refused(changes, problem, tmp_path):
     with pytest.raises(InputError) as caught:
         transduce.load(tmp_path)
     assert problem in caught.value.problem
+
+
+def test_labels_without_names_are_numbered(tmp_path):
+    """The library writes no names where a classifier has the two that it would give itself."""
+    make_encoder("bert", tmp_path, "ForSequenceClassification")
+    assert "id2label" not in json.loads((tmp_path / "config.json").read_text())
+    texts = [one.text for one in transduce.load(tmp_path, device="cpu").generate(["w1 w2", "w3"])]
+    assert set(texts) <= {"LABEL_0", "LABEL_1"}

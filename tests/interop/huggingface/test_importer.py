@@ -12,6 +12,7 @@ from huggingface_fixtures import change_config, make, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 import transduce
+from transduce import interop
 from transduce.errors import InputError
 from transduce.interop import FAMILIES, convert
 
@@ -107,10 +108,29 @@ def test_tied_weights_that_differ_are_refused(folder):
     refused(folder, "lm_head.weight differs from model.shared.weight")
 
 
-def test_pickled_weights_are_refused(folder):
+def test_pickled_weights_are_read_without_running_code(folder):
+    """One file or two; a file that names a function is refused."""
+    expected = interop.read(folder).weights
+    weights = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04anything")
-    refused(folder, "pytorch_model.bin, which can run code", "weights_only=True")
+    names = sorted(weights)
+    torch.save({name: weights[name] for name in names}, folder / "pytorch_model.bin")
+    found = interop.read(folder).weights
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    (folder / "pytorch_model.bin").unlink()
+    for number, part in enumerate((names[::2], names[1::2])):
+        torch.save({name: weights[name] for name in part}, folder / f"pytorch_model-{number}.bin")
+    index = {name: f"pytorch_model-{place % 2}.bin" for place, name in enumerate(names)}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    assert all(torch.equal(interop.read(folder).weights[name], expected[name]) for name in list(expected)[:1])
+    torch.save({"model.shared.weight": print}, folder / "pytorch_model-0.bin")
+    refused(folder, "__builtin__.print")
+
+
+def test_weights_of_another_library_are_refused(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / "tf_model.h5").write_bytes(b"anything")
+    refused(folder, "tf_model.h5, which belongs to another library")
 
 
 def test_folder_without_weights_is_refused(folder):
@@ -223,7 +243,7 @@ def test_unsupported_config_values_are_refused(folder):
 
 def test_unusable_tokenizers_are_refused(folder):
     (folder / "tokenizer.json").unlink()
-    refused(folder, "there is no tokenizer.json", "save_pretrained")
+    refused(folder, "there is no tokenizer.json", "spiece.model")
     write_tokenizer(folder, "gpt2")  # it closes no text
     refused(folder, "does not end a text")
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')

@@ -40,6 +40,7 @@ def pixels(names):
 KINDS = [
     {},
     {"encoder_type": "deit"},
+    {"qkv_bias": False},  # as TrOCR base and large have it
     {"width": 16},  # no matrix between the two
     {"cross_attention_hidden_size": 32},
     {"use_learned_position_embeddings": False, "scale_embedding": True, "activation_function": "relu"},

@@ -83,9 +83,9 @@ def test_position_embeddings_are_interpolated_to_another_resolution(tmp_path):
         assert torch.allclose(native, hf_model(pixels, interpolate_pos_encoding=True).logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("change", ["bias", "missing", "added", "labels"])
-def test_unsupported_configs_and_weights_are_refused(tmp_path, change):
-    make_vit(tmp_path / "given", **({"qkv_bias": False} if change == "bias" else {}))
+@pytest.mark.parametrize("change", ["missing", "added", "labels"])
+def test_unsupported_weights_are_refused(tmp_path, change):
+    make_vit(tmp_path / "given")
     from safetensors.torch import load_file, save_file
 
     weights = load_file(tmp_path / "given" / "model.safetensors")

@@ -23,7 +23,8 @@ MAX_JSON = 64 * 2**20  # bytes of a config or a tokenizer
 MAX_HEADER = 16 * 2**20  # bytes of a safetensors header
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # dtypes of weights, with their size in bytes
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+OTHER_LIBRARIES = ("tf_model.h5", "flax_model.msgpack")
 
 
 @dataclass(frozen=True)
@@ -79,35 +80,54 @@ def list_weights(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor by name, from one file or from the shards that an index names."""
     if inside(folder, WEIGHTS).is_file():
         return _header(folder / WEIGHTS)
-    content = read_json(folder, INDEX)
-    if not content:
+    shards = list_shards(folder, INDEX)
+    if not shards:
         raise _no_weights(folder)
-    listed = content.get("weight_map")
-    if not isinstance(listed, Mapping) or not all(isinstance(file, str) for file in listed.values()):
-        raise InputError("it has no weight_map of names to files", where=str(folder / INDEX), remedy="fetch it again")
     found: dict[str, StoredTensor] = {}
-    for file in sorted(set(listed.values())):
-        path = inside(folder, file)
-        if not path.is_file():
-            raise InputError(f"the index names {file}, which is missing", where=str(folder), remedy="fetch it")
-        for name, stored in _header(path).items():
-            if listed.get(name) != file:
-                raise InputError(f"{name} is in {file}, but the index does not say so", where=str(folder / INDEX))
+    for file, names in shards.items():
+        for name, stored in _header(file).items():
+            if name not in names:
+                raise InputError(f"{name} is in {file.name}, but the index does not say so", where=str(folder / INDEX))
             found[name] = stored
-    if missing := sorted(set(listed) - set(found)):
+    if missing := sorted(set().union(*shards.values()) - set(found)):
         raise InputError(f"{missing[0]} is in the index, but in no file", where=str(folder / INDEX))
     return found
 
 
+def list_shards(folder: Path, index: str) -> dict[Path, set[str]]:
+    """The files that an index names, with the tensors of each; empty: there is no index."""
+    content = read_json(folder, index)
+    if not content:
+        return {}
+    listed = content.get("weight_map")
+    if not isinstance(listed, Mapping) or not all(isinstance(file, str) for file in listed.values()):
+        raise InputError("it has no weight_map of names to files", where=str(folder / index), remedy="fetch it again")
+    shards: dict[Path, set[str]] = {}
+    for file in sorted(set(listed.values())):
+        path = inside(folder, file)
+        if not path.is_file():
+            raise InputError(f"the index names {file}, which is missing", where=str(folder), remedy="fetch it")
+        shards[path] = {name for name in listed if listed[name] == file}
+    return shards
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    """Files of pickled weights, where the folder has no safetensors."""
+    if inside(folder, WEIGHTS).is_file() or inside(folder, INDEX).is_file():
+        return []
+    one = inside(folder, PICKLED)
+    return [one] if one.is_file() else list(list_shards(folder, PICKLED_INDEX))
+
+
 def _no_weights(folder: Path) -> InputError:
-    pickled = next((name for name in PICKLED if (folder / name).exists()), None)
-    if pickled is None:
-        return InputError(f"there is no {WEIGHTS}", where=str(folder), remedy=f"nor {INDEX}: fetch one of them")
+    other = next((name for name in OTHER_LIBRARIES if (folder / name).exists()), None)
+    if other is None:
+        remedy = f"nor {INDEX}, nor {PICKLED}: fetch one of them"
+        return InputError(f"there is no {WEIGHTS}", where=str(folder), remedy=remedy)
     return InputError(
-        f"the weights are in {pickled}, which can run code when it is loaded",
+        f"the weights are in {other}, which belongs to another library",
         where=str(folder),
-        remedy="use the safetensors file of the same model; or convert it on an isolated machine: "
-        "torch.load(FILE, weights_only=True), then safetensors.torch.save_file",
+        remedy=f"fetch {WEIGHTS} of the same model",
     )
 
 

@@ -42,6 +42,8 @@ def read_labels(config: Config, kind: str) -> Tokenizer:
             where=config.where,
             remedy="only one label per text is supported",
         )
+    if named is None:  # the library writes no names that it would give itself
+        named = {str(number): f"LABEL_{number}" for number in range(config.count("num_labels", 2))}
     if not isinstance(named, dict) or not named:
         raise InputError("id2label names no labels", where=config.where, remedy="fetch the folder again")
     try:

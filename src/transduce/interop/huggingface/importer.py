@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from transduce.data.tokenizers.vocabulary import GIVEN
 from transduce.errors import InputError, nearest
 from transduce.interop.huggingface import FAMILIES
 from transduce.interop.huggingface.family import Config, Content, ImportedModel
-from transduce.interop.huggingface.folder import StoredTensor, list_weights, read_json
+from transduce.interop.huggingface.folder import StoredTensor, list_weights, pickled_files, read_json
 from transduce.interop.huggingface.generation_config import read_generation
 from transduce.interop.huggingface.heads import MODULES, SentenceTransformer, read_labels, read_sentence_transformer
 from transduce.interop.huggingface.languages import Languages
 from transduce.interop.huggingface.tokenizers import SpecialIds, TextFormat, read_tokenizers
 from transduce.interop.huggingface.weights import ImportRows, check_weights, read_weights
+from transduce.interop.legacy.checkpoint_process import open_checkpoint
 from transduce.layers.meta_init import meta_device
 from transduce.recipe import Recipe, parse
 
@@ -52,7 +54,27 @@ def read_folder(folder: Path, languages: Languages | None = None, family: Family
     config = Config(read_json(folder, CONFIG, needed=True), str(folder / CONFIG))
     _refuse_remote_code(config)
     family = family or FAMILIES[_architecture(config, encoder_only=sentence is not None)]
-    stored = list_weights(folder)
+    with _open_weights(folder) as stored:
+        return _import(folder, config, family, stored, languages, sentence)
+
+
+@contextmanager
+def _open_weights(folder: Path) -> Iterator[dict[str, StoredTensor]]:
+    """Every tensor by name. Pickled files are read opcode by opcode in a process of their own, and run no code."""
+    with ExitStack() as opened:
+        files = pickled_files(folder)
+        parts = [opened.enter_context(open_checkpoint(file)).weights for file in files]
+        yield {name: stored for part in parts for name, stored in part.items()} if files else list_weights(folder)
+
+
+def _import(
+    folder: Path,
+    config: Config,
+    family: Family,
+    stored: dict[str, StoredTensor],
+    languages: Languages | None,
+    sentence: SentenceTransformer | None,
+) -> ImportedModel:
     if max(_layer_counts(config.content)) > len(stored):
         raise InputError("more layers than weights", where=config.where, remedy="fetch the folder again")
     config = family.flatten(config)

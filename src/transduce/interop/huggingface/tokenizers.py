@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transduce.interop.huggingface.folder import inside, read_json, read_text
 from transduce.interop.huggingface.languages import Languages, read_codes
 from transduce.interop.huggingface.sentencepiece import LANGUAGE_CODE, NORMAL, UNREACHABLE, USER, read_model
 from transduce.interop.huggingface.sentencepiece import to_tokenizer as sentencepiece_tokenizer
+from transduce.interop.huggingface.tokenizer_files import ForeignTokenizer, read_tokenizer_files
 from transduce.interop.huggingface.weights import MISSING, ExportRows, ImportRows
 from transduce.storage import write_file
 
@@ -59,18 +60,6 @@ class TextFormat:
     target_only: bool = False  # sources are no text
     prompt: Sequence[int] | None = None  # foreign ids that begin every output
     hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
-
-
-@dataclass(frozen=True)
-class ForeignTokenizer:
-    """A tokenizer of the tokenizers library, with the ids that the model gives to its pieces."""
-
-    backend: Any
-    pieces: Mapping[int, str]  # by model id
-    ids: Mapping[int, int]  # model id -> id of the library
-    template: list[int]  # model ids that surround a text
-    unknown: int | None  # model id of text without a piece
-    special: Mapping[str, int]  # special tokens, language codes included
 
 
 def read_tokenizers(
@@ -181,15 +170,25 @@ def _open(folder: Path, specials: SpecialIds, hidden_tokens: re.Pattern[str] | N
     vocabulary = read_json(folder, VOCABULARY)
     files = [name for name in (*MODELS, MULTILINGUAL_MODEL) if inside(folder, name).is_file()]
     if not files or not vocabulary:
+        if (found := read_tokenizer_files(folder, _model_type(folder))) is not None:
+            return [found]
         raise InputError(
-            f"there is no {TOKENIZER}",
+            f"there is no {TOKENIZER}, and no other file of a tokenizer",
             where=str(folder),
-            remedy="save it from a fast tokenizer: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+            remedy=f"fetch one of {TOKENIZER}, spiece.model, sentencepiece.bpe.model, vocab.txt, or vocab.json and "
+            "merges.txt",
         )
     if not all(isinstance(number, int) and number >= 0 for number in vocabulary.values()):
         raise InputError("expected pieces with their ids", where=str(folder / VOCABULARY), remedy="fetch it again")
     names = [MULTILINGUAL_MODEL] if files == [MULTILINGUAL_MODEL] else MODELS
     return [_open_sentencepiece(folder, name, vocabulary, specials) for name in names]
+
+
+def _model_type(folder: Path) -> str:
+    """Of the decoder, where config.json has a section for it."""
+    content = read_json(folder, "config.json")
+    decoder = content.get("decoder")
+    return str((decoder if isinstance(decoder, dict) else content).get("model_type"))
 
 
 def _open_sentencepiece(folder: Path, name: str, vocabulary: dict[str, int], specials: SpecialIds) -> ForeignTokenizer:

@@ -6,6 +6,7 @@ added to the tokens. preprocessor_config.json describes the preprocessing of ima
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -51,8 +52,13 @@ INTERPOLATION = {2: "bilinear", 3: "bicubic"}
 RESAMPLE = {name: number for number, name in INTERPOLATION.items()}
 
 
+VIT_PROJECTION = re.compile(r"^encoder\.layers\.\d+\.self_attention\.[qkv]_proj\.weight$")
+
+
 def combine_tokens(weights: Weights) -> Weights:
-    """1 1 D each and 1 L+S D -> L D with their positions, and S D."""
+    """1 1 D each and 1 L+S D -> L D with their positions, and S D. Without `qkv_bias` the biases are zero."""
+    for name in [name for name in weights if VIT_PROJECTION.search(name)]:
+        weights.setdefault(name.replace(".weight", ".bias"), weights[name].new_zeros(len(weights[name])))
     leading = [weights.pop(name)[0] for name in (CLS, DISTILLATION) if name in weights]
     if leading and POSITION_TABLE in weights:
         table = weights[POSITION_TABLE][0]
@@ -71,7 +77,6 @@ def _separate_tokens(weights: Weights) -> Weights:
 
 
 def to_recipe(config: Config, names: Collection[str]) -> Content:
-    config.require("qkv_bias", True)
     encoder = {
         "kind": "transformer",
         "layers": config.count("num_hidden_layers"),

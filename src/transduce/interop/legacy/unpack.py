@@ -112,15 +112,15 @@ def read_checkpoint(
     if not isinstance(content, dict):
         raise RefusedError("it does not hold a dictionary")
     entries = []
-    for part in WEIGHTS:
-        weights = content.get(part)
-        for name, tensor in (weights if isinstance(weights, dict) else {}).items():
+    parts = {f"{part}/": content[part] for part in WEIGHTS if isinstance(content.get(part), dict)}
+    for part, weights in (parts or {"": content}).items():  # without parts: a plain state_dict
+        for name, tensor in weights.items():
             if isinstance(tensor, TensorView):
                 member = f"{root}data/{tensor.storage.key}"
                 if member not in found:
                     raise RefusedError(f"the storage of {name} is missing")
                 entry = check_tensor(str(name), tensor, found[member].file_size)
-                entries.append(replace(entry, name=f"{part}/{name}", member=member))
+                entries.append(replace(entry, name=f"{part}{name}", member=member))
     settings = {name: to_json(content[name]) for name in SETTINGS if name in content}
     return {**settings, "parts": sorted(map(str, content))}, entries
 

@@ -1,0 +1,134 @@
+"""Tokenizer files other than tokenizer.json, compared with the tokenizers of the transformers library."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from huggingface_fixtures import write_sentencepiece
+
+from transduce.data.tokenizers.vocabulary import byte_letters
+from transduce.errors import InputError
+from transduce.interop.huggingface.tokenizer_files import read_tokenizer_files
+
+TEXTS = ["a ab", "Abc  ba", " the café 1,2 ", "", "zz 日本 ab,ab", "a<extra_id_1> b", "ÀB\u0301 don't"]
+PIECES = {"▁": -3.0, "▁a": -1.0, "a": -2.0, "b": -2.0, "▁b": -2.5, "ab": -1.5, "c": -4.0, ",": -3.0}
+
+
+@pytest.fixture(scope="module")
+def library():
+    return pytest.importorskip("transformers")
+
+
+def model_ids(found, text):
+    """Ids of the model, with the tokens around the text."""
+    back = {theirs: ours for ours, theirs in found.ids.items()}
+    ids = [back[number] for number in found.backend.encode(text, add_special_tokens=False).ids]
+    begin, end = found.template[:-1], found.template[-1:]
+    return [*begin, *ids, *end]
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": False}, {"strip_accents": False}])
+def test_wordpiece_equals_transformers(library, tmp_path, settings):
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "a",
+        "##b",
+        "b",
+        "A",
+        "##a",
+        "cafe",
+        ",",
+        "1",
+        "日",
+        "don",
+        "'",
+        "t",
+    ]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **settings}))
+    theirs = library.BertTokenizer.from_pretrained(tmp_path)
+    found = read_tokenizer_files(tmp_path, "bert")
+    assert [model_ids(found, text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
+    assert found.unknown == 1
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Roberta", "Bart", "Blenderbot"])
+def test_byte_level_pieces_equal_transformers(library, tmp_path, kind):
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>", *byte_letters(), "Ġa", "ab", "Ġab", "<mask>"]
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    (tmp_path / "vocab.json").write_text(json.dumps(numbers))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nĠ a\na b\nĠa b\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{kind}Tokenizer"}))
+    theirs = getattr(library, f"{'Roberta' if kind == 'Bart' else kind}Tokenizer").from_pretrained(tmp_path)
+    found = read_tokenizer_files(tmp_path, kind.lower())
+    end = [2] if kind == "Blenderbot" else []  # which version 5 of the library leaves out
+    assert [model_ids(found, text) for text in TEXTS] == [[*theirs(text).input_ids, *end] for text in TEXTS]
+
+
+def test_bytes_equal_transformers(library, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
+    theirs, found = library.ByT5Tokenizer(), read_tokenizer_files(tmp_path, "t5")
+    assert [model_ids(found, text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
+
+
+CONVERTERS = {"XLMRoberta": "XLMRobertaConverter", "Camembert": "CamembertConverter", "Pegasus": "PegasusConverter"}
+CONVERTERS |= {"MBart": "MBartConverter", "MBart50": "MBart50Converter", "T5": "T5Converter"}
+
+
+@pytest.mark.parametrize("kind", CONVERTERS)
+def test_ids_of_sentencepiece_files_equal_transformers(library, tmp_path, kind):
+    """The library itself needs the sentencepiece package to read the file, but not to number its pieces."""
+    from transformers import convert_slow_tokenizer
+
+    own = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)] if kind in ("T5", "Pegasus") else None
+    write_sentencepiece(tmp_path / "spiece.model", PIECES, special=own)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{kind}Tokenizer"}))
+    pieces = [*(own or [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]), *PIECES.items()]
+    converter = getattr(convert_slow_tokenizer, CONVERTERS[kind])
+    expected = [piece for piece, _ in converter.convert_from_spm(vocab=pieces)["vocab"]]
+    if kind == "T5":
+        expected += [
+            f"<extra_id_{number}>" for number in reversed(range(100)) if f"<extra_id_{number}>" not in expected
+        ]
+    found = read_tokenizer_files(tmp_path, "")
+    assert [found.pieces[number] for number in range(len(found.pieces))] == expected
+    around = {"XLMRoberta": 2, "Camembert": 2, "MBart": 2, "MBart50": 2}.get(kind, 1)
+    assert len(found.template) == around
+    assert model_ids(found, "a ab")[len(found.template) - 1 : -1] == [
+        expected.index("▁a"),
+        expected.index("▁a"),
+        expected.index("b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "special", "template"),
+    [("Albert", "<pad> <unk> [CLS] [SEP]", [2, 3]), ("DebertaV2", "[PAD] [CLS] [SEP] [UNK]", [1, 2])],
+)
+def test_pieces_that_keep_their_ids(tmp_path, kind, special, template):
+    write_sentencepiece(tmp_path / "spm.model", PIECES, special=[(piece, 0.0) for piece in special.split()])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{kind}TokenizerFast"}))
+    found = read_tokenizer_files(tmp_path, "")
+    assert found.template == template
+    assert model_ids(found, "a ab")[1:-1] == [5, 5, 7]
+    lower = kind == "Albert"
+    assert (model_ids(found, "A") == model_ids(found, "a")) == lower
+
+
+def test_missing_special_piece_is_refused(tmp_path):
+    write_sentencepiece(tmp_path / "spm.model", PIECES)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
+    with pytest.raises(InputError, match="it has no"):
+        read_tokenizer_files(tmp_path, "")
+
+
+def test_unknown_layout_of_a_sentencepiece_file_is_refused(tmp_path):
+    write_sentencepiece(tmp_path / "spiece.model", PIECES)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "XLNetTokenizer"}')
+    with pytest.raises(InputError, match="class XLNet"):
+        read_tokenizer_files(tmp_path, "")
