@@ -15,6 +15,7 @@ import transduce
 from transduce.errors import InputError
 from transduce.inference.lowering import lower_network
 from transduce.inference.lowering.lower import PackedRecurrent
+from transduce.inference.lowering.program import LoweredDecoder
 from transduce.kernels.packed_linear import PackedBFloat16, PackedFloat32, PackedInt8, has_vnni
 
 
@@ -103,3 +104,22 @@ def test_on_the_command_line(command: Command, attention_run: Path) -> None:
 
 def test_what_is_packed_learns_no_more(model: transduce.Model) -> None:
     assert not any(part.requires_grad for part in lower_network(model.network, "int8").parameters())
+
+
+def test_a_loaded_model_generates_with_a_lowered_copy_that_follows_its_weights(transformer_run: Path) -> None:
+    """The outputs are those of the modules, before and after a change of the weights."""
+    texts = [source for source, _ in colour_pairs(6)]
+    model = transduce.load(transformer_run, device="cpu")
+    modules = transduce.Model(model.network, model.source, model.target, model.recipe)
+    assert any(isinstance(part, LoweredDecoder) for part in model.lowered.modules())
+    assert modules.lowered is model.network
+    for _ in range(2):
+        found, expected = (one.generate(texts, beam=3) for one in (model, modules))
+        assert [one.text for one in found] == [one.text for one in expected]
+        assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
+        with torch.no_grad():
+            model.network.decoder.output.projection.weight.neg_()
+    with torch.no_grad():  # and a hook on a module is not left out
+        calls: list[int] = []
+        model.network.decoder.register_forward_hook(lambda *_: calls.append(1))
+    assert model.lowered is model.network

@@ -65,9 +65,27 @@ def _larger_end(model: Any) -> None:
     model.get_output_embeddings().weight[model.config.eos_token_id] *= 4
 
 
+def _likely_end(model: Any) -> None:
+    model.final_logits_bias[0, model.config.eos_token_id] = -1.0 if model.config.model_type == "blenderbot" else 3.5
+
+
+SCALED = {"scale_embedding": True, "activation_function": "relu", "encoder_layers": 1, "decoder_layers": 3}
+
+
+def _bart_case(name: str, kind: str, first: Changes | None = None) -> Case:
+    settings = ({**(first or {})}, SCALED)
+    return Case(
+        name, f"{kind}ForConditionalGeneration", f"{kind}Config", BART_SIZES, "bart", settings, prepare=_likely_end
+    )
+
+
 CASES = {
     case.name: case
     for case in (
+        _bart_case("PLBart", "PLBart", {"scale_embedding": False}),
+        _bart_case("MVP", "Mvp"),
+        _bart_case("Blenderbot", "Blenderbot"),
+        _bart_case("BlenderbotSmall", "BlenderbotSmall"),
         Case(
             "mT5", "MT5ForConditionalGeneration", "MT5Config", T5_SIZES, "t5",
             ({}, {"feed_forward_proj": "relu", "num_decoder_layers": 3}), 0.1, _larger_end,

@@ -35,10 +35,11 @@ def load(
 ) -> Model:
     """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed.
 
-    With a precision, the network is one for generation: its weights are packed, and learn no more. Several runs, as a
-    list or as "RUN1,RUN2", and the folder of `train --ensemble` are an ensemble: `combination` is `mean` (of the
-    probabilities) or `log_linear`, `weights` are those of the runs (None: equal ones). All generate the same tokens;
-    their sources may have different ones.
+    On a CPU a copy of the network generates, lowered in fp32: the outputs are the same, several times faster, and the
+    weights take up to twice the memory. With a precision, the network is one for generation: its weights are packed,
+    and learn no more. Several runs, as a list or as "RUN1,RUN2", and the folder of `train --ensemble` are an ensemble:
+    `combination` is `mean` (of the probabilities) or `log_linear`, `weights` are those of the runs (None: equal ones).
+    All generate the same tokens; their sources may have different ones.
     """
     members, weights = _expanded(_members(path), weights)
     if len(members) > 1 or weights is not None:
@@ -102,7 +103,7 @@ def _placed(
     if precision is not None:
         network = lower_network(network, precision, weight_dtype=recipe.model.weight_dtype)
     graphs = SearchGraphs() if next(network.parameters()).is_cuda else None
-    return Model(network, *tokenizers, recipe, parameters=parameters, graphs=graphs)
+    return Model(network, *tokenizers, recipe, parameters=parameters, graphs=graphs, lowers=precision is None)
 
 
 def check_weights(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:

@@ -36,8 +36,10 @@ from transduce.inference.generation import (
     warn_of_cuts,
 )
 from transduce.inference.language_model import continue_texts, score_running
+from transduce.inference.lowering import lower_network, weight_versions
 from transduce.inference.shortlist import Shortlist
 from transduce.kernels.cuda_graph import SearchGraphs
+from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
 from transduce.model import EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
 from transduce.recipe import GenerationRecipe, Recipe
@@ -110,12 +112,33 @@ class Model:
         graphs: SearchGraphs
         | None = None,  # recorded steps of generation: for weights that stay where they are, on a GPU
         source_encoding: SourceEncoding | None = None,  # None: that of the recipe
+        lowers: bool = False,  # True: on a CPU a lowered copy of the network generates and embeds
     ) -> None:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters
         self.source_encoding = source_encoding or build.build_source_encoding(recipe, (source, target))
-        searched = MaskFilling(network) if isinstance(network, EncoderOnly) and self._masked else network
-        self.searcher = Searcher(searched, self.source_encoding, self._length_limits[1], graphs)
+        self._lowers, self._graphs = lowers, graphs
+        self._lowered: tuple[Any, Transducer] | None = None  # a lowered copy, and the weights that it was made of
+        self._search: tuple[Transducer, Searcher] | None = None  # with the network that it was made for
+
+    @property
+    def lowered(self) -> Transducer:
+        """The network that generates and embeds: on a CPU a lowered copy, made again when weights have changed."""
+        if not self._lowers or self.device.type != "cpu" or any(map(has_hooks, self.network.modules())):
+            return self.network
+        versions = weight_versions(self.network)
+        if self._lowered is None or self._lowered[0] != versions:
+            self._lowered = versions, lower_network(self.network, "fp32")
+        return self._lowered[1]
+
+    @property
+    def searcher(self) -> Searcher:
+        network = self.lowered
+        if self._search is None or self._search[0] is not network:
+            searched = MaskFilling(network) if isinstance(network, EncoderOnly) and self._masked else network
+            searcher = Searcher(searched, self.source_encoding, self._length_limits[1], self._graphs)
+            self._search = network, searcher
+        return self._search[1]
 
     @property
     def device(self) -> torch.device:
@@ -319,10 +342,11 @@ class Model:
         sources, cuts = encode_truncated(self.source_encoding, texts, most)
         warn_of_cuts(texts, cuts, most)
         found: dict[int, np.ndarray] = {}
+        network = self.lowered
         for rows in batch_by_length([len(ids) + 1 for ids in sources], self.recipe.generation.batch_tokens):
             batch = self.source_encoding.batch([sources[row] for row in rows]).to(self.device)
             assert batch.source is not None
-            found.update(zip(rows, self.network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))
+            found.update(zip(rows, network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))
         return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
 
     def explain_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Explanation]:

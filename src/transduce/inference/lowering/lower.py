@@ -84,6 +84,12 @@ def lower_network(
     return lowered if fused or precision != "auto" else lower_for_gpu(network, "fp32")
 
 
+def weight_versions(network: nn.Module) -> list[tuple[int, int]]:
+    """Place and number of changes of every weight: while they stay the same, a lowered copy is up to date."""
+    weights = [*network.parameters(), *network.buffers()]
+    return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in weights]
+
+
 def lower_for_cpu(network: Transducer, precision: Precision) -> Transducer:
     """Packed linear layers; decoding steps and encoder blocks in native calls, where the library supports them."""
     kind = PACKED[precision]

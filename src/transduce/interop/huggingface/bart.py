@@ -1,4 +1,7 @@
-"""Marian, BART, mBART, Pegasus, M2M100 and NLLB: one weight layout; norms and positions differ."""
+"""BART and its relatives: one weight layout; norms and positions differ.
+
+Marian, BART, mBART, PLBart, MVP, Pegasus, M2M100, NLLB, Blenderbot and BlenderbotSmall.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,18 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import layer_norm, pad
 
 from transduce.contracts import Family
-from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, hf_activation, max_positions
+from transduce.interop.huggingface.family import (
+    Config,
+    Content,
+    TensorMap,
+    WeightMap,
+    Weights,
+    hf_activation,
+    max_positions,
+)
 from transduce.recipe import Recipe
 
 POSITION_OFFSET = 2  # rows of a learned position table before that of the first token
@@ -72,6 +83,9 @@ POSITIONS = {
 }
 
 
+PLAIN_POSITIONS = {
+    f"model.{side}.embed_positions": f"{side}.position.embed_positions" for side in ("encoder", "decoder")
+}
 Norm = Literal["pre", "post"]
 SINUSOIDAL = {"kind": "sinusoidal", "halves": True}
 
@@ -131,6 +145,41 @@ def _m2m100(config: Config, names: Collection[str]) -> Content:
     return _model(config, "pre", {**SINUSOIDAL, "inclusive": True, "offset": config.count("pad_token_id") + 1})
 
 
+def _mvp(config: Config, names: Collection[str]) -> Content:
+    config.require("use_prompt", False)
+    return _model(config, "post")
+
+
+def _blenderbot(config: Config, names: Collection[str]) -> Content:
+    model = _model(config, "pre")
+    for side in ("encoder", "decoder"):
+        model[side]["embedding_norm"] = False
+    return model
+
+
+def _blenderbot_small(config: Config, names: Collection[str]) -> Content:
+    """The norm of a decoder embedding comes before its position is added: it is computed once, on import."""
+    model = _model(config, "post")
+    model["decoder"]["embedding_norm"] = False
+    return {**model, "tie": "none", "scale_embedding": False}
+
+
+def _blenderbot_small_weights(config: Config, names: Collection[str]) -> WeightMap:
+    scale = config.count("d_model") ** 0.5 if config.flag("scale_embedding") else 1.0
+
+    def combine(weights: Weights) -> Weights:
+        norm = [weights.pop(f"decoder.embedding_norm.{leaf}", None) for leaf in ("weight", "bias")]
+        if TOKENS.names[0] in weights and norm[0] is not None:
+            tokens = weights[TOKENS.names[0]] * scale
+            weights |= {
+                TOKENS.names[0]: tokens,
+                TOKENS.names[1]: layer_norm(tokens, tokens.shape[1:], norm[0], norm[1]),
+            }
+        return weights
+
+    return WeightMap({**LAYERS, **EMBEDDING_NORM, **PLAIN_POSITIONS}, OUTPUT, TIED, combine=combine)
+
+
 def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
     def write(recipe: Recipe, pad_id: int | None) -> Content | None:
         encoder, decoder = recipe.model.encoder, recipe.model.decoder
@@ -157,11 +206,12 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
     return write
 
 
+BART_WEIGHTS = WeightMap({**LAYERS, **EMBEDDING_NORM}, {**OUTPUT, **POSITIONS}, TIED)
 FAMILIES = {
     "MarianMTModel": Family(_marian, WeightMap(LAYERS, OUTPUT, TIED, SINUSOIDS), _config("marian")),
-    "BartForConditionalGeneration": Family(
-        _bart, WeightMap({**LAYERS, **EMBEDDING_NORM}, {**OUTPUT, **POSITIONS}, TIED), _config("bart")
-    ),
+    "BartForConditionalGeneration": Family(_bart, BART_WEIGHTS, _config("bart")),
+    "PLBartForConditionalGeneration": Family(_bart, BART_WEIGHTS, languages="optional"),
+    "MvpForConditionalGeneration": Family(_mvp, BART_WEIGHTS),
     "MBartForConditionalGeneration": Family(
         _mbart,
         WeightMap({**LAYERS, **EMBEDDING_NORM, **FINAL_NORM}, {**OUTPUT, **POSITIONS}, TIED),
@@ -176,4 +226,8 @@ FAMILIES = {
     "PegasusForConditionalGeneration": Family(
         _pegasus, WeightMap({**LAYERS, **FINAL_NORM}, OUTPUT, TIED, SINUSOIDS), _config("pegasus")
     ),
+    "BlenderbotForConditionalGeneration": Family(
+        _blenderbot, WeightMap({**LAYERS, **FINAL_NORM, **PLAIN_POSITIONS}, OUTPUT, TIED), _config("blenderbot")
+    ),
+    "BlenderbotSmallForConditionalGeneration": Family(_blenderbot_small, _blenderbot_small_weights),
 }

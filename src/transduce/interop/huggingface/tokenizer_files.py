@@ -232,7 +232,7 @@ def _byte_level(folder: Path, kind: str, settings: Mapping[str, Any]) -> Foreign
     if not vocabulary or not all(isinstance(number, int) and number >= 0 for number in vocabulary.values()):
         raise InputError("expected pieces with their ids", where=str(folder / VOCABULARY), remedy="fetch it again")
     lines = [line for line in _lines(folder, MERGES) if line and not line.startswith("#version")]
-    merges = [tuple(line.split(" ")) for line in lines]
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     try:
         backend = Tokenizer(models.BPE(vocabulary, merges))
     except Exception as error:  # the library raises bare Exception
