@@ -111,10 +111,23 @@ class TestTrain:
         for side, name in enumerate(("a.src", "a.tgt")):
             (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in colour_pairs(60)))
         both = f"{tmp_path / 'a.src'},{tmp_path / 'a.tgt'}"
-        called = command("train", both, "--run", tmp_path / "run", *QUICK)
+        called = command("train", tmp_path / "a.src", tmp_path / "a.tgt", "--run", tmp_path / "run", *QUICK)
         assert called.code == 0, called.err
+        wrong = command("train", tmp_path / "a.src", "nothing.tgt", "--run", tmp_path / "other")
+        assert wrong.code == 2
+        assert f"parallel files: {tmp_path / 'a.src'},nothing.tgt" in wrong.err
         evaluated = command("evaluate", tmp_path / "run", both)
         assert evaluated.code == 0, evaluated.err
+
+    def test_train_on_named_columns_of_standard_input(self, command: Command, tmp_path: Path) -> None:
+        lines = "".join(f"{number}\t{target}\t{source}\n" for number, (source, target) in enumerate(colour_pairs(60)))
+        line = ("train", "-", "--columns", "in,out", "--run", tmp_path / "run", *QUICK)
+        assert "the file is empty" in command(*line).err
+        called = command(*line, stdin=f"id\tout\tin\n{lines}".encode())
+        assert called.code == 0, called.err
+        (corpus,) = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["data"]["train"]
+        assert (corpus["path"], corpus["columns"]) == (str(tmp_path / "run.tsv"), ["in", "out"])
+        assert json.loads((tmp_path / "run" / "metrics.json").read_text())["data"]["kept"] == 60
 
     def test_a_finished_run_resumes_with_more_steps(self, command: Command, pairs: Path, tmp_path: Path) -> None:
         line = ("train", pairs, "--run", tmp_path / "run", *QUICK)

@@ -135,7 +135,7 @@ def test_missing_columns_are_reported(tmp_path) -> None:
         list(read_corpus(Corpus(path=str(tmp_path / "a.tsv"), source_columns=2)))
     assert "a.tsv:2" in str(told.value)
     (tmp_path / "a.jsonl").write_text("{}\n")
-    with pytest.raises(InputError, match="which columns are the 2 sources"):
+    with pytest.raises(InputError, match="which fields are the 2 sources"):
         list(read_corpus(Corpus(path=str(tmp_path / "a.jsonl"), source_columns=2)))
     with pytest.raises(InputError, match="1 source columns and a target, but 3 columns"):
         parse({"data": {"train": {"path": "a.jsonl", "source_columns": 1, "columns": ["a", "b", "c"]}}})

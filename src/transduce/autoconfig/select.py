@@ -12,7 +12,7 @@ from transduce.autoconfig.inflection import inflection_data
 from transduce.autoconfig.sizes import FEW_PAIRS, Budget, separate
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
 from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASKS, recipe_of_task
-from transduce.data.readers.corpus import Invalid, read_corpus
+from transduce.data.readers.corpus import Invalid, name_columns, read_corpus
 from transduce.data.readers.formats import corpus_format
 from transduce.errors import InputError, nearest
 from transduce.interop import as_run
@@ -84,6 +84,7 @@ def choose(data: dict[str, Any], task: str = "generate", budget: Budget | None =
     if table and task == "generate":
         task = "inflect"
         warnings.warn(f"{table} (--task inflect)", stacklevel=3)
+    data = {**_saved_splits(data["train"]), **data}
     stated, given = DATA_SECTIONS.get(task, {}), data.get("sources") or {}
     form = stated(data) if callable(stated) else stated
     sources = {name: {**_spec(spec), **_spec(given.get(name))} for name, spec in form.get("sources", {}).items()}
@@ -93,6 +94,9 @@ def choose(data: dict[str, Any], task: str = "generate", budget: Budget | None =
     if task in SOURCE_COLUMNS:
         data["train"] = _with_columns(data, SOURCE_COLUMNS[task])
     parsed = parse({"data": data}).data
+    if (named := [name_columns(corpus) for corpus in parsed.train]) != list(parsed.train):
+        data["train"] = [corpus.model_dump(exclude_unset=True) for corpus in named]
+        parsed = parse({"data": data}).data
     statistics = corpus_statistics(parsed.train, parsed.invalid)
     for hint in _hints(statistics, task):
         warnings.warn(hint, stacklevel=3)
@@ -117,6 +121,14 @@ def _hints(statistics: CorpusStatistics, task: str) -> Iterator[str]:
         )
 
 
+def _saved_splits(train: Any) -> dict[str, str]:
+    """The development and test splits beside the training split of a saved `DatasetDict`."""
+    if not isinstance(train, str) or not (Path(train) / "dataset_dict.json").is_file():
+        return {}
+    folders = {"dev": Path(train) / "validation", "test": Path(train) / "test"}
+    return {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
+
+
 def _spec(given: Any) -> dict[str, Any]:
     """A source as a mapping; a plain name is its kind."""
     return {"kind": given} if isinstance(given, str) else dict(given or {})
@@ -134,8 +146,8 @@ def _with_columns(data: dict[str, Any], columns: int | None) -> list[dict[str, A
 
 
 def _columns(corpus: Corpus, invalid: Invalid) -> int:
-    """Number of columns of the first line of a TSV; two for other formats."""
-    first = next(read_corpus(corpus, invalid), None) if corpus_format(corpus) == "tsv" else None
+    """Number of columns of the first row of a TSV or CSV; two for other formats."""
+    first = next(read_corpus(corpus, invalid), None) if corpus_format(corpus) in ("tsv", "csv") else None
     return 2 if first is None else 2 + len(first.extra)
 
 

@@ -23,7 +23,8 @@ def train(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Training pairs (TSV, JSONL, Parquet; or SOURCE,TARGET text files), or a recipe.yaml.",
+            help="Training pairs (TSV, CSV, JSONL, JSON, Parquet, TMX, ...; SOURCE,TARGET text files; - for standard "
+            "input), or a recipe.yaml.",
         ),
     ],
     settings: Overrides = None,
@@ -31,6 +32,12 @@ def train(
         Path | None,
         # torchrun takes `--run` as an abbreviation of its own `--run-path`: use --run-dir with it.
         typer.Option("--run", "--run-dir", help="Run directory to write. [default: runs/NAME]"),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE,TARGET", help="Columns by name (nested: translation.de) or position. Default: found."
+        ),
     ] = None,
     task: Annotated[str, typer.Option(help="Task, where no recipe is given; see the list above.")] = "generate",
     ensemble: Annotated[
@@ -68,6 +75,8 @@ def train(
 
         transduce train train.en,train.de --run runs/de training.steps=5000
 
+        transduce train opus.jsonl --columns translation.de,translation.en
+
         transduce train recipe.yaml data.train=pairs.tsv --resume
 
         transduce train pairs.tsv --ensemble 5
@@ -104,15 +113,20 @@ def train(
     from transduce.recipe.registry import check_user_code
 
     console = open_console(quiet)
+    source, settings = _with_second_file(source, settings or [])
+    if source == "-":
+        source = _keep_input(run or Path("runs/stdin"))
+    if columns is not None:
+        settings = [f"data.columns={columns}", *settings]
     if plan:
         if Path(source).suffix in (".yaml", ".yml"):
             raise InputError("a recipe is not chosen", where=source, remedy="give a data file, or leave out --plan")
-        chosen = plan_for(source, settings or [], task, minutes)
-        check_user_code(chosen.recipe, source, trusted=trust_user_code, overrides=settings or [])
+        chosen = plan_for(source, settings, task, minutes)
+        check_user_code(chosen.recipe, source, trusted=trust_user_code, overrides=settings)
         show_plan(chosen, _seconds_per_update(chosen), console)
         return
-    recipe = recipe_for(source, settings or [], task, minutes)
-    check_user_code(recipe, source, trusted=trust_user_code, overrides=settings or [])
+    recipe = recipe_for(source, settings, task, minutes)
+    check_user_code(recipe, source, trusted=trust_user_code, overrides=settings)
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
     name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
@@ -137,6 +151,31 @@ def _seconds_per_update(plan: Plan) -> float | None:
         source = target = max(source, target)
     recipe = complete_recipe(plan.recipe)
     return seconds_per_update(recipe, device, (source, target), (source_length, target_length))
+
+
+def _with_second_file(source: str, settings: list[str]) -> tuple[str, list[str]]:
+    """`a.en a.de` stands for the parallel files `a.en,a.de`."""
+    from transduce.data.readers.formats import is_table
+
+    files = [item for item in settings if "=" not in item]
+    if not files:
+        return source, settings
+    whole = any(is_table(name) or Path(name).suffix in (".yaml", ".yml") for name in (source, files[0]))
+    if len(files) > 1 or whole or not Path(files[0]).is_file():
+        remedy = f"parallel files: {source},{files[0]}; further data: data.dev={files[0]}; settings: key=value"
+        raise InputError(f"{files[0]!r} is not a setting", remedy=remedy)
+    return f"{source},{files[0]}", [item for item in settings if "=" in item]
+
+
+def _keep_input(run: Path) -> str:
+    """Stores standard input beside the run, since training reads its data more than once."""
+    from transduce.data.readers.files import stored_lines
+    from transduce.storage import make_folder, open_atomic
+
+    path = make_folder(run.parent) / f"{run.name}.tsv"
+    with open_atomic(path) as stream:
+        stream.writelines(line + b"\n" for _, line in stored_lines("-"))
+    return str(path)
 
 
 def _train(recipe: Recipe, run: Path, resume: bool, allow_changes: list[str], console: Console) -> None:

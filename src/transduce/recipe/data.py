@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -11,13 +12,24 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from transduce.recipe.schema import Positive, Section
 
 
+def _names(value: Any) -> Any:
+    """`de,en` stands for the list of both names."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",")]
+    return [str(name) if isinstance(name, int) else name for name in value] if isinstance(value, list) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
 class Corpus(Section):
     """One file that holds both sides, or two parallel files."""
 
     path: str | None = Field(
         None,
-        description="TSV, JSONL or Parquet file with both sides, .gz and .zst included. Where sources are files: also "
-        "a folder with captions.jsonl, or with one folder of files per label.",
+        description="File with both sides: TSV, CSV, JSONL, JSON, Parquet, Arrow, TMX, PO or WMT XML, .gz and .zst "
+        "included; a folder of `Dataset.save_to_disk`; hf://NAME:CONFIG:SPLIT. Where sources are files: also a folder "
+        "with captions.jsonl, or with one folder of files per label.",
     )
     source: str | None = Field(
         None, description="Source side of two parallel text files; where sources are files: also an IDX file of arrays."
@@ -25,13 +37,15 @@ class Corpus(Section):
     target: str | None = Field(None, description="Target side of two parallel files.")
     weight: float = Field(1.0, gt=0, description="Relative weight of this corpus in a mixture.")
     source_columns: Positive = Field(
-        1, description="Number of leading TSV columns that form the source; the next column is the target."
+        1, description="Number of columns that form the source; without `columns` the leading ones of a TSV or CSV."
     )
-    columns: tuple[str, ...] = Field(
-        ("source", "target"),
-        min_length=1,
-        description="Names in JSONL or Parquet, or column1, column2, ... of a TSV: all but the last form the source, "
-        "the last is the target. With `format: text` one name.",
+    columns: Names = Field(
+        (),
+        description="Columns by name, with a dot for nested fields, or by position (`column2`, `2`) in a TSV or CSV. "
+        "All but the last form the source, the last is the target; with `format: text` one. Default: found by name.",
+    )
+    header: bool | None = Field(
+        None, description="Whether the first line of a TSV or CSV names the columns; null: found by the names."
     )
     alignment: str | None = Field(
         None,
@@ -49,7 +63,7 @@ class Corpus(Section):
     @classmethod
     def _count_source_columns(cls, content: Any) -> Any:
         """More than two columns imply the number of source columns."""
-        names = content.get("columns") if isinstance(content, Mapping) else None
+        names = _names(content.get("columns")) if isinstance(content, Mapping) else None
         if isinstance(names, (list, tuple)) and len(names) > 2 and "source_columns" not in content:
             return {**content, "source_columns": len(names) - 1}
         return content
@@ -79,32 +93,40 @@ class Corpus(Section):
 
 
 def _as_corpora(value: Any) -> Any:
-    """`a.tsv`, `a.en,a.de` and `[a.tsv, {path: b.tsv, weight: 2}]` all stand for a list of corpora."""
+    """`a.tsv`, `a.en,a.de`, `part-*.tsv` and `[a.tsv, {path: b.tsv, weight: 2}]` all stand for a list of corpora."""
     if isinstance(value, (str, Path, Mapping, Corpus)):
         value = [value]
     if not isinstance(value, Iterable):
         return value
-    return tuple(_as_corpus(item) for item in value)
+    return tuple(corpus for item in value for corpus in _expand(item))
 
 
-def _as_corpus(item: Any) -> Any:
+def _expand(item: Any) -> list[Any]:
+    """The corpora that a name stands for: one file, or all files that match a pattern."""
     if not isinstance(item, (str, Path)):
-        return item
+        return [item]
     source, comma, target = str(item).partition(",")
-    return {"source": source, "target": target} if comma else {"path": source}
+    if not comma:
+        return [{"path": name} for name in _matching(source)]
+    sources, targets = _matching(source), _matching(target)
+    if len(sources) != len(targets):
+        raise ValueError(f"{source} matches {len(sources)} files, {target} matches {len(targets)}")
+    return [{"source": one, "target": other} for one, other in zip(sources, targets, strict=True)]
 
 
-def _with_facts(corpora: Any, facts: Mapping[str, Any]) -> Any:
+def _matching(name: str) -> list[str]:
+    """The files that match a pattern, sorted; a name that is no pattern, or matches nothing, is itself."""
+    if not any(sign in name for sign in "*?[") or Path(name).exists():
+        return [name]
+    return sorted(glob(name, recursive=True)) or [name]
+
+
+def _with_facts(corpora: Any, facts: Mapping[str, Any], columns: Any) -> Any:
     if not isinstance(corpora, tuple):
         return corpora  # not a list of corpora: the field itself reports the error
-    return tuple(
-        item.model_copy(update=facts)
-        if isinstance(item, Corpus)
-        else {**item, **facts}
-        if isinstance(item, Mapping)
-        else item
-        for item in corpora
-    )
+    items = (item.model_dump(exclude_unset=True) if isinstance(item, Corpus) else item for item in corpora)
+    named = {"columns": columns} if columns else {}
+    return tuple({**named, **item, **facts} if isinstance(item, Mapping) else item for item in items)
 
 
 Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_as_corpora)]
@@ -118,6 +140,10 @@ class DataRecipe(Section):
     )
     dev: Corpora = Field((), description="Development corpora; by default a part of the training data is split off.")
     test: Corpora = Field((), description="Test corpora.")
+    columns: Names = Field(
+        (),
+        description="Source and target columns of all corpora that do not name their own; see `columns` of a corpus.",
+    )
     dev_size: Positive | None = Field(
         None,
         description="Number of pairs split off without `dev`; default 2 %, at least 100, at most 2,000. For running "
@@ -153,7 +179,7 @@ class DataRecipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _inform_corpora(cls, content: Any) -> Any:
-        """Passes the format and the modalities on to every corpus, so that a corpus can be read by itself."""
+        """Passes format, columns and modalities on to every corpus, so that a corpus can be read by itself."""
         if not isinstance(content, Mapping):
             return content
         facts: dict[str, Any] = {}
@@ -162,10 +188,11 @@ class DataRecipe(Section):
         if isinstance(sources := content.get("sources"), Mapping) and sources:
             kinds = [spec.get("kind", "") if isinstance(spec, Mapping) else spec for spec in sources.values()]
             facts |= {"modalities": tuple(map(str, kinds)), "source_columns": len(kinds)}
-        if not facts:
+        columns = _names(content.get("columns"))
+        if not facts and not columns:
             return content
         sets = {name: _as_corpora(content[name]) for name in ("train", "dev", "test") if content.get(name)}
-        return {**content, **{name: _with_facts(corpora, facts) for name, corpora in sets.items()}}
+        return {**content, **{name: _with_facts(corpora, facts, columns) for name, corpora in sets.items()}}
 
     @model_validator(mode="after")
     def _sources_need_pairs(self) -> Self:

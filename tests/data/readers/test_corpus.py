@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from transduce.autoconfig import recipe_for
 from transduce.data.readers.corpus import DropCounter, fingerprint, read_corpus, read_lines
-from transduce.data.readers.formats import suspicious_line
+from transduce.data.readers.parallel import suspicious_line
 from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Corpus, parse
@@ -70,15 +70,22 @@ def test_parquet(tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
     path = str(tmp_path / "a.parquet")
-    table = arrow.table({"de": [a for a, _ in PAIRS], "en": [b for _, b in PAIRS], "year": [1, 2, None, 4]})
+    table = arrow.table(
+        {"de": [a for a, _ in PAIRS], "en": [b for _, b in PAIRS], "year": [1, 2, None, 4], "share": [0.5] * 4}
+    )
     parquet.write_table(table, path, row_group_size=2)
     examples = list(read_corpus(Corpus(path=path, columns=("de", "en"))))
     assert _pairs(examples) == PAIRS
-    assert [dict(example.extra) for example in examples] == [{"year": "1"}, {"year": "2"}, {}, {"year": "4"}]
-    with pytest.raises(InputError, match=r"no column 'dee'(.|\n)*did you mean 'de'"):
+    assert [dict(example.extra) for example in examples] == [
+        {"year": "1", "share": "0.5"},
+        {"year": "2", "share": "0.5"},
+        {"share": "0.5"},
+        {"year": "4", "share": "0.5"},
+    ]
+    with pytest.raises(InputError, match=r"missing field: 'dee'(.|\n)*did you mean 'de'"):
         list(read_corpus(Corpus(path=path, columns=("dee", "en"))))
     with pytest.raises(InputError, match="not text"):
-        list(read_corpus(Corpus(path=path, columns=("year", "en"))))
+        list(read_corpus(Corpus(path=path, columns=("share", "en"))))
     Path(path).write_bytes(Path(path).read_bytes()[:-9])
     with pytest.raises(InputError, match="Parquet"):
         list(read_corpus(Corpus(path=path)))
@@ -113,7 +120,7 @@ BAD_LINES = [
     ("a.jsonl", b"[" * 100_000, "malformed JSON"),
     ("a.jsonl", b'{"source": "a"}', "missing field"),
     ("a.jsonl", b'{"source": "a", "target": null}', "missing field"),
-    ("a.jsonl", b'{"source": "a", "target": 3}', "not text"),
+    ("a.jsonl", b'{"source": "a", "target": 3.5}', "not text"),
     ("a.jsonl", b'{"source": "a", "target": "\\ud800"}', "invalid UTF-8"),
     ("a.jsonl", b'{"source": "a", "target": "\\u0000"}', "NUL character"),
 ]

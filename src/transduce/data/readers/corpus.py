@@ -1,7 +1,7 @@
 """Corpora: streaming readers of text pairs, with their errors, dropped lines and fingerprints.
 
-A corpus is a TSV, JSONL or Parquet file, two parallel files, a folder of files, or an IDX file; text may be compressed
-(.gz, .zst).
+A corpus is a file in one of the formats of `formats.py`, two parallel files, a folder of files, or an IDX file; text
+may be compressed (.gz, .zst).
 
 A line ends only at a line feed, so U+2028, form feeds and the like stay inside their line; a carriage return before the
 line feed and a byte order mark at the start of a file are removed. An unreadable line is an error with its place, or is
@@ -23,10 +23,21 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from transduce.data.readers import formats
+from transduce.data.readers.delimited import delimited_rows, named_columns, text_column
 from transduce.data.readers.files import open_bytes, stored_lines
 from transduce.data.readers.folders import folder_rows, idx_rows, is_idx, labelled_files, metadata_file
-from transduce.data.readers.formats import TEXT, TEXT_KINDS, Parse, corpus_format, decode, mismatch
+from transduce.data.readers.formats import (
+    TEXT,
+    TEXT_KINDS,
+    Parse,
+    corpus_format,
+    decode,
+    is_table,
+    names_files,
+    plain_line,
+)
+from transduce.data.readers.parallel import mismatch, parallel_pair, parallel_rows
+from transduce.data.readers.records import READERS, arrow_files, record_columns, record_rows
 from transduce.data.word_alignment import ALIGNMENT, AlignmentError, check_alignment
 from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example
@@ -129,42 +140,36 @@ def text_chunks(lines: Iterable[Example], characters: int = 1000) -> Iterator[Ex
 def _rows(corpus: Corpus) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """Numbered raw rows, and a parser for one of them."""
     kind = corpus_format(corpus)
-    if corpus.format != "pairs":
-        return _text_rows(corpus, kind)
-    if len(corpus.columns) == 1:
+    if corpus.format == "pairs" and len(corpus.columns) == 1:
         remedy = "name both columns of a pair, or set `data.format: text`"
         raise InputError("one column is a text without a source", where=str(corpus.path), remedy=remedy)
+    if kind in READERS:
+        return record_rows(corpus, kind)
+    if corpus.format != "pairs":
+        if corpus.columns or is_table(str(corpus.path)):
+            return text_column(corpus, quoted=kind == "csv")
+        return stored_lines(str(corpus.path)), plain_line
     if kind == "folder":
         return folder_rows(corpus)
-    if formats.names_files(corpus) and is_idx(corpus.source) and is_idx(corpus.target):
+    if names_files(corpus) and is_idx(corpus.source) and is_idx(corpus.target):
         return idx_rows(corpus)
-    if kind in ("jsonl", "parquet") and len(corpus.columns) != corpus.source_columns + 1:
-        raise InputError(
-            f"which columns are the {corpus.source_columns} sources?",
-            where=str(corpus.path),
-            remedy="name them and the target: `columns: [premise, hypothesis, label]`",
-        )
     if kind == "parallel":
-        return formats.parallel_rows(corpus), formats.parallel_pair(str(corpus.target))
-    if kind == "parquet":
-        return formats.parquet_rows(str(corpus.path), corpus.columns), formats.parquet_pair(corpus.columns)
-    lines = stored_lines(str(corpus.path))
-    return lines, (
-        formats.jsonl_pair(corpus.columns) if kind == "jsonl" else formats.tsv_pair(*formats.tsv_columns(corpus))
-    )
+        return parallel_rows(corpus), parallel_pair(str(corpus.target))
+    return delimited_rows(corpus, quoted=kind == "csv")
 
 
-def _text_rows(corpus: Corpus, kind: formats.Format) -> tuple[Iterator[tuple[int, Any]], Parse]:
-    """The same without a source: complete lines of plain text, or the last of the named columns."""
-    fields = corpus.columns[-1:]
-    if kind == "parquet":
-        return formats.parquet_rows(str(corpus.path), fields), formats.parquet_pair(fields)
-    lines = stored_lines(str(corpus.path))
-    if kind == "jsonl":
-        return lines, formats.jsonl_pair(fields)
-    if formats.COLUMN.fullmatch(fields[0]) or formats.is_tsv(corpus):
-        return lines, formats.tsv_column(fields[0], str(corpus.path))
-    return lines, formats.plain_line
+def name_columns(corpus: Corpus) -> Corpus:
+    """The corpus with the columns that the names in its file suggest, where it does not state them."""
+    kind = corpus_format(corpus)
+    if corpus.columns:
+        return corpus
+    if kind in READERS:
+        found = record_columns(corpus, kind)
+    elif kind in ("tsv", "csv") and corpus.format == "pairs":
+        found = named_columns(corpus, quoted=kind == "csv")
+    else:
+        found = ()
+    return corpus.model_copy(update={"columns": found}) if found else corpus
 
 
 def _with_alignment(
@@ -215,19 +220,28 @@ def numbered_texts(lines: Iterable[tuple[int, bytes]], path: str) -> Iterator[st
 
 def fingerprint(corpus: Corpus) -> str:
     """SHA-256 of everything that determines the pairs: the bytes of the files, their format and column names."""
-    facts = [corpus_format(corpus), corpus.format, corpus.source_columns, corpus.columns, corpus.alignment]
-    digest = hashlib.sha256(json.dumps(facts).encode())
-    alignment = corpus.alignment if corpus.path is None else None
-    path = _metadata_of(corpus) or corpus.path
-    if path is not None and corpus_format(corpus) == "folder" and Path(path).is_dir():
-        digest.update(json.dumps(list(labelled_files(Path(path)))).encode())
-        path = None
-    for file in (path, corpus.source, corpus.target, alignment):
-        if file is not None:
-            with open_bytes(file) as stream:
-                compression = Path(file).suffix if Path(file).suffix in (".gz", ".zst") else ""
-                digest.update(f"{compression} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
+    facts = [corpus_format(corpus), corpus.format, corpus.source_columns, corpus.columns, corpus.header]
+    digest = hashlib.sha256(json.dumps([*facts, corpus.alignment]).encode())
+    for file in _stored_files(corpus, digest):
+        with open_bytes(file) as stream:
+            compression = Path(file).suffix if Path(file).suffix in (".gz", ".zst") else ""
+            digest.update(f"{compression} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
     return digest.hexdigest()
+
+
+def _stored_files(corpus: Corpus, digest: Any) -> list[str]:
+    """The files whose bytes hold the pairs. Names of labelled folders and rows of the Hub are hashed here."""
+    kind, path = corpus_format(corpus), _metadata_of(corpus) or corpus.path
+    if kind == "hub":
+        for example in _read(corpus, "drop", DropCounter()):
+            digest.update(json.dumps([example.source, example.target]).encode())
+        return []
+    if path is not None and kind == "folder" and Path(path).is_dir():
+        digest.update(json.dumps(list(labelled_files(Path(path)))).encode())
+        return []
+    if path is not None:
+        return [str(file) for file in arrow_files(Path(path))] if kind == "arrow" else [path]
+    return [file for file in (corpus.source, corpus.target, corpus.alignment) if file is not None]
 
 
 def file_fingerprint(corpus: Corpus, invalid: Invalid) -> str:

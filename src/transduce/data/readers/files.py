@@ -48,13 +48,20 @@ def open_lines(path: str) -> Iterator[LineReader]:
             raise InputError("standard input is closed", remedy="give a file, or lines on standard input")
         yield LineReader(sys.stdin.buffer, "standard input")
         return
+    with open_content(path) as stream:
+        yield LineReader(stream, path)
+
+
+@contextmanager
+def open_content(path: str) -> Iterator[Any]:
+    """Opens a file for its bytes, decompressed by the extension of its name."""
     with open_bytes(path) as stream:
         if path.endswith(".gz"):
-            yield LineReader(gzip.GzipFile(fileobj=stream), path)
+            yield gzip.GzipFile(fileobj=stream)
         elif path.endswith(".zst"):
-            yield LineReader(io.BufferedReader(_Zstandard(stream, path), 1 << 17), path)
+            yield io.BufferedReader(_Zstandard(stream, path), 1 << 17)
         else:
-            yield LineReader(stream, path)
+            yield stream
 
 
 class LineReader(Iterator[tuple[int, bytes]]):

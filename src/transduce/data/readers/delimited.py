@@ -1,0 +1,192 @@
+"""Delimited text: TSV and CSV files, with or without a header."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from transduce.data.readers.columns import find_columns, find_text_column, is_header
+from transduce.data.readers.files import stored_lines
+from transduce.data.readers.formats import TEXT_KINDS, Parse, decode
+from transduce.errors import InputError, UnreadableError, nearest
+from transduce.flow import Example
+from transduce.recipe import Corpus
+
+DELIMITERS = ",;\t|"  # of a CSV file
+SAMPLE = 20  # lines from which the delimiter is found
+_NUMBER = re.compile("(?:column)?([1-9][0-9]{0,3})")
+LONGEST_CELL = 1 << 20  # characters: a quote that is never closed makes a cell of the rest of the file
+
+
+def delimited_rows(corpus: Corpus, *, quoted: bool) -> tuple[Iterator[tuple[int, Any]], Parse]:
+    """The rows of a TSV file, or of a CSV file, whose cells may be quoted; without the header."""
+    path = str(corpus.path)
+    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
+    names = _header(corpus, read(path), split)
+    positions = _positions(corpus, names)
+    rows = read(path)
+    if names is not None:
+        next(rows, None)
+    return rows, _pair(split, positions, names, quoted)
+
+
+def text_column(corpus: Corpus, *, quoted: bool) -> tuple[Iterator[tuple[int, Any]], Parse]:
+    """One column as a text without a source. Of several columns, the one that is meant must be named."""
+    path = str(corpus.path)
+    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
+    names = _header(corpus, read(path), split)
+    text = corpus.columns[-1] if corpus.columns else find_text_column(names or [])
+    place = None if text is None else _position(text, names, path)
+    rows = read(path)
+    if names is not None:
+        next(rows, None)
+
+    def parse(raw: Any, file: str, number: int) -> Example:
+        cells = split(raw)
+        if place is None and len(cells) > 1:
+            raise InputError(
+                f"{len(cells)} columns, and a text without a source is one of them",
+                where=f"{file}:{number}",
+                remedy=f"name it: `data.train={{path: {path}, columns: [column2]}}`; or give a file of plain text",
+            )
+        if place is not None and cells != [""] and len(cells) <= place:
+            raise UnreadableError("missing column", f"{text} of {len(cells)} columns separated by a tab")
+        return Example("", cells[place or 0] if cells != [""] else "", {}, file, number)
+
+    return rows, parse
+
+
+def named_columns(corpus: Corpus, *, quoted: bool) -> tuple[str, ...]:
+    """The names of the source and target columns; none if the first line is data."""
+    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
+    names = _header(corpus, read(str(corpus.path)), split)
+    return () if names is None else tuple(names[place] for place in _positions(corpus, names))
+
+
+def csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file, by the number of their first line. A quoted cell may contain line feeds.
+
+    Bytes that are not UTF-8 come as surrogates: the row is reported when it is parsed.
+    """
+    lines = (raw.decode("utf-8", "surrogateescape") + "\n" for _, raw in stored_lines(path))
+    sample = list(islice(lines, SAMPLE))
+    csv.field_size_limit(LONGEST_CELL)
+    reader = csv.reader(chain(sample, lines), delimiter=_delimiter(sample))
+    number = 1
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            remedy = "a quoted cell that begins there may never end: write a quote in a cell as two quotes"
+            raise InputError(f"not readable as CSV: {error}", where=f"{path}:{number}", remedy=remedy) from None
+        yield number, row
+        number = reader.line_num + 1
+
+
+def _delimiter(sample: list[str]) -> str:
+    """The delimiter that gives all rows of a sample the same number of cells, at least two; else a comma."""
+    for delimiter in DELIMITERS:
+        try:
+            rows = [row for row in csv.reader(sample, delimiter=delimiter) if row]
+        except csv.Error:
+            continue
+        complete = rows[:-1] if len(sample) == SAMPLE else rows  # the sample may end within a cell
+        if len({len(row) for row in complete}) == 1 and len(complete[0]) > 1:
+            return delimiter
+    return DELIMITERS[0]
+
+
+def _split_tabs(raw: bytes) -> list[str]:
+    return decode(raw).split("\t")
+
+
+def _check_cells(row: list[str]) -> list[str]:
+    return [decode(cell.encode("utf-8", "surrogateescape")) for cell in row] or [""]
+
+
+def _header(corpus: Corpus, rows: Iterator[tuple[int, Any]], split: Callable[[Any], list[str]]) -> list[str] | None:
+    """The cells of the first line, where it is a header: because the corpus says so, or because it looks like one."""
+    if corpus.header is False:
+        return None
+    _, first = next(rows, (0, None))
+    if first is None:
+        return list(corpus.columns) or None  # an empty file is reported when it is read
+    try:
+        cells = [cell.strip() for cell in split(first)]
+    except UnreadableError:
+        return None  # reported with its place when it is read
+    named = bool(corpus.columns) and all(name in cells for name in corpus.columns)
+    return cells if corpus.header or named or is_header(cells) or _names_no_file(corpus, cells) else None
+
+
+def _names_no_file(corpus: Corpus, cells: list[str]) -> bool:
+    """Whether the cells that should name files have no extension: then they are the names of columns."""
+    files = [cell for cell, kind in zip(cells, corpus.modalities, strict=False) if kind not in TEXT_KINDS]
+    return bool(files) and not any(Path(cell).suffix or "/" in cell for cell in files)
+
+
+def _positions(corpus: Corpus, names: list[str] | None) -> list[int]:
+    """The positions of the sources, then that of the target."""
+    if corpus.columns:
+        places = [_position(name, names, str(corpus.path)) for name in corpus.columns]
+        if len(set(places)) == len(places) == corpus.source_columns + 1:
+            return places
+        raise InputError(
+            f"columns {', '.join(corpus.columns)}: {corpus.source_columns} sources and a target are wanted",
+            where=str(corpus.path),
+            remedy="name different columns, the target last: [column1, column3, column2]",
+        )
+    wanted = corpus.source_columns + 1
+    if names is None:
+        return list(range(wanted))
+    return [names.index(name) for name in find_columns(names, corpus.source_columns) or names[:wanted]]
+
+
+def _position(name: str, names: list[str] | None, path: str) -> int:
+    """The position of a column, from 0: by its name in the header, or by its number (`2`, `column2`)."""
+    if names is not None and name in names:
+        return names.index(name)
+    if number := _NUMBER.fullmatch(name):
+        return int(number[1]) - 1
+    if names is not None:
+        raise InputError(f"no column {name!r}", where=f"{path}:1", remedy=nearest(name, names))
+    raise InputError(
+        f"the first line does not name the column {name!r}",
+        where=f"{path}:1",
+        remedy="give the positions of the columns, counted from 1: --columns 1,2",
+    )
+
+
+def _pair(split: Callable[[Any], list[str]], positions: list[int], names: list[str] | None, quoted: bool) -> Parse:
+    needed = max(positions) + 1
+    wanted = {2: "two", 3: "three", 4: "four"}.get(needed, str(needed))
+    *sources, target = positions
+
+    def parse(raw: Any, file: str, number: int) -> Example:
+        cells = split(raw)
+        if cells == [""]:
+            return Example("", "", {}, file, number)
+        if len(cells) < needed:
+            found = "one" if len(cells) == 1 else str(len(cells))
+            between = "commas" if quoted else "a tab"
+            raise UnreadableError("missing column", f"expected {wanted} columns separated by {between}, found {found}")
+        extra = {} if len(cells) == len(positions) else _others(cells, positions, names or [])
+        source = cells[sources[0]] if len(sources) == 1 else "\t".join(cells[place] for place in sources)
+        return Example(source, cells[target], extra, file, number)
+
+    return parse
+
+
+def _others(cells: list[str], positions: list[int], names: list[str]) -> dict[str, str]:
+    """The cells that are neither source nor target, by the name or the number of their column."""
+    return {
+        names[place] if place < len(names) else f"column{place + 1}": cell
+        for place, cell in enumerate(cells)
+        if place not in positions
+    }
