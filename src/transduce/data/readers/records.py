@@ -37,11 +37,8 @@ def record_columns(corpus: Corpus, kind: Format) -> tuple[str, ...]:
     except UnreadableError:
         content = {}  # reported with its place when it is read
     names = list(_text_fields(content))
-    if corpus.format != "pairs":
-        text = find_text_column(names)
-        found = None if text is None else (text,)
-    else:
-        found = find_columns(names, corpus.source_columns)
+    text = find_text_column(names)
+    found = find_columns(names, corpus.source_columns) if corpus.format == "pairs" else (text,) if text else None
     if found is not None:
         return found
     if not names and corpus.source_columns == 1:
