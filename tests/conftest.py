@@ -19,6 +19,8 @@ from hypothesis import settings as hypothesis_settings
 from run_fixtures import RECURRENT, TRANSFORMER, Command, call, colour_pairs, settings
 
 import transduce
+from transduce.storage import replace_file
+from transduce.training.report import draw_curves
 
 # A search for counter-examples belongs to development; what lands must not depend on its luck.
 hypothesis_settings.register_profile("landing", derandomize=True, deadline=None)
@@ -67,6 +69,26 @@ def pytest_collection_finish() -> None:
 def _seeded() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _curves_are_drawn_once() -> Iterator[None]:
+    """Every training writes curves.png. Drawing takes longer than most trainings here: later runs write the first one.
+
+    tests/training/test_report.py draws.
+    """
+    drawn: list[bytes] = []
+
+    def write_curves(log: Path, png: Path) -> None:
+        if drawn:
+            replace_file(png, drawn[0])
+        else:
+            draw_curves(log, png)
+            drawn.append(png.read_bytes())
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("transduce.training.experiment.draw_curves", write_curves)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from transduce.model import Transducer
 from transduce.recipe import parse
 
 LENGTHS = [(5, 1), (2, 1), (7, 1), (1, 1)]
-LONGEST = torch.tensor([30, 12, 20, 1])
+LONGEST = torch.tensor([14, 12, 10, 1])
 RULES: dict[str, list[LogitsProcessor]] = {
     "none": [],
     "long": [MinLength(length=9), NoRepeatNgram(size=2)],

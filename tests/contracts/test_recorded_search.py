@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_fixtures import example_batch, make
+from contract_fixtures import example_batch, make, take_turns
 
 from transduce.contracts import Strategy
 from transduce.decoding.logits_processors import MinLength, NoRepeatNgram
@@ -28,8 +28,8 @@ ASKED: dict[Strategy, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", ASKED, ids=lambda one: type(one).__name__)
-def test_replayed_in_groups_is_the_same_search(model, strategy, replayed):
+def test_replayed_in_groups_is_the_same_search(case, model, replayed):
+    strategy = take_turns(case, list(ASKED))
     batch = example_batch([(1, 2), (3, 2), (2, 2), (5, 2), (1, 2)])
     asked: dict[str, Any] = {"max_lengths": torch.tensor([7, 3, 5, 7, 6]), **ASKED[strategy]}
     plain = search(model, batch, strategy, **asked)

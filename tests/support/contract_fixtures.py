@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +24,7 @@ from transduce.kernels.cuda_graph import copy_tensors, tensors_of
 from transduce.layers.recurrent import CELLS
 from transduce.recipe import parse
 
+Choice = TypeVar("Choice")
 SIZE = 11  # of both vocabularies
 WIDTH = 16
 SMALL = {
@@ -192,6 +194,16 @@ def _name(spec: dict | None) -> str:
 
 
 CASES = _cases()
+ORDER = {name: number for number, name in enumerate(CASES)}
+
+
+def take_turns(case: str, choices: Sequence[Choice], shift: int = 0) -> Choice:
+    """The choice of a case where model and choice are independent: neighbouring cases have different ones.
+
+    The second term moves the sequence on, since parts alternate within the cases of one kind.
+    """
+    number = ORDER[case]
+    return choices[(number + number // len(choices) + shift) % len(choices)]
 
 
 def shared(name: str) -> torch.nn.Module:
