@@ -208,10 +208,17 @@ def test_a_recipe_is_checked_without_torchs_compiler() -> None:
 import sys
 from transduce.attention.positions import POSITIONS
 from transduce.build import complete_recipe
+from transduce.layers.meta_init import meta_device
+from transduce.modalities import FRONT_ENDS
 from transduce.recipe import parse
 for position in POSITIONS:
     part = {"kind": "transformer", "position": position}
-    complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))
+    both = {"kind": "multi_source", "width": 16, "parts": {"one": {"kind": "recurrent"}, "two": part}}
+    for encoder in (part, both):
+        complete_recipe(parse({"model": {"encoder": encoder, "decoder": part}}))
+for part in FRONT_ENDS.values():
+    with meta_device():
+        part(16)
 assert "torch._dynamo" not in sys.modules and "torch.fx.experimental.symbolic_shapes" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

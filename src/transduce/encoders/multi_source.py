@@ -44,7 +44,7 @@ class MultiSourceEncoder(Encoder):
         super().__init__()
         self.width, self.encoders = width, nn.ModuleDict(parts)
         self.projections = nn.ModuleDict({name: dense(part.width, width) for name, part in parts.items()})
-        self.source_embedding = nn.Parameter(torch.randn(len(parts), width) * width**-0.5)
+        self.source_embedding = nn.Parameter(nn.init.normal_(torch.empty(len(parts), width), std=width**-0.5))
         self.capturable = all(part.capturable for part in parts.values())
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:

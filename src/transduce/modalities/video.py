@@ -176,7 +176,7 @@ class FrameEmbedding(FrontEnd):
             DownsamplingStage(below, size) for below, size in zip([colours, *sizes[:-1]], sizes, strict=True)
         )
         self.out_proj = dense(sizes[-1] * (height >> stages) * (frame_width >> stages), width)
-        self.position_embedding = nn.Parameter(torch.randn(frames, width) * 0.02) if position else None
+        self.position_embedding = nn.Parameter(nn.init.normal_(torch.empty(frames, width), std=0.02)) if position else None
 
     def forward(self, source: Padded) -> Padded:
         size, frames = source.values.shape[:2]
@@ -208,7 +208,7 @@ class TubeletEmbedding(FrontEnd):
         tubelet = (tubelet_size, patch_size, patch_size)
         self.projection = nn.Conv3d(colours, width, tubelet, tubelet)
         cells = self._cells[0] * self._cells[1] * self._cells[2]
-        self.position_embedding = nn.Parameter(torch.randn(cells, width) * 0.02)
+        self.position_embedding = nn.Parameter(nn.init.normal_(torch.empty(cells, width), std=0.02))
 
     def forward(self, source: Padded) -> Padded:
         rows: Tensor = self.projection(source.values.permute(0, 4, 1, 2, 3)).flatten(2).transpose(1, 2)  # B S' D

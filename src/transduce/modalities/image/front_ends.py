@@ -26,7 +26,7 @@ class PositionEmbedding2D(nn.Module):
     def __init__(self, grid: tuple[int, int], width: int, kind: PositionKind) -> None:
         super().__init__()
         if kind == "learned":
-            self.weight = nn.Parameter(torch.randn(grid[0] * grid[1], width) * 0.02)
+            self.weight = nn.Parameter(nn.init.normal_(torch.empty(grid[0] * grid[1], width), std=0.02))
         elif kind == "sinusoidal":
             if width % 4:
                 raise InputError(f"sinusoidal positions of rows and columns need a width divisible by 4, not {width}")
@@ -89,7 +89,7 @@ class PatchEmbedding(FrontEnd):
         self.width, self._cells = width, (height // patch_size, image_width // patch_size)
         self.projection = nn.Conv2d(channels, width, patch_size, patch_size)
         self.position_embedding, self.leading = PositionEmbedding2D(self._cells, width, position), leading
-        self.leading_tokens = nn.Parameter(torch.randn(leading, width) * 0.02) if leading else None
+        self.leading_tokens = nn.Parameter(nn.init.normal_(torch.empty(leading, width), std=0.02)) if leading else None
 
     def forward(self, source: Padded) -> Padded:
         patches = self.projection(source.values.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)  # B S D
