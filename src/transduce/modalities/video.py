@@ -176,7 +176,8 @@ class FrameEmbedding(FrontEnd):
             DownsamplingStage(below, size) for below, size in zip([colours, *sizes[:-1]], sizes, strict=True)
         )
         self.out_proj = dense(sizes[-1] * (height >> stages) * (frame_width >> stages), width)
-        self.position_embedding = nn.Parameter(nn.init.normal_(torch.empty(frames, width), std=0.02)) if position else None
+        table = nn.init.normal_(torch.empty(frames, width), std=0.02) if position else None
+        self.position_embedding = None if table is None else nn.Parameter(table)
 
     def forward(self, source: Padded) -> Padded:
         size, frames = source.values.shape[:2]
