@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.autoconfig.tasks import TASKS
 from transduce.errors import InputError
 from transduce.synthetic import SYNTHETIC, generate
+from transduce.synthetic.grammars import AMBIGUOUS, GOOD, VERBS, german_phrase
 from transduce.synthetic.sentences import VALUES, missing_values
 from transduce.synthetic.words import CASES, NUMBERS, POSSESSORS, TURKISH_VOWELS, inflect, transliterate
 
@@ -28,8 +30,9 @@ def test_lines_are_distinct_and_have_the_stated_columns(name):
     lines = list(generate(name, 500))
     assert len({(one.source, one.target) for one in lines}) == 500
     for one in lines:
-        assert one.source.count("\t") == SYNTHETIC[name].columns - 1
-        assert one.source.split("\t")[-1].strip() == one.source.split("\t")[-1] != ""
+        assert len(one.source.split("\t") if one.source else ()) == SYNTHETIC[name].columns
+        assert all(part == part.strip() for part in one.source.split("\t"))
+        assert SYNTHETIC[name].columns == 0 or one.source.split("\t")[-1]
         assert one.target
         assert "\t" not in one.target
 
@@ -42,7 +45,7 @@ def names(text: str) -> set[str]:
 def test_training_and_held_out_parts_are_disjoint_for_all_seeds(name):
     """By day for dates, by the invented names where there are some, else by the first column."""
     trained, tested = ([*generate(name, 900, seed, held_out=held)] for seed, held in ((1, False), (2, True)))
-    if name == "dates":
+    if name == "dates" or SYNTHETIC[name].columns == 0:
         parts = [{one.target for one in lines} for lines in (trained, tested)]
     elif any(names(one.source) for one in trained):
         parts = [set().union(*(names(one.source) for one in lines)) for lines in (trained, tested)]
@@ -189,3 +192,39 @@ def test_held_out_combinations_of_food_and_area_are_not_in_training():
     assert combinations(True)
     assert not combinations(True) & combinations(False)
     assert {food for food, _ in combinations(False)} == set(VALUES["food"])
+
+
+def test_every_task_has_a_data_set():
+    assert {dataset.task for dataset in SYNTHETIC.values()} == set(TASKS)
+
+
+def test_german_articles_and_adjectives_agree():
+    assert german_phrase(("the", "old", "man"), "object") == "den alten Mann"
+    assert german_phrase(("a", "small", "house"), "subject") == "ein kleines Haus"
+    assert german_phrase(("a", "", "cat"), "object") == "eine Katze"
+    words = {one.target.split()[-2] for one in generate("translations", 300) if " dass " in one.target}
+    assert words == set(VERBS.values())  # the verb is the last word of a subordinate clause
+
+
+def test_negation_turns_a_judgement_round():
+    for one in generate("reviews", 200):
+        negated = " not " in one.source or " anything but " in one.source
+        good = any(word in one.source.split() for word in GOOD)
+        assert one.target == ("positive" if good != negated else "negative")
+
+
+def test_tags_are_one_a_word_and_ambiguous_words_have_two():
+    found: dict[str, set[str]] = {}
+    for one in generate("tags", 500):
+        for word, tag in zip(one.source.split(), one.target.split(), strict=True):
+            found.setdefault(word, set()).add(tag)
+    assert all(found[word] == {"NOUN", "VERB"} for word in AMBIGUOUS)
+
+
+def test_entailment_needs_both_texts():
+    for one in generate("entailment", 300):
+        premise, hypothesis = one.source.split("\t")
+        who, room = hypothesis.split()[0], hypothesis.split()[-1]
+        stated = premise.replace(",", "and").split(" and ")
+        label = "neutral" if f"{who} is away" in premise else "contradiction"
+        assert one.target == ("entailment" if f"{who} is in the {room}" in [part.strip() for part in stated] else label)

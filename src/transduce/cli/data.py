@@ -58,4 +58,4 @@ def data(
         return
     with open_output(output, "") as stream:
         for example in generate(name, count, seed, held_out=held_out):
-            stream.write(f"{example.source}\t{example.target}\n")
+            stream.write(f"{example.source}\t{example.target}\n" if SYNTHETIC[name].columns else f"{example.target}\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
-from transduce.synthetic import algorithmic, dates, paraphrases, sentences, shapes, sung_digits, words
+from transduce.synthetic import algorithmic, dates, grammars, paraphrases, sentences, shapes, sung_digits, words
 from transduce.synthetic.dataset import SyntheticDataset, distinct, write_folder
 
 __all__ = ["SYNTHETIC", "SyntheticDataset", "generate", "write_files"]
@@ -41,6 +41,19 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
         columns=sentences.TURNS,
     ),
     "records": SyntheticDataset("attributes of a restaurant -> a sentence", "describe", sentences.generate_records),
+    "translations": SyntheticDataset(
+        "English sentences -> German, with agreement and verbs at the end", "translate", grammars.generate_translations
+    ),
+    "reviews": SyntheticDataset("reviews of films -> positive or negative", "classify", grammars.generate_reviews),
+    "tags": SyntheticDataset("sentences -> part-of-speech tags", "tag", grammars.generate_tags),
+    "entailment": SyntheticDataset(
+        "who is where TAB a statement -> entailment, contradiction or neutral",
+        "entail",
+        grammars.generate_entailment,
+        columns=2,
+    ),
+    "lines": SyntheticDataset("lines of text, without a source", "mask", grammars.generate_lines, columns=0),
+    "stories": SyntheticDataset("running text, without a source", "lm", grammars.generate_stories, columns=0),
     "copy": SyntheticDataset("letters -> the same letters", "generate", algorithmic.generator("copy")),
     "reverse": SyntheticDataset("letters -> the letters in reverse", "generate", algorithmic.generator("reverse")),
     "sort": SyntheticDataset("letters -> the letters in order", "generate", algorithmic.generator("sort")),
@@ -55,6 +68,9 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
         "draw",
         shapes.generate_icons,
         writes_files=True,
+    ),
+    "shape-kinds": SyntheticDataset(
+        "images of one shape -> its kind", "classify-images", shapes.generate_kinds, writes_files=True
     ),
     "colour-questions": SyntheticDataset(
         "images of three shapes TAB a question about a colour -> the answer",

@@ -137,6 +137,13 @@ def generate_icons(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
         yield FileExample("", f"a {word} {colour} {kind}", {"png": image}, {"box": box})
 
 
+def generate_kinds(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
+    """One shape anywhere, and its kind as label. Combinations of colour and kind are held out."""
+    while True:
+        (shape,) = place_shapes(rng, 1, held_out=held_out)
+        yield FileExample("", shape.kind, {"png": render_png([shape])}, {"box": shape.box})
+
+
 Question = tuple[str, str, list[Shape]]  # question, answer, the shapes it refers to
 QuestionType = Callable[[random.Random, list[Shape]], list[Question]]
 
