@@ -24,7 +24,7 @@ from transduce.autoconfig.sizes import (
     MANY_LETTERS,
     MANY_SENTENCES,
     SENTENCES,
-    Budget,
+    TimeBudget,
     affordable,
     candidates_for,
 )
@@ -156,14 +156,14 @@ def test_the_time_and_the_device_decide_the_network() -> None:
     for pairs in (20, 800, 8_000, 100_000, 10**6):
         for sentences in (False, True):
             rows = candidates_for(pairs, sentences)
-            assert affordable(rows, Budget("cuda")) is rows[0]
-            assert affordable(rows, Budget("cpu", 1e-9)) is rows[-1]
-            assert affordable(rows, Budget("cpu", 1e9)) is rows[0]
-            chosen = [affordable(rows, Budget("cpu", float(minutes))) for minutes in (1, 10, 100, 1000, 10_000)]
+            assert affordable(rows, TimeBudget("cuda")) is rows[0]
+            assert affordable(rows, TimeBudget("cpu", 1e-9)) is rows[-1]
+            assert affordable(rows, TimeBudget("cpu", 1e9)) is rows[0]
+            chosen = [affordable(rows, TimeBudget("cpu", float(minutes))) for minutes in (1, 10, 100, 1000, 10_000)]
             assert [rows.index(one) for one in chosen] == sorted((rows.index(one) for one in chosen), reverse=True)
-    assert Budget("cpu").minutes == CPU_MINUTES
-    assert Budget("cuda").minutes is None
-    assert Budget("cuda", 3.0).minutes == Budget("cpu", 3.0).minutes == 3.0
+    assert TimeBudget("cpu").minutes == CPU_MINUTES
+    assert TimeBudget("cuda").minutes is None
+    assert TimeBudget("cuda", 3.0).minutes == TimeBudget("cpu", 3.0).minutes == 3.0
 
 
 def test_minutes_of_the_command_line_and_of_the_recipe_are_one(tmp_path: Path) -> None:

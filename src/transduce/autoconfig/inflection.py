@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from transduce.autoconfig.sizes import Budget, Chosen, MeasuredNetwork, training_for
+from transduce.autoconfig.sizes import Chosen, MeasuredNetwork, TimeBudget, training_for
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.data.readers.corpus import Invalid, read_corpus
 from transduce.data.readers.formats import TAGS, TEXT, corpus_format
@@ -80,7 +80,7 @@ def inflection_data(data: Mapping[str, Any], task: str) -> tuple[dict[str, Any],
     return {**data, "train": train, "sources": SOURCES}, found.reason
 
 
-def inflect(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
+def inflect(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """Characters of the lemma and one token for each feature."""
     width = 128 if statistics.pairs < 5_000 else 256
     part = {"width": width, "dropout": 0.3 if statistics.pairs < 20_000 else 0.2}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.autoconfig.inflection import inflection_data
-from transduce.autoconfig.sizes import FEW_PAIRS, Budget, separate
+from transduce.autoconfig.sizes import FEW_PAIRS, TimeBudget, separate
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
 from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASKS, recipe_of_task
 from transduce.data.readers.corpus import Invalid, name_columns, read_corpus
@@ -30,7 +30,7 @@ class Plan:
     recipe: Recipe
     reasons: dict[str, str]
     statistics: CorpusStatistics
-    budget: Budget
+    budget: TimeBudget
 
     @property
     def text_pairs(self) -> bool:
@@ -61,7 +61,7 @@ def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate",
     """The recipe chosen for a data file and the device, changed by the overrides, with its reasons."""
     changes = override({"data": {"train": source}}, overrides)
     training = parse({"training": changes.get("training", {})}, where="key=value").training
-    budget = Budget(pick_device(training.device).type, training.minutes or minutes)
+    budget = TimeBudget(pick_device(training.device).type, training.minutes or minutes)
     plan = choose(changes["data"], task, budget)
     chosen = _with_pretrained_parts(plan.recipe.model_dump(mode="json"), changes.get("init"))
     recipe = parse(override(chosen, overrides), where="key=value")
@@ -75,7 +75,7 @@ def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate",
     return Plan(recipe, {**kept, **dict.fromkeys(changed, GIVEN)}, plan.statistics, plan.budget)
 
 
-def choose(data: dict[str, Any], task: str = "generate", budget: Budget | None = None) -> Plan:
+def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | None = None) -> Plan:
     """A complete recipe for the corpora of a `data` section, with its reasons."""
     if task not in TASKS:
         raise InputError(f"there is no task {task!r}", remedy=nearest(task, TASKS))
@@ -100,7 +100,7 @@ def choose(data: dict[str, Any], task: str = "generate", budget: Budget | None =
     statistics = corpus_statistics(parsed.train, parsed.invalid)
     for hint in _hints(statistics, task):
         warnings.warn(hint, stacklevel=3)
-    budget = budget or Budget()
+    budget = budget or TimeBudget()
     chosen, reasons = separate(recipe_of_task(task, statistics, budget))
     if table:
         reasons["data.sources"] = table

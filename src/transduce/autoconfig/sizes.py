@@ -40,7 +40,7 @@ def separate(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any],
 
 
 @dataclass(frozen=True)
-class Budget:
+class TimeBudget:
     """The time that training may take on a kind of device (cpu, cuda, mps)."""
 
     device: str = "cpu"
@@ -81,7 +81,7 @@ class MeasuredNetwork:
         return self.reason if self.measured else f"{self.reason} (not measured)"
 
 
-def affordable(candidates: Sequence[MeasuredNetwork], budget: Budget) -> MeasuredNetwork:
+def affordable(candidates: Sequence[MeasuredNetwork], budget: TimeBudget) -> MeasuredNetwork:
     """The first candidate that the time allows, for the best ones come first; else the last, which is the fastest."""
     if budget.minutes is None:
         return candidates[0]
@@ -299,7 +299,7 @@ def cosine(steps: int, check: int, rate: float) -> dict[str, Any]:
 
 
 def pairs_recipe(
-    statistics: CorpusStatistics, tokens: Mapping[str, Any], metrics: Sequence[str], sentences: bool, budget: Budget
+    statistics: CorpusStatistics, tokens: Mapping[str, Any], metrics: Sequence[str], sentences: bool, budget: TimeBudget
 ) -> dict[str, Any]:
     """The recipe for pairs of texts: the best candidate that the time allows, and its training."""
     candidate = affordable(candidates_for(statistics.pairs, sentences), budget)
@@ -318,7 +318,7 @@ def pairs_recipe(
     }
 
 
-def training_for(candidate: MeasuredNetwork, monitor: str, budget: Budget) -> dict[str, Any]:
+def training_for(candidate: MeasuredNetwork, monitor: str, budget: TimeBudget) -> dict[str, Any]:
     """The training of a candidate within the time, with reasons."""
     expected, limit = candidate.steps, MORE_UPDATES * candidate.steps
     stable = candidate.schedule == "warmup_stable_decay"

@@ -7,13 +7,13 @@ from typing import Any
 
 from transduce.autoconfig.audio import heard, transcribe
 from transduce.autoconfig.image import LONGEST, PICTURED, PICTURES, QUESTION_SOURCES, ask, draw
-from transduce.autoconfig.sizes import Budget, cosine, metrics_for, pairs_recipe, tokens_for, tokens_of, transformer
+from transduce.autoconfig.sizes import TimeBudget, cosine, metrics_for, pairs_recipe, tokens_for, tokens_of, transformer
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.autoconfig.text import PAIRS, TEXTS
 from transduce.autoconfig.video import SHOWN, caption_videos, classify_videos
 
 
-def _generate(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
+def _generate(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """Text to text."""
     sentences = (
         not (statistics.source.character_level or statistics.target.character_level)
@@ -149,7 +149,7 @@ OTHER_TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
 TASKS = (*PAIR_TASKS, *OTHER_TASKS)
 
 
-def recipe_of_task(task: str, statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
+def recipe_of_task(task: str, statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """The recipe of a task, with reasons (`Chosen`) where its values follow from the data."""
     if task in PAIR_TASKS:
         return PAIR_TASKS[task](statistics, budget)

@@ -6,24 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from transduce.autoconfig.inflection import CHARACTERS, inflect
-from transduce.autoconfig.sizes import Budget, Chosen, cosine, pairs_recipe, pieces_for, share
+from transduce.autoconfig.sizes import Chosen, TimeBudget, cosine, pairs_recipe, pieces_for, share
 from transduce.autoconfig.statistics import CorpusStatistics
 
 COVERAGE = {"kind": "attention_penalty", "penalty": "coverage", "weight": 0.3, "label_smoothing": 0.0}
 PLAIN = {"kind": "cross_entropy", "label_smoothing": 0.0}
 
 
-def _translate(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
+def _translate(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """Sentence-level model: BPE and a Transformer."""
     kind = Chosen(pieces_for(statistics.pairs), "translation: a piece for every three pairs, up to 8,000")
     tokens = {"source": kind, "target": kind, "shared": share(statistics.shared, statistics)}
     return pairs_recipe(statistics, tokens, ["bleu", "chrf"], True, budget)
 
 
-def _spell(target: dict[str, Any], rate: str) -> Callable[[CorpusStatistics, Budget], dict[str, Any]]:
+def _spell(target: dict[str, Any], rate: str) -> Callable[[CorpusStatistics, TimeBudget], dict[str, Any]]:
     """Character-level model; a source may have several references."""
 
-    def recipe(statistics: CorpusStatistics, budget: Budget) -> dict[str, Any]:
+    def recipe(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
         by_task = "the task: letters to letters or phones"
         tokens = {"source": Chosen(CHARACTERS, by_task), "target": Chosen(target, by_task), "shared": False}
         chosen = pairs_recipe(statistics, tokens, ["exact", rate], False, budget)
@@ -70,7 +70,7 @@ def _listener(statistics: CorpusStatistics) -> dict[str, Any]:
 
 
 # Tasks whose network is the best that the time allows.
-PAIRS: dict[str, Callable[[CorpusStatistics, Budget], dict[str, Any]]] = {
+PAIRS: dict[str, Callable[[CorpusStatistics, TimeBudget], dict[str, Any]]] = {
     "translate": _translate,
     "pronounce": _spell({"kind": "words", "size": 1000}, "per"),
     "transliterate": _spell(CHARACTERS, "cer"),
