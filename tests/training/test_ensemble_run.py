@@ -43,7 +43,7 @@ def test_the_folder_is_the_ensemble_of_its_members(trained):
     assert [one.score for one in together.generate(LINES)] == [one.score for one in listed.generate(LINES)]
     seeds = [Run(member).recipe().training.seed for member in members]
     assert seeds == [1, 2]
-    assert trained.members.keys() == {"1", "2"}
+    assert trained.members.keys() == {"member 1", "member 2", "ensemble"}
     assert trained.run.metrics()["dev"]["scores"].keys() == {"exact", "wer"}
 
 

@@ -135,18 +135,21 @@ def show_ensemble(trained: EnsembleResult, console: Console) -> None:
     folder = quote(str(trained.run.folder))
     if trained.model is None:
         console.print(
-            f"\ninterrupted: {len(trained.members)} members are finished; continue with the same command and --resume",
+            f"\ninterrupted, {len(trained.members)} trainings finished: continue with the same command and --resume",
             highlight=False,
         )
         return
-    together = {name: score.value for name, score in trained.scores["dev"].scores.items()}
-    table = Table("development", *together, box=None, header_style="bold", pad_edge=False)
-    for name, scores in [(f"member {name}", scores) for name, scores in trained.members.items()]:
-        table.add_row(name, *(f"{scores[metric]:.2f}" for metric in together))
-    table.add_row("ensemble", *(f"{value:.2f}" for value in together.values()), style="bold")
+    metrics = list(trained.scores["dev"].scores)
+    table = Table("development", *metrics, box=None, header_style="bold", pad_edge=False)
+    for name, scores in trained.members.items():
+        table.add_row(
+            name, *(f"{scores[metric]:.2f}" for metric in metrics), style="bold" if name == "ensemble" else ""
+        )
     console.print()
     console.print(table)
-    console.print()
+    chosen = trained.run.members()
+    alone = f"one of them alone, {chosen[0].name}" if len(chosen) == 1 else f"an ensemble of {len(chosen)}"
+    console.print(f"\nthe run is {alone}:", highlight=False, markup=False)
     show_scores(trained.scores, console)
     console.print("\nnext:", highlight=False)
     for command in (f"transduce generate {folder} input.txt", f"transduce distil {folder}"):

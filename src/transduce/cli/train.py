@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transduce.autoconfig import Plan
     from transduce.recipe import Recipe
 
+MEMBERS = 5  # of the ensemble of `--effort best`
+
 
 def train(
     source: Annotated[
@@ -40,6 +42,14 @@ def train(
         ),
     ] = None,
     task: Annotated[str, typer.Option(help="Task, where no recipe is given; see the list above.")] = "generate",
+    effort: Annotated[
+        str,
+        typer.Option(
+            metavar="quick|normal|best",
+            help="quick: a fifth of the updates. best: compare several recipes on the development set, and train an "
+            "ensemble of the best.",
+        ),
+    ] = "normal",
     ensemble: Annotated[
         int | None,
         typer.Option(metavar="N", help="Train N models with different seeds, which generate together as one."),
@@ -81,6 +91,8 @@ def train(
 
         transduce train pairs.tsv --ensemble 5
 
+        transduce train pairs.tsv --effort best
+
         torchrun --nproc-per-node 2 -m transduce train recipe.yaml --run-dir runs/two
 
     Tasks, and the columns of their TSV:
@@ -109,6 +121,7 @@ def train(
     - draw: text, image tokens (see `transduce encode-images`)
     """
     from transduce.autoconfig import plan_for, recipe_for
+    from transduce.autoconfig.portfolio import with_effort
     from transduce.cli.display import show_plan, show_recipe
     from transduce.recipe.registry import check_user_code
 
@@ -131,8 +144,9 @@ def train(
         show_recipe(recipe, console)
     name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
     folder = run or Path("runs") / name
-    if ensemble is not None:
-        _train_ensemble(recipe, folder, ensemble, resume, allow_change or [], console)
+    if effort == "best" or ensemble is not None:
+        members = MEMBERS if ensemble is None else ensemble
+        _train_ensemble(recipe, folder, members, effort, resume, allow_change or [], console)
     else:
         _train(recipe, folder, resume, allow_change or [], console)
 
@@ -193,15 +207,17 @@ def _train(recipe: Recipe, run: Path, resume: bool, allow_changes: list[str], co
 
 
 def _train_ensemble(
-    recipe: Recipe, run: Path, members: int, resume: bool, allow_changes: list[str], console: Console
+    recipe: Recipe, run: Path, members: int, effort: str, resume: bool, allow_changes: list[str], console: Console
 ) -> None:
-    """Trains the members of an ensemble, and shows their scores. Raises `typer.Exit` after a signal."""
+    """Trains an ensemble, after a search for its recipe with the effort `best`. Raises `typer.Exit` after a signal."""
     from transduce.cli.display import show_ensemble
     from transduce.kernels.native.library import keep_freed_memory
     from transduce.training.ensemble_run import train_ensemble
+    from transduce.training.portfolio_search import train_best
 
     keep_freed_memory()
-    trained = train_ensemble(recipe, run, members, resume=resume, allow_changes=allow_changes, console=console)
+    train_members = train_best if effort == "best" else train_ensemble
+    trained = train_members(recipe, run, members, resume=resume, allow_changes=allow_changes, console=console)
     show_ensemble(trained, console)
     if trained.model is None:
         raise typer.Exit(128 + (trained.signal or 2))

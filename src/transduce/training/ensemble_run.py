@@ -31,7 +31,7 @@ class EnsembleResult:
 
     run: Run
     model: Model | None
-    members: dict[str, dict[str, float]]  # development scores of each finished member
+    members: dict[str, dict[str, float]]  # development scores of each finished member, and of the ensemble
     scores: dict[str, Evaluation]  # of the ensemble, by data set: dev, test
     signal: int | None = None  # that interrupted the training
 
@@ -51,7 +51,7 @@ def train_ensemble(
     continues. Afterwards the folder is loaded as an ensemble.
     """
     run, requested = Run(Path(folder)), resolve(recipe)
-    _check(run, members, resume)
+    check_folder(run, members, resume)
     recipes = [with_seed(requested, requested.training.seed + number) for number in range(members)]
     with lock_run(run.folder, Processes()), TrainingTable(console or Console(quiet=True)) as table:
         folders = [run.folder / "members" / str(number) for number in range(1, members + 1)]
@@ -61,17 +61,19 @@ def train_ensemble(
             outcome = train_once(one, own, row, allow_changes)
             if outcome is not None and outcome.reason == "interrupted":
                 return EnsembleResult(run, None, found, {}, outcome.signal)
-            found[own.name] = development_scores(Run(own))
-            row.finish(found[own.name])
+            found[row.name] = development_scores(Run(own))
+            row.finish(found[row.name])
         run.save_members(folders)
         row = table.row("ensemble", f"{members} members")
         model, scores = evaluate_ensemble(run, requested.training.device)
-        row.finish({name: score.value for name, score in scores["dev"].scores.items()})
-        _save_metrics(run, model, scores, found)
+        found[row.name] = {name: score.value for name, score in scores["dev"].scores.items()}
+        row.finish(found[row.name])
+        save_ensemble_metrics(run, model, scores, found)
     return EnsembleResult(run, model, found, scores)
 
 
-def _check(run: Run, members: int, resume: bool) -> None:
+def check_folder(run: Run, members: int, resume: bool) -> None:
+    """Refuses fewer than two members, several processes, and a folder that is another run or may not be continued."""
     if members < 2:
         raise InputError("an ensemble has at least 2 members", where="--ensemble", remedy="leave it out, or give 5")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -80,7 +82,8 @@ def _check(run: Run, members: int, resume: bool) -> None:
             where="--ensemble",
             remedy="train runs with training.seed=1, 2, ... and combine them: transduce evaluate RUN1,RUN2",
         )
-    if run.exists or (not resume and (run.ensemble_file.exists() or (run.folder / "members").exists())):
+    begun = any((run.folder / name).exists() for name in (run.ensemble_file.name, "members", "trials"))
+    if run.exists or (begun and not resume):
         raise InputError(
             "there is already a run in this folder",
             where=str(run.folder),
@@ -122,7 +125,9 @@ def evaluate_ensemble(run: Run, device: str) -> tuple[Model, dict[str, Evaluatio
     return model, scores
 
 
-def _save_metrics(run: Run, model: Model, scores: dict[str, Evaluation], members: dict[str, dict[str, float]]) -> None:
+def save_ensemble_metrics(
+    run: Run, model: Model, scores: dict[str, Evaluation], members: dict[str, dict[str, float]]
+) -> None:
     content = {
         **{name: score.to_json() for name, score in scores.items()},
         "parameters": model.parameters,

@@ -1,0 +1,160 @@
+"""Successive halving over a portfolio of recipes, then the winner and an ensemble of it (`train --effort best`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from transduce.autoconfig.portfolio import NORMAL, Variant, portfolio, shortened
+from transduce.evaluation.evaluate import metric_class
+from transduce.recipe import Recipe
+from transduce.run import Run
+from transduce.storage import json_line, replace_file
+from transduce.training.distributed import Processes
+from transduce.training.ensemble_run import (
+    EnsembleResult,
+    check_folder,
+    development_scores,
+    evaluate_ensemble,
+    save_ensemble_metrics,
+    train_once,
+    with_seed,
+)
+from transduce.training.lock import lock_run
+from transduce.training.report import TrainingTable, read_log
+from transduce.training.resolve import resolve
+
+SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the updates, in each rung; after each, the better half goes on (Jamieson 2016)
+
+
+class InterruptedSearchError(Exception):
+    """A signal ended a training."""
+
+    def __init__(self, signal: int | None) -> None:
+        super().__init__("interrupted")
+        self.signal = signal
+
+
+def successive_halving(
+    variants: Sequence[Variant], evaluate: Callable[[Variant, float], float], shares: Sequence[float]
+) -> Variant:
+    """The variant that is left when after each share of the training the better half goes on; higher is better.
+
+    Of equal variants the earlier one goes on.
+    """
+    left = list(variants)
+    for share in shares:
+        if len(left) > 1:
+            values = {one.name: evaluate(one, share) for one in left}
+            left = sorted(left, key=lambda one: -values[one.name])[: -(-len(left) // 2)]
+    if len(left) > 1:
+        values = {one.name: evaluate(one, shares[-1]) for one in left}
+        left = sorted(left, key=lambda one: -values[one.name])
+    return left[0]
+
+
+@dataclass
+class Search:
+    """The trainings of one folder: each a run of its own, and a line of trials.jsonl."""
+
+    run: Run
+    table: TrainingTable
+    criterion: str  # the metric that decides
+    sign: int  # -1 where lower is better
+    allow_changes: Sequence[str] = ()
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def value(self, scores: dict[str, float]) -> float:
+        return self.sign * scores[self.criterion]
+
+    def train(self, name: str, note: str, recipe: Recipe, folder: Path) -> dict[str, float]:
+        """Development scores of a run, which is trained, resumed or, where it is finished, used again."""
+        row = self.table.row(name, note)
+        outcome = train_once(recipe, folder, row, self.allow_changes)
+        if outcome is not None and outcome.reason == "interrupted":
+            raise InterruptedSearchError(outcome.signal)
+        run = Run(folder)
+        scores = development_scores(run)
+        row.finish(scores)
+        updates = [entry for entry in read_log(run.log) if entry.get("kind") == "update"]
+        self.trials.append(
+            {
+                "name": name,
+                "note": note,
+                "folder": folder.relative_to(self.run.folder).as_posix(),
+                "scores": scores,
+                "steps": run.metrics()["training"]["step"],
+                "seconds": updates[-1]["seconds"] if updates else None,
+                "parameters": run.metrics()["parameters"],
+                "recipe": recipe.model_dump(mode="json"),
+            }
+        )
+        replace_file(self.run.folder / "trials.jsonl", "".join(json_line(one) + "\n" for one in self.trials))
+        return scores
+
+    def trial(self, variant: Variant, share: float) -> float:
+        """The development score of a variant after a share of its training."""
+        folder = self.run.folder / "trials" / f"{re.sub(r'[^a-z0-9]+', '-', variant.name)}-{share:g}"
+        return self.value(self.train(variant.name, f"{share:.1%}", shortened(variant.recipe, share), folder))
+
+
+def train_best(
+    recipe: Recipe,
+    folder: str | Path,
+    members: int,
+    *,
+    resume: bool = False,
+    allow_changes: Sequence[str] = (),
+    console: Console | None = None,
+) -> EnsembleResult:
+    """Searches a portfolio, trains the winner with several seeds, and keeps what is best on the development set.
+
+    The recipe as it is takes part in the final comparison, so that the result is never worse on the development set.
+    With `resume`, trainings that are finished are used again.
+    """
+    run, requested = Run(Path(folder)), resolve(recipe)
+    check_folder(run, members, resume)
+    requested = with_seed(requested, requested.training.seed)
+    names = {metric_class(name).name: metric_class(name) for name in requested.evaluation.metrics}
+    monitor = requested.training.monitor
+    criterion = monitor if monitor in names else next(iter(names))
+    with lock_run(run.folder, Processes()), TrainingTable(console or Console(quiet=True)) as table:
+        search = Search(run, table, criterion, 1 if names[criterion].higher_is_better else -1, allow_changes)
+        try:
+            winner = successive_halving(portfolio(requested), search.trial, SHARES)
+            return _final_comparison(search, winner, requested, members)
+        except InterruptedSearchError as stopped:
+            done = {f"{one['name']}, {one['note']}": one["scores"] for one in search.trials}
+            return EnsembleResult(run, None, done, {}, stopped.signal)
+
+
+def _final_comparison(search: Search, winner: Variant, normal: Recipe, members: int) -> EnsembleResult:
+    """The recipe as it was, the winner and an ensemble of it, all trained in full: the best becomes the run."""
+    run, seed = search.run, normal.training.seed
+    scores: dict[str, dict[str, float]] = {}
+    folders = [run.folder / "members" / str(number) for number in range(1, members + 1)]
+    choices = {f"member {number}": [own] for number, own in enumerate(folders, 1)}
+    if winner.name != NORMAL:
+        alone = run.folder / "normal"
+        scores[NORMAL] = search.train(NORMAL, "in full", normal, alone)
+        choices = {NORMAL: [alone], **choices}
+    for number, own in enumerate(folders, 1):
+        recipe = with_seed(winner.recipe, seed + number - 1)
+        name = f"member {number}"
+        scores[name] = search.train(name, f"{winner.name}, seed {recipe.training.seed}", recipe, own)
+    row = search.table.row("ensemble", f"{members} members")
+    run.save_members(folders)
+    model, evaluations = evaluate_ensemble(run, normal.training.device)
+    together = {name: score.value for name, score in evaluations["dev"].scores.items()}
+    row.finish(together)
+    best = max(scores, key=lambda name: search.value(scores[name]))  # the first of equal ones
+    if search.value(scores[best]) > search.value(together):
+        run.save_members(choices[best])
+        model, evaluations = evaluate_ensemble(run, normal.training.device)
+    save_ensemble_metrics(run, model, evaluations, {**scores, "ensemble": together})
+    return EnsembleResult(run, model, {**scores, "ensemble": together}, evaluations)
