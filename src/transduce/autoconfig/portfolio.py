@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transduce.autoconfig.sizes import LETTERS
 from transduce.errors import InputError
 from transduce.recipe import Recipe, parse
 
@@ -54,7 +55,7 @@ def with_effort(recipe: Recipe, effort: str, overrides: Sequence[str]) -> Recipe
 def portfolio(recipe: Recipe) -> list[Variant]:
     """The completed recipe itself, which is first, and variants with the same data, tokens and metrics.
 
-    Letters: the networks that were best in `benchmarks/results/autoconfig.jsonl`. Other texts: widths and dropout. If
+    Letters: networks of the record `benchmarks/results/autoconfig.jsonl`. Other texts: widths and dropout. If
     weights are initialised, or a source is not one text, the network stays and dropout varies.
     """
     model, init = recipe.model, recipe.init
@@ -83,32 +84,24 @@ def _sizes(model: dict[str, Any], resizable: bool) -> dict[str, dict[str, Any]]:
 
 
 def _letters() -> dict[str, dict[str, Any]]:
-    """The variants of benchmarks/autoconfig.py that were best for 800 or 8,000 words, and one of each architecture."""
-
-    def recurrent(cell: str, layers: int, context: str) -> dict[str, Any]:
-        part = {"kind": "recurrent", "cell": cell, "width": 256, "layers": layers, "dropout": 0.4}
-        return {"encoder": part, "decoder": {**part, "context": context}}
-
-    def training(rate: float, batch: int) -> dict[str, Any]:
-        return {"optimiser": {"learning_rate": rate}, "batch_tokens": batch, "objective": SMOOTH}
-
-    part = {"kind": "transformer", "width": 256, "layers": 4, "heads": 4, "ff_width": 1024, "dropout": 0.3}
-    rotary = {**part, "position": "rotary"}
-    read = {"width": 256, "cell": "lstm", "dropout": 0.4}
-    hard = {"kind": "hard_attention", "layers": 1, **read}
-    return {
-        "transformer 256 x 4, rotary": {
-            "model": {"encoder": rotary, "decoder": rotary, "tie": "target"},
-            "training": training(1e-3, 4096),
-        },
-        "lstm 256 x 2": {"model": recurrent("lstm", 2, "bahdanau"), "training": training(1e-3, 2048)},
-        "lstm 256, luong": {"model": recurrent("lstm", 1, "luong"), "training": training(1e-3, 2048)},
-        "gru 256": {"model": recurrent("gru", 1, "bahdanau"), "training": training(2e-3, 2048)},
-        "hard attention": {
-            "model": {"encoder": {"kind": "recurrent", "layers": 2, **read}, "decoder": hard},
-            "training": training(1e-3, 2048),
-        },
+    """The recorded networks for letters, with their rates and batches, and exact hard attention."""
+    changes = {
+        one.record[1]: {
+            "model": one.model,
+            "training": {
+                "optimiser": {"learning_rate": one.learning_rate},
+                "batch_tokens": one.batch_tokens,
+                "objective": SMOOTH,
+            },
+        }
+        for candidates in LETTERS.values()
+        for one in candidates
+        if one.record[1]
     }
+    part = {"width": 256, "cell": "lstm", "dropout": 0.4}
+    hard = {"encoder": {"kind": "recurrent", "layers": 2, **part}, "decoder": {"kind": "hard_attention", **part}}
+    training = {"optimiser": {"learning_rate": 1e-3}, "batch_tokens": 2048, "objective": SMOOTH}
+    return {**changes, "hard monotonic, 2 layers": {"model": hard, "training": training}}
 
 
 def _scaled(tree: Any, options: Sequence[str], factor: float, plus: float = 0) -> Any:

@@ -138,7 +138,8 @@ def train(
         check_user_code(chosen.recipe, source, trusted=trust_user_code, overrides=settings)
         show_plan(chosen, _seconds_per_update(chosen), console)
         return
-    recipe = recipe_for(source, settings, task, minutes)
+    given = settings if minutes is None else [*settings, f"training.minutes={minutes}"]
+    recipe = with_effort(recipe_for(source, settings, task, minutes), effort, given)
     check_user_code(recipe, source, trusted=trust_user_code, overrides=settings)
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
