@@ -6,14 +6,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transduce.api import evaluate, plan, train
     from transduce.errors import InputError
+    from transduce.evaluation.comparison import compare
+    from transduce.explain.alignment import align
     from transduce.inference import Model, Prediction, load
+    from transduce.interop.export import export
     from transduce.recipe import Recipe
-    from transduce.training.experiment import TrainingResult, train
+    from transduce.training.experiment import TrainingResult
 
 __version__ = "0.1.0"
 
-__all__ = ["InputError", "Model", "Prediction", "Recipe", "TrainingResult", "load", "train"]
+__all__ = [
+    "InputError",
+    "Model",
+    "Prediction",
+    "Recipe",
+    "TrainingResult",
+    "align",
+    "compare",
+    "evaluate",
+    "export",
+    "load",
+    "plan",
+    "train",
+]
 
 _MODULES = {
     "InputError": "errors",
@@ -21,9 +38,18 @@ _MODULES = {
     "Prediction": "inference",
     "Recipe": "recipe",
     "TrainingResult": "training.experiment",
+    "align": "explain.alignment",
+    "compare": "evaluation.comparison",
+    "evaluate": "api",
+    "export": "interop.export",
     "load": "inference",
-    "train": "training.experiment",
+    "plan": "api",
+    "train": "api",
 }
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -87,6 +87,12 @@ class Explanation:
         if not self.target_labels:
             object.__setattr__(self, "target_labels", join_tokens(self.target_tokens, self.target_words))
 
+    def _repr_html_(self) -> str:
+        """The page of this explanation, as a notebook shows it."""
+        from transduce.explain.html import notebook_frame
+
+        return notebook_frame(self)
+
     def map(self, layer: int | Literal["mean", "last"] = "mean", head: int | Literal["mean"] = "mean") -> AttentionMap:
         """The attention map of one layer and head, or of their mean."""
         weights = combine_heads(np.zeros((0, 0, 0, 0)) if self.attention is None else self.attention, layer, head)

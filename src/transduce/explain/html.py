@@ -42,6 +42,12 @@ def render_page(explanations: Sequence[Explanation], title: str = "Attention") -
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
+def notebook_frame(explanation: Explanation, height: int = 640) -> str:
+    """The page in a frame of its own, so that its script and style do not meet those of the notebook."""
+    page = html.escape(render_page([explanation], explanation.source))
+    return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width:100%;height:{height}px;border:0"></iframe>'
+
+
 def json_for_script(content: Any) -> str:
     """JSON that is safe inside a script element: no text in it can end the element or start another.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from io import TextIOBase
 from typing import Any, TypeVar
 
 import torch
@@ -258,15 +259,35 @@ def _in_shortlist(settings: GenerationRecipe, network: NarrowedModel | Shortlist
     return settings.model_copy(update=changes)
 
 
-def check_texts(what: str, texts: Sequence[str]) -> None:
-    """Refuses a single string, which would be read character by character, and items that are no valid text."""
-    if isinstance(texts, str):
-        raise InputError(f"{what} takes a list of texts", remedy=f'write model.{what}(["..."])')
-    for number, text in enumerate(texts):
+def check_texts(what: str, texts: Iterable[str]) -> list[str]:
+    """The texts as a list. A single string, which would be read character by character, and other items are refused."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise InputError(f"{what} takes texts, such as a list of strings", remedy=f'write model.{what}(["..."])')
+    given = list(without_line_feeds(texts))
+    for number, text in enumerate(given):
         if not isinstance(text, str):
-            raise InputError(f"text {number} of {len(texts)} is {text!r}", remedy="give strings")
+            raise InputError(f"text {number} of {len(given)} is {text!r}", remedy="give strings")
         if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(f"text {number} of {len(texts)} is not valid Unicode", remedy="write it in UTF-8")
+            raise InputError(f"text {number} of {len(given)} is not valid Unicode", remedy="write it in UTF-8")
+    return given
+
+
+def without_line_feeds(texts: Iterable[str]) -> Iterable[str]:
+    """The lines of an open file without their line feeds; other texts as they are."""
+    return (line.removesuffix("\n") for line in texts) if isinstance(texts, TextIOBase) else texts
+
+
+def check_pairs(what: str, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs of a source and a target as a list; anything else is refused."""
+    remedy = f'write model.{what}([("source", "target")])'
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise InputError(f"{what} takes pairs of a source and a target", remedy=remedy)
+    given = list(pairs)
+    for number, pair in enumerate(given):
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise InputError(f"pair {number} of {len(given)} is {pair!r}", remedy=remedy)
+    sides = [check_texts(what, [pair[side] for pair in given]) for side in (0, 1)]
+    return list(zip(*sides, strict=True))
 
 
 # Far more than the tokens of a vocabulary have on average. Characters beyond it are not tokenised: a line of a million

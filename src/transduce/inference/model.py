@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from transduce import build
 from transduce.contracts import ScoredText
 from transduce.data.batching import batch_by_length, collate
+from transduce.data.readers.windows import in_windows
 from transduce.data.tokenizers.oov import encode_targets
 from transduce.data.tokenizers.running_text import count_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -27,6 +29,7 @@ from transduce.inference.generation import (
     Searcher,
     change_settings,
     check_draft,
+    check_pairs,
     check_shortlist,
     check_target_characters,
     check_target_lengths,
@@ -34,6 +37,7 @@ from transduce.inference.generation import (
     encode_truncated,
     length_limits,
     warn_of_cuts,
+    without_line_feeds,
 )
 from transduce.inference.language_model import continue_texts, score_running
 from transduce.inference.lowering import lower_network, weight_versions
@@ -59,6 +63,15 @@ class Prediction:
     nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
     decoded: DecodedSource | None = field(default=None, repr=False, compare=False)
     model: Model | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """The text in a notebook, with its attention where the decoder attends."""
+        if self.explanation is None or self.explanation.attention is None:
+            return f"<p>{html.escape(self.text)}</p>"
+        return self.explanation._repr_html_()
 
     @property
     def score(self) -> float:
@@ -121,6 +134,12 @@ class Model:
         self._lowered: tuple[Any, Transducer] | None = None  # a lowered copy, and the weights that it was made of
         self._search: tuple[Transducer, Searcher] | None = None  # with the network that it was made for
 
+    def __repr__(self) -> str:
+        parts = (self.recipe.model.encoder, self.recipe.model.decoder, self.recipe.model.head)
+        kinds = " -> ".join(str(part["kind"]) for part in parts if part is not None)
+        tokens = f"{self.target.size:,}" if self.sourceless else f"{self.source.size:,} -> {self.target.size:,}"
+        return f"<Model {kinds}, {self.parameters:,} parameters, {tokens} tokens, {self.device}>"
+
     @property
     def lowered(self) -> Transducer:
         """The network that generates and embeds: on a CPU a lowered copy, made again when weights have changed."""
@@ -171,9 +190,9 @@ class Model:
 
     def generate(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
         workers: int = 1,
         draft: Model | None = None,
         shortlist: Shortlist | None = None,
@@ -181,6 +200,8 @@ class Model:
         **settings: Any,
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
+
+        Any iterable of strings is read, an open file too; for more lines than memory holds, see `stream`.
 
         `workers` batches are processed in parallel, on one core each: for many lines on a CPU. A draft is a
         quick model with the same tokens: it proposes, this one decides, and greedy search gives what it gives without.
@@ -191,17 +212,16 @@ class Model:
         `first_number` is the number of the first text in a longer input: samples are drawn by the numbers of the texts.
         """
         chosen = self.settings(**settings)
-        check_texts("generate", texts)
+        texts = check_texts("generate", texts)
+        prefixes = None if prefixes is None else check_texts("generate", prefixes)
         if shortlist is not None:
             check_shortlist(shortlist, (self.source, self.target), drafted=draft is not None, alone=self.sourceless)
         if self.sourceless:
             if workers > 1:
                 raise InputError("a language model writes with one worker", remedy="leave workers out")
             return self._continue(texts, prefixes, chosen, first_number)
-        if prefixes is not None:
-            check_texts("generate", prefixes)
-            if len(prefixes) != len(texts):
-                raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one a line")
+        if prefixes is not None and len(prefixes) != len(texts):
+            raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one a line")
         if draft is not None:
             given = prefixes or chosen.forced_prefix or None
             check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, given)
@@ -221,6 +241,15 @@ class Model:
         for number, source, cut, hypotheses in zip(busy, sources, cuts, found, strict=True):
             results[number] = self._prediction(texts[number], source, hypotheses[: chosen.nbest], cut)
         return results
+
+    def stream(self, texts: Iterable[str], **settings: Any) -> Iterator[Prediction]:
+        """The predictions of `generate`, one by one in order, in constant memory: lines are read as they are needed."""
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            check_texts("stream", texts)
+        number = 0
+        for window in in_windows(without_line_feeds(texts), lambda text: len(str(text))):
+            yield from self.generate(window, first_number=number, **settings)
+            number += len(window)
 
     def _continue(
         self, texts: Sequence[str], prefixes: Sequence[str] | None, chosen: GenerationRecipe, first_number: int
@@ -277,20 +306,18 @@ class Model:
         kinds = {name: part["kind"] for name, part in self.recipe.model if isinstance(part, dict)}
         return {**kinds, "parameters": self.parameters}
 
-    def score(self, pairs: Sequence[tuple[str, str]], **settings: Any) -> list[PairScore]:
+    def score(self, pairs: Iterable[tuple[str, str]], **settings: Any) -> list[PairScore]:
         """The log-probability of each target given its source, token by token.
 
         Sources are cut as in `generate`, with a warning. A target that is too long is an error.
         """
         chosen = self.settings(**settings)
-        return self._score_encoded(*self._encode_pairs(pairs, chosen), chosen.batch_tokens)
+        return self._score_encoded(*self._encode_pairs(check_pairs("score", pairs), chosen), chosen.batch_tokens)
 
     def _encode_pairs(
         self, pairs: Sequence[tuple[str, str]], chosen: GenerationRecipe
     ) -> tuple[list[EncodedSource], list[list[int]]]:
         """Sources, cut with a warning, and targets, refused where they are too long."""
-        for side in (0, 1):
-            check_texts("score", [pair[side] for pair in pairs])
         if self._masked:
             raise InputError(
                 "this model restores damaged text, and has no probability of a whole one",
@@ -335,9 +362,9 @@ class Model:
         return score_running(self.network, text, block_size, self.recipe.generation.batch_tokens)
 
     @torch.inference_mode()
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
+    def embed(self, texts: Iterable[str]) -> np.ndarray:
         """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
-        check_texts("embed", texts)
+        texts = check_texts("embed", texts)
         most = self.max_source_tokens()
         sources, cuts = encode_truncated(self.source_encoding, texts, most)
         warn_of_cuts(texts, cuts, most)
@@ -349,11 +376,11 @@ class Model:
             found.update(zip(rows, network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))
         return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
 
-    def explain_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Explanation]:
+    def explain_pairs(self, pairs: Iterable[tuple[str, str]]) -> list[Explanation]:
         """Explains given targets: their token scores and attention, as if the model had generated them."""
         if self.sourceless:
             raise InputError("this model has no source to look at", remedy="give one that reads a source")
-        generation = self.recipe.generation
+        generation, pairs = self.recipe.generation, check_pairs("explain_pairs", pairs)
         sources, targets = self._encode_pairs(pairs, generation)
         scored = self._score_encoded(sources, targets, generation.batch_tokens)
         paths = [
@@ -365,6 +392,8 @@ class Model:
 
     def explain(self, text: str, **settings: Any) -> Explanation:
         """Generates for one source; returns attention, scores and alternatives, ready to be drawn."""
+        if not isinstance(text, str):
+            raise InputError(f"explain takes one text, not {text!r}", remedy='write model.explain("...")')
         prediction = self.generate([text], **settings)[0]
         if prediction.explanation is None:
             raise InputError("there is nothing to explain: the line is empty", remedy="give a source text")

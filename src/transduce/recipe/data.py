@@ -75,11 +75,16 @@ class Corpus(Section):
         return self
 
     def like(self, other: Corpus) -> Corpus:
-        """With the columns of another corpus, unless it names its own."""
+        """With the columns of another corpus, unless it names its own; names only where both have the same format."""
         differs = "source_columns" in self.model_fields_set and self.source_columns != other.source_columns
         if differs or "columns" in self.model_fields_set:
             return self
-        return self.model_copy(update={"source_columns": other.source_columns, "columns": other.columns})
+        columns = other.columns if self._extension == other._extension else ()
+        return self.model_copy(update={"source_columns": other.source_columns, "columns": columns})
+
+    @property
+    def _extension(self) -> str:
+        return Path((self.path or "").removesuffix(".gz").removesuffix(".zst")).suffix.lower()
 
     @model_validator(mode="after")
     def _one_file_or_two(self) -> Self:
