@@ -26,7 +26,7 @@ RUNGS = {
     "plain cells with attention": (RNN, {**RNN, **context("luong", score="mlp")}, 180, 95, False),
     "Bahdanau": (GRU, {**GRU, **context("bahdanau")}, 180, 95, False),
     "Luong": (GRU, {**GRU, **context("luong", score="mlp")}, 180, 95, True),
-    "Luong without input feeding": (LSTM, {**LSTM, **context("luong", input_feeding=False)}, 180, 95, False),
+    "Luong without input feeding": (LSTM, {**LSTM, **context("luong", input_feeding=False)}, 240, 95, False),
     "Transformer": (TRANSFORMER, TRANSFORMER, 180, 95, False),
     "rotary Transformer": (
         {**TRANSFORMER, "position": "rotary"},

@@ -37,7 +37,7 @@ class Chain:
 
 
 GRU = {"kind": "recurrent", "cell": "gru", "width": 48, "dropout": 0.0}
-TRANSFORMER = {"kind": "transformer", "width": 48, "heads": 2, "ff_width": 96, "layers": 1, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 2, "ff_width": 192, "layers": 1, "dropout": 0.0}
 
 
 @pytest.mark.parametrize(
