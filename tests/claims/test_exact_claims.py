@@ -7,7 +7,7 @@ import torch
 
 from transduce.attention.positions import POSITIONS
 from transduce.claims import causality, complexity, gradient, order
-from transduce.claims.claim import Budget, fitted_exponent
+from transduce.claims.claim import Budget, fitted_exponent, power_law
 from transduce.claims.tasks import random_batch, untrained
 from transduce.decoders import DECODERS
 from transduce.objectives import CrossEntropy
@@ -15,7 +15,7 @@ from transduce.objectives.language_modelling import TruncatedBPTT
 
 
 def test_an_exponent_is_recovered_from_a_power_law() -> None:
-    assert fitted_exponent([1, 2, 4, 8], [3 * size**1.7 for size in (1, 2, 4, 8)]) == pytest.approx(1.7)
+    assert power_law([1, 2, 4, 8], [3 * size**1.7 for size in (1, 2, 4, 8)]) == pytest.approx((3, 1.7))
 
 
 @pytest.mark.parametrize("position", POSITIONS)

@@ -146,9 +146,14 @@ class Claim:
     takes: frozenset[str] = frozenset()  # which of `data` and `model` of the budget it uses
 
 
-def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent b of values = a * sizes ** b: least squares of the logarithms."""
+def power_law(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """a and b of values = a * sizes ** b: least squares of the logarithms."""
     if len(sizes) < 2 or min(values) <= 0:
-        raise InputError("an exponent needs two or more positive values")
-    slope, _ = np.polyfit(np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float)), 1)
-    return float(slope)
+        raise InputError("a power law needs two or more positive values")
+    slope, offset = np.polyfit(np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float)), 1)
+    return float(np.exp(offset)), float(slope)
+
+
+def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent of the power law that fits best."""
+    return power_law(sizes, values)[1]

@@ -25,7 +25,7 @@ WIDTH, HEIGHT, ACROSS = 4.6, 3.4, 3  # inches of a panel, and panels in a row
 
 def draw(panels: Sequence[Panel]) -> Figure:
     """All panels of a claim, at most three in a row."""
-    columns = min(len(panels), ACROSS)
+    columns = 2 if len(panels) == 4 else min(len(panels), ACROSS)
     rows = -(-len(panels) // columns)
     figure = new_figure(WIDTH * columns, HEIGHT * rows)
     for number, panel in enumerate(panels, start=1):
@@ -34,7 +34,7 @@ def draw(panels: Sequence[Panel]) -> Figure:
         axes.set_title(panel.title, loc="left", fontsize=9, color="#222222")
         axes.set_xlabel(panel.x_label, fontsize=8)
         axes.set_ylabel(panel.y_label, fontsize=8)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(labelsize=6 if panel.kind == "heat" or len(panel.series[0].x) > 8 else 7, which="both")
     return figure
 
 
@@ -56,16 +56,26 @@ def svg(panels: Sequence[Panel]) -> str:
 
 
 def _lines(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import NullLocator
+
+    solid = sum(not series.dashed for series in panel.series)
     for number, series in enumerate(panel.series):
-        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.6, "markersize": 3.5}
+        colour = COLOURS[number % solid % len(COLOURS)]  # dashed curves come last and repeat the colours
+        style: dict[str, Any] = {"color": colour, "linewidth": 1.0 if series.dashed else 1.6, "markersize": 3.5}
         marker = "" if series.dashed else MARKERS[number % len(MARKERS)]
         if len(series.low):
             axes.fill_between(
-                np.asarray(series.x, float), series.low, series.high, color=style["color"], alpha=0.15, linewidth=0
+                np.asarray(series.x, float), series.low, series.high, color=colour, alpha=0.15, linewidth=0
             )
-        axes.plot(series.x, series.y, "--" if series.dashed else "-", marker=marker, label=series.label, **style)
+        axes.plot(
+            series.x, series.y, "--" if series.dashed else "-", marker=marker, label=series.label or None, **style
+        )
     if panel.log_x:
         axes.set_xscale("log")
+        ticks = sorted({float(x) for series in panel.series for x in series.x})
+        axes.set_xticks(ticks if len(ticks) <= 6 else ticks[:: len(ticks) // 4])
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_locator(NullLocator())
     _finish(axes, panel)
 
 
@@ -77,7 +87,8 @@ def _bars(axes: Axes, panel: Panel) -> None:
         axes.bar(places, series.y, width, color=COLOURS[number % len(COLOURS)], label=series.label)
         if len(series.low):
             axes.vlines(places, series.low, series.high, color="#222222", linewidth=1)
-    axes.set_xticks(range(len(names)), names, rotation=30 if max(map(len, names)) > 8 else 0, fontsize=7)
+    turned: dict[str, Any] = {"rotation": 90} if len(names) > 8 else {"rotation": 15} if len(names) > 4 else {}
+    axes.set_xticks(range(len(names)), names, **turned)
     _finish(axes, panel)
 
 

@@ -119,7 +119,7 @@ def verdict(measurement: Measurement) -> str:
 def settings_text(record: ClaimRecord) -> str:
     settings = ", ".join(f"{name} {cell(value)}" for name, value in record.settings.items())
     environment = ", ".join(f"{name} {value}" for name, value in record.environment.items())
-    return f"{settings}; {record.processor_seconds:.0f} processor seconds; {environment}"
+    return f"{settings}; {record.processor_seconds:.0f} processor seconds without models that were kept; {environment}"
 
 
 def html_page(measured: Sequence[tuple[Claim, ClaimRecord]]) -> str:

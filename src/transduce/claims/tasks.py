@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +19,7 @@ from transduce.flow import BOS, EOS, SPECIALS, Batch, Example, Padded
 from transduce.inference import Model
 from transduce.model import Transducer
 from transduce.recipe import parse
+from transduce.run import Run
 from transduce.synthetic.algorithmic import LETTERS, split
 
 GRU: dict[str, Any] = {"kind": "recurrent", "cell": "gru", "width": 128, "dropout": 0.0}
@@ -112,3 +118,43 @@ def letters(
     files = {"train": budget.write_pairs(f"{name}-train-{count}", train[:count])}
     files["dev"] = budget.write_pairs(f"{name}-dev", dev)
     return {**files, "cache": str(budget.folder / "cache")}, test
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One validation of a run: after how many updates and seconds of training, and its scores."""
+
+    step: int
+    seconds: float  # of an undisturbed machine: see `seconds_per_update`
+    scores: Mapping[str, float]
+
+
+def validations(run: Run) -> list[Validation]:
+    """The validations in the log of a run."""
+    entries = [json.loads(line) for line in run.log.read_text(encoding="utf-8").splitlines()]
+    seconds = seconds_per_update(entries)
+    return [
+        Validation(entry["step"], entry["step"] * seconds, {name: entry[name] for name in ("loss", "exact")})
+        for entry in entries
+        if entry["kind"] == "validation"
+    ]
+
+
+def seconds_per_update(entries: Sequence[Mapping[str, Any]]) -> float:
+    """The lowest tenth of the times between two entries of a log: other programs make the rest of them longer."""
+    between = [
+        (second["seconds"] - first["seconds"]) / (second["step"] - first["step"])
+        for first, second in pairwise(entries)
+        if first["kind"] == second["kind"] == "update"  # no validation in between
+    ]
+    return float(np.quantile(between, 0.1)) if between else math.nan
+
+
+def scaled(model: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """The same model with another width; that of feed-forward layers in proportion."""
+
+    def resize(spec: Mapping[str, Any]) -> dict[str, Any]:
+        changed = {**spec, "width": width}
+        return changed | ({"ff_width": spec["ff_width"] * width // spec["width"]} if "ff_width" in spec else {})
+
+    return {side: resize(spec) for side, spec in model.items()}

@@ -1,0 +1,155 @@
+"""Parts of the claims that need trained models, on hardly trained ones; the directions are in the records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.claims import bottleneck, context, exposure_bias, heads, pronouns, scaling
+from transduce.claims.claim import Budget
+from transduce.claims.tasks import (
+    ATTENTION,
+    LAYERS,
+    ONE_VECTOR,
+    Validation,
+    encode_pairs,
+    recipe,
+    scaled,
+    seconds_per_update,
+    untrained,
+)
+from transduce.evaluation.by_length import LengthBucket
+from transduce.evaluation.significance import ConfidenceInterval, PairedTestResult
+from transduce.flow import Example
+from transduce.inference import Model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A Transformer of two layers on sentences with pronouns, after two updates."""
+    budget = Budget(tmp_path_factory.mktemp("claims"))
+    pairs = budget.write_pairs("pairs", pronouns.examples(300, 1, held_out=False))
+    data = {"train": pairs, "dev": pairs, "cache": str(budget.folder / "cache")}
+    return budget.train("tiny", recipe(data, {"encoder": LAYERS, "decoder": {**LAYERS, "layers": 1}}, 2))
+
+
+def test_the_last_word_decides_what_a_pronoun_refers_to() -> None:
+    sentence = pronouns.PronounSentence("dog", "street", "tired")
+    assert sentence.text == "the dog did not cross the street because it was too tired"
+    assert sentence.referent == "dog"
+    assert replace(sentence, word="wide").referent == "street"
+    train, test = ({one.source for one in pronouns.examples(500, 1, held_out=held)} for held in (False, True))
+    assert not train & test
+
+
+@pytest.mark.slow
+def test_a_word_is_one_vector_before_the_first_layer_and_several_after_it(model: Model) -> None:
+    texts = [pronouns.PronounSentence("dog", "street", word).text for word in ("tired", "hungry", "wide")]
+    states = context.pronoun_states(model, texts)
+    assert len(states) == 3
+    assert torch.allclose(states[0][0], states[0][2], atol=1e-6)
+    assert float(context.cosine_distances(states[2][:1], states[2][2:])) > 1e-6
+    assert len(context.transformer_encoder(model).layers) == 2  # all layers are back
+    distances = context.context_distances(model, 6)
+    assert distances["same referent"][0] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_pruned_head_changes_the_output_and_comes_back(model: Model) -> None:
+    chosen = list(islice(pronouns.sentences(3, held_out=True), 20))
+    batch = encode_pairs(model, [Example(one.text, one.referent) for one in chosen])
+    before = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
+    costs = heads.pruning_costs(model, batch)
+    assert len(costs) == 2 * 4 + 4 + 4
+    assert all(cost != 0 for name, (cost, _) in costs.items() if name.startswith(("encoder", "decoder 0 cross")))
+    after = model.network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_patterns_of_a_uniform_head_are_those_of_the_baseline() -> None:
+    sentence = pronouns.PronounSentence("dog", "street", "tired")
+    words = [*sentence.text.split(), "</s>"]
+    size, rare = len(words), {"dog", "tired"}
+    weights = np.full((1, 1, size, size), 1 / size)
+    found, base = heads.patterns(weights, words, sentence, rare), heads.uniform(words, rare)
+    assert {name: float(values[0, 0]) for name, values in found.items()} == pytest.approx(base)
+    weights[:] = np.eye(size)
+    found = heads.patterns(weights, words, sentence, rare)
+    assert found["itself"] == 1
+    assert found["previous word"] == found["it to its noun"] == 0
+
+
+def test_the_nearest_neighbour_is_the_paraphrase_where_vectors_are_close() -> None:
+    vectors = np.random.default_rng(1).normal(size=(20, 8))
+    noise = 0.1 * np.random.default_rng(2).normal(size=(20, 8))
+    assert context.nearest_is_paraphrase(np.concatenate([vectors, vectors + noise]), 20) > 0.9
+    assert context.nearest_is_paraphrase(context.word_counts(["a b", "c d", "e f", "g h"]), 2) <= 0.5
+
+
+def test_models_of_the_bottleneck_have_equal_parameters() -> None:
+    like = untrained(scaled(ATTENTION, 64), 1)
+    parameters = sum(one.numel() for one in like.parameters())
+    sizes = SimpleNamespace(size=30)
+    matched = bottleneck.equal_parameters(
+        scaled(ONE_VECTOR, 64),
+        SimpleNamespace(parameters=parameters, source=sizes, target=sizes),  # type: ignore[arg-type]
+    )
+    other = sum(one.numel() for one in untrained(matched, 1).parameters())
+    assert abs(other / parameters - 1) < 0.05
+
+
+def test_the_bottleneck_is_a_significant_difference_that_grows() -> None:
+    def system(scores: list[float]) -> bottleneck.ScoredSystem:
+        buckets = [LengthBucket(i, i, 9, ConfidenceInterval(score, score, score)) for i, score in enumerate(scores)]
+        return bottleneck.ScoredSystem(1, np.zeros((1, 1)), float(np.mean(scores)), buckets)
+
+    systems = {"attention": system([99.0, 98.0, 97.0, 96.0])}
+    systems["one vector, equal parameters"] = system([99.0, 97.0, 50.0, 5.0])
+    task = bottleneck.LengthTask("reversal", {}, [], {}, "exact", 1)
+    result = PairedTestResult(30.0, 25.0, 35.0, 0.001)
+    assert [check.holds for check in bottleneck._checks(task, systems, result)] == [True, True]
+    assert not bottleneck._checks(task, systems, replace(result, p_value=0.2))[0].holds
+    assert not bottleneck._checks(task, systems, replace(result, difference=-30.0))[0].holds
+
+
+@pytest.mark.slow
+def test_running_sums_and_their_positions(tmp_path: Path) -> None:
+    examples = list(islice(exposure_bias.running_sums(1), 20))
+    for one in examples:
+        digits, totals = one.source.split(), (one.target or "").split()
+        assert totals[-1] == str(sum(map(int, digits)) % exposure_bias.BASE)
+    budget = Budget(tmp_path)
+    pairs = budget.write_pairs("sums", examples * 4)
+    data = {"train": pairs, "dev": pairs, "cache": str(tmp_path / "cache")}
+    model = budget.train("sums", recipe(data, scaled(ATTENTION, 16), 2))
+    found = exposure_bias.by_position(model, examples)
+    # The first token has no prefix: what is right after the reference is right alone.
+    assert found["after reference"][0] == found["after own"][0]
+    assert len(found["after own"]) == max(len((one.target or "").split()) for one in examples)
+
+
+def test_the_gap_is_the_difference_of_both_curves() -> None:
+    early, late = np.array([1.0, 1.0]), np.array([0.9, 0.5])
+    found = {name: {"after reference": early, "after own": late} for name in exposure_bias.REMEDIES}
+    measured = exposure_bias._measurement(found)
+    assert measured.holds
+    assert measured.checks[0].numbers["gap"] == pytest.approx(0.3)
+
+
+def test_the_time_of_an_update_is_that_of_an_undisturbed_machine() -> None:
+    seconds = [0.0, 1.0, 2.0, 9.0, 10.0, 11.0]
+    entries = [{"kind": "update", "step": 10 * number, "seconds": one} for number, one in enumerate(seconds, start=1)]
+    assert seconds_per_update(entries) == pytest.approx(0.1)
+    entries.insert(3, {"kind": "validation", "step": 30})
+    assert seconds_per_update(entries) == pytest.approx(0.1)
+
+
+def test_what_was_reached_within_a_budget_of_time() -> None:
+    history = [Validation(step, step / 10, {"exact": step, "loss": 1.0}) for step in (25, 50, 75)]
+    assert [scaling.reached(history, seconds).step for seconds in (1, 5, 6, 100)] == [25, 50, 50, 75]
