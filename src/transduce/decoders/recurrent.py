@@ -39,12 +39,13 @@ class RecurrentDecoder(Decoder):
         layers: Count = 1,
         width: Count = 256,
         context: type[ContextMechanism] = Bahdanau,
-        bridge: Literal["dense", "tanh", "none", "states"] = "dense",
+        bridge: Literal["dense", "tanh", "linear", "none", "states"] = "dense",
         residual: bool = False,
         dropout: Rate = 0.1,
     ) -> None:
         """`bridge` maps the summary of the memory to the initial state; `none`: the summary is that state. `tanh`: the
-        cell state of an LSTM is bounded too. `states`: the summary holds the states of all layers."""
+        cell state of an LSTM is bounded too. `linear`: no state is bounded. `states`: the summary holds the states of
+        all layers."""
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         # A language model has no memory, so no context.
@@ -53,8 +54,8 @@ class RecurrentDecoder(Decoder):
             embedding.width + self.context.feed_width, width, cell, layers, residual=residual, dropout=dropout
         )
         states = layers * width * self.rnn.tensors
-        self.has_memory, self.bounded = memory_width > 0, bridge == "tanh"
-        self.bridge = dense(memory_width, states) if memory_width and bridge in ("dense", "tanh") else None
+        self.has_memory, self.bounded, self.linear = memory_width > 0, bridge == "tanh", bridge == "linear"
+        self.bridge = dense(memory_width, states) if memory_width and bridge in ("dense", "tanh", "linear") else None
         if self.has_memory and bridge == "none" and memory_width != states:
             raise InputError(
                 f"without a bridge a summary of width {memory_width} cannot be an initial state of width {states}",
@@ -76,7 +77,7 @@ class RecurrentDecoder(Decoder):
             return self.rnn.zeros(memory.mask.size(0), self.embedding.weight)
         states = memory.summary if self.bridge is None else self.bridge(memory.summary)
         states = states.unflatten(-1, (len(self.rnn.layers), self.rnn.tensors, -1))  # B L 1 W; LSTM: B L 2 W
-        if self.bridge is None:
+        if self.bridge is None or self.linear:
             return tuple(layer.unbind(1) for layer in states.unbind(1))
         # The hidden state of every cell is in (-1, 1); the cell state of an LSTM is unbounded.
         states = torch.tanh(states) if self.bounded else states

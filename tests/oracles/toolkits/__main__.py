@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-TOOLKITS = ("marian",)
+TOOLKITS = ("marian", "opennmt", "fairseq_models", "joeynmt_models")
 
 if __name__ == "__main__":
     out, chosen = Path(sys.argv[1]).resolve(), sys.argv[2:] or TOOLKITS

@@ -38,6 +38,8 @@ class Recording:
     beam: list[str] | None = None
     targets: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)  # log-probability of each target, </s> included
+    tolerance: float = 1e-4  # of scores, which are printed with few digits
+    search: dict[str, Any] = field(default_factory=dict)  # native settings of the same beam search
 
     def save(self, folder: Path, made: Path) -> None:
         """Keeps the files of the model and this record; `made` is where the toolkit wrote the files."""

@@ -30,10 +30,6 @@ for name, folder in zip(("transduce", "transduce.interop", "transduce.interop.le
 from transduce.interop.legacy.unpack import main
 main(Path(sys.argv[1]), Path(sys.argv[2]))
 """
-OLD_FORMAT = (
-    "it was written by PyTorch before 1.6, or is damaged: on an isolated machine, with the toolkit that wrote it, "
-    "load it with torch.load and save it again with torch.save"
-)
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,7 @@ def open_checkpoint(file: Path) -> Iterator[LegacyCheckpoint]:
             raise InputError(f"the settings are larger than {MAX_JSON:,} bytes", where=str(file))
         content = json.loads(written.read_bytes())
         if "refused" in content:
-            problem = content["refused"]
-            raise InputError(problem, where=str(file), remedy=OLD_FORMAT if "zip" in problem else "fetch it again")
+            raise InputError(content["refused"], where=str(file), remedy="fetch it again")
         yield LegacyCheckpoint(file, content["settings"], list_weights(folder))
 
 

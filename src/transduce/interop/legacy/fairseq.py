@@ -7,13 +7,16 @@ from pathlib import Path
 
 from transduce.errors import InputError
 from transduce.interop.huggingface import bart
-from transduce.interop.huggingface.family import Config, Content, WeightMap
+from transduce.interop.huggingface.family import Config, Content, WeightMap, Weights
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.model import (
+    BIAS,
     BILINEAR,
     COMBINE,
+    OUTPUT,
     RECURRENT_MODULES,
+    TARGET,
     LegacyModel,
     LegacyVocabulary,
     read_lines,
@@ -41,7 +44,13 @@ MODULES = {
     "decoder.output_projection": "decoder.output.projection",
 }
 POSITIONS = {name.removeprefix("model."): tensor for name, tensor in bart.POSITIONS.items()}
-IGNORED = tuple(f"{side}.{name}" for side in SIDES for name in ("version", "embed_positions._float_tensor"))
+# Copies for the fast path of an encoder layer. fairseq 0.12 fills them from the other weights whenever it loads a file;
+# in a file they are mostly zero.
+FAST_PATH = tuple(f"{name}_{leaf}" for name in ("in_proj", "out_proj", "fc1", "fc2") for leaf in ("weight", "bias"))
+IGNORED = (
+    *(f"{side}.{name}" for side in SIDES for name in ("version", "embed_positions._float_tensor")),
+    *(f"encoder.layers.*.{name}" for name in FAST_PATH),
+)
 UNSUPPORTED = (  # options that change the computation
     "no_token_positional_embeddings",
     "no_cross_attention",
@@ -54,6 +63,7 @@ UNSUPPORTED = (  # options that change the computation
     "scale_heads",
     "scale_resids",
 )
+NARROW, NARROW_OUTPUT = "decoder.narrow", "decoder.additional_fc.weight"  # a layer without a native counterpart
 SEARCH = {"strategy": "huggingface_beam", "beam": 5, "stop": "full", "length_penalty": 1.0, "max_length": 200}
 
 
@@ -113,7 +123,19 @@ def _lstm(config: Config, names: Collection[str]) -> Content:
     shared = {"cell": "lstm", "dropout": config.rate("dropout")}
     tied = config.flag("share_decoder_input_output_embed") or config.flag("share_all_embeddings")
     every = config.flag("share_all_embeddings")
-    return recurrent_sections(shared, encoder, decoder) | {"tie": ("all" if every else "target") if tied else "none"}
+    tie = "none" if not tied or NARROW_OUTPUT in names else ("all" if every else "target")
+    return recurrent_sections(shared, encoder, decoder) | {"tie": tie}
+
+
+def _combine(weights: Weights) -> Weights:
+    """The narrower layer before the output, which has no activation, is multiplied into the output."""
+    combined = dict(weights)
+    narrow, bias = combined.pop(f"{NARROW}.weight", None), combined.pop(f"{NARROW}.bias", None)
+    wide = combined.get(OUTPUT, combined.get(TARGET))  # a tied output has the table of the embeddings
+    if narrow is not None and bias is not None and wide is not None:
+        combined[OUTPUT] = wide @ narrow
+        combined[BIAS] = wide @ bias + combined.get(BIAS, 0.0)
+    return widen_embeddings(combined)
 
 
 TRANSFORMER = WeightMap(MODULES, POSITIONS, ignored=IGNORED)
@@ -123,17 +145,18 @@ LSTM = WeightMap(
         **{f"{side}.embed_tokens": f"{side}.embedding" for side in SIDES},
         "decoder.attention.output_proj": COMBINE,
         "decoder.fc_out": "decoder.output.projection",
+        "decoder.additional_fc": NARROW,
     },
     {"decoder.attention.input_proj.weight": BILINEAR},
     ignored=IGNORED,
-    combine=widen_embeddings,
+    combine=_combine,
 )
 
 
 def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     config = Config(_options(checkpoint), str(checkpoint.file))
     weights = {name.removeprefix("model/"): tensor for name, tensor in checkpoint.weights.items()}
-    source, target = (_side(checkpoint.file.parent, _language(config, side)) for side in ("source", "target"))
+    source, target = (_side(checkpoint.file.parent, name) for name in _dictionaries(checkpoint.file.parent, config))
     if "encoder.lstm.weight_ih_l0" in weights:
         weights = {rename_cell(name): tensor for name, tensor in weights.items()}
         return LegacyModel(_lstm, LSTM, config, weights, source, target, generation=SEARCH)
@@ -152,17 +175,23 @@ def _options(checkpoint: LegacyCheckpoint) -> Content:
     return found[0] | found[1]
 
 
-def _language(config: Config, side: str) -> str:
-    name = config.content.get(f"{side}_lang")
-    if not isinstance(name, str) or not name:
-        problem = f"the checkpoint has no {side}_lang"
-        raise InputError(problem, where=config.where, remedy="only translation models are supported")
-    return name
+def _dictionaries(folder: Path, config: Config) -> tuple[str, str]:
+    """The files of source and target, by the languages in the options; without them, two files that are equal."""
+    languages = [config.content.get(f"{side}_lang") for side in ("source", "target")]
+    if all(isinstance(language, str) and language for language in languages):
+        return f"dict.{languages[0]}.txt", f"dict.{languages[1]}.txt"
+    names = sorted(path.name for path in folder.glob("dict.*.txt") if path.is_file())
+    if 1 <= len(names) <= 2 and read_lines(folder, names[0]) == read_lines(folder, names[-1]):
+        return names[0], names[-1]
+    raise InputError(
+        "the checkpoint has no source_lang and target_lang, so it is not known which dictionary is which",
+        where=config.where,
+        remedy="only translation models are supported, trained with --source-lang and --target-lang",
+    )
 
 
-def _side(folder: Path, language: str) -> LegacyVocabulary:
+def _side(folder: Path, name: str) -> LegacyVocabulary:
     """Outputs start with </s>, and end with it too."""
-    name = f"dict.{language}.txt"
     words = list(SPECIAL_TOKENS)
     for number, line in enumerate(read_lines(folder, name), 1):
         word, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")

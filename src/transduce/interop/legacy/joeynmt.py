@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,10 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
     if attention not in SCORES or len(cells) > 1 or not cells <= {"gru", "lstm"}:
         remedy = "supported: bahdanau and luong, gru or lstm on both sides"
         raise InputError(f"attention {attention!r} with {cells} is not supported", where=decoder.where, remedy=remedy)
-    if "decoder.bridge_layer.weight" not in names:
-        remedy = "only init_hidden: bridge can be imported"
-        raise InputError("the decoder does not start from a bridge", where=decoder.where, remedy=remedy)
+    initial = _initial(decoder)
+    if (initial == "bridge") != ("decoder.bridge_layer.weight" in names):
+        problem = f"init_hidden: {initial} does not fit the weights"
+        raise InputError(problem, where=decoder.where, remedy="the settings and the weights belong to different models")
     both = encoder.flag("bidirectional", True)
     encoder_options = {
         "layers": encoder.count("num_layers", 1),
@@ -126,7 +128,7 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
     decoder_options = {
         "layers": decoder.count("num_layers", 1),
         "width": decoder.count("hidden_size"),
-        "bridge": "tanh",
+        "bridge": BRIDGES[initial],
         "context": {"kind": "luong", "score": SCORES[attention], "input_feeding": input_feeding, "bias": True},
     }
     shared = {"cell": cells.pop(), "dropout": encoder.rate("dropout")}
@@ -135,6 +137,14 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
 
 
 SCORES = {"bahdanau": "mlp", "luong": "bilinear"}
+BRIDGES = {"bridge": "tanh", "last": "linear", "zero": "linear"}  # init_hidden; the last two are constant matrices
+
+
+def _initial(decoder: Config) -> str:
+    value = str(decoder.content.get("init_hidden") or "bridge")
+    if value not in BRIDGES:
+        raise decoder.wrong("init_hidden", value, "is not supported", f"supported: {', '.join(BRIDGES)}")
+    return value
 
 
 def _context_first(weight: Tensor) -> list[Tensor]:
@@ -143,9 +153,23 @@ def _context_first(weight: Tensor) -> list[Tensor]:
     return [torch.cat((weight[:, width:], weight[:, :width]), -1)]
 
 
-def _combine(weights: Weights) -> Weights:
+def _bridge(initial: str, weights: Weights) -> Weights:
+    """A bridge that is no weight of the checkpoint: all zero, or the (forward) state of the encoder unchanged."""
+    memory, hidden = (weights.get(f"{side}.rnn.layers.0.weight_hh_l0") for side in ("encoder", "decoder"))
+    if initial == "bridge" or memory is None or hidden is None:
+        return {}
+    directions = 2 if "encoder.rnn.layers.0.weight_hh_l0_reverse" in weights else 1
+    width, given = hidden.size(1), memory.size(1) * directions
+    matrix = torch.eye(width, given) if initial == "last" else torch.zeros(width, given)
+    return {
+        "decoder.bridge.weight": matrix.to(hidden),
+        "decoder.bridge.bias": torch.zeros(width).to(hidden),
+    }
+
+
+def _combine(initial: str, weights: Weights) -> Weights:
     """Repeats the bridge, which JoeyNMT shares between all layers and both parts of an LSTM state."""
-    combined = widen_embeddings(weights)
+    combined = widen_embeddings(weights) | _bridge(initial, weights)
     times = len({name for name in weights if re.fullmatch(r"decoder\.rnn\.layers\.\d+\.weight_hh_l0", name)})
     hidden = combined.get("decoder.rnn.layers.0.weight_hh_l0")
     times *= 2 if hidden is not None and hidden.size(0) == 4 * hidden.size(1) else 1
@@ -156,7 +180,7 @@ def _combine(weights: Weights) -> Weights:
     return combined
 
 
-def _recurrent_weights(attention: Any) -> WeightMap:
+def _recurrent_weights(attention: Any, initial: str) -> WeightMap:
     """`key_layer` is the matrix of a bilinear score, or the half of an MLP score that reads the memory."""
     mlp = attention != "luong"
     scores = (
@@ -171,7 +195,7 @@ def _recurrent_weights(attention: Any) -> WeightMap:
     }
     modules |= {"decoder.bridge_layer": "decoder.bridge", "decoder.att_vector_layer": COMBINE}
     tensors = OUTPUT | {"decoder.att_vector_layer.weight": TensorMap((f"{COMBINE}.weight",), _context_first)}
-    return WeightMap(modules, tensors, combine=_combine)
+    return WeightMap(modules, tensors, combine=partial(_combine, initial))
 
 
 def section(config: Config, name: str) -> Config:
@@ -194,7 +218,8 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     to_recipe, weight_map = _transformer, TRANSFORMER
     if "encoder.rnn.weight_ih_l0" in weights:
         to_recipe = _recurrent
-        weight_map = _recurrent_weights(section(model, "decoder").content.get("attention"))
+        decoder = section(model, "decoder")
+        weight_map = _recurrent_weights(decoder.content.get("attention"), _initial(decoder))
         weights = {rename_cell(name): tensor for name, tensor in weights.items()}
     return LegacyModel(to_recipe, weight_map, model, weights, source, target, (".score.k_proj.bias",), search)
 

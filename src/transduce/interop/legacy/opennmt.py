@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from transduce.errors import InputError
-from transduce.interop.huggingface.family import Config, Content, WeightMap
+from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.model import (
@@ -22,8 +25,19 @@ from transduce.interop.legacy.model import (
 )
 
 ATTENTION = {"linear_query": "q_proj", "linear_keys": "k_proj", "linear_values": "v_proj", "final_linear": "out_proj"}
-FEED_FORWARD = {"feed_forward.w_1": "feed_forward.fc1", "feed_forward.w_2": "feed_forward.fc2"}
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
+FEED_FORWARD = {
+    "feed_forward.w_1": "feed_forward.fc1",
+    "feed_forward.w_2": "feed_forward.fc2",
+    "feed_forward.w_3": "feed_forward.fc_gate",
+}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
+GATED = ("silu", "gated-gelu")
+NORMS = {"standard": "layer", "rms": "rms"}
+ROTARY = -1  # as max_relative_positions
+POSITIONS: dict[str, Any] = {
+    "SinusoidalInterleaved": "sinusoidal",
+    "SinusoidalConcat": {"kind": "sinusoidal", "halves": True, "inclusive": True},
+}
 
 
 def _layer(parts: Mapping[str, str], norms: Mapping[str, str]) -> dict[str, str]:
@@ -53,27 +67,45 @@ MODULES = {
 EMBEDDINGS = "embeddings.make_embedding."  # prefix of the embedding table and the positional encodings
 SINUSOIDS = ("encoder.embeddings.pe.pe", "decoder.embeddings.pe.pe")
 # Biases that later versions omit by default.
-ZERO_BIASES = (*(f".{name}.bias" for name in ATTENTION.values()), ".fc1.bias", ".fc2.bias")
+ZERO_BIASES = (*(f".{name}.bias" for name in ATTENTION.values()), ".fc1.bias", ".fc2.bias", ".fc_gate.bias")
 
 
 def _stack(config: Config, side: str) -> Content:
-    activation = config.content.get("pos_ffn_activation_fn") or "relu"
-    if activation not in ACTIVATIONS:
-        problem = f"pos_ffn_activation_fn: {activation!r} is not supported"
-        raise InputError(problem, where=config.where, remedy=f"supported: {', '.join(ACTIVATIONS)}")
+    activation = _choose(config, "pos_ffn_activation_fn", "relu", ACTIVATIONS)
+    kv_heads = config.integer("num_kv", 0) or None
     return {
         "kind": "transformer",
         "layers": config.count(f"{side[:3]}_layers"),
         "width": _width(config, side),
         "heads": config.count("heads", 8),
+        "kv_heads": kv_heads,
         "ff_width": config.count("transformer_ff", 2048),
         "activation": ACTIVATIONS[activation],
+        "gated": activation in GATED,
+        "norm_kind": NORMS[_choose(config, "layer_norm", "standard", NORMS)],
         "norm_eps": config.rate("norm_eps", 1e-6),
-        "position": "sinusoidal",
+        "position": _position(config),
         "dropout": _first_rate(config, "dropout"),
         "attention_dropout": _first_rate(config, "attention_dropout"),
         "activation_dropout": _first_rate(config, "dropout"),
     }
+
+
+def _choose(config: Config, name: str, default: str, supported: Collection[str]) -> str:
+    value = config.content.get(name) or default
+    if value not in supported:
+        raise config.wrong(name, value, "is not supported", f"supported: {', '.join(supported)}")
+    return str(value)
+
+
+def _position(config: Config) -> Any:
+    if config.content.get("max_relative_positions") != ROTARY:
+        config.require("max_relative_positions", 0)
+        config.require("position_encoding", True)
+        return POSITIONS[_choose(config, "position_encoding_type", "SinusoidalInterleaved", POSITIONS)]
+    for name, value in (("position_encoding", False), ("rotary_dim", 0), ("rotary_theta", 10000)):
+        config.require(name, value)
+    return "rotary"
 
 
 def _width(config: Config, side: str) -> int:
@@ -92,24 +124,23 @@ def _transformer(config: Config, names: Collection[str]) -> Content:
     for name, value in (
         ("encoder_type", "transformer"),
         ("decoder_type", "transformer"),
-        ("position_encoding", True),
-        ("max_relative_positions", 0),
-        ("self_attn_type", "scaled-dot"),
-        ("layer_norm", "standard"),
         ("parallel_residual", False),
         ("multiquery", False),
         ("copy_attn", False),
         ("generator_function", "softmax"),
-        ("position_encoding_type", "SinusoidalInterleaved"),
+        ("sliding_window", 0),
+        ("num_experts", 0),
     ):
         config.require(name, value)
+    _choose(config, "self_attn_type", "scaled-dot", ("scaled-dot", "scaled-dot-flash"))
+    scaled = config.content.get("max_relative_positions") != ROTARY  # the encoding of positions multiplies, if any
     every = config.flag("share_embeddings")
     tied = config.flag("share_decoder_embeddings")
     return {
         "encoder": _stack(config, "encoder"),
         "decoder": _stack(config, "decoder"),
         "tie": ("all" if every else "target") if tied else "none",
-        "scale_embedding": True,
+        "scale_embedding": scaled,
         "source_eos": False,
     }
 
@@ -145,6 +176,27 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
     return model | {"tie": "target" if config.flag("share_decoder_embeddings") else "none", "source_eos": False}
 
 
+def _halves(heads: int, weight: Tensor) -> list[Tensor]:
+    """Rows of each head so that pairs that rotate together, neighbours there, lie in two halves."""
+    rows = weight.unflatten(0, (heads, -1, 2))
+    return [rows.transpose(1, 2).flatten(0, 2).contiguous()]
+
+
+def _weight_map(content: Mapping[str, Any], config: Config) -> WeightMap:
+    """Queries and keys with neighbours that rotate together are rearranged."""
+    if content.get("max_relative_positions") != ROTARY or not content.get("rotary_interleave", True):
+        return TRANSFORMER
+    heads = config.count("heads", 8)
+    tensors = {}
+    for module, native in MODULES.items():
+        kind = module.rpartition("self_attn.")[2]
+        if kind in ("linear_query", "linear_keys"):
+            count = heads if kind == "linear_query" else config.integer("num_kv", 0) or heads
+            for leaf in ("weight", "bias"):
+                tensors[f"{module}.{leaf}"] = TensorMap((f"{native}.{leaf}",), partial(_halves, count))
+    return WeightMap(MODULES, tensors, ignored=SINUSOIDS)
+
+
 TRANSFORMER = WeightMap(MODULES, ignored=SINUSOIDS)
 RECURRENT = WeightMap(
     {
@@ -171,23 +223,31 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     weights = {_table_name(name): tensor for name, tensor in checkpoint.weights.items()}
     source, target = (_side(checkpoint, side) for side in ("src", "tgt"))
     config = Config(content, str(checkpoint.file))
-    to_recipe, weight_map = _transformer, TRANSFORMER
+    to_recipe, weight_map = _transformer, _weight_map(content, config)
     if content.get("encoder_type") in ("rnn", "brnn"):
         to_recipe, weight_map = _recurrent, RECURRENT
         weights = {rename_cell(name): tensor for name, tensor in weights.items()}
     return LegacyModel(to_recipe, weight_map, config, weights, source, target, ZERO_BIASES, {"beam": 5})
 
 
+def _words(stored: Any) -> list[str] | None:
+    """The words of a vocabulary: a list (version 3), or objects of torchtext as their attributes (1 and 2)."""
+    if isinstance(stored, dict) and isinstance(fields := stored.get("fields"), list) and len(fields) == 1:
+        stored = fields[0][1] if isinstance(fields[0], list) and len(fields[0]) == 2 else None
+    if isinstance(stored, dict) and isinstance(stored.get("vocab"), dict):
+        stored = stored["vocab"].get("itos")
+    if isinstance(stored, list) and stored and all(isinstance(word, str) for word in stored):
+        return stored
+    return None
+
+
 def _side(checkpoint: LegacyCheckpoint, side: str) -> LegacyVocabulary:
     stored = checkpoint.settings.get("vocab")
     vocabulary: dict[str, Any] = stored if isinstance(stored, dict) else {}
-    words = vocabulary.get(side)
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or not words:
-        raise InputError(
-            f"the vocabulary has no list of words for {side}",
-            where=str(checkpoint.file),
-            remedy="convert it with tools/convertv2_v3.py of OpenNMT-py 3, as earlier versions store objects there",
-        )
+    words = _words(vocabulary.get(side))
+    if words is None:
+        problem = f"the vocabulary has no list of words for {side}"
+        raise InputError(problem, where=str(checkpoint.file), remedy="word features cannot be imported")
     start = vocabulary.get("decoder_start_token") or "<s>"
     number = {word: index for index, word in reversed(list(enumerate(words)))}
     # No token ends a source, but a native vocabulary needs one.

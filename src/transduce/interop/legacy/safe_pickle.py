@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_DEPTH, MAX_NODES = 50, 5_000_000  # of the settings
 STORAGES = {
@@ -36,12 +36,12 @@ class Ordered(dict[Any, Any]):
 
 
 class Namespace(dict[Any, Any]):
-    """Stand-in for argparse.Namespace."""
+    """Stand-in for argparse.Namespace and other objects of which only the attributes matter."""
 
 
 @dataclass(frozen=True)
 class StorageRef:
-    """A flat array that is a member of the zip."""
+    """A flat array: a member of the zip, or a part of the file."""
 
     dtype: str
     key: str
@@ -76,23 +76,55 @@ def _ordered(pairs: Any = ()) -> Ordered:
 
 
 def _empty(kind: Any, *_: Any) -> Namespace:
-    if kind != "argparse.Namespace":
+    if kind not in OBJECTS:
         raise RefusedError(f"it creates {str(kind)[:80]}, which does not belong in a checkpoint")
     return Namespace()
 
 
+def _items(items: Any = ()) -> list[Any]:
+    """A set as a list; the order of a set has no meaning."""
+    return list(items)
+
+
+def _counts(*given: Any) -> Ordered:
+    """A dictionary whose first argument, where it is one, is the content and not a default."""
+    return Ordered(given[0]) if given and isinstance(given[0], dict) else Ordered()
+
+
+# Objects that are read as their attributes: options, and the vocabularies of OpenNMT-py 1 and 2 (torchtext).
+OBJECTS = {
+    "argparse.Namespace",
+    "onmt.inputters.text_dataset.TextMultiField",
+    *(
+        f"torchtext.{package}{name}"
+        for package in ("", "legacy.")
+        for name in ("data.field.RawField", "data.field.Field", "vocab.Vocab")
+    ),
+}
+# Functions that such objects refer to; only their names are read.
+FUNCTIONS = {
+    "onmt.inputters.text_dataset._feature_tokenize",
+    *(f"onmt.inputters.inputter.{name}" for name in ("make_src", "make_tgt")),
+    *(f"torchtext.{package}vocab._default_unk_index" for package in ("", "legacy.")),
+}
 # Everything that a checkpoint may call, with the function that is run instead.
 CALLS: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch.Size": tuple,
     "collections.OrderedDict": _ordered,
+    "collections.defaultdict": _counts,
+    "collections.Counter": _counts,
+    "functools.partial": lambda *_: Namespace(),
+    **{f"{module}.{name}": _items for module in ("builtins", "__builtin__") for name in ("set", "frozenset")},
     "copyreg._reconstructor": _empty,
     "copy_reg._reconstructor": _empty,
 }
 NAMES = {
     *CALLS,
-    "argparse.Namespace",
+    *OBJECTS,
+    *FUNCTIONS,
     "builtins.object",
     "__builtin__.object",
     *(f"torch.{name}" for name in (*STORAGES, *DTYPES)),
@@ -114,7 +146,8 @@ class PickleReader:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, content: bytes) -> Any:
+    def run(self, content: bytes | BinaryIO) -> Any:
+        """The object of one pickle; a file is then at the end of that pickle."""
         for code, argument, _ in pickletools.genops(content):
             name = code.name
             if name in LITERALS:
@@ -157,6 +190,8 @@ class PickleReader:
     def _empty_list(self, _: Any) -> None:
         self.stack.append([])
 
+    _empty_set = _empty_list
+
     def _empty_dict(self, _: Any) -> None:
         self.stack.append({})
 
@@ -180,6 +215,12 @@ class PickleReader:
     def _appends(self, _: Any) -> None:
         items = self._pop_to_mark()
         list.extend(self.stack[-1], items)
+
+    _additems = _appends
+
+    def _frozenset(self, _: Any) -> None:
+        items = self._pop_to_mark()
+        self.stack.append(items)
 
     def _setitem(self, _: Any) -> None:
         value, key = self.stack.pop(), self.stack.pop()
@@ -212,18 +253,22 @@ class PickleReader:
         self.stack.append(_empty(self.stack.pop()))
 
     def _build(self, _: Any) -> None:
-        """Fills a namespace; other attributes of an ordered dictionary are ignored."""
+        """Fills a namespace; other attributes of an ordered dictionary, and arguments of a function, are ignored."""
         state = self.stack.pop()
+        if isinstance(self.stack[-1], Namespace) and isinstance(state, tuple):
+            return
         if not isinstance(self.stack[-1], (Namespace, Ordered)) or not isinstance(state, dict):
             raise RefusedError("it sets the state of an object other than a namespace")
         if isinstance(self.stack[-1], Namespace):
             self.stack[-1].update(state)
 
     def _binpersid(self, _: Any) -> None:
-        what, kind, key, *_rest = self.stack.pop()
+        what, kind, key, *rest = self.stack.pop()
         stored = STORAGES.get(str(kind).removeprefix("torch."))
         if what != "storage" or stored is None or not str(key).isalnum():
             raise RefusedError(f"it has a storage of the type {str(kind)[:80]}")
+        if len(rest) > 2 and rest[2] is not None:
+            raise RefusedError(f"the storage {str(key)[:80]} is a part of another")
         self.stack.append(StorageRef(stored, str(key)))
 
 

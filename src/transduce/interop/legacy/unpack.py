@@ -1,7 +1,9 @@
 """Conversion of a PyTorch checkpoint or an .npz file to safetensors and JSON, without running any code of the file.
 
 This runs in a child process that needs only the standard library (and numpy for strided tensors), within limits of
-memory and time. A checkpoint is a zip of `data.pkl` and raw storages, an .npz file a zip of arrays.
+memory and time. A checkpoint is a zip of `data.pkl` and raw storages, an .npz file a zip of arrays. Before PyTorch 1.6
+a checkpoint was a series of pickles (a magic number, the version, facts about the machine, the object, the keys of its
+storages), followed by the storages in the order of these keys, each after the number of its elements.
 """
 
 from __future__ import annotations
@@ -13,13 +15,22 @@ import math
 import struct
 import sys
 import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from transduce.interop.legacy.safe_pickle import PickleReader, RefusedError, TensorView, checked_size, to_json
+from transduce.interop.legacy.safe_pickle import (
+    PickleReader,
+    RefusedError,
+    StorageRef,
+    TensorView,
+    checked_size,
+    to_json,
+)
 
 MAX_PICKLE = 256 * 2**20  # bytes of data.pkl
+MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001  # of checkpoints before PyTorch 1.6
 MAX_EXPANSION = 8  # bytes written per byte of the file: tied weights are written more than once
 MAX_SECONDS = 600
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no more can be written
@@ -45,7 +56,7 @@ class TensorEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    member: str  # of the zip
+    member: str  # of the zip, or the key of a storage
     begin: int  # in bytes; in elements where there are strides
     strides: tuple[int, ...] | None = None  # in elements; None: contiguous
 
@@ -109,6 +120,11 @@ def read_checkpoint(
     if found[pickled[0]].file_size > MAX_PICKLE:
         raise RefusedError(f"data.pkl is larger than {MAX_PICKLE:,} bytes")
     content = PickleReader().run(archive.read(pickled[0]))
+    return collect(content, f"{root}data/", {name: one.file_size for name, one in found.items()})
+
+
+def collect(content: Any, root: str, sizes: Mapping[str, int]) -> tuple[dict[str, Any], list[TensorEntry]]:
+    """The settings and the tensors of an unpickled checkpoint; `sizes`: the bytes of each storage."""
     if not isinstance(content, dict):
         raise RefusedError("it does not hold a dictionary")
     entries = []
@@ -116,13 +132,62 @@ def read_checkpoint(
     for part, weights in (parts or {"": content}).items():  # without parts: a plain state_dict
         for name, tensor in weights.items():
             if isinstance(tensor, TensorView):
-                member = f"{root}data/{tensor.storage.key}"
-                if member not in found:
+                member = f"{root}{tensor.storage.key}"
+                if member not in sizes:
                     raise RefusedError(f"the storage of {name} is missing")
-                entry = check_tensor(str(name), tensor, found[member].file_size)
+                entry = check_tensor(str(name), tensor, sizes[member])
                 entries.append(replace(entry, name=f"{part}{name}", member=member))
     settings = {name: to_json(content[name]) for name in SETTINGS if name in content}
     return {**settings, "parts": sorted(map(str, content))}, entries
+
+
+class LegacyReader(PickleReader):
+    """Reader of a checkpoint from before PyTorch 1.6, which keeps the dtype of each storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: dict[str, str] = {}
+
+    def _binpersid(self, argument: Any) -> None:
+        super()._binpersid(argument)
+        storage: StorageRef = self.stack[-1]
+        if self.dtypes.setdefault(storage.key, storage.dtype) != storage.dtype:
+            raise RefusedError(f"the storage {storage.key} has two dtypes")
+
+
+def legacy_spans(file: BinaryIO, keys: Any, dtypes: Mapping[str, str], size: int) -> dict[str, tuple[int, int]]:
+    """Begin and length in bytes of each storage; the file is at the first of them."""
+    spans: dict[str, tuple[int, int]] = {}
+    if not isinstance(keys, list):
+        raise RefusedError("it has no list of storages")
+    for key in keys:
+        count = checked_size(struct.unpack("<q", file.read(8))[0])
+        if key not in dtypes or key in spans:
+            raise RefusedError(f"it has a storage {str(key)[:80]} that no tensor, or one before, refers to")
+        spans[key] = (file.tell(), count * SIZES[dtypes[key]])
+        if sum(spans[key]) > size:
+            raise RefusedError(f"the storage {key} reaches beyond the file")
+        file.seek(sum(spans[key]))
+    return spans
+
+
+def unpack_legacy(file: BinaryIO, size: int, folder: Path) -> dict[str, Any]:
+    """A checkpoint from before PyTorch 1.6."""
+    first = [PickleReader().run(file) for _ in range(3)]
+    if first[:2] != [MAGIC, LEGACY_VERSION] or not isinstance(first[2], dict) or not first[2].get("little_endian"):
+        raise RefusedError("neither a zip nor a checkpoint of PyTorch before 1.6")
+    reader = LegacyReader()
+    content, keys = reader.run(file), PickleReader().run(file)
+    spans = legacy_spans(file, keys, reader.dtypes, size)
+    settings, entries = collect(content, "", {key: length for key, (_, length) in spans.items()})
+
+    def read(key: str) -> bytes:
+        begin, length = spans[key]
+        file.seek(begin)
+        return file.read(length)
+
+    write(folder, entries, size, read)
+    return settings
 
 
 def read_arrays(
@@ -151,7 +216,14 @@ def read_arrays(
     return settings, entries
 
 
-def write_safetensors(archive: zipfile.ZipFile, entries: list[TensorEntry], file: BinaryIO) -> None:
+def write(folder: Path, entries: list[TensorEntry], size: int, read: Callable[[str], bytes]) -> None:
+    if sum(entry.length for entry in entries) > MAX_EXPANSION * size:
+        raise RefusedError("its weights would be larger than the file")
+    with open(folder / "model.safetensors", "wb") as file:
+        write_safetensors(read, entries, file)
+
+
+def write_safetensors(read_member: Callable[[str], bytes], entries: list[TensorEntry], file: BinaryIO) -> None:
     """Writes a safetensors file; each storage is read once."""
     header, begin = {}, 0
     entries = sorted(entries, key=lambda entry: entry.member)
@@ -164,7 +236,7 @@ def write_safetensors(archive: zipfile.ZipFile, entries: list[TensorEntry], file
     read, content = "", b""
     for entry in entries:
         if entry.member != read:
-            read, content = entry.member, archive.read(entry.member)
+            read, content = entry.member, read_member(entry.member)
         file.write(entry.extract(content))
 
 
@@ -172,15 +244,13 @@ def unpack(path: Path, folder: Path) -> dict[str, Any]:
     size = path.stat().st_size
     with open(path, "rb") as file:
         if file.read(4) != b"PK\x03\x04":
-            raise RefusedError("not a zip, the format of PyTorch checkpoints since 1.6")
+            file.seek(0)
+            return unpack_legacy(file, size, folder)
     with zipfile.ZipFile(path) as archive:
         found = members(archive, size)
         reader = read_arrays if all(name.endswith(".npy") for name in found) else read_checkpoint
         settings, entries = reader(archive, found)
-        if sum(entry.length for entry in entries) > MAX_EXPANSION * size:
-            raise RefusedError("its weights would be larger than the file")
-        with open(folder / "model.safetensors", "wb") as file:
-            write_safetensors(archive, entries, file)
+        write(folder, entries, size, archive.read)
     return settings
 
 
