@@ -82,7 +82,7 @@ def record(work: Path, out: Path) -> None:
         for kind, options in (
             ("greedy", {"beam_size": 1}),
             ("beam", {"beam_size": BEAM, "beam_alpha": -1}),
-            ("scores", {"beam_size": 1, "return_prob": "ref"}),
+            ("scores", {"beam_size": 1, "return_prob": "ref", "return_attention": True}),
         ):
             _command("test", configuration(model, **options), folder, zipped, "--save-scores", "-o", kind)
         recording.greedy, recording.beam = (

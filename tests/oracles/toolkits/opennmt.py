@@ -60,7 +60,7 @@ def record(work: Path, out: Path) -> None:
         recording = Recording("OpenNMT-py", version, description, ["model.pt"], MAX_LENGTH, targets=targets())
         translate = f"-model model_step_400.pt -src test.src -max_length {MAX_LENGTH} -length_penalty none"
         _command("translate", f"{translate} -beam_size 1 -output greedy.txt", folder)
-        told = f"-output beam.txt -tgt test.tgt -verbose -log_file told.txt"
+        told = "-output beam.txt -tgt test.tgt -verbose -log_file told.txt"
         _command("translate", f"{translate} -beam_size {BEAM} {told}", folder)
         recording.greedy, recording.beam = (
             (folder / f"{n}.txt").read_text().split("\n")[:-1] for n in ("greedy", "beam")
