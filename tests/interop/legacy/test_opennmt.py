@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from collections import Counter
+
 import pytest
 import torch
 from legacy_fixtures import (
@@ -41,6 +45,40 @@ def test_transformer_equals_torch_layers(biased, tmp_path):
     with torch.no_grad():
         compare(model, source, reference(foreign[:, :-1], mask[:, :-1], numbers(model.target, DECODER_IDS)))
     assert model.generate(["", "w1"], max_length=5)  # an empty source has something to see
+
+
+def torchtext_vocabulary(words: list[str], side: str, monkeypatch) -> object:
+    """A vocabulary as OpenNMT-py 1 and 2 pickle it: a field with a field of torchtext, whose vocabulary lists words."""
+
+    def thing(module: str, name: str, **attributes):
+        made = type(name, (), {"__module__": module})
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):
+            name_of_part = ".".join(parts[:end])
+            known = sys.modules.get(name_of_part) or types.ModuleType(name_of_part)
+            monkeypatch.setitem(sys.modules, name_of_part, known)
+        setattr(known, name, getattr(known, name, made))
+        found = getattr(known, name)()
+        found.__dict__.update(attributes)
+        return found
+
+    stoi = {word: number for number, word in enumerate(words)}
+    vocabulary = thing("torchtext.vocab", "Vocab", freqs=Counter(words), itos=words, stoi=stoi, vectors=None)
+    field = thing("torchtext.data.field", "Field", vocab=vocabulary, dtype=torch.int64)
+    return thing("onmt.inputters.text_dataset", "TextMultiField", fields=[(side, field)])
+
+
+def test_vocabulary_of_version_2_equals_that_of_version_3(tmp_path, monkeypatch):
+    save_opennmt(tmp_path, randomised(Reference(len(WORDS) + 4, len(WORDS) + 1, before=True, bias=True)))
+    three = transduce.load(tmp_path / "model.pt", device="cpu")
+    content = torch.load(tmp_path / "model.pt", weights_only=False)
+    for side in ("src", "tgt"):
+        content["vocab"][side] = torchtext_vocabulary(content["vocab"][side], side, monkeypatch)
+    torch.save(content, tmp_path / "model.pt")
+    two = transduce.load(tmp_path / "model.pt", device="cpu")
+    assert two.source.vocabulary == three.source.vocabulary
+    assert two.target.vocabulary == three.target.vocabulary
+    assert two.recipe == three.recipe
 
 
 def test_imported_model_is_exported_to_ctranslate2(tmp_path):
