@@ -165,6 +165,18 @@ class TestGenerate:
         assert (called.code, called.out) == (0, "")
         assert (tmp_path / "out").read_text() == "GREEN RED\n"
 
+    def test_nbest_lists_have_the_format_of_moses(
+        self, command: Command, model: transduce.Model, attention_run: Path
+    ) -> None:
+        called = command("generate", attention_run, "--nbest", "3", stdin=b"red green\n\nblue\n")
+        rows = [line.split(" ||| ") for line in called.out.splitlines()]
+        assert [row[0] for row in rows] == ["0", "0", "0", "1", "2", "2", "2"]
+        first, empty, last = model.generate(["red green", "", "blue"], nbest=3)
+        assert [row[1] for row in rows] == [one.text for out in (first, empty, last) for one in out.nbest or (out,)]
+        for row, one in zip(rows, first.nbest, strict=False):
+            assert row[2] == f"F0= {row[3]}"
+            assert float(row[3]) == pytest.approx(one.score, abs=1e-4)
+
     def test_json_output_has_tokens_scores_alignment_and_nbest(self, command: Command, attention_run: Path) -> None:
         called = command("generate", attention_run, "--json", "--nbest", "3", "--align", stdin=b"red green\n\n")
         first, empty = map(json.loads, called.out.splitlines())

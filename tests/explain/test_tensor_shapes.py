@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from run_fixtures import Command
 from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.explain.shape_recorder import ShapeEntry, ShapeRow, merge_repeated
 from transduce.explain.tensor_shapes import explain_shapes
-from transduce.recipe import parse
+from transduce.recipe import load, parse
 
 GRU = {"kind": "recurrent", "cell": "gru", "width": 24}
 BLOCKS = {"kind": "transformer", "layers": 4, "width": 24, "heads": 4, "ff_width": 40}
@@ -243,3 +244,32 @@ def test_explain_shapes_rejects_missing_recipes_and_overrides_of_runs(
     changed = command("explain-shapes", bottleneck_run, "model.decoder.layers=2")
     assert changed.code == 2
     assert "recipe.yaml" in changed.err
+
+
+KEPT = Path(__file__).parents[2] / "recipes"
+FILE_RECIPES = sorted(
+    path for path in KEPT.rglob("*.yaml") if re.search("kind: (image|audio|features)", path.read_text())
+)
+
+
+@pytest.mark.parametrize("path", FILE_RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_sources_that_are_files_have_shapes_too(path: Path) -> None:
+    rows = {(row.section, row.name): row for row in explain_shapes(load(str(path)))}
+    source, memory = rows["training: batch", "source.values"], rows["training: memory", "values"]
+    assert len(source.sizes) > 2
+    assert memory.letters.split()[:2] == ["B", "S"]
+    assert memory.sizes[1] == rows["training: memory", "mask"].sizes[1]
+
+
+def test_each_of_several_sources_has_its_shape() -> None:
+    parts = {
+        "picture": {"kind": "identity", "front": {"kind": "patches", "patch_size": 8}},
+        "question": {"kind": "recurrent"},
+    }
+    sources = {"picture": {"kind": "image", "size": 16}, "question": {"kind": "text"}}
+    encoder = {"kind": "multi_source", "width": 12, "parts": parts}
+    recipe = parse({"data": {"sources": sources}, "model": {"encoder": encoder, "decoder": {**GRU, "width": 12}}})
+    rows = {(row.section, row.name): row for row in explain_shapes(recipe)}
+    patches, words = (rows["training: batch", f"{name}.values"] for name in parts)
+    assert patches.sizes[1:] == (16, 16, 3)
+    assert rows["training: memory", "values"].sizes[1] == 4 + words.sizes[1]

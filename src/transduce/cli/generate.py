@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transduce.inference import Model, Prediction
     from transduce.inference.shortlist import Shortlist
 
-OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs"]
+OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs", "nbest"]
 
 
 def generate(
@@ -43,7 +43,11 @@ def generate(
     file: InputFile = "-",
     beam: Beam = None,
     nbest: Annotated[
-        int | None, typer.Option(help="With --json: number of hypotheses per line.", rich_help_panel=SEARCH)
+        int | None,
+        typer.Option(
+            help="Hypotheses per line, one each: `NUMBER ||| TEXT ||| F0= SCORE ||| SCORE`; with --json in its object.",
+            rich_help_panel=SEARCH,
+        ),
     ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample from the model instead of searching.", rich_help_panel=SEARCH)
@@ -113,7 +117,7 @@ def generate(
 
         transduce generate runs/demo input.txt --output out.txt --beam 5
 
-        transduce generate runs/demo input.txt --json --nbest 3 --set length_penalty=0.6
+        transduce generate runs/demo input.txt --nbest 3 --set length_penalty=0.6
 
         transduce generate runs/large input.txt --precision int8 --workers 2
 
@@ -157,7 +161,8 @@ def generate(
             where="--pairs",
             remedy="leave out one of the two",
         )
-    text: OutputFormat = "multiline" if unconditional else "text"
+    several: OutputFormat = "nbest" if nbest is not None and nbest > 1 else "text"
+    text: OutputFormat = "multiline" if unconditional else several
     form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else text
     windows = _windows(model, file, unconditional)
     with open_output(output, "" if unconditional else file) as stream:
@@ -249,12 +254,20 @@ class OutputWriter:
         if self.format == "pairs":
             where = f"{self.file}:{self.line_number}"
             return pair_line(prediction.source, single_line(prediction.text), self.source_columns, where)
+        if self.format == "nbest":
+            rivals = prediction.nbest or (prediction,)
+            return "\n".join(nbest_line(self.line_number - 1, single_line(one.text), one.score) for one in rivals)
         return prediction.text if self.format == "multiline" else single_line(prediction.text)
 
     def print_counts(self) -> None:
         for what, count in self.counts.items():
             if count:
                 print(f"{what}: {count:,}", file=sys.stderr)
+
+
+def nbest_line(number: int, text: str, score: float) -> str:
+    """A line of an n-best list as Moses and Marian write it; sources are counted from 0."""
+    return f"{number} ||| {text} ||| F0= {score:.6g} ||| {score:.6g}"
 
 
 def pair_line(source: str, output: str, source_columns: int, where: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -27,10 +28,12 @@ from transduce.explain.shape_recorder import (
 )
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, Step
 from transduce.model import DecoderOnly, EmbeddingModel, Transducer
-from transduce.recipe import Recipe
+from transduce.recipe import ModelRecipe, Recipe
 from transduce.recipe.registry import check_user_code
 from transduce.run import Run
 from transduce.storage import replace_file
+
+FRAMES = 8  # frames of a sequence source for each position of a text source: a front end may merge several
 
 
 def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) -> list[ShapeRow]:
@@ -40,7 +43,9 @@ def explain_shapes(recipe: Recipe, vocabularies: tuple[int, int] | None = None) 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = build_model(recipe.model, *(vocabularies or (sizes["V"], sizes["V"]))).eval()
-        batch = _make_batch(model, sizes, vocabularies)
+        batch = _make_batch(recipe.model, sizes, vocabularies)
+        if {"front", "parts"} & set(recipe.model.encoder or {}):
+            sizes["S"] = model.encoder(batch).values.size(1)  # type: ignore[operator]
         if isinstance(model, EmbeddingModel):
             rows = _embedding(model, batch, sizes)
         else:
@@ -74,16 +79,31 @@ def shapes_of(source: str, overrides: Sequence[str] = (), *, trust_user_code: bo
     return explain_shapes(recipe, (tokenizers[0].size, tokenizers[1].size))
 
 
-def _make_batch(model: Transducer, sizes: Sizes, vocabularies: tuple[int, int] | None) -> Batch:
-    def ids(length: int, vocabulary: int) -> Tensor:
-        return torch.randint(min(len(SPECIALS), vocabulary - 1), vocabulary, (sizes["B"], length))
-
+def _make_batch(model: ModelRecipe, sizes: Sizes, vocabularies: tuple[int, int] | None) -> Batch:
     source_size, target_size = vocabularies or (sizes["V"], sizes["V"])
-    source, target = ids(sizes["S"], source_size), ids(sizes["T"] + 1, target_size)
+    target = _ids(sizes["B"], sizes["T"] + 1, target_size)
     target[:, 0], target[:, -1] = BOS, EOS
-    mask = torch.ones_like(source, dtype=torch.bool)
-    mask[1:, -1] = False  # all rows but the first have one padded position
-    return Batch(Padded(source.masked_fill(~mask, 0), mask), Padded(target, torch.ones_like(target, dtype=torch.bool)))
+    spec = model.encoder or {}
+    sources = {name: _source(part, sizes, source_size) for name, part in spec.get("parts", {"": spec}).items()}
+    extra = {name: source for name, source in sources.items() if name}
+    return Batch(next(iter(sources.values())), Padded(target, torch.ones_like(target, dtype=torch.bool)), extra)
+
+
+def _ids(rows: int, length: int, vocabulary: int) -> Tensor:
+    return torch.randint(min(len(SPECIALS), vocabulary - 1), vocabulary, (rows, length))
+
+
+def _source(spec: Mapping[str, Any], sizes: Sizes, vocabulary: int) -> Padded:
+    """Token ids; with a front end, the rows that it reads: frames, or all rows of an array of fixed shape."""
+    if "front" not in spec:
+        values = _ids(sizes["B"], sizes["S"], vocabulary)
+        mask = torch.ones_like(values, dtype=torch.bool)
+        mask[1:, -1] = False  # all rows but the first have one padded position
+        return Padded(values.masked_fill(~mask, 0), mask)
+    shape = tuple(spec["front"]["shape"])
+    length, row = (shape[0], shape[1:]) if len(shape) > 1 else (FRAMES * sizes["S"], shape)
+    values = torch.randn(sizes["B"], length, *row)
+    return Padded(values, torch.ones(values.shape[:2], dtype=torch.bool))
 
 
 def _training(model: Transducer, batch: Batch, sizes: Sizes) -> list[ShapeRow]:
@@ -94,8 +114,10 @@ def _training(model: Transducer, batch: Batch, sizes: Sizes) -> list[ShapeRow]:
     now["U"] = sizes["T"] + (sizes["S"] if isinstance(model, DecoderOnly) else 0)
     table = ShapeTable("training", with_attention_sizes(now, step))
     assert batch.source is not None
-    table.add("batch", "source.values", "B S", batch.source.values, "ids x1 .. xm </s>")
-    table.add("batch", "source.mask", "B S", batch.source.mask, "True: not padding")
+    for name, source in (batch.extra or {"source": batch.source}).items():
+        meaning = "rows of the front end" if source.values.is_floating_point() else "ids x1 .. xm </s>"
+        table.add("batch", f"{name}.values", "B S", source.values, meaning)
+        table.add("batch", f"{name}.mask", "B S", source.mask, "True: not padding")
     table.add("batch", "decoder_inputs.values", "B T", batch.decoder_inputs.values, "the target without its last token")
     table.add("batch", "labels.values", "B T", batch.labels.values, "the target without its first token")
     table.add("batch", "labels.mask", "B T", batch.labels.mask, "True: not padding")
