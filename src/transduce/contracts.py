@@ -579,8 +579,10 @@ class Family:
     # Import: data and tokenizers
     data: Mapping[str, Any] = field(default_factory=lambda: {"format": "pairs"})  # the data section of the recipe
     read_sources: Callable[[Path, Config], JSON] | None = None  # data.sources of a model that reads no text
+    modality: Literal["text", "image", "audio"] = "text"  # of sources
     source_eos: bool = True  # whether </s> ends every source
     start_token: str = "decoder_start_token_id"  # config key of the first output token; empty: no decoder
+    start_is_output: bool = False  # True: the start token is generated too, as any other
     languages: Literal["none", "optional", "required"] = "none"  # language codes around texts
     prompt: Callable[[Config, Languages | None], list[int]] | None = None  # forced first output ids
     hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
@@ -590,6 +592,14 @@ class Family:
     required_names: Callable[[Mapping[str, Any]], Names] = field(default=lambda config: ())  # for `to_recipe`
     constant_weights: Callable[[Mapping[str, Any]], dict[str, Tensor]] = field(default=lambda config: {})  # not native
     extra_files: Callable[[Recipe], JSON] = field(default=lambda recipe: {})  # JSON files by name
+
+    @property
+    def shape(self) -> str:
+        """Encoder-decoder, decoder-only, or an encoder with what its outputs are."""
+        if self.start_token:
+            return "encoder-decoder" if self.source_eos else "decoder-only"
+        outputs = {"labels": "one label", "words": "one label per word"}.get(self.label_kind, "vectors")
+        return f"encoder, {'masked tokens' if self.masked_lm else outputs}"
 
     @property
     def masked_lm(self) -> bool:

@@ -38,13 +38,13 @@ class Classifier(Head):
         labels: int,
         *,
         pooling: Pooling = "mean",
-        activation: Literal["tanh", "relu", "none"] = "tanh",
+        activation: Literal["tanh", "relu", "gelu", "none"] = "tanh",
         dropout: Rate = 0.1,
     ) -> None:
         """`activation: none`: one linear layer, without a hidden layer."""
         super().__init__()
         self.pooling: Pooling = pooling
-        middle = nn.Tanh() if activation == "tanh" else nn.ReLU()
+        middle = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}.get(activation, nn.Identity)()
         before = [] if activation == "none" else [dense(width, width), middle]
         self.layers = nn.Sequential(nn.Dropout(dropout), *before, dense(width, labels))
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import transduce
 from transduce.cli import app
 from transduce.errors import InputError
-from transduce.interop import locate
+from transduce.interop import FAMILIES, locate
 from transduce.run import Run
 
 
@@ -190,3 +190,11 @@ def test_convert_command_takes_a_family_from_a_file_of_the_user(working_folder):
     converted, known = (transduce.load(working_folder / name, device="cpu") for name in ("run", "given"))
     weights = known.network.state_dict()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in converted.network.state_dict().items())
+
+
+def test_list_shows_every_family():
+    result = CliRunner().invoke(app, ["convert", "--list"])
+    assert result.exit_code == 0, result.output
+    rows = [line.split("\t") for line in result.output.splitlines()]
+    assert [row[0] for row in rows[1 : 1 + len(FAMILIES)]] == list(FAMILIES)
+    assert ["WhisperForConditionalGeneration", "encoder-decoder", "audio", "no"] in rows

@@ -12,10 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_fixtures import BART, MORE_TEXTS, T5, TEXTS, encode_sources_for_both, hf_ids, shake, write_tokenizer
+from huggingface_fixtures import (
+    BART,
+    GPT2,
+    MORE_TEXTS,
+    T5,
+    TEXTS,
+    encode_sources_for_both,
+    hf_ids,
+    shake,
+    write_tokenizer,
+)
 
 import transduce
-from transduce.flow import Batch
+from transduce.flow import Batch, Padded
 from transduce.interop.huggingface import FAMILIES
 
 Changes = dict[str, Any]
@@ -34,6 +44,11 @@ class Case:
     settings: tuple[Changes, ...] = ({},)
     noise: float = 0.3
     prepare: Callable[[Any], None] = field(default=lambda model: None)  # the last change of the weights
+    configure: Callable[[Any, Changes], Any] | None = None  # the config of nested models
+
+    @property
+    def decoder_only(self) -> bool:
+        return not FAMILIES[self.architecture].source_eos
 
     @property
     def exported(self) -> bool:
@@ -79,9 +94,48 @@ def _bart_case(name: str, kind: str, first: Changes | None = None) -> Case:
     )
 
 
+LLAMA_SIZES = {
+    "vocab_size": 24, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": None, **GPT2,
+}  # fmt: skip
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rms_norm_eps": 0.01}
+OPT_SIZES = {
+    "vocab_size": 24, "hidden_size": 16, "ffn_dim": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 40, "word_embed_proj_dim": 16, "pad_token_id": 22, **GPT2,
+}  # fmt: skip
+BERT_SIZES = {
+    "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
+    "max_position_embeddings": 40, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def _decoder_only(name: str, kind: str, sizes: Changes, *settings: Changes) -> Case:
+    return Case(name, f"{kind}ForCausalLM", f"{kind}Config", sizes, "gpt2", settings, prepare=_larger_end)
+
+
+def _bert_to_bert(library: Any, changes: Changes) -> Any:
+    """An encoder and a decoder of different widths, or of one."""
+    wide = {**BERT_SIZES, **changes}
+    decoder = {**BERT_SIZES, "is_decoder": True, "add_cross_attention": True}
+    config = library.EncoderDecoderConfig.from_encoder_decoder_configs(
+        library.BertConfig(**wide), library.BertConfig(**decoder)
+    )
+    for key, value in (("decoder_start_token_id", 2), ("pad_token_id", 0), ("eos_token_id", 3), ("vocab_size", 24)):
+        setattr(config, key, value)
+    return config
+
+
 CASES = {
     case.name: case
     for case in (
+        _decoder_only("OPT", "OPT", OPT_SIZES, {}, {"enable_bias": False, "activation_function": "gelu"}),
+        _decoder_only("Llama", "Llama", LLAMA_SIZES, ROPE, {"attention_bias": True, "tie_word_embeddings": True}),
+        _decoder_only("Mistral", "Mistral", LLAMA_SIZES, {"sliding_window": 3, **ROPE}, {"sliding_window": None}),
+        _decoder_only("Qwen2", "Qwen2", LLAMA_SIZES, ROPE, {"tie_word_embeddings": True}),
+        Case(
+            "bert2bert", "EncoderDecoderModel", "EncoderDecoderConfig", {}, "bert", ({}, {"hidden_size": 20}),
+            0.6, configure=_bert_to_bert,
+        ),
         _bart_case("PLBart", "PLBart", {"scale_embedding": False}),
         _bart_case("MVP", "Mvp"),
         _bart_case("Blenderbot", "Blenderbot"),
@@ -104,7 +158,8 @@ def built(name: str, setting: int = 0) -> Built:
     library, case = pytest.importorskip("transformers"), CASES[name]
     folder = Path(tempfile.mkdtemp(prefix="family-"))
     torch.manual_seed(3)
-    config = getattr(library, case.config)(**{**case.sizes, **case.settings[setting]})
+    changes = {**case.sizes, **case.settings[setting]}
+    config = case.configure(library, changes) if case.configure else getattr(library, case.config)(**changes)
     made = shake(getattr(library, case.architecture)(config), size=case.noise)
     with torch.no_grad():
         case.prepare(made)
@@ -119,13 +174,19 @@ def built(name: str, setting: int = 0) -> Built:
 def logit_difference(one: Built) -> float:
     """The largest difference of log-probabilities, over padded sources and every token that both have."""
     model, library = one.model, one.library
-    source, numbers, mask = encode_sources_for_both(model)
     read = torch.tensor([hf_ids(model, row) for row in STARTS.tolist()])
     rows = model.target.vocabulary.backend_ids
     known = torch.tensor([n for n, row in enumerate(rows) if row >= 0 and n != 1])
     with torch.no_grad():
-        expected = library(input_ids=numbers, attention_mask=mask, decoder_input_ids=read).logits.log_softmax(-1)
-        found = model.network.advance(STARTS, model.network.start(Batch(source))).logits.log_softmax(-1)
+        if model.recipe.model.encoder is None:
+            expected = library(input_ids=read).logits.log_softmax(-1)
+            state = model.network.start(Batch(target=Padded.from_rows(STARTS.tolist())))
+        else:
+            source, numbers, mask = encode_sources_for_both(model)
+            given = {"input_ids": numbers, "attention_mask": mask}
+            expected = library(**given, decoder_input_ids=read).logits.log_softmax(-1)
+            state = model.network.start(Batch(source))
+        found = model.network.advance(STARTS, state).logits.log_softmax(-1)
     return float((found[..., known] - expected[..., torch.tensor(rows)[known]]).abs().max())
 
 
@@ -135,8 +196,28 @@ SEARCHES = {
 }
 
 
+def continuations(one: Built, search: str, length: int = 12) -> tuple[list[list[int]], list[list[int]]]:
+    """As `outputs`, of a decoder alone; each text is continued by itself, since the library pads on the left."""
+    theirs, ours = SEARCHES[search]
+    start, end = one.library.config.bos_token_id, one.library.config.eos_token_id
+    expected, found = [], []
+    for text in (TEXTS[0], TEXTS[1], TEXTS[3]):
+        given = [start, *hf_ids(one.model, one.model.target.encode_batch([text])[0])]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            row = one.library.generate(
+                input_ids=torch.tensor([given]), max_new_tokens=length, pad_token_id=end, **theirs
+            )[0, 1:].tolist()
+        expected.append(row[: row.index(end) + 1] if end in row else row)
+        hypothesis = one.model.generate([text], max_length=length, **ours)[0].decoded.hypothesis
+        found.append(hf_ids(one.model, list(hypothesis.ids)))
+    return expected, found
+
+
 def outputs(one: Built, search: str, max_length: int = 15) -> tuple[list[list[int]], list[list[int]]]:
     """Outputs of the library and of the imported model, in ids of the library, up to </s>."""
+    if one.model.recipe.model.encoder is None:
+        return continuations(one, search)
     theirs, ours = SEARCHES[search]
     _, numbers, mask = encode_sources_for_both(one.model, MORE_TEXTS)
     end, pad = one.library.config.eos_token_id, one.library.config.pad_token_id

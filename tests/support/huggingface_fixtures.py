@@ -55,12 +55,14 @@ PIECES = {
     "gpt2": [*WORDS, "a", "b", "c", "<|endoftext|>"],
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "distilbert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
+    "electra": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "roberta": ["<s>", "<pad>", "</s>", "<unk>", *WORDS],
     "m2m": ["<s>", "<pad>", "</s>", "<unk>", *WORDS[:-2], "<eng>", "<deu>"],
 }
 
 
-MASK = {"bert": "[MASK]", "distilbert": "[MASK]", "roberta": "<mask>"}  # an additional token of masked language models
+# An additional token of masked language models.
+MASK = {"bert": "[MASK]", "distilbert": "[MASK]", "electra": "[MASK]", "roberta": "<mask>"}
 
 
 ENDS = {"marian": 0.5, "bart": 3.5, "mbart": 3.5, "pegasus": 3.5}  # output bias of </s>
@@ -74,6 +76,7 @@ FRAMES = {
     "mbart": "<s> $A </s>",
     "bert": "[CLS] $A [SEP]",
     "distilbert": "[CLS] $A [SEP]",
+    "electra": "[CLS] $A [SEP]",
     "roberta": "<s> $A </s>",
     "m2m": "<eng> $A </s>",
 }
@@ -85,6 +88,7 @@ ENCODERS = {
     "distilbert": "DistilBert",
     "xlm": "XLMRoberta",
     "camembert": "Camembert",
+    "electra": "Electra",
 }
 
 
@@ -198,6 +202,7 @@ def make_encoder(family: str, folder: Path, shape: str = "Model", **changes: Any
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2} if frame == "roberta" else {"pad_token_id": 0}
     name = ENCODERS[family]
+    sizes |= {"embedding_size": 16} if family == "electra" else {}
     config = getattr(library, f"{name}Config")(vocab_size=25, max_position_embeddings=40, **{**sizes, **ids, **changes})
     model = shake(getattr(library, f"{name}{shape}")(config))
     model.set_attn_implementation("eager")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from transduce.contracts import Count, PositionEncoding
@@ -110,18 +110,28 @@ class Rotary(PositionEncoding):
 
     frequencies: Tensor
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool,
+        *,
+        base: Annotated[float, Gt(0)] = 10000.0,
+        share: Annotated[float, Gt(0), Le(1)] = 1.0,
+    ) -> None:
+        """`base`: the longest wavelength is about 2 pi times as long. `share`: the part of a head that is rotated."""
         super().__init__()
-        head = width // heads
-        if head % 2:
+        head = int(width // heads * share)
+        if head % 2 or not head:
             raise InputError(f"rotary positions need an even head width, not {head}")
-        self.register_buffer("frequencies", 10000 ** -(torch.arange(0, head, 2) / head), persistent=False)
+        self.register_buffer("frequencies", base ** -(torch.arange(0, head, 2) / head), persistent=False)
 
     def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
         angles = (positions[..., None] * self.frequencies)[:, None]  # . 1 T K/2
         cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
-        first, second = heads.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        half = cos.size(-1)
+        first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
 class RelativeBias(PositionEncoding):

@@ -11,6 +11,20 @@ from transduce.cli.options import RunArgument, TrustUserCode, load_model
 from transduce.errors import InputError
 
 
+def _list_families(wanted: bool) -> None:
+    """Prints what can be imported, and exits."""
+    if not wanted:
+        return
+    from transduce.interop import FAMILIES
+
+    print("\t".join(("architecture", "shape", "source", "export")))
+    for name, family in FAMILIES.items():
+        print("\t".join((name, family.shape, family.modality, "yes" if family.to_config else "no")))
+    for toolkit in ("fairseq", "OpenNMT-py", "JoeyNMT", "Marian"):
+        print("\t".join((f"{toolkit} checkpoint", "encoder-decoder", "text", "no")))
+    raise typer.Exit
+
+
 def convert(
     source: Annotated[
         Path,
@@ -30,10 +44,16 @@ def convert(
     family: Annotated[
         str | None, typer.Option("--family", help="Hugging Face family in a Python file of your own: file:Class.")
     ] = None,
+    list_families: Annotated[
+        bool,
+        typer.Option("--list", help="List what can be converted, and exit.", callback=_list_families, is_eager=True),
+    ] = False,
 ) -> None:
     """Convert a model of another toolkit to a run, which can be used and trained further like any other.
 
     Examples:
+
+        transduce convert --list
 
         transduce convert opus-mt-en-de runs/en-de
 

@@ -11,8 +11,10 @@ from transduce.errors import InputError, nearest
 from transduce.inference import Model, load
 from transduce.interop import bundle, convert, ctranslate2, onnx, recognises
 from transduce.interop.huggingface import exporter as huggingface
+from transduce.interop.model_card import FILE, model_card
 from transduce.interop.onnx import check_model
 from transduce.run import Run
+from transduce.storage import write_file
 
 
 def write_bundle(source: Path, out: Path) -> Path:
@@ -33,7 +35,9 @@ def write_huggingface(source: Path, out: Path) -> Path:
 def write_ctranslate2(source: Path, out: Path, precision: ctranslate2.Precision = "fp32") -> Path:
     """A folder of the CTranslate2 library."""
     model = _load(source, out)
-    return ctranslate2.write_model(model.network, model.recipe.model, (model.source, model.target), out, precision)
+    ctranslate2.write_model(model.network, model.recipe.model, (model.source, model.target), out, precision)
+    write_file(out / FILE, model_card(model, "ctranslate2"))
+    return out
 
 
 def write_onnx(source: Path, out: Path) -> Path:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, State, Tree
 from transduce.inference import Model
+from transduce.interop.model_card import FILE, model_card
 from transduce.model import DecoderModel, Transducer
 from transduce.storage import staged_folder, write_file, write_tensors
 
@@ -94,6 +95,9 @@ def write_model(model: Model, out: Path, where: str) -> Path:
     network = model.network.eval()
     if not isinstance(network, DecoderModel):
         raise InputError("ONNX export supports models with a decoder", where=where, remedy="use --to bundle")
+    if model.recipe.data.sources:
+        kinds = ", ".join(model.recipe.data.sources)
+        raise InputError(f"ONNX export supports texts as sources, not {kinds}", where=where, remedy="use --to bundle")
     examples = [_example(model, *sizes) for sizes in EXAMPLES]
     start = "start.onnx" if model.sourceless else "encoder.onnx"
     with staged_folder(out) as part:
@@ -119,6 +123,7 @@ def write_model(model: Model, out: Path, where: str) -> Path:
             "state": {name: list(tensor.shape[1:]) for name, tensor in named_tensors(last.initial).items()},
         }
         write_file(part / META, (json.dumps(content, indent=2) + "\n").encode())
+        write_file(part / FILE, model_card(model, "onnx"))
         model.source.save(part / "tokenizer.source.json")
         model.target.save(part / "tokenizer.target.json")
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from export_fixtures import TEXTS, make_run, pair, transformer
+from huggingface_fixtures import make
 from torch.testing import assert_close
 
 import transduce
@@ -176,3 +177,18 @@ def test_unsupported_models_formats_and_paths_are_refused(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(InputError, match="already"):
         export(tmp_path / "a", tmp_path / "there", "huggingface")
+
+
+@pytest.mark.parametrize("family", ["marian", "pegasus", "bart", "t5", "gpt2"])
+def test_export_has_a_card_and_no_missing_weights(family, tmp_path):
+    library = make(family, tmp_path / "given", generation={"num_beams": 3})
+    export(tmp_path / "given", tmp_path / "back", "huggingface")
+    again, report = type(library).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(report.values()), report
+    card = (tmp_path / "back" / "README.md").read_text()
+    assert "same search" in card
+    assert f"{transduce.load(tmp_path / 'given', device='cpu').parameters:,}" in card
+    given = {"input_ids": torch.tensor([[5, 6, 7, 8]])}
+    given |= {} if family == "gpt2" else {"decoder_input_ids": torch.tensor([[9, 10, 11]])}
+    with torch.no_grad():
+        assert_close(again.eval()(**given)[0], library(**given)[0], rtol=1e-4, atol=1e-4)

@@ -129,3 +129,10 @@ def test_other_encoders_and_decoders_are_refused(tmp_path):
     change_config(tmp_path / "given", decoder=None)
     with pytest.raises(InputError, match="no encoder and decoder section"):
         interop.read(tmp_path / "given")
+
+
+def test_onnx_export_of_images_is_refused(tmp_path):
+    pytest.importorskip("onnxruntime")
+    make_vision_decoder(tmp_path / "given")
+    with pytest.raises(InputError, match="supports texts as sources, not picture"):
+        export(tmp_path / "given", tmp_path / "out", "onnx")

@@ -4,7 +4,7 @@
 """
 
 from transduce.contracts import Family
-from transduce.interop.huggingface import bart, bert, gpt2, t5, vision_encoder_decoder, vit, whisper
+from transduce.interop.huggingface import bart, bert, encoder_decoder, gpt2, llama, t5, vit, whisper
 from transduce.recipe.user_code import load_user_class
 
 # An export takes the first family that fits.
@@ -12,10 +12,11 @@ FAMILIES: dict[str, Family] = {
     **bart.FAMILIES,
     **t5.FAMILIES,
     **gpt2.FAMILIES,
+    **llama.FAMILIES,
     **bert.FAMILIES,
     **vit.FAMILIES,
     **whisper.FAMILIES,
-    **vision_encoder_decoder.FAMILIES,
+    **encoder_decoder.FAMILIES,
 }
 
 

@@ -1,16 +1,18 @@
 """BART and its relatives: one weight layout; norms and positions differ.
 
-Marian, BART, mBART, PLBart, MVP, Pegasus, M2M100, NLLB, Blenderbot and BlenderbotSmall.
+Marian, BART, mBART, PLBart, MVP, Pegasus, M2M100, NLLB, Blenderbot and BlenderbotSmall; OPT is the decoder alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, pad
 
+from transduce.attention.positions import Sinusoidal
 from transduce.contracts import Family
 from transduce.interop.huggingface.family import (
     Config,
@@ -21,6 +23,7 @@ from transduce.interop.huggingface.family import (
     hf_activation,
     max_positions,
 )
+from transduce.interop.huggingface.llama import zero_biases
 from transduce.recipe import Recipe
 
 POSITION_OFFSET = 2  # rows of a learned position table before that of the first token
@@ -180,6 +183,45 @@ def _blenderbot_small_weights(config: Config, names: Collection[str]) -> WeightM
     return WeightMap({**LAYERS, **EMBEDDING_NORM, **PLAIN_POSITIONS}, OUTPUT, TIED, combine=combine)
 
 
+def _opt(config: Config, names: Collection[str]) -> Content:
+    width = config.count("hidden_size")
+    for name, value in (
+        ("word_embed_proj_dim", width),
+        ("do_layer_norm_before", True),
+        ("_remove_final_layer_norm", False),
+        ("layer_norm_elementwise_affine", True),
+        ("tie_word_embeddings", True),
+    ):
+        config.require(name, value)
+    decoder = {
+        "kind": "transformer",
+        "layers": config.count("num_hidden_layers"),
+        "width": width,
+        "heads": config.count("num_attention_heads"),
+        "ff_width": config.count("ffn_dim"),
+        "activation": config.activation("activation_function", "relu"),
+        "position": {"kind": "learned", "max_positions": config.count("max_position_embeddings", 2048)},
+        "dropout": config.rate("dropout"),
+        "attention_dropout": config.rate("attention_dropout"),
+    }
+    return {"decoder": decoder, "tie": "target", "scale_embedding": False}
+
+
+OPT_WEIGHTS = WeightMap(
+    {
+        **{f"layers.*.{hf}": f"decoder.layers.*.{native}" for hf, native in ENCODER.items()},
+        "final_layer_norm": "decoder.final_norm",
+    },
+    {
+        "embed_tokens.weight": TensorMap(TOKENS.names[1:]),
+        "embed_positions.weight": POSITIONS["model.decoder.embed_positions.weight"],
+    },
+    {"lm_head.weight": "embed_tokens.weight"},
+    prefix="model.decoder.",
+    combine=zero_biases,
+)
+
+
 def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
     def write(recipe: Recipe, pad_id: int | None) -> Content | None:
         encoder, decoder = recipe.model.encoder, recipe.model.decoder
@@ -206,6 +248,14 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
     return write
 
 
+def _position_tables(config: Mapping[str, Any]) -> Weights:
+    """Sinusoidal tables, which Pegasus stores: left out, the library would report them as missing."""
+    positions = Sinusoidal(config["d_model"], 1, causal=False, halves=True)
+    rows = torch.arange(config["max_position_embeddings"])
+    table = positions.add(torch.zeros(1, len(rows), config["d_model"]), rows[None])[0]
+    return {name: table.clone() for name in SINUSOIDS}
+
+
 BART_WEIGHTS = WeightMap({**LAYERS, **EMBEDDING_NORM}, {**OUTPUT, **POSITIONS}, TIED)
 FAMILIES = {
     "MarianMTModel": Family(_marian, WeightMap(LAYERS, OUTPUT, TIED, SINUSOIDS), _config("marian")),
@@ -224,10 +274,14 @@ FAMILIES = {
         languages="required",
     ),
     "PegasusForConditionalGeneration": Family(
-        _pegasus, WeightMap({**LAYERS, **FINAL_NORM}, OUTPUT, TIED, SINUSOIDS), _config("pegasus")
+        _pegasus,
+        WeightMap({**LAYERS, **FINAL_NORM}, OUTPUT, TIED, SINUSOIDS),
+        _config("pegasus"),
+        constant_weights=_position_tables,
     ),
     "BlenderbotForConditionalGeneration": Family(
         _blenderbot, WeightMap({**LAYERS, **FINAL_NORM, **PLAIN_POSITIONS}, OUTPUT, TIED), _config("blenderbot")
     ),
     "BlenderbotSmallForConditionalGeneration": Family(_blenderbot_small, _blenderbot_small_weights),
+    "OPTForCausalLM": Family(_opt, OPT_WEIGHTS, data={"format": "text"}, source_eos=False, start_token="bos_token_id"),
 }

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT: encoders with post-norm and a norm over the sum of the embeddings.
+"""BERT, RoBERTa, ELECTRA and DistilBERT: encoders with post-norm and a norm over the sum of the embeddings.
 
 Each comes without a head (hidden states, pooled to embeddings), or with a masked language model, a sequence classifier
 or a token classifier on top.
@@ -77,12 +77,18 @@ MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
         "vocab_projector.bias",
         {"vocab_projector.weight": WORD_TABLE},
     ),
+    "Electra": (
+        {"generator_predictions.dense": MLM_DENSE, "generator_predictions.LayerNorm": MLM_NORM},
+        "generator_lm_head.bias",
+        {"generator_lm_head.weight": WORD_TABLE},
+    ),
 }
 # Hidden layer, its activation, output layer.
 CLASSIFIERS = {
     "Bert": ("pooler.dense", "tanh", "classifier"),
     "Roberta": ("classifier.dense", "tanh", "classifier.out_proj"),
     "DistilBert": ("pre_classifier", "relu", "classifier"),
+    "Electra": ("classifier.dense", "gelu", "classifier.out_proj"),
 }
 
 
@@ -119,6 +125,11 @@ def _roberta_encoder(config: Config) -> Content:
     encoder = _bert_encoder(config)
     encoder["position"]["max_positions"] -= POSITION_OFFSET
     return encoder
+
+
+def _electra_encoder(config: Config) -> Content:
+    config.require("embedding_size", config.count("hidden_size"))  # ELECTRA-small has a projection between the two
+    return _bert_encoder(config)
 
 
 def _distilbert_encoder(config: Config) -> Content:
@@ -189,13 +200,14 @@ ENCODERS: dict[str, Callable[[Config], Content]] = {
     "Bert": _bert_encoder,
     "Roberta": _roberta_encoder,
     "DistilBert": _distilbert_encoder,
+    "Electra": _electra_encoder,
 }
 CONFIGS: dict[str, Callable[[Mapping[str, Any], int], Content]] = {
     "Bert": _bert_config,
     "Roberta": _roberta_config,
     "DistilBert": _distilbert_config,
 }
-MODULES = {"Bert": BERT_MODULES, "Roberta": BERT_MODULES, "DistilBert": DISTIL_MODULES}
+MODULES = {"Bert": BERT_MODULES, "Roberta": BERT_MODULES, "DistilBert": DISTIL_MODULES, "Electra": BERT_MODULES}
 TENSORS = {
     "Bert": {**TOKENS, **TOKEN_TYPES},
     "Roberta": {
@@ -208,12 +220,13 @@ TENSORS = {
         ),
     },
     "DistilBert": TOKENS,
+    "Electra": {**TOKENS, **TOKEN_TYPES},
 }
 
 
-def fold_segments(weights: Weights, side: str = "encoder") -> Weights:
+def fold_segments(weights: Weights, side: str = "encoder", segment_name: str = SEGMENTS) -> Weights:
     """Adds the embedding of the first segment to every position: a text is one segment here."""
-    segments = weights.pop(SEGMENTS, None)
+    segments = weights.pop(segment_name, None)
     if segments is not None and (name := f"{side}.position.embed_positions.weight") in weights:
         weights[name] = weights[name] + segments[0]
     return weights
@@ -315,9 +328,10 @@ KINDS = {
     "DistilBert": "DistilBert",
     "XLMRoberta": "Roberta",
     "Camembert": "Roberta",
+    "Electra": "Electra",
 }
 FAMILIES = {
-    f"{name}{suffix}": make(kind, name == kind)
+    f"{name}{suffix}": make(kind, name == kind and kind in CONFIGS)
     for name, kind in KINDS.items()
     for suffix, make in (
         ("Model", _embedder),

@@ -10,6 +10,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from transduce.interop.huggingface.generation_config import write_generation
 from transduce.interop.huggingface.heads import write_labels, write_sentence_transformer
 from transduce.interop.huggingface.tokenizers import write_tokenizer
 from transduce.interop.huggingface.weights import ExportRows, deinterleave, export_rows, export_weights
+from transduce.interop.model_card import FILE, model_card
 from transduce.recipe import ModelRecipe, Recipe
 from transduce.recipe.registry import complete
 from transduce.storage import staged_folder, write_file, write_tensors
@@ -56,7 +58,7 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
     """Writes a whole folder or nothing."""
     recipe = model.recipe
     if recipe.data.sources and recipe.model.head is not None:
-        return _write(out, *_image_classifier(model, where))
+        return _write(out, *_image_classifier(model, where), partial(_write_card, model))
     tokenizer = model.target if recipe.model.encoder is None else model.source
     weights = _native_weights(model)
     rows = export_rows(tokenizer, weights)
@@ -78,14 +80,15 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
         decoder_only = recipe.model.encoder is None
         files["generation_config.json"] = write_generation(recipe.generation, rows, decoder_only=decoder_only)
     else:
-        exported |= export.family.constant_weights(config)
         files |= _head_files(model, config)
+    exported |= export.family.constant_weights(config)
     max_length = (
         config.get("max_position_embeddings") or config.get("n_positions") or recipe.generation.max_source_length
     )
 
     def write_tokenizer_files(folder: Path) -> None:
         eos, masked = export.family.source_eos, export.family.masked_lm
+        write_file(folder / FILE, model_card(model, "huggingface", export.architecture))
         write_tokenizer(folder, tokenizer, rows, source_eos=eos, max_length=max_length, masked_lm=masked)
 
     return _write(out, files, exported, write_tokenizer_files)
@@ -104,6 +107,10 @@ def _write(
         write_more(part)
         write_tensors(part / "model.safetensors", weights, {"format": "pt"})
     return out
+
+
+def _write_card(model: Model, folder: Path) -> None:
+    write_file(folder / FILE, model_card(model, "huggingface", "AutoModelForImageClassification"))
 
 
 def _native_weights(model: Model) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -127,6 +128,7 @@ def _text_model(
         masked_lm=family.masked_lm,
         lowercase=sentence is not None and sentence.lowercase,
         word_labels=family.label_kind == "words",
+        start_is_output=family.start_is_output,
         languages=languages,
         codes_required=family.languages == "required",
         codes_after_source=family.languages == "optional",
@@ -200,7 +202,7 @@ def _architecture(config: Config, *, encoder_only: bool) -> str:
     base = f"{name.partition('For')[0]}Model"
     name = base if encoder_only and base in FAMILIES else name
     if name not in FAMILIES:
-        close, every = nearest(name, FAMILIES), f"supported: {', '.join(FAMILIES)}"
+        close, every = nearest(name, FAMILIES), "`transduce convert --list` shows what can be imported"
         remedy = every if close.startswith("known") else f"{close} {every}"
         raise InputError(f"the architecture {name!r} is not supported", where=config.where, remedy=remedy)
     return name
@@ -220,7 +222,7 @@ def _special_ids(family: Family, search: Config, config: Config) -> SpecialIds:
             return search.token(name, size)
         listed = search.tokens(name, size)
         if len(listed) > 1:
-            raise search.wrong(name, listed, "is not one token", "keep the first")
+            warnings.warn(f"{search.where}: of the tokens {name} {listed} only the first ends a text", stacklevel=2)
         return listed[0] if listed else None
 
     if not family.start_token:

@@ -54,6 +54,7 @@ class TextFormat:
     masked_lm: bool = False  # <unk> stands for the mask token
     lowercase: bool = False
     word_labels: bool = False  # the model labels the words of a text
+    start_is_output: bool = False  # <s> is a copy of the start token, which stays a piece
     languages: Languages | None = None  # each side begins with the code of its language
     codes_required: bool = False  # whatever the template of the tokenizer says
     codes_after_source: bool = False  # the code may follow the </s> of a source, and start a target
@@ -70,7 +71,7 @@ def read_tokenizers(
     first = foreign[0]
     end = specials.end if specials.end is not None else (first.template[-1] if first.template else None)
     if end is None:
-        raise InputError("no token ends a text", where=str(folder), remedy="set eos_token_id in config.json")
+        raise InputError("no token ends a text", where=str(folder), remedy="config.json has no eos_token_id: fetch it")
     prefixes, suffix = (list[int](), list[int]()), list[int]()
     if text_format.codes_after_source and first.template[:-1] == [end]:
         own = None if specials.start in (end, specials.pad) else specials.start
@@ -92,7 +93,8 @@ def read_tokenizers(
             raise InputError(
                 f"token {number} has no row: the vocabulary size is {size}", where=str(folder), remedy="fetch it again"
             )
-    rows = ImportRows((*special, *(number for number in range(size) if number not in special)), size)
+    taken = {number for number in special if number != start or not text_format.start_is_output}
+    rows = ImportRows((*special, *(number for number in range(size) if number not in taken)), size)
     texts = [_library_json(one.backend, text_format) for one in foreign]
     source = _native(foreign[0], texts[0], rows, prefixes[0], suffix)
     target = _native(foreign[-1], texts[-1], rows, prefixes[1], [])
@@ -127,7 +129,7 @@ def _mask_id(folder: Path, tokenizer: ForeignTokenizer) -> int:
     for number, piece in tokenizer.pieces.items():
         if piece == named or (named is None and piece in MASKS):
             return number
-    raise InputError("there is no mask token", where=str(folder), remedy="set mask_token in tokenizer_config.json")
+    raise InputError("there is no mask token", where=str(folder), remedy="fetch tokenizer_config.json again")
 
 
 def _token_text(named: Any) -> Any:

@@ -174,6 +174,7 @@ FAMILIES = {
         WeightMap(MODULES, TENSORS, combine=combine_tokens, separate=_separate_tokens, prefix=f"{name.lower()}."),
         _config(name.lower()),
         read_sources=read_preprocessing,
+        modality="image",
         start_token="",
         label_kind="labels",
         required_names=_required_names,

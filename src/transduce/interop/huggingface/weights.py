@@ -41,7 +41,8 @@ class ImportRows:
             if self.rows[native] in seen:
                 result.append(native)
             seen.add(self.rows[native])
-        return result
+        copied = self.rows[BOS] in self.rows[len(SPECIALS) :]  # the start token is a piece too
+        return [*result, BOS] if copied and BOS not in result else result
 
     def native_id(self, foreign: int) -> int:
         for native in (EOS, PAD, UNK, BOS):

@@ -188,6 +188,7 @@ FAMILIES = {
         WeightMap(MODULES, TENSORS, tied={"proj_out.weight": "model.decoder.embed_tokens.weight"}, combine=_combine),
         languages="optional",
         read_sources=_read_sources,
+        modality="audio",
         prompt=_prompt,
         hidden_tokens=TIMESTAMPS,
     )

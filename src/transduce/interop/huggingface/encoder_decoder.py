@@ -1,5 +1,6 @@
-"""VisionEncoderDecoderModel: a ViT or DeiT encoder with a GPT-2, TrOCR, BERT or RoBERTa decoder.
+"""EncoderDecoderModel and VisionEncoderDecoderModel: two pretrained models, joined by cross-attention.
 
+A BERT or RoBERTa encoder of texts, or a ViT or DeiT encoder of images, with a GPT-2, TrOCR, BERT or RoBERTa decoder.
 config.json nests a config for each side. The projection between encoder and decoder (enc_to_dec_proj) is multiplied
 into the keys and values of cross-attention, which alone read it.
 """
@@ -14,7 +15,8 @@ from transduce.errors import InputError
 from transduce.interop.huggingface import bart, bert, gpt2, vit
 from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
 
-PROJECTION = "enc_to_dec_proj"
+PROJECTION, ENCODER_SEGMENTS = "enc_to_dec_proj", "encoder_segments"
+IMAGE_ENCODERS = ("vit", "deit")
 ENCODER = {f"encoder.{hf}": native for hf, native in vit.MODULES.items()}
 ENCODER_TENSORS = {f"encoder.{hf}": vit.TENSORS[hf] for hf in vit.TENSORS if hf.startswith("embeddings.")}
 PROJECTION_TENSORS = {f"{PROJECTION}.{leaf}": TensorMap((f"{PROJECTION}.{leaf}",)) for leaf in ("weight", "bias")}
@@ -98,15 +100,18 @@ def _side(config: Config, name: str) -> Config:
     return Config(config.content[name], f"{config.where}: {name}")
 
 
-def _decoder_type(config: Config) -> str:
+def _types(config: Config) -> tuple[str, str]:
+    """Model types of encoder and decoder."""
     encoder, decoder = (str(_side(config, side).content.get("model_type")) for side in ("encoder", "decoder"))
-    if encoder not in ("vit", "deit") or decoder not in ("gpt2", "trocr", *BERT_KINDS):
+    of_images = config.content.get("model_type") == "vision-encoder-decoder"
+    encoders = IMAGE_ENCODERS if of_images else tuple(BERT_KINDS)
+    if encoder not in encoders or decoder not in ("gpt2", "trocr", *BERT_KINDS):
         raise InputError(
             f"{encoder} with {decoder} cannot be imported",
             where=config.where,
-            remedy=f"supported: vit or deit, with gpt2, trocr, {', '.join(BERT_KINDS)}",
+            remedy=f"supported: {', '.join(encoders)}, with gpt2, trocr, {', '.join(BERT_KINDS)}",
         )
-    return decoder
+    return encoder, decoder
 
 
 def _gpt2(config: Config, names: Collection[str]) -> Content:
@@ -180,7 +185,7 @@ def _trocr_weights(config: Config) -> WeightMap:
 
 
 def _decoder_weights(config: Config) -> WeightMap:
-    decoder = _decoder_type(config)
+    decoder = _types(config)[1]
     if decoder == "gpt2":
         return WeightMap(GPT2, GPT2_TENSORS, {"decoder.lm_head.weight": "decoder.transformer.wte.weight"}, GPT2_IGNORED)
     return _trocr_weights(_side(config, "decoder")) if decoder == "trocr" else _bert_weights(BERT_KINDS[decoder])
@@ -200,8 +205,36 @@ def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
 def _to_recipe(config: Config, names: Collection[str]) -> Content:
     inner = {name.removeprefix("encoder.") for name in names if name.startswith("encoder.")}
     encoder = vit.to_recipe(_side(config, "encoder"), inner)["encoder"]
-    make = {"gpt2": _gpt2, "trocr": _trocr}.get(_decoder_type(config), _bert)
-    return {"encoder": encoder, **make(_side(config, "decoder"), names)}
+    return {"encoder": encoder, **_decoder(config, names)}
+
+
+def _decoder(config: Config, names: Collection[str]) -> Content:
+    make = {"gpt2": _gpt2, "trocr": _trocr}.get(_types(config)[1], _bert)
+    return make(_side(config, "decoder"), names)
+
+
+def _text_to_recipe(config: Config, names: Collection[str]) -> Content:
+    encoder = _side(config, "encoder")
+    encoder.require("vocab_size", config.content.get("vocab_size"))
+    config.require("tie_encoder_decoder", False)
+    return {"encoder": bert.ENCODERS[BERT_KINDS[_types(config)[0]]](encoder), **_decoder(config, names)}
+
+
+def _text_weight_map(config: Config, names: Collection[str]) -> WeightMap:
+    decoder, kind = _decoder_weights(config), BERT_KINDS[_types(config)[0]]
+    tensors = {f"encoder.{hf}": tensor for hf, tensor in bert.TENSORS[kind].items()}
+    tensors["encoder.embeddings.token_type_embeddings.weight"] = TensorMap((ENCODER_SEGMENTS,))
+
+    def combine(weights: Weights) -> Weights:
+        return _combine(bert.fold_segments(weights, "encoder", ENCODER_SEGMENTS))
+
+    return WeightMap(
+        {**{f"encoder.{hf}": native for hf, native in bert.MODULES[kind].items()}, **decoder.modules},
+        {**tensors, **PROJECTION_TENSORS, **decoder.tensors},
+        decoder.tied,
+        (*POOLER, "encoder.embeddings.position_ids", *decoder.ignored),
+        combine=combine,
+    )
 
 
 def _read_sources(folder: Path, config: Config) -> Content:
@@ -209,5 +242,8 @@ def _read_sources(folder: Path, config: Config) -> Content:
 
 
 FAMILIES = {
-    "VisionEncoderDecoderModel": Family(_to_recipe, _weight_map, flatten=_flatten, read_sources=_read_sources),
+    "VisionEncoderDecoderModel": Family(
+        _to_recipe, _weight_map, flatten=_flatten, read_sources=_read_sources, modality="image"
+    ),
+    "EncoderDecoderModel": Family(_text_to_recipe, _text_weight_map, flatten=_flatten, start_is_output=True),
 }
