@@ -22,7 +22,7 @@ from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import Batch, Example
-from transduce.recipe import DataRecipe, Recipe
+from transduce.recipe import DataRecipe, Recipe, TextRecipe
 from transduce.recipe.compatibility import labels_per
 from transduce.storage import cache_directory
 
@@ -107,16 +107,19 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
     first, second = tokens.source, tokens.target
     sourceless = recipe.data.sources and not {*TEXT_KINDS}.intersection(recipe.data.train[0].modalities)
     if recipe.data.format == "text" or sourceless:  # the target is the only text
-        only = Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
+        if recipe.data.format == "text" and second.normalisation:
+            raise InputError("a language model reads text as it is", remedy="leave out tokens.target.normalisation")
+        only = _train(texts("target"), second)
         return only, only
     if tokens.shared:
-        both = Tokenizer.train(
-            texts("source", "target"), first.kind, first.size, first.min_count, tokens.oov_placeholders
-        )
-        both = _with_tags(both, recipe)
+        both = _with_tags(_train(texts("source", "target"), first, tokens.oov_placeholders), recipe)
         return both, both
-    source = _with_tags(Tokenizer.train(texts("source"), first.kind, first.size, first.min_count), recipe)
-    return source, Tokenizer.train(texts("target"), second.kind, second.size, second.min_count)
+    source = _with_tags(_train(texts("source"), first), recipe)
+    return source, _train(texts("target"), second)
+
+
+def _train(texts: Iterator[str], side: TextRecipe, oov_placeholders: int = 0) -> Tokenizer:
+    return Tokenizer.train(texts, side.kind, side.size, side.min_count, oov_placeholders, side.normalisation)
 
 
 def _with_tags(tokenizer: Tokenizer, recipe: Recipe) -> Tokenizer:

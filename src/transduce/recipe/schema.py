@@ -47,6 +47,19 @@ class TextRecipe(Section):
     size: Positive = Field(8000, description="Vocabulary size, the four special tokens included.")
     min_count: Positive = Field(1, description="Characters or words with a lower count become <unk>.")
     dropout: Fraction = Field(0.0, description="BPE dropout in training (Provilkov 2020).")
+    normalisation: tuple[Literal["nfd", "nfc", "case"], ...] = Field(
+        (),
+        description="Steps before tokenisation, undone in the output. `nfd`: Hangul as jamo, accents as marks; `nfc`: "
+        "composed letters, for data in NFD; `case`: capitals as a mark and a small letter.",
+    )
+
+    @model_validator(mode="after")
+    def _normalised_kinds(self) -> Self:
+        if self.normalisation and self.kind in ("labels", "given"):
+            raise ValueError(f"`normalisation` is not for `kind: {self.kind}`")
+        if len(set(self.normalisation)) < len(self.normalisation) or {"nfd", "nfc"} <= set(self.normalisation):
+            raise ValueError("`normalisation` has a step twice, or `nfd` and `nfc`, which undo each other")
+        return self
 
     @model_validator(mode="after")
     def _dropout_needs_bpe(self) -> Self:
@@ -72,6 +85,8 @@ class TokensRecipe(Section):
     def _shared_settings_agree(self) -> Self:
         if self.shared and self.source != self.target:
             raise ValueError("a shared vocabulary needs equal `tokens.source` and `tokens.target`")
+        if self.oov_placeholders and self.source.normalisation:
+            raise ValueError("`oov_placeholders` stand for words as they are: leave out `normalisation`")
         if self.oov_placeholders and not (self.shared and self.source.kind == "words"):
             raise ValueError("`oov_placeholders` need one vocabulary of words: set `shared: true` and `kind: words`")
         return self

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from transduce.data.tokenizers import normalisation as normalisations
 from transduce.data.tokenizers import vocabulary as vocabularies
 from transduce.data.tokenizers.backend import run_library
 from transduce.data.tokenizers.vocabulary import TAG_MARK, BPEDropout, Vocabulary, split_tags
@@ -59,9 +60,17 @@ class Tokenizer:
         self._content = [b"", b"", b"", SPECIALS[UNK].encode(), *self._content]
 
     @classmethod
-    def train(cls, texts: Iterable[str], kind: str, size: int, min_count: int = 1, oov_placeholders: int = 0) -> Self:
+    def train(
+        cls,
+        texts: Iterable[str],
+        kind: str,
+        size: int,
+        min_count: int = 1,
+        oov_placeholders: int = 0,
+        normalisation: Sequence[str] = (),
+    ) -> Self:
         """Learns at most `size` pieces, specials included (`bytes`, `bpe`, `unigram`: never fewer than 260), and
-        `oov_placeholders` more (`words` only)."""
+        `oov_placeholders` more (`words` only), from texts after the steps of the normalisation."""
         if kind == vocabularies.GIVEN:
             raise InputError(
                 "`kind: given` is the tokenizer of an imported run, and cannot be trained",
@@ -71,7 +80,10 @@ class Tokenizer:
             raise InputError(f"unknown kind of tokens {kind!r}", remedy=nearest(kind, vocabularies.KINDS))
         if oov_placeholders and kind != "words":
             raise InputError(f"out-of-vocabulary placeholders stand for words, not {kind}", remedy="set `kind: words`")
-        return cls(vocabularies.train(texts, kind, size, min_count, oov_placeholders))
+        steps = tuple(normalisation)
+        read = (normalisations.apply(text, steps) for text in texts) if steps else texts
+        vocabulary = vocabularies.train(read, kind, size, min_count, oov_placeholders)
+        return cls(replace(vocabulary, normalisation=steps))
 
     def with_tags(self, texts: Iterable[str]) -> Tokenizer:
         """The same tokenizer of characters, with a piece for every tag in these texts."""
@@ -103,6 +115,11 @@ class Tokenizer:
     def suffix(self) -> tuple[int, ...]:
         """The ids at the end of every source of an imported vocabulary, before our </s>; mostly empty."""
         return self.vocabulary.suffix
+
+    @property
+    def normalisation(self) -> tuple[str, ...]:
+        """The steps before tokenisation, which `decode` undoes."""
+        return self.vocabulary.normalisation
 
     @property
     def oov_placeholders(self) -> int:
@@ -143,16 +160,22 @@ class Tokenizer:
         ]
 
     def encode(self, text: str) -> Encoding:
-        result = run_library(self._backend.encode, text, add_special_tokens=False)
-        ids = self._own_ids(result.ids)
-        return Encoding(ids, [self.piece(number) for number in ids], result.offsets)
+        if not self.normalisation:
+            result = run_library(self._backend.encode, text, add_special_tokens=False)
+            ids, offsets = self._own_ids(result.ids), result.offsets
+        else:
+            read = normalisations.aligned(text, self.normalisation)
+            result = run_library(self._backend.encode, read.text, add_special_tokens=False)
+            ids, offsets = self._own_ids(result.ids), [read.raw_span(*span) for span in result.offsets]
+        return Encoding(ids, [self.piece(number) for number in ids], offsets)
 
     def _own_ids(self, ids: list[int]) -> list[int]:
         """Ids here for ids of the library; they differ only in a given tokenizer."""
         return [self._id_of_backend.get(number, UNK) for number in ids] if self._id_of_backend else ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        results = run_library(self._backend.encode_batch_fast, list(texts), add_special_tokens=False)
+        read = [normalisations.apply(text, self.normalisation) for text in texts] if self.normalisation else list(texts)
+        results = run_library(self._backend.encode_batch_fast, read, add_special_tokens=False)
         return [self._own_ids(result.ids) for result in results]
 
     def encode_tags(self, text: str) -> list[int]:
@@ -219,9 +242,11 @@ class Tokenizer:
         if self.kind == vocabularies.GIVEN:
             return self._library_text(ids)
         if self.kind == "words":
-            return self._join_words(ids, dict(zip(self.oov_ids, oov_words, strict=False)))
+            text = self._join_words(ids, dict(zip(self.oov_ids, oov_words, strict=False)))
+            return normalisations.undo(text, self.normalisation)
         text = b"".join(self._content[number] for number in ids).decode("utf-8", "replace")
-        return text[1:] if self._spaced and text.startswith(" ") else text
+        text = text[1:] if self._spaced and text.startswith(" ") else text
+        return normalisations.undo(text, self.normalisation)
 
     def _library_text(self, ids: Iterable[int]) -> str:
         """The text as the library decodes it; its special tokens and pieces it does not have are omitted."""
@@ -252,6 +277,7 @@ class Tokenizer:
             raise InputError(
                 f"BPE dropout needs `kind: bpe`, not {self.kind}", remedy="set `dropout: 0` or `kind: bpe`"
             )
+        text = normalisations.apply(text, self.normalisation)
         words = self._backend.pre_tokenizer.pre_tokenize_str(self._backend.normalizer.normalize_str(text))
         return [number for word, _ in words for number in self._bpe_dropout(word, rate, rng)]
 

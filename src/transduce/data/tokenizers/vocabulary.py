@@ -26,6 +26,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from transduce.data.tokenizers.backend import open_backend
+from transduce.data.tokenizers.normalisation import STEPS
 from transduce.flow import SPECIALS, UNK
 
 FORMAT = 2  # of the tokenizer file
@@ -64,6 +65,7 @@ class Vocabulary:
     backend_ids: tuple[int, ...] = ()  # given: the library's id of every piece, -1 where it has none
     prefix: tuple[int, ...] = ()  # given: ids at the beginning of every text
     suffix: tuple[int, ...] = ()  # given: ids at the end of every source
+    normalisation: tuple[str, ...] = ()  # steps before tokenisation: see normalisation.py
 
     @property
     def reserved(self) -> int:
@@ -203,7 +205,7 @@ def _with_bytes(model: models.Model) -> Backend:
 def to_json(vocabulary: Vocabulary) -> str:
     """The content of the tokenizer file. It is deterministic: the fingerprint is computed from it."""
     content = asdict(vocabulary)
-    for name in ("oov_placeholders", "backend_json", "backend_ids", "prefix", "suffix"):
+    for name in ("oov_placeholders", "backend_json", "backend_ids", "prefix", "suffix", "normalisation"):
         if not content[name]:
             del content[name]
     return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
@@ -224,6 +226,7 @@ def from_json(text: str) -> Vocabulary:
         tuple(content.get("backend_ids", ())),
         tuple(content.get("prefix", ())),
         tuple(content.get("suffix", ())),
+        tuple(content.get("normalisation", ())),
     )
     _check(vocabulary)
     return vocabulary
@@ -237,6 +240,8 @@ def _check(vocabulary: Vocabulary) -> None:
         raise ValueError(f"the pieces must begin with {' '.join(SPECIALS)}")
     if not isinstance(placeholders, int) or not 0 <= placeholders <= len(pieces) - len(SPECIALS):
         raise ValueError("more out-of-vocabulary placeholders than pieces")
+    if unknown := [step for step in vocabulary.normalisation if step not in STEPS]:
+        raise ValueError(f"unknown normalisation {unknown[0]!r}")
     reserved = vocabulary.reserved
     if len(set(pieces[reserved:])) != len(pieces) - reserved:
         raise ValueError("a duplicate piece")

@@ -277,6 +277,13 @@ def _trained_backend(vocabulary: Vocabulary, folder: Path) -> Any:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders
 
+    if vocabulary.normalisation:
+        raise InputError(
+            f"the normalisation {', '.join(vocabulary.normalisation)} is undone in the output, which the transformers "
+            "library cannot do",
+            where=str(folder),
+            remedy="use --to bundle or --to onnx, which keep the tokenizers of the run",
+        )
     content = json.loads(vocabularies.backend(vocabulary).to_str())
     pieces = content["model"]["vocab"]
     if taken := set(SPECIALS) & set(vocabulary.pieces[len(SPECIALS) :]):

@@ -1,0 +1,120 @@
+"""Reversible normalisation of text before tokenisation: Unicode decomposition and composition, case marks.
+
+    nfd    text in NFC is read decomposed: Hangul syllables as jamo, accented letters as letter and mark
+    nfc    text in NFD is read composed
+    case   a capital letter is read as a mark and its small letter
+
+`undo(apply(text)) == text` for every text. A word that a step could not restore (one in another form, or with one of
+the marks below) keeps its own form, after a mark of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# For private use: hardly any text contains them, and where one does, its word keeps its form.
+KEPT, CAPITAL = "\ue0c0", "\ue0c1"
+STEPS = ("nfd", "nfc", "case")
+_SPACES = re.compile(r"(\s+)")
+_CAPITALS = re.compile(f"{CAPITAL}(.)", re.DOTALL)
+
+Part = tuple[str, int, int]  # a piece of normalised text, and its span in the text it was made from
+
+
+@dataclass(frozen=True)
+class NormalisedText:
+    """A normalised text, and for each of its characters the span in the raw text; that of a mark is empty."""
+
+    text: str
+    begins: Sequence[int]
+    ends: Sequence[int]
+
+    def raw_span(self, begin: int, end: int) -> tuple[int, int]:
+        """The raw span of a span of the normalised text."""
+        if begin >= end:
+            place = self.begins[begin] if begin < len(self.begins) else (self.ends[-1] if self.ends else 0)
+            return place, place
+        return self.begins[begin], self.ends[end - 1]
+
+
+def apply(text: str, steps: Sequence[str]) -> str:
+    for step in steps:
+        text = "".join(part if not part or part.isspace() else _changed(part, step) for part in _SPACES.split(text))
+    return text
+
+
+def undo(text: str, steps: Sequence[str]) -> str:
+    for step in reversed(steps):
+        text = "".join(part if not part or part.isspace() else _restored(part, step) for part in _SPACES.split(text))
+    return text
+
+
+def aligned(text: str, steps: Sequence[str]) -> NormalisedText:
+    """`apply`, with the raw span of every character."""
+    result = NormalisedText(text, range(len(text)), range(1, len(text) + 1))
+    for step in steps:
+        parts: list[Part] = []
+        place = 0
+        for word in _SPACES.split(result.text):
+            own = [(c, i, i + 1) for i, c in enumerate(word)] if not word or word.isspace() else _parts(word, step)
+            parts += [(part, place + begin, place + end) for part, begin, end in own]
+            place += len(word)
+        spans = [(result.raw_span(begin, end), part) for part, begin, end in parts]
+        begins = [span[0] for span, part in spans for _ in part]
+        ends = [span[1] for span, part in spans for _ in part]
+        result = NormalisedText("".join(part for part, _, _ in parts), begins, ends)
+    return result
+
+
+def _changed(word: str, step: str) -> str:
+    if word.isascii() and step != "case":
+        return word
+    return "".join(part for part, _, _ in _parts(word, step))
+
+
+def _parts(word: str, step: str) -> list[Part]:
+    """A word after one step, in parts; unchanged after a mark where the step could not be undone."""
+    parts = _WAYS[step](word)
+    found = "".join(part for part, _, _ in parts)
+    if word.startswith(KEPT) or _restored(found, step) != word:
+        return [(KEPT, 0, 0), *((character, place, place + 1) for place, character in enumerate(word))]
+    return parts
+
+
+def _restored(word: str, step: str) -> str:
+    if word.startswith(KEPT):
+        return word[len(KEPT) :]
+    if step == "case":
+        return _CAPITALS.sub(lambda match: match[1].upper(), word)
+    return word if word.isascii() else unicodedata.normalize("NFC" if step == "nfd" else "NFD", word)
+
+
+def _decomposed(word: str) -> list[Part]:
+    return [(unicodedata.normalize("NFD", character), i, i + 1) for i, character in enumerate(word)]
+
+
+def _composed(word: str) -> list[Part]:
+    parts: list[Part] = []
+    place = 0
+    for character in unicodedata.normalize("NFC", word):
+        size = len(unicodedata.normalize("NFD", character))
+        parts.append((character, min(place, len(word)), min(place + size, len(word))))
+        place += size
+    return parts
+
+
+def _marked(word: str) -> list[Part]:
+    parts: list[Part] = []
+    for place, character in enumerate(word):
+        small = character.lower()
+        if small != character and len(small) == 1 and small.upper() == character:
+            parts += [(CAPITAL, place, place), (small, place, place + 1)]
+        else:
+            parts.append((character, place, place + 1))
+    return parts
+
+
+_WAYS: dict[str, Callable[[str], list[Part]]] = {"nfd": _decomposed, "nfc": _composed, "case": _marked}

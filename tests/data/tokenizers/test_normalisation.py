@@ -1,0 +1,113 @@
+"""Reversible normalisation: nothing is lost, spans point into the raw text, tokenizers apply and undo it."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.data.prepare import train_tokenizers
+from transduce.data.tokenizers.normalisation import CAPITAL, KEPT, aligned, apply, undo
+from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.vocabulary import from_json, to_json
+from transduce.errors import InputError
+from transduce.recipe import parse
+
+KOREAN = ["한국어 말", "각 가 힣", "바다"]
+WAYS = [("nfd",), ("nfc",), ("case",), ("case", "nfd"), ("nfd", "case"), ("case", "nfc")]
+# Letters that decompose, compose, change their case oddly, reorder, are excluded from composition, and the marks.
+HARD = "aZéÉñẹ́ǭ각한ᄀ\u1161\u11a8İıßẞǅςΣ\u0301\u0323\u0344\u0958\u212b\u2126\u2000 \t\n" + KEPT + CAPITAL
+TEXTS = st.text() | st.text(alphabet=HARD)
+
+
+@pytest.mark.parametrize("steps", WAYS, ids="+".join)
+@given(text=TEXTS)
+def test_undo_restores_every_text(steps, text):
+    assert undo(apply(text, steps), steps) == text
+
+
+@pytest.mark.parametrize("steps", WAYS, ids="+".join)
+@given(text=TEXTS)
+def test_spans_cover_the_raw_text_in_order(steps, text):
+    found = aligned(text, steps)
+    assert found.text == apply(text, steps)
+    assert len(found.begins) == len(found.ends) == len(found.text)
+    assert found.raw_span(0, len(found.text)) == (0, len(text))
+    assert [*found.begins] == sorted(found.begins)
+    assert all(begin <= end for begin, end in zip(found.begins, found.ends, strict=True))
+
+
+@given(text=st.text().map(lambda text: unicodedata.normalize("NFC", text)))
+def test_text_in_its_declared_form_is_decomposed_whole(text):
+    if KEPT not in text and "\u2000" not in text and "\u2001" not in text:
+        words = apply(text, ["nfd"])
+        assert unicodedata.normalize("NFD", words) == unicodedata.normalize("NFD", text)
+
+
+def test_what_the_steps_do():
+    assert apply("각 é", ["nfd"]) == "\u1100\u1161\u11a8 e\u0301"
+    assert apply("e\u0301 각", ["nfd"]) == f"{KEPT}e\u0301 \u1100\u1161\u11a8"  # the first word keeps its form
+    assert apply("e\u0301", ["nfc"]) == "é"
+    assert apply("Paris UN", ["case"]) == f"{CAPITAL}paris {CAPITAL}u{CAPITAL}n"
+    assert apply("\u1e9e", ["case"]) == "\u1e9e"  # its small letter has another capital
+
+
+@pytest.mark.parametrize("kind", ["chars", "words", "bytes", "bpe", "unigram"])
+def test_tokenizers_apply_and_undo_it(kind, tmp_path):
+    tokenizer = Tokenizer.train(KOREAN, kind, 300, normalisation=("nfd",))
+    for text in KOREAN:
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+        assert tokenizer.encode_batch([text]) == [tokenizer.encode(text).ids]
+    encoding = tokenizer.encode("각 가")
+    spans = dict.fromkeys("각 가"[begin:end].strip() for begin, end in encoding.offsets)
+    assert [span for span in spans if span] == ["각", "가"]
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.fingerprint, loaded.normalisation) == (tokenizer.fingerprint, ("nfd",))
+
+
+def test_unseen_syllables_have_known_jamo():
+    syllables = Tokenizer.train(["각 나"], "chars", 100)
+    jamo = Tokenizer.train(["각 나"], "chars", 100, normalisation=("nfd",))
+    assert 3 in syllables.encode("낙").ids
+    assert 3 not in jamo.encode("낙").ids
+    assert jamo.decode(jamo.encode("낙").ids) == "낙"
+
+
+def test_fingerprints_of_other_tokenizers_stay():
+    assert '"normalisation"' not in _saved(Tokenizer.train(["a"], "chars", 10))
+    damaged = _saved(Tokenizer.train(["a"], "chars", 10, normalisation=("nfd",))).replace("nfd", "rot13")
+    with pytest.raises(ValueError, match="unknown normalisation 'rot13'"):
+        from_json(damaged)
+
+
+def _saved(tokenizer: Tokenizer) -> str:
+    return to_json(tokenizer.vocabulary)
+
+
+@pytest.mark.parametrize(
+    "side",
+    [
+        {"kind": "labels", "normalisation": ["nfd"]},
+        {"kind": "chars", "normalisation": ["nfd", "nfc"]},
+        {"kind": "chars", "normalisation": ["case", "case"]},
+        {"kind": "chars", "normalisation": ["rot13"]},
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(side):
+    with pytest.raises(InputError, match="normalisation"):
+        parse({"tokens": {"source": side}})
+
+
+def test_a_language_model_reads_text_as_it_is(tmp_path: Path):
+    (tmp_path / "text.txt").write_text("가\n", encoding="utf-8")
+    side = {"kind": "chars", "normalisation": ["nfd"]}
+    recipe = {
+        "data": {"train": str(tmp_path / "text.txt"), "format": "text"},
+        "tokens": {"source": side, "target": side},
+    }
+    with pytest.raises(InputError, match="language model reads text as it is"):
+        train_tokenizers(parse(recipe))
