@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import is_normalized
 
 from transduce.autoconfig.statistics import CorpusStatistics, SideStatistics
 
@@ -13,6 +14,7 @@ CPU_SPEED, GPU_SPEED = 2.0, 200.0  # nominal, in cores of a CPU; the schedule fo
 OVERRUN = 1.5  # a network is taken if its updates take up to this multiple of the time: the schedule is shortened
 MORE_UPDATES = 3  # limit of the updates as a multiple of those measured: a curve that still rises is not cut
 FEW_PAIRS, SMALL, LARGE = 100, 3_000, 50_000  # pairs
+MANY_ACCENTS = 20  # different accented letters
 GRID = "benchmarks/results/autoconfig.jsonl"
 
 
@@ -269,9 +271,28 @@ def tokens_of(side: SideStatistics, pairs: int) -> Chosen:
         return Chosen({"kind": "words", "size": 2000}, reason)
     if side.character_level:
         reason = f"short strings: {side.characters:g} characters and {side.words:g} words a line"
-        return Chosen({"kind": "chars", "size": 8000}, reason)
+        return letters_of(side, pairs, reason)
     reason = f"sentences of {side.words:g} words; a piece for every three pairs up to 8,000, for every ten above 80,000"
     return Chosen(pieces_for(pairs), reason)
+
+
+def letters_of(side: SideStatistics, pairs: int, reason: str) -> Chosen:
+    """Characters, decomposed where that makes rare letters of frequent parts."""
+    letters: dict[str, Any] = {"kind": "chars", "size": 8000}
+    steps, why = normalisation_for(side, pairs)
+    return Chosen({**letters, "normalisation": steps} if steps else letters, f"{reason}; {why}" if why else reason)
+
+
+def normalisation_for(side: SideStatistics, pairs: int) -> tuple[list[str], str]:
+    """The normalisation of characters, and its reason: `nfd` for Hangul, or for many accented letters in few pairs."""
+    composed = [one for one in side.alphabet if not one.isascii() and is_normalized("NFC", one)]
+    composed = [one for one in composed if not is_normalized("NFD", one)]
+    hangul = sum("가" <= one <= "힣" for one in composed)
+    if hangul and pairs < LARGE:
+        return ["nfd"], f"{hangul} Hangul syllables are read as jamo, so that the model can spell others (not measured)"
+    if pairs < SMALL and len(composed) >= max(MANY_ACCENTS, len(side.alphabet) / 4):
+        return ["nfd"], f"{len(composed)} accented letters in few pairs are read as letter and accent (not measured)"
+    return [], ""
 
 
 def pieces_for(pairs: int) -> dict[str, Any]:

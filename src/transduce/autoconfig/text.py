@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transduce.autoconfig.inflection import CHARACTERS, inflect
-from transduce.autoconfig.sizes import Chosen, TimeBudget, cosine, pairs_recipe, pieces_for, share
+from transduce.autoconfig.sizes import Chosen, TimeBudget, cosine, letters_of, pairs_recipe, pieces_for, share
 from transduce.autoconfig.statistics import CorpusStatistics
 
 COVERAGE = {"kind": "attention_penalty", "penalty": "coverage", "weight": 0.3, "label_smoothing": 0.0}
@@ -24,8 +24,9 @@ def _spell(target: dict[str, Any], rate: str) -> Callable[[CorpusStatistics, Tim
     """Character-level model; a source may have several references."""
 
     def recipe(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
-        by_task = "the task: letters to letters or phones"
-        tokens = {"source": Chosen(CHARACTERS, by_task), "target": Chosen(target, by_task), "shared": False}
+        by_task, pairs = "the task: letters to letters or phones", statistics.pairs
+        letters = letters_of(statistics.target, pairs, by_task) if target == CHARACTERS else Chosen(target, by_task)
+        tokens = {"source": letters_of(statistics.source, pairs, by_task), "target": letters, "shared": False}
         chosen = pairs_recipe(statistics, tokens, ["exact", rate], False, budget)
         return {**chosen, "evaluation": {**chosen["evaluation"], "references": "by_source"}}
 
