@@ -39,7 +39,7 @@ claims: $(STAMP)
 	cp runs/claims/*.json benchmarks/results/claims/
 	$(BIN)/python docs/generate.py
 
-# The documented commands again, on one core; reports every number that has changed. About half an hour.
+# The documented commands again, on one core; reports every number that has changed. About half an hour on a free core.
 records: $(STAMP)
 	$(BIN)/python docs/records.py
 

@@ -28,7 +28,9 @@ from typing import Any
 FOLDER = Path(__file__).parent
 RECORDS = FOLDER / "records"
 SHARED = ("docs", "recipes")  # what commands name relative to the repository
-MARK = re.compile(r"(?P<shown>[\d.,]*\d)<!-- (?P<name>[a-z][\w-]*)\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
+# A dash stands for a number whose command has not been run yet.
+MARK = re.compile(r"(?P<shown>[\d.,]*\d|–)<!-- (?P<name>[a-z][\w-]*)\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
+DECIMALS = {"parameters": 0, "seconds": 0, "updates": 0, "perplexity": 2}
 WRITES = re.compile(r"(?:--run runs/|--json )(?P<name>[a-z][\w-]*)(?:\.json)?(?:\s|$)")
 PREPARES = ("transduce data ", "transduce demo --task dates --write", "transduce encode-images ", "head ", "mkdir ")
 
@@ -99,14 +101,12 @@ def number(record: dict[str, Any], key: str) -> float:
 
 
 def with_numbers(text: str) -> str:
-    """A page with the numbers of the records, with as many decimals as it shows. Without a record it stays as it is."""
+    """A page with the numbers of the records, and a dash where there is no record."""
 
     def shown(mark: re.Match[str]) -> str:
-        record = read_record(mark["name"])
-        if record is None:
-            return mark[0]
-        decimals = len(mark["shown"].partition(".")[2])
-        return f"{number(record, mark['key']):,.{decimals}f}<!-- {mark['name']}.{mark['key']} -->"
+        record, key = read_record(mark["name"]), mark["key"]
+        text = "–" if record is None else f"{number(record, key):,.{DECIMALS.get(key, 1)}f}"
+        return f"{text}<!-- {mark['name']}.{key} -->"
 
     return MARK.sub(shown, text)
 

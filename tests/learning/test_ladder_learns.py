@@ -37,6 +37,8 @@ RUNGS = {
     ),
     "Transformer > GRU": (TRANSFORMER, {**GRU, **context("luong", score="mlp")}, 180, 95, False),
     "GRU > Transformer": (GRU, TRANSFORMER, 180, 95, False),
+    # Source, separator and target in one network: 71 to 83 % with three seeds.
+    "one recurrent network": (None, {**GRU, "width": 96, **context("initial")}, 300, 50, False),
     "decoder alone": (None, {**TRANSFORMER, "position": "rotary"}, 240, 90, False),
 }
 

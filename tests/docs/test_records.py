@@ -1,0 +1,55 @@
+"""Numbers in the documentation: each has a record, and each record a command on a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+import records  # noqa: E402
+
+FILES = {path.stem: json.loads(path.read_text()) for path in sorted(records.RECORDS.glob("*.json"))}
+
+
+def test_every_stated_number_is_that_of_a_record_and_every_record_is_stated():
+    assert FILES.keys() - records.marks().keys() == set()
+    assert records.marks().keys() - records.named().keys() == set()
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        assert path.read_text() == records.with_numbers(path.read_text()), path
+
+
+def test_every_record_is_of_a_command_that_a_page_shows():
+    shown = records.named()
+    for name, record in FILES.items():
+        assert (record["page"], record["command"]) == (shown[name].page, shown[name].line)
+
+
+def test_no_two_commands_write_the_same_run():
+    names = Counter(command.name for command in records.commands() if command.page.startswith("ladder/"))
+    del names[None]
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_test_pair_of_a_record_is_in_the_training_data():
+    for name, record in FILES.items():
+        if record.get("leakage"):
+            assert record["leakage"]["pairs"] == 0, name
+
+
+def test_pages_show_the_numbers_of_their_records(monkeypatch, tmp_path):
+    (tmp_path / "gru.json").write_text(json.dumps({"parameters": 1234, "scores": {"exact": {"value": 9.96, "low": 8}}}))
+    monkeypatch.setattr(records, "RECORDS", tmp_path)
+    page = "96<!-- gru.exact --> of –<!-- gru.parameters -->, 1.00<!-- gru.exact.low -->, 7<!-- lstm.exact -->"
+    wanted = "10.0<!-- gru.exact --> of 1,234<!-- gru.parameters -->, 8.0<!-- gru.exact.low -->, –<!-- lstm.exact -->"
+    assert records.with_numbers(page) == wanted
+
+
+def test_drift_is_a_score_outside_of_its_interval():
+    old = {"command": "c", "parameters": 5, "lines": 9, "scores": {"exact": {"value": 50, "low": 47, "high": 53}}}
+    for value, drifts in ((52.9, False), (46, True), (54, True)):
+        new = {**old, "scores": {"exact": {"value": value}}}
+        assert bool(list(records.drift(old, new))) == drifts
+    assert list(records.drift(old, {**old, "parameters": 6})) == ["parameters: 5 -> 6"]
