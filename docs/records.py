@@ -30,7 +30,7 @@ RECORDS = FOLDER / "records"
 SHARED = ("docs", "recipes")  # what commands name relative to the repository
 # A dash stands for a number whose command has not been run yet.
 MARK = re.compile(r"(?P<shown>[\d.,]*\d|–)<!-- (?P<name>[a-z][\w-]*)\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
-DECIMALS = {"parameters": 0, "seconds": 0, "updates": 0, "perplexity": 2}
+DECIMALS = {"parameters": 0, "seconds": 0, "updates": 0, "leaked_pairs": 0, "perplexity": 2}
 WRITES = re.compile(r"(?:--run runs/|--json )(?P<name>[a-z][\w-]*)(?:\.json)?(?:\s|$)")
 PREPARES = ("transduce data ", "transduce demo --task dates --write", "transduce encode-images ", "head ", "mkdir ")
 
@@ -95,8 +95,10 @@ def read_record(name: str) -> dict[str, Any] | None:
 
 
 def number(record: dict[str, Any], key: str) -> float:
-    """`parameters`, `seconds`, `exact`, or a limit of an interval: `exact.low`."""
+    """`parameters`, `seconds`, `leaked_pairs`, `exact`, or a limit of an interval: `exact.low`."""
     metric, _, limit = key.partition(".")
+    if metric == "leaked_pairs":
+        return record["leakage"]["pairs"]
     return record[metric] if metric in record else record["scores"][metric][limit or "value"]
 
 

@@ -33,9 +33,9 @@ def test_no_two_commands_write_the_same_run():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_no_test_pair_of_a_record_is_in_the_training_data():
+def test_no_test_pair_of_a_record_is_in_the_training_data_unless_the_page_says_so():
     for name, record in FILES.items():
-        if record.get("leakage"):
+        if record.get("leakage") and "leaked_pairs" not in records.marks()[name]:
             assert record["leakage"]["pairs"] == 0, name
 
 
