@@ -186,6 +186,8 @@ def run(name: str, data: Path, settings: list[str], tiny: bool) -> Record:
             timers.enter_context(watch.timing(owner, attribute, part))
         with watch.part("other"):
             trained = experiment.train(recipe, Path(folder) / "run")
+    if trained.outcome.reason == "interrupted":
+        raise SystemExit(f"interrupted after update {trained.outcome.step}: no record")
     score = trained.outcome.best_value if goal.metric == "loss" else None
     if score is None:
         held_out = trained.scores.get("test", trained.scores["dev"])

@@ -60,7 +60,9 @@ def recipe_for(
 def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate", minutes: float | None = None) -> Plan:
     """The recipe chosen for a data file and the device, changed by the overrides, with its reasons."""
     changes = override({"data": {"train": source}}, overrides)
-    training = parse({"training": changes.get("training", {})}, where="key=value").training
+    given = changes.get("training")
+    keys = {key: given[key] for key in ("device", "minutes") if key in given} if isinstance(given, dict) else {}
+    training = parse({"training": keys}, where="key=value").training
     budget = TimeBudget(pick_device(training.device).type, training.minutes or minutes)
     plan = choose(changes["data"], task, budget)
     chosen = _with_pretrained_parts(plan.recipe.model_dump(mode="json"), changes.get("init"))
