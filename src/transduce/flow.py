@@ -182,6 +182,7 @@ class Memory:
     attention: Tensor | None = None  # B L H S S: self-attention of the encoder, where requested
     tokens: Tensor | None = None  # B S: the source token of each row, where rows are tokens
     segment_ids: Tensor | None = None  # B S: the sequence of each row, in a packed batch: see `PackedLayout`
+    source_ids: Tensor | None = None  # B S: which of several sources each row is of, from 0; None: there is one
 
     @classmethod
     def empty(cls, size: int, device: torch.device | str = "cpu") -> Memory:

@@ -23,7 +23,8 @@ from transduce.layers.embedding import Output
 from transduce.model import Transducer
 from transduce.recipe import parse
 
-LINEAR = [kind for kind in DECODERS if kind != "hard_attention"]  # its logits are not rows of an output layer
+MIXTURES = ("hard_attention", "edit_transducer")  # their logits are not rows of an output layer
+LINEAR = [kind for kind in DECODERS if kind not in MIXTURES]
 LENGTHS = [(5, 4), (2, 3), (7, 1), (1, 2)]
 
 

@@ -11,7 +11,7 @@ from contract_fixtures import SIZE, WIDTH, example_batch
 from torch.testing import assert_close
 
 from transduce.build import build_model, complete_recipe
-from transduce.decoders.hard_attention import HardAttentionDecoder
+from transduce.decoders.hard_attention import HardAttentionDecoder, initial_cells
 from transduce.errors import InputError
 from transduce.recipe import parse
 
@@ -34,7 +34,9 @@ def log_probability_of_paths(model: torch.nn.Module, source: Any, target: list[i
     decoder: HardAttentionDecoder = model.decoder
     memory = model.encoder(source)
     tokens = torch.tensor([target])
-    hidden, _ = decoder.rnn(decoder.embedding(tokens[:, :-1]), decoder._initial_cells(memory.summary))
+    hidden, _ = decoder.rnn(
+        decoder.embedding(tokens[:, :-1]), initial_cells(decoder.bridge, decoder.rnn, memory.summary)
+    )
     scores = decoder.score(hidden, decoder.score.keys(memory.values))[0]  # T S
     readout = torch.tanh(decoder.hidden_proj(hidden)[0][:, None] + decoder.memory_proj(memory.values)[0])
     emission = decoder.emission(readout).softmax(-1)  # T S V

@@ -33,6 +33,7 @@ SMALL = {
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "ff_width": 24, "dropout": 0.3},
     "hard_attention": {"kind": "hard_attention", "width": WIDTH, "layers": 2, "dropout": 0.3},
+    "edit_transducer": {"kind": "edit_transducer", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "identity": {"kind": "identity", "width": WIDTH, "dropout": 0.3},
     "conformer": {
         "kind": "conformer",
@@ -84,7 +85,8 @@ def _cases() -> dict[str, dict]:
     def add(encoder: dict | None, decoder: dict, tie: str = "none", **more: object) -> None:
         name = f"{_name(encoder)}>{_name(decoder)}" + ("" if tie == "none" else f"+tie-{tie}")
         name += "".join(f"+{key}" + (f"-{value}" if value != {} else "") for key, value in more.items())
-        shared = tie == "all" or encoder is None or bool(more)
+        copies = decoder["kind"] == "edit_transducer" and decoder.get("copying", True)
+        shared = tie == "all" or encoder is None or bool(more) or copies
         cases[name] = {
             "tokens": {"shared": shared},
             "model": {"encoder": encoder, "decoder": decoder, "tie": tie, **more},
@@ -175,6 +177,8 @@ def _cases() -> dict[str, dict]:
     add({**SMALL["conformer"], "norm_kind": "batch", "position": "rotary"}, base_decoder)
     for part in ({"order": 0}, {"monotonic": False}, {"score": "mlp", "cell": "gru", "max_jump": 1}):
         add(base_encoder, {**SMALL["hard_attention"], **part})
+    for part in ({"copying": False}, {"substitution": False}, {"score": "mlp", "cell": "gru"}):
+        add(base_encoder, {**SMALL["edit_transducer"], **part})
     for part in CONVOLUTIONS:
         both = {} if "heads" in part else part
         add({**SMALL["convolutional"], **both}, {**SMALL["convolutional"], **part})

@@ -2,6 +2,7 @@
 
 from transduce.contracts import Decoder
 from transduce.decoders.convolutional import ConvolutionalDecoder
+from transduce.decoders.edit_transducer import EditTransducerDecoder
 from transduce.decoders.hard_attention import HardAttentionDecoder
 from transduce.decoders.recurrent import RecurrentDecoder
 from transduce.decoders.transformer import TransformerDecoder
@@ -9,6 +10,7 @@ from transduce.decoders.transformer import TransformerDecoder
 DECODERS: dict[str, type[Decoder]] = {
     "recurrent": RecurrentDecoder,
     "convolutional": ConvolutionalDecoder,
+    "edit_transducer": EditTransducerDecoder,
     "hard_attention": HardAttentionDecoder,
     "transformer": TransformerDecoder,
 }

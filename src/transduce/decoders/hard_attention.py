@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.attention.scores import Bilinear
 from transduce.contracts import AttentionScore, Count, Decoder, Rate
@@ -17,6 +17,22 @@ from transduce.layers.feed_forward import Dropout, dense
 from transduce.layers.recurrent import Cell, LayerState, RecurrentStack
 
 IMPOSSIBLE = -1e9  # log-probability; finite, so that sums over impossible alignments have a gradient
+
+
+def check_stateless(score: AttentionScore) -> AttentionScore:
+    """The score, which must not depend on earlier weights."""
+    if score.stateful:
+        raise InputError(
+            "the score of hard attention cannot depend on earlier weights: it sums over all alignments",
+            remedy="choose another score, such as bilinear or mlp",
+        )
+    return score
+
+
+def initial_cells(bridge: nn.Module, rnn: RecurrentStack, summary: Tensor) -> tuple[LayerState, ...]:
+    """The state of a recurrent stack from the summary of the source."""
+    numbers = torch.tanh(bridge(summary)).unflatten(-1, (len(rnn.layers), rnn.tensors, -1))
+    return tuple(layer.unbind(1) for layer in numbers.unbind(1))
 
 
 class HardAttentionDecoder(Decoder):
@@ -53,15 +69,10 @@ class HardAttentionDecoder(Decoder):
         self.bridge = dense(memory_width, layers * width * self.rnn.tensors) if memory_width else None
         self.hidden_proj = dense(width, width)
         if memory_width:
-            self.score = score(width, memory_width)
-            if self.score.stateful:
-                raise InputError(
-                    "the score of hard attention cannot depend on earlier weights: it sums over all alignments",
-                    remedy="choose another score, such as bilinear or mlp",
-                )
+            self.score = check_stateless(score(width, memory_width))
             self.memory_proj = dense(memory_width, width, bias=False)
             if order:
-                self.jump_bias = torch.nn.Parameter(torch.zeros(2 * max_jump + 1))
+                self.jump_bias = nn.Parameter(torch.zeros(2 * max_jump + 1))
 
     @property
     def attention_shape(self) -> tuple[int, int]:
@@ -72,7 +83,7 @@ class HardAttentionDecoder(Decoder):
         if self.bridge is None:
             return State({}, {"cells": self.rnn.zeros(rows, self.embedding.weight)})
         keys, projected = self.score.keys(memory.values), self.memory_proj(memory.values)
-        past: dict[str, Tree] = {"cells": self._initial_cells(memory.summary)}
+        past: dict[str, Tree] = {"cells": initial_cells(self.bridge, self.rnn, memory.summary)}
         if self.order:  # before the first token every alignment path is at the first row
             joint = projected.new_full(
                 (rows, memory.mask.size(1), self.embedding.size), IMPOSSIBLE, dtype=torch.float32
@@ -80,11 +91,6 @@ class HardAttentionDecoder(Decoder):
             joint.narrow(1, 0, 1).zero_()
             past["joint"] = joint  # R S V
         return State({"keys": keys, "projected": projected, "mask": memory.mask}, past)
-
-    def _initial_cells(self, summary: Tensor) -> tuple[LayerState, ...]:
-        assert self.bridge is not None
-        numbers = torch.tanh(self.bridge(summary)).unflatten(-1, (len(self.rnn.layers), self.rnn.tensors, -1))
-        return tuple(layer.unbind(1) for layer in numbers.unbind(1))
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False

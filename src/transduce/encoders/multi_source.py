@@ -61,7 +61,14 @@ class MultiSourceEncoder(Encoder):
         mask = torch.cat([memory.mask for memory in memories.values()], 1)
         order = mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices  # real rows first
         values = torch.cat(rows, 1).gather(1, order[..., None].expand(-1, -1, self.width))
-        return Memory(values, mask.gather(1, order), summary, tokens=_tokens(list(memories.values()), order))
+        numbers = [torch.full_like(memory.mask, n, dtype=torch.long) for n, memory in enumerate(memories.values())]
+        return Memory(
+            values,
+            mask.gather(1, order),
+            summary,
+            tokens=_tokens(list(memories.values()), order),
+            source_ids=torch.cat(numbers, 1).gather(1, order),
+        )
 
     def grids(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
         parts = zip(self.encoders.values(), lengths, strict=True)

@@ -73,6 +73,12 @@ def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
             ".copy",
             one,
         ),
+        (
+            (model.decoder or {}).get("kind") == "edit_transducer" and (model.decoder or {}).get("copying", True),
+            "the copies of an edit transducer need one vocabulary: a character has the same id on both sides",
+            ".decoder",
+            f"{one}, or model.decoder.copying: false",
+        ),
         (model.tie == "all", "tie: all needs one vocabulary", "", f"{one}, or tie: target"),
         (alone, "a decoder alone reads source and target in one stream", "", one),
     ):

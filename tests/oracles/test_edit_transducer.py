@@ -1,0 +1,148 @@
+"""Edit transducer against a sum over every edit script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from contract_fixtures import SIZE, WIDTH, example_batch
+from torch import Tensor
+from torch.testing import assert_close
+
+from transduce.build import build_model, complete_recipe
+from transduce.decoders.edit_transducer import COPY, DELETE, END, INSERT, SUBSTITUTE, EditTransducerDecoder
+from transduce.decoders.hard_attention import initial_cells
+from transduce.errors import InputError
+from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.recipe import parse
+
+PART = {"kind": "recurrent", "width": WIDTH}
+TWO = {"kind": "multi_source", "width": WIDTH, "parts": {"lemma": PART, "features": {**PART, "kind": "identity"}}}
+OPTIONS = ({}, {"copying": False}, {"substitution": False}, {"score": "mlp", "cell": "gru"})
+
+
+def model_with(encoder: dict[str, Any] = PART, **options: Any) -> torch.nn.Module:
+    torch.manual_seed(5)
+    decoder = {"kind": "edit_transducer", "width": WIDTH, **options}
+    sources = {"lemma": "text", "features": "tags"} if encoder is TWO else {}
+    content = {"data": {"sources": sources}, "tokens": {"shared": True}, "model": {"encoder": encoder}}
+    content["model"]["decoder"] = decoder
+    return build_model(complete_recipe(parse(content)).model, SIZE, SIZE).eval()
+
+
+def scripts(source: list[int], target: list[int], row: int = 0) -> Iterator[list[tuple[int, int]]]:
+    """Every script of (action, row) that writes the target, from this row of `x1 .. xm </s>` on."""
+    last = row == len(source) - 1
+    if last and not target:
+        yield [(END, row)]
+    for action in (COPY, SUBSTITUTE, INSERT, DELETE):
+        writes, moves = action != DELETE, action != INSERT
+        if (writes and not target) or (moves and last) or (action == COPY and source[row] != target[0]):
+            continue
+        for rest in scripts(source, target[writes:], row + moves):
+            yield [(action, row), *rest]
+
+
+def action_probabilities(model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """T S 5 and T S V, from the weights alone."""
+    decoder: EditTransducerDecoder = model.decoder
+    memory = model.encoder(batch)
+    hidden, _ = decoder.rnn(
+        decoder.embedding(batch.target.values[:, :-1]), initial_cells(decoder.bridge, decoder.rnn, memory.summary)
+    )
+    edited = batch.source.values.size(1)
+    attended = slice(edited if batch.extra else 0, None)
+    weights = decoder.score(hidden, decoder.score.keys(memory.values))[:, :, attended].softmax(-1)
+    context = decoder.context_proj(weights @ memory.values[:, attended])
+    query = decoder.hidden_proj(hidden) + context
+    readout = torch.tanh(query[0, :, None] + decoder.memory_proj(memory.values)[0, :edited])
+    actions, characters = decoder.action_proj(readout), decoder.emission(readout)
+    characters[..., EOS] = -torch.inf
+    actions[:, :-1, END] = -torch.inf
+    actions[:, -1, [COPY, SUBSTITUTE, DELETE]] = -torch.inf
+    if not decoder.copying:
+        actions[..., COPY] = -torch.inf
+    if not decoder.substitution:
+        actions[..., SUBSTITUTE] = -torch.inf
+    return actions.softmax(-1), characters.softmax(-1)
+
+
+def probability_of_scripts(model: torch.nn.Module, batch: Batch) -> Tensor:
+    source, target = batch.source.values[0].tolist(), batch.target.values[0, 1:-1].tolist()
+    actions, characters = action_probabilities(model, batch)
+    total = torch.zeros(())
+    for script in scripts(source, target):
+        probability, written = torch.ones(()), 0
+        for action, row in script:
+            probability = probability * actions[written, row, action]
+            if action in (SUBSTITUTE, INSERT):
+                probability = probability * characters[written, row, target[written]]
+            written += action in (COPY, SUBSTITUTE, INSERT)
+        total = total + probability
+    return total
+
+
+def pair(source: list[int], target: list[int], tags: list[int] | None = None) -> Batch:
+    extra = {} if tags is None else {"features": Padded.from_rows([[*tags, EOS]])}
+    return Batch(Padded.from_rows([[*source, EOS]]), Padded.from_rows([[BOS, *target, EOS]]), extra=extra)
+
+
+def likelihood(model: torch.nn.Module, batch: Batch) -> Tensor:
+    logits = model(batch).logits[0].log_softmax(-1)
+    return logits.gather(-1, batch.labels.values[0][:, None]).sum()
+
+
+@pytest.mark.parametrize("target", [[], [5], [5, 6, 7], [6, 6]], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_likelihood_is_the_sum_over_all_scripts(options: dict[str, Any], target: list[int]) -> None:
+    model, batch = model_with(**options), pair([5, 6, 7], target)
+    assert_close(likelihood(model, batch).exp(), probability_of_scripts(model, batch), atol=1e-7, rtol=1e-4)
+
+
+def test_features_are_attended_to_and_not_edited() -> None:
+    model, batch = model_with(TWO), pair([5, 6], [5, 8], [9, 10])
+    assert_close(likelihood(model, batch).exp(), probability_of_scripts(model, batch), atol=1e-7, rtol=1e-4)
+    weights = model(batch, with_attention=True).attention.cross
+    assert (weights[..., 3:] == 0).all()
+    assert_close(weights[..., :3].sum(-1), torch.ones(weights.shape[:-1]))
+
+
+def test_gradient_is_that_of_the_sum_over_all_scripts() -> None:
+    model, batch = model_with(), pair([5, 6, 7], [5, 7])
+    wanted = torch.autograd.grad(probability_of_scripts(model, batch).log(), list(model.parameters()))
+    found = torch.autograd.grad(likelihood(model, batch), list(model.parameters()))
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, atol=1e-6, rtol=1e-3)
+
+
+def test_unlikely_deletions_have_a_finite_gradient() -> None:
+    model, batch = model_with(), pair([5, 6, 7, 8] * 8, [8])
+    with torch.no_grad():
+        model.decoder.action_proj.bias[DELETE] = -30.0
+    likelihood(model, batch).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_logits_are_log_probabilities(options: dict[str, Any]) -> None:
+    logits = model_with(**options)(example_batch([(3, 4), (5, 2)])).logits
+    assert_close(logits.logsumexp(-1), torch.zeros(logits.shape[:2]), atol=1e-5, rtol=0)
+
+
+def test_a_copying_model_writes_unseen_combinations() -> None:
+    """With COPY certain, every source is its own target."""
+    model = model_with()
+    with torch.no_grad():
+        model.decoder.action_proj.bias[COPY] = 100.0
+        model.decoder.action_proj.bias[END] = 100.0
+    assert likelihood(model, pair([9, 4, 4, 10], [9, 4, 4, 10])).item() == pytest.approx(0, abs=1e-4)
+
+
+def test_copying_needs_one_vocabulary() -> None:
+    content = {"model": {"encoder": PART, "decoder": {"kind": "edit_transducer", "width": WIDTH}}}
+    with pytest.raises(InputError, match="need one vocabulary"):
+        complete_recipe(parse(content))
+    content["model"]["decoder"]["copying"] = False
+    complete_recipe(parse(content))
