@@ -260,7 +260,9 @@ def _build_decoder(
     if recipe.share != "none" and encoder is not None:
         share_weights(encoder, decoder)
     if recipe.copy is not None:
-        decoder = PointerGeneratorDecoder(decoder, width, layer=recipe.copy.layer, head=recipe.copy.head)
+        named = list((recipe.encoder or {}).get("parts", {}))
+        source = None if recipe.copy.source is None else named.index(recipe.copy.source)
+        decoder = PointerGeneratorDecoder(decoder, width, layer=recipe.copy.layer, head=recipe.copy.head, source=source)
     if recipe.ctc is not None:
         decoder = JointCTCDecoder(decoder, memory_width, size, weight=recipe.ctc.weight)
     return decoder

@@ -66,6 +66,48 @@ def test_copy_distribution_is_the_mixture(encoder, decoder, copying):
                 assert float(step.logits[row, place, word]) == pytest.approx(wanted, abs=1e-6)
 
 
+LEMMA = {"kind": "multi_source", "width": WIDTH, "parts": {"lemma": RECURRENT, "features": {**RECURRENT}}}
+SOURCES = {"lemma": "text", "features": "tags"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decoder", [RECURRENT, TRANSFORMER])
+def test_only_the_named_source_is_copied(decoder):
+    """Attention to the features, which are not copied, generates: the mixture by hand."""
+    torch.manual_seed(2)
+    content = {"encoder": LEMMA, "decoder": decoder, "copy": {"source": "lemma"}}
+    made = complete_recipe(parse({"data": {"sources": SOURCES}, "tokens": {"shared": True}, "model": content}))
+    model = build_model(made.model, SIZE, SIZE).double().eval()
+    batch = Batch(
+        Padded.from_rows([[5, 6, 5, EOS], [8, EOS]]),
+        a_batch().target,
+        extra={"features": Padded.from_rows([[7, EOS], [7, 6, 4, EOS]])},
+    )
+    step = model(batch)
+    plain = model.decoder.decoder.advance(batch.decoder_inputs.values, model.start(batch), with_attention=True)
+    gates = model.decoder.gate(plain.hidden).sigmoid()
+    for row, lemma in enumerate(([5, 6, 5, EOS], [8, EOS])):
+        for place in range(plain.logits.size(1)):
+            looks, gate = plain.attention.cross[row, -1, :, place].mean(0), float(gates[row, place])
+            generated = plain.logits[row, place].softmax(-1)
+            for word in range(SIZE):
+                copied = sum(float(looks[s]) for s, token in enumerate(lemma) if token == word)
+                others = float(looks[len(lemma) :].sum())
+                wanted = (gate + (1 - gate) * others) * float(generated[word]) + (1 - gate) * copied
+                assert float(step.logits[row, place, word].exp()) == pytest.approx(wanted, abs=1e-6)
+    assert_close(step.logits.exp().sum(-1), torch.ones(step.logits.shape[:2], dtype=step.logits.dtype))
+
+
+@pytest.mark.parametrize("source", ["features2", "lemmas"])
+def test_an_unknown_source_is_refused(source):
+    content = {"encoder": LEMMA, "decoder": RECURRENT, "copy": {"source": source}}
+    with pytest.raises(InputError, match="there is no text"):
+        complete_recipe(parse({"data": {"sources": SOURCES}, "tokens": {"shared": True}, "model": content}))
+    alone = {"encoder": RECURRENT, "decoder": RECURRENT, "copy": {"source": source}}
+    with pytest.raises(InputError, match="one source"):
+        complete_recipe(parse({"tokens": {"shared": True}, "model": alone}))
+
+
 def test_logits_are_log_probabilities_and_finite():
     model, batch = build(RECURRENT, RECURRENT, {}), a_batch()
     model.decoder.gate.bias.data.fill_(-1e4)  # copies only: words that stand nowhere have chance 0

@@ -21,7 +21,11 @@ UNIMORPH = re.compile(r"[A-Z0-9][^\s;|]*(;[^\s;|]+)*")  # V;IND;3;SG, or a part 
 SOURCES = {"lemma": {"kind": TEXT}, "features": {"kind": TAGS}}
 ORDERS = {3: ("column1", "column3", "column2"), 2: ("column1", "column2", "column3")}  # lemma, features, form
 CHARACTERS = {"kind": "chars", "size": 8000}
-BATCH_TOKENS, EPOCHS = 4096, 30
+PLAIN = {
+    "kind": "cross_entropy",
+    "label_smoothing": Chosen(0.0, "smoothing would ask an edit transducer for the end before the lemma is read"),
+}
+BATCH_TOKENS, EPOCHS = 1024, 60
 
 
 @dataclass(frozen=True)
@@ -81,23 +85,23 @@ def inflection_data(data: Mapping[str, Any], task: str) -> tuple[dict[str, Any],
 
 
 def inflect(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
-    """Characters of the lemma and one token for each feature."""
-    width = 128 if statistics.pairs < 5_000 else 256
-    part = {"width": width, "dropout": 0.3 if statistics.pairs < 20_000 else 0.2}
+    """Characters of the lemma are edited; each feature is one token."""
+    width = 96 if statistics.pairs < 500 else 128 if statistics.pairs < 5_000 else 256
+    part = {"width": width, "dropout": 0.4 if statistics.pairs < 500 else 0.3}
     encoder = {
         "kind": "multi_source",
         "width": width,
-        "parts": {"lemma": {"kind": "recurrent", **part}, "features": {"kind": "identity", **part}},
+        "parts": {"lemma": {"kind": "recurrent", "cell": "lstm", **part}, "features": {"kind": "identity", **part}},
     }
-    model = {"encoder": encoder, "decoder": {"kind": "recurrent", "context": "bahdanau", **part}}
+    model = {"encoder": encoder, "decoder": {"kind": "edit_transducer", **part}}
     tokens = statistics.pairs * (statistics.source.characters + statistics.target.characters)
     steps = int(min(30_000, max(1_000, EPOCHS * tokens / BATCH_TOKENS)))
-    reason = "a recurrent network over the characters of the lemma, beside one token for each feature"
-    candidate = MeasuredNetwork(model, steps, BATCH_TOKENS, 3e-3, 100, reason, measured=False)
+    reason = "a transducer that edits the characters of the lemma, given one token for each feature"
+    candidate = MeasuredNetwork(model, steps, BATCH_TOKENS, 2e-3, 150, reason, measured=False)
     return {
         "tokens": {"source": CHARACTERS, "target": CHARACTERS, "shared": True},
         "model": {**model, "encoder": Chosen(encoder, candidate.evidence)},
-        "training": training_for(candidate, "cer", budget),
+        "training": {**training_for(candidate, "cer", budget), "objective": PLAIN},
         "generation": {"beam": 5},
         "evaluation": {"metrics": ["exact", "cer"], "references": "by_source"},
     }

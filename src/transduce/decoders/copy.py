@@ -22,9 +22,15 @@ class PointerGeneratorDecoder(Decoder):
     a is the cross-attention of one layer: one head, or the mean of all heads. The paper computes the gate from state,
     context and input; here it is computed from h, the input of the output layer, which depends on all three in every
     decoder. Source and target share one vocabulary.
+
+    With `source`, only the rows of that one of several sources are copied. The weight of the other rows generates:
+    p(w) = (g + (1 - g) a_others) p_vocabulary(w) + (1 - g) sum of a_s over the rows s of that source where x_s = w.
     """
 
-    def __init__(self, decoder: Decoder, width: int, *, layer: int = -1, head: int | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, width: int, *, layer: int = -1, head: int | None = None, source: int | None = None
+    ) -> None:
+        """`source`: the number of the source to copy from; None: all."""
         super().__init__()
         layers, heads = decoder.attention_shape
         if not layers:
@@ -42,7 +48,7 @@ class PointerGeneratorDecoder(Decoder):
                 "copying trains the attention weights, and sampled attention is trained by reinforce alone",
                 remedy="choose another normaliser: softmax, or gumbel to sample",
             )
-        self.decoder, self.layer, self.head = decoder, layer, head
+        self.decoder, self.layer, self.head, self.source = decoder, layer, head, source
         self.gate = dense(width, 1)
 
     @property
@@ -53,7 +59,11 @@ class PointerGeneratorDecoder(Decoder):
         if memory.tokens is None:
             raise InputError("copying needs a memory whose rows are tokens")
         state = self.decoder.start(memory)
-        return replace(state, fixed={**state.fixed, "tokens": memory.tokens})
+        fixed = {**state.fixed, "copied_tokens": memory.tokens}
+        if self.source is not None:
+            assert memory.source_ids is not None, "there are several sources"
+            fixed["copied_rows"] = memory.source_ids == self.source
+        return replace(state, fixed=fixed)
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.decoder.reserve(state, more, beams)
@@ -68,7 +78,13 @@ class PointerGeneratorDecoder(Decoder):
         heads = step.attention.cross[:, self.layer].float()  # R H T S
         weights = heads.mean(1) if self.head is None else heads[:, self.head]  # R T S
         gate = self.gate(step.hidden).float()  # R T 1
-        generated = F.logsigmoid(gate) + step.logits.float().log_softmax(-1)
+        generates = F.logsigmoid(gate)
+        if self.source is not None:
+            rows = state.fixed["copied_rows"].repeat_interleave(state.beams, 0)[:, None]  # R 1 S
+            others = weights.masked_fill(rows, 0.0).sum(-1, keepdim=True)  # R T 1
+            generates = torch.logaddexp(generates, F.logsigmoid(-gate) + others.clamp(min=SMALLEST).log())
+            weights = weights.masked_fill(~rows, 0.0)
+        generated = generates + step.logits.float().log_softmax(-1)
         copied = F.logsigmoid(-gate) + self._copied(weights, state, step.logits.size(-1)).clamp(min=SMALLEST).log()
         attention = step.attention if with_attention else None
         return replace(step, logits=torch.logaddexp(generated, copied), attention=attention)
@@ -76,5 +92,5 @@ class PointerGeneratorDecoder(Decoder):
     @staticmethod
     def _copied(weights: Tensor, state: State, size: int) -> Tensor:
         """R T V: the attention weight of each token, summed over its source positions."""
-        tokens = state.fixed["tokens"].repeat_interleave(state.beams, 0)[:, None].expand_as(weights)  # R T S
+        tokens = state.fixed["copied_tokens"].repeat_interleave(state.beams, 0)[:, None].expand_as(weights)  # R T S
         return weights.new_zeros(*weights.shape[:2], size).scatter_add(-1, tokens, weights)

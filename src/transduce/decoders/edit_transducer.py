@@ -30,7 +30,7 @@ class EditActions:
     rows: Tensor  # R S: the rows of the source that is edited
 
     def emission(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """log p of writing the tokens (R T) of the first steps, staying at a row or going on to the next; both R T S."""
+        """log p of writing the tokens (R T) of the first steps, staying at a row or going to the next; both R T S."""
         characters, actions = self.characters[:, : tokens.size(1)], self.actions[:, : tokens.size(1)]
         written = characters.gather(-1, tokens[..., None, None].expand(*characters.shape[:3], 1)).squeeze(-1)
         ended = actions[..., END].masked_fill((tokens != EOS)[..., None], IMPOSSIBLE)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.errors import InputError
-from transduce.flow import Batch, Memory, masked_mean
+from transduce.flow import PAD, Batch, Memory, masked_mean
 from transduce.layers.feed_forward import Dropout, dense
 
 
@@ -79,6 +79,8 @@ class MultiSourceEncoder(Encoder):
 
 
 def _tokens(memories: Sequence[Memory], order: Tensor) -> Tensor | None:
-    """The source token of each row, where every part is a text: a pointer-generator can copy from all of them."""
-    tokens = [memory.tokens for memory in memories if memory.tokens is not None]
-    return torch.cat(tokens, 1).gather(1, order) if len(tokens) == len(memories) else None
+    """The source token of each row, <pad> in parts that are no texts; None: no part is a text."""
+    if all(memory.tokens is None for memory in memories):
+        return None
+    tokens = [torch.full_like(m.mask, PAD, dtype=torch.long) if m.tokens is None else m.tokens for m in memories]
+    return torch.cat(tokens, 1).gather(1, order)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from transduce import contracts
-from transduce.errors import InputError
+from transduce.errors import InputError, nearest
 from transduce.objectives import Objective
 from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe
 from transduce.recipe.registry import Spec, find
@@ -53,6 +53,8 @@ def check_shape(recipe: Recipe, where: str) -> None:
                 where=f"{where}.{name}",
                 remedy=f"add the one that is missing, or leave {name} out",
             )
+    if model.copy is not None and model.copy.source is not None and not recipe.data.sources:
+        raise InputError("copy.source names one of several sources, and there is one source", where=f"{where}.copy")
     if not recipe.tokens.shared:
         _check_two_vocabularies(recipe, where)
     if recipe.data.format == "text":
@@ -132,7 +134,11 @@ def _check_texts_among(recipe: Recipe, encoder: Spec, shapes: Mapping[str, Any],
         if value == "all" and encoder["width"] not in widths:
             wanted = f"a text of width {encoder['width']} among the sources" if texts else "a text on both sides"
             raise InputError(f"{name}: all needs {wanted}", where=f"{where}: model.{name}")
-    if model.copy is not None and len(texts) < len(shapes):
+    if model.copy is not None and model.copy.source is not None:
+        if model.copy.source not in texts or not parts:
+            problem = f"there is no text {model.copy.source!r} among several sources"
+            raise InputError(problem, where=f"{where}: model.copy.source", remedy=nearest(model.copy.source, texts))
+    elif model.copy is not None and len(texts) < len(shapes):
         problem = "there is nothing to copy: not all sources are texts"
         raise InputError(problem, where=f"{where}: model.copy", remedy="leave copy out")
     if recipe.tokens.oov_placeholders:

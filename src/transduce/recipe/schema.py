@@ -97,6 +97,7 @@ class CopyRecipe(Section):
 
     layer: int = Field(-1, description="Decoder layer whose cross-attention is the copy distribution; -1: the last.")
     head: int | None = Field(None, description="Attention head of that layer; null: the mean of all heads.")
+    source: str | None = Field(None, description="Name of the one of several sources to copy from; null: all.")
 
 
 class CtcRecipe(Section):
