@@ -20,7 +20,7 @@ from transduce.recipe import parse
 
 PART = {"kind": "recurrent", "width": WIDTH}
 TWO = {"kind": "multi_source", "width": WIDTH, "parts": {"lemma": PART, "features": {**PART, "kind": "identity"}}}
-OPTIONS = ({}, {"copying": False}, {"substitution": False}, {"score": "mlp", "cell": "gru"})
+OPTIONS = ({}, {"copy_action": False}, {"substitute_action": False}, {"score": "mlp", "cell": "gru"})
 
 
 def model_with(encoder: dict[str, Any] = PART, **options: Any) -> torch.nn.Module:
@@ -62,9 +62,9 @@ def action_probabilities(model: torch.nn.Module, batch: Batch) -> tuple[Tensor, 
     characters[..., EOS] = -torch.inf
     actions[:, :-1, END] = -torch.inf
     actions[:, -1, [COPY, SUBSTITUTE, DELETE]] = -torch.inf
-    if not decoder.copying:
+    if not decoder.copy_action:
         actions[..., COPY] = -torch.inf
-    if not decoder.substitution:
+    if not decoder.substitute_action:
         actions[..., SUBSTITUTE] = -torch.inf
     return actions.softmax(-1), characters.softmax(-1)
 
@@ -144,5 +144,5 @@ def test_copying_needs_one_vocabulary() -> None:
     content = {"model": {"encoder": PART, "decoder": {"kind": "edit_transducer", "width": WIDTH}}}
     with pytest.raises(InputError, match="need one vocabulary"):
         complete_recipe(parse(content))
-    content["model"]["decoder"]["copying"] = False
+    content["model"]["decoder"]["copy_action"] = False
     complete_recipe(parse(content))

@@ -85,7 +85,7 @@ def _cases() -> dict[str, dict]:
     def add(encoder: dict | None, decoder: dict, tie: str = "none", **more: object) -> None:
         name = f"{_name(encoder)}>{_name(decoder)}" + ("" if tie == "none" else f"+tie-{tie}")
         name += "".join(f"+{key}" + (f"-{value}" if value != {} else "") for key, value in more.items())
-        copies = decoder["kind"] == "edit_transducer" and decoder.get("copying", True)
+        copies = decoder["kind"] == "edit_transducer" and decoder.get("copy_action", True)
         shared = tie == "all" or encoder is None or bool(more) or copies
         cases[name] = {
             "tokens": {"shared": shared},
@@ -177,7 +177,7 @@ def _cases() -> dict[str, dict]:
     add({**SMALL["conformer"], "norm_kind": "batch", "position": "rotary"}, base_decoder)
     for part in ({"order": 0}, {"monotonic": False}, {"score": "mlp", "cell": "gru", "max_jump": 1}):
         add(base_encoder, {**SMALL["hard_attention"], **part})
-    for part in ({"copying": False}, {"substitution": False}, {"score": "mlp", "cell": "gru"}):
+    for part in ({"copy_action": False}, {"substitute_action": False}, {"score": "mlp", "cell": "gru"}):
         add(base_encoder, {**SMALL["edit_transducer"], **part})
     for part in CONVOLUTIONS:
         both = {} if "heads" in part else part

@@ -81,15 +81,15 @@ class EditTransducerDecoder(Decoder):
         layers: Count = 1,
         width: Count = 256,
         score: type[AttentionScore] = Bilinear,
-        copying: bool = True,
-        substitution: bool = True,
+        copy_action: bool = True,
+        substitute_action: bool = True,
         dropout: Rate = 0.1,
     ) -> None:
-        """`score`: of the attention c_t over the other sources, or the only one. `copying` needs one vocabulary."""
+        """`score`: of the attention c_t over the other sources, or the only one. `copy_action` needs one vocabulary."""
         super().__init__()
         self.embedding, self.emission, self.dropout = embedding, output, Dropout(dropout)
         self.rnn = RecurrentStack(embedding.width, width, cell, layers, dropout=dropout)
-        self.copying, self.substitution = copying, substitution
+        self.copy_action, self.substitute_action = copy_action, substitute_action
         self.bridge = dense(memory_width, layers * width * self.rnn.tensors) if memory_width else None
         self.hidden_proj = dense(width, width)
         if memory_width:
@@ -127,8 +127,8 @@ class EditTransducerDecoder(Decoder):
         """B S 5: the actions that each row allows."""
         last = edited & (edited.sum(1, keepdim=True) == edited.cumsum(1))
         inner = edited & ~last
-        copies = inner & (tokens > EOS) if self.copying and tokens is not None else torch.zeros_like(inner)
-        substitutes = inner if self.substitution else torch.zeros_like(inner)
+        copies = inner & (tokens > EOS) if self.copy_action and tokens is not None else torch.zeros_like(inner)
+        substitutes = inner if self.substitute_action else torch.zeros_like(inner)
         return torch.stack((copies, substitutes, torch.ones_like(inner), inner, last), -1)
 
     def advance(

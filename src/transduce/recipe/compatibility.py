@@ -76,10 +76,10 @@ def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
             one,
         ),
         (
-            (model.decoder or {}).get("kind") == "edit_transducer" and (model.decoder or {}).get("copying", True),
+            (model.decoder or {}).get("kind") == "edit_transducer" and (model.decoder or {}).get("copy_action", True),
             "the copies of an edit transducer need one vocabulary: a character has the same id on both sides",
             ".decoder",
-            f"{one}, or model.decoder.copying: false",
+            f"{one}, or model.decoder.copy_action: false",
         ),
         (model.tie == "all", "tie: all needs one vocabulary", "", f"{one}, or tie: target"),
         (alone, "a decoder alone reads source and target in one stream", "", one),
