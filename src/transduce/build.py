@@ -260,9 +260,9 @@ def _build_decoder(
     if recipe.share != "none" and encoder is not None:
         share_weights(encoder, decoder)
     if recipe.copy is not None:
-        named = list((recipe.encoder or {}).get("parts", {}))
-        source = None if recipe.copy.source is None else named.index(recipe.copy.source)
-        decoder = PointerGeneratorDecoder(decoder, width, layer=recipe.copy.layer, head=recipe.copy.head, source=source)
+        named, copy = list((recipe.encoder or {}).get("parts", {})), recipe.copy
+        number = None if copy.source is None else named.index(copy.source)
+        decoder = PointerGeneratorDecoder(decoder, width, layer=copy.layer, head=copy.head, source=number)
     if recipe.ctc is not None:
         decoder = JointCTCDecoder(decoder, memory_width, size, weight=recipe.ctc.weight)
     return decoder
