@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 # Two OpenMP threads that wait actively slow each other down tenfold when anything else runs.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test quick fuzz claims check docs records install clean
+.PHONY: demo test quick fuzz claims check docs records install clean oracles
 
 install: $(STAMP)
 
@@ -42,6 +42,18 @@ claims: $(STAMP)
 # The documented commands again, on one core; reports every number that has changed. About half an hour on a free core.
 records: $(STAMP)
 	$(BIN)/python docs/records.py
+
+# The original toolkits, in an environment of their own: each trains small models, and what it computes with them is what
+# the tests compare with. Then the differences are measured again, which docs/interop.md states.
+ORACLES := .venv-oracles
+RECORDED := tests/interop/legacy/recorded
+oracles: $(STAMP)
+	$(PYTHON) -m venv $(ORACLES)
+	$(ORACLES)/bin/python tests/oracles/toolkits/install.py $(ORACLES)
+	OMP_NUM_THREADS=1 $(ORACLES)/bin/python tests/oracles/toolkits $(RECORDED)
+	rm -f benchmarks/results/toolkits.json
+	OMP_NUM_THREADS=1 RECORD_TOOLKITS=benchmarks/results/toolkits.json $(BIN)/python -m pytest tests/interop/legacy/test_recorded.py
+	$(BIN)/python docs/generate.py
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -213,8 +213,7 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     model = section(config, "model")
     weights = {name.removeprefix("model_state/"): tensor for name, tensor in checkpoint.weights.items()}
     source, target = (_side(folder, name) for name in ("src_vocab.txt", "trg_vocab.txt"))
-    beam = (config.content.get("testing") or {}).get("beam_size")
-    search = {"beam": beam} if isinstance(beam, int) and 1 < beam <= 100 else {}
+    search = _search(config)
     to_recipe, weight_map = _transformer, TRANSFORMER
     if "encoder.rnn.weight_ih_l0" in weights:
         to_recipe = _recurrent
@@ -222,6 +221,16 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
         weight_map = _recurrent_weights(decoder.content.get("attention"), _initial(decoder))
         weights = {rename_cell(name): tensor for name, tensor in weights.items()}
     return LegacyModel(to_recipe, weight_map, model, weights, source, target, (".score.k_proj.bias",), search)
+
+
+def _search(config: Config) -> Content:
+    """The beam of the config, and since version 2 no empty output."""
+    testing = Config(config.content.get("testing") or {}, f"{config.where}: testing")
+    beam, shortest = testing.content.get("beam_size"), testing.content.get("min_output_length")
+    if shortest is None and str(config.content.get("joeynmt_version") or "").startswith("2"):
+        shortest = 1
+    found: Content = {"beam": beam} if isinstance(beam, int) and 1 < beam <= 100 else {}
+    return found | ({"min_length": shortest} if isinstance(shortest, int) and 0 < shortest <= 100 else {})
 
 
 def _side(folder: Path, name: str) -> LegacyVocabulary:
