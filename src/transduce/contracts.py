@@ -579,7 +579,7 @@ class Family:
     # Import: data and tokenizers
     data: Mapping[str, Any] = field(default_factory=lambda: {"format": "pairs"})  # the data section of the recipe
     read_sources: Callable[[Path, Config], JSON] | None = None  # data.sources of a model that reads no text
-    modality: Literal["text", "image", "audio"] = "text"  # of sources
+    modality: str = "text"  # what its sources are, for `convert --list`
     source_eos: bool = True  # whether </s> ends every source
     start_token: str = "decoder_start_token_id"  # config key of the first output token; empty: no decoder
     start_is_output: bool = False  # True: the start token is generated too, as any other
