@@ -79,6 +79,8 @@ def _recipe(
     overrides = _overrides(settings)
     if isinstance(source, (str, Path)):
         return autoconfig.recipe_for(str(source), overrides, task, minutes)
+    if isinstance(source, Recipe) and not overrides and minutes is None:
+        return source
     content = source.model_dump(mode="json", exclude_unset=True) if isinstance(source, Recipe) else source
     limits = [] if minutes is None else [f"training.minutes={minutes}"]
     return parse(override(content, [*limits, *overrides]))

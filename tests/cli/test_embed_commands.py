@@ -13,6 +13,7 @@ import transduce
 from transduce.autoconfig import recipe_for
 from transduce.errors import InputError
 from transduce.inference import Model
+from transduce.synthetic import write_files
 from transduce.synthetic.paraphrases import generate
 from transduce.training.resolve import resolve
 
@@ -157,3 +158,24 @@ def test_metrics_must_fit_the_model() -> None:
         resolve(vectors)
     with pytest.raises(InputError, match="head embedder"):
         resolve({"model": {"encoder": part, "decoder": part}, "evaluation": {"metrics": ["recall@1"]}})
+
+
+def test_files_are_embedded_and_searched(command: Command, tmp_path: Path) -> None:
+    write_files("shapes", tmp_path / "shapes", 24, 1)
+    pictures = sorted((tmp_path / "shapes").rglob("*.png"))
+    small = ["training.steps=2", "training.validate_every=2", "evaluation.resamples=5", "data.dev_size=4"]
+    sizes = [
+        "data.sources.picture.size=16",
+        "model.encoder.width=8",
+        "model.decoder.width=8",
+        "generation.strategy=greedy",
+    ]
+    recipe = recipe_for(str(tmp_path / "shapes" / "pairs.tsv"), [*small, *sizes], "caption")
+    trained = transduce.train(recipe, tmp_path / "run")
+    vectors = tmp_path / "vectors.npy"
+    called = command("embed", tmp_path / "run", pictures[0].parent, "--output", vectors)
+    assert called.code == 0, called.err
+    expected = trained.model.embed(list(map(str, pictures)))
+    assert np.load(vectors, allow_pickle=False) == pytest.approx(expected, abs=1e-5)
+    found = command("search", tmp_path / "run", pictures[0].parent, pictures[3], "--top", "1", "--json")
+    assert json.loads(found.out)["hits"][0]["text"] == str(pictures[3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,9 +19,13 @@ from transduce.cli.options import (
     load_model,
     open_console,
     open_output,
+    source_windows,
 )
 from transduce.errors import InputError
 from transduce.storage import replace_file
+
+if TYPE_CHECKING:
+    from transduce.inference import Model
 
 
 def embed(
@@ -46,13 +50,15 @@ def embed(
         transduce embed runs/paraphrases lines.txt --output vectors.npy
 
         echo "the cat sat" | transduce embed runs/paraphrases --tsv
+
+        transduce embed runs/captions photos/ --output vectors.npy
     """
-    from transduce.data.readers.windows import read_windows
     from transduce.retrieval.embeddings import embed_windows, write_npy
 
     if output is None and not tsv:
         raise InputError("a .npy file cannot be printed", where="--output", remedy="give --output FILE, or --tsv")
-    blocks = embed_windows(load_model(run, device, trust_user_code), read_windows(file))
+    model = load_model(run, device, trust_user_code)
+    blocks = embed_windows(model, source_windows(model, file))
     if not tsv and output is not None:
         rows, width = write_npy(blocks, output)
         print(f"{rows:,} vectors of {width} numbers in {output}", file=sys.stderr)
@@ -88,21 +94,24 @@ def search(
         transduce search runs/paraphrases documents.txt --queries questions.txt --json --top 3
     """
     from transduce.cli.display import hits_json, show_hits
-    from transduce.data.readers.corpus import read_lines
     from transduce.retrieval.embeddings import cached_embeddings
     from transduce.retrieval.search import nearest_neighbours
 
     if (query is None) == (queries is None):
         raise InputError("exactly one of QUERY and --queries is needed", remedy='give "a query", or --queries FILE')
     model = load_model(run, device, trust_user_code)
-    lines = list(read_lines(documents))
+    lines = _all_sources(model, str(documents))
     vectors, console = cached_embeddings(model, lines), open_console()
-    texts = [query] if query is not None else list(read_lines(queries or "-"))
+    texts = [query] if query is not None else _all_sources(model, queries or "-")
     for text, hits in zip(texts, nearest_neighbours(model.embed(texts), vectors, top), strict=True):
         if json:
             print(hits_json(text, hits, lines))
         else:
             show_hits(text, hits, lines, console)
+
+
+def _all_sources(model: Model, file: str) -> list[str]:
+    return [source for window in source_windows(model, file) for source in window]
 
 
 def cluster(
@@ -128,13 +137,13 @@ def cluster(
         transduce cluster runs/paraphrases documents.txt --clusters 6 --png map.png --output clusters.tsv
     """
     from transduce.cli.display import show_clusters
-    from transduce.data.readers.corpus import read_lines
     from transduce.evaluation.retrieval_metrics import normalise_rows
     from transduce.retrieval.clustering import draw_map, k_means
     from transduce.retrieval.embeddings import cached_embeddings
 
-    lines = list(read_lines(documents))
-    vectors = normalise_rows(cached_embeddings(load_model(run, device, trust_user_code), lines))
+    model = load_model(run, device, trust_user_code)
+    lines = _all_sources(model, str(documents))
+    vectors = normalise_rows(cached_embeddings(model, lines))
     clustering = k_means(vectors, clusters, seed)
     show_clusters(vectors, lines, clustering, open_console())
     if output is not None:

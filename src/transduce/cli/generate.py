@@ -28,6 +28,7 @@ from transduce.cli.options import (
     load_ensemble,
     load_model,
     open_output,
+    source_windows,
 )
 from transduce.errors import InputError
 
@@ -206,24 +207,7 @@ def _windows(model: Model, file: str, unconditional: int) -> Iterator[list[str]]
         raise InputError("this model needs a source", where="--unconditional", remedy="give a file of input lines")
     if unconditional:
         return in_windows([""] * unconditional)
-    files = model.source_encoding.sources_in(file)  # the argument itself is a source, or a folder of sources
-    if not files and not model.source_encoding.reads_text and Path(file).is_dir():
-        raise InputError(
-            "this folder has no file that the model can read",
-            where=file,
-            remedy="give a folder of files of the kind that it was trained on, or a file of lines",
-        )
-    return in_windows(files) if files else _line_windows(model, file)
-
-
-def _line_windows(model: Model, file: str) -> Iterator[list[str]]:
-    """The lines of a file, or of standard input. File names in a line are relative to the folder of that file."""
-    from transduce.data.readers.corpus import resolve_paths
-    from transduce.data.readers.windows import read_windows
-
-    reads = next((corpus.modalities for corpus in model.recipe.data.train), ())
-    folder = Path() if file == "-" else Path(file).parent
-    return ([resolve_paths(line, folder, reads) for line in lines] for lines in read_windows(file))
+    return source_windows(model, file)
 
 
 @dataclass

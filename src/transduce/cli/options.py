@@ -37,7 +37,9 @@ RunsArgument = Annotated[
 InputFile = Annotated[
     str, typer.Argument(metavar="FILE", help="Text file with one input per line; - reads standard input.")
 ]
-Documents = Annotated[Path, typer.Argument(metavar="DOCUMENTS", help="Text file with one document per line.")]
+Documents = Annotated[
+    Path, typer.Argument(metavar="DOCUMENTS", help="Text file with one document per line, or a folder of files.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, such as training.steps=5000.")
 ]
@@ -158,3 +160,27 @@ def discard_output() -> None:
     """Discards what standard output could not write, which Python would try once more at its exit."""
     with suppress(OSError, ValueError):  # no file at all
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def source_windows(model: Model, file: str) -> Iterator[list[str]]:
+    """The sources of an input, in windows: a file or a folder that the model reads, or the lines of a text file."""
+    from transduce.data.readers.windows import in_windows
+
+    files = model.source_encoding.sources_in(file)  # the argument itself is a source, or a folder of sources
+    if not files and not model.source_encoding.reads_text and Path(file).is_dir():
+        raise InputError(
+            "this folder has no file that the model can read",
+            where=file,
+            remedy="give a folder of files of the kind that it was trained on, or a file of lines",
+        )
+    return in_windows(files) if files else _line_windows(model, file)
+
+
+def _line_windows(model: Model, file: str) -> Iterator[list[str]]:
+    """The lines of a file, or of standard input. File names in a line are relative to the folder of that file."""
+    from transduce.data.readers.corpus import resolve_paths
+    from transduce.data.readers.windows import read_windows
+
+    reads = next((corpus.modalities for corpus in model.recipe.data.train), ())
+    folder = Path() if file == "-" else Path(file).parent
+    return ([resolve_paths(line, folder, reads) for line in lines] for lines in read_windows(file))

@@ -79,7 +79,7 @@ def _read_vectors(folder: Path) -> np.ndarray:
 
 
 def _cache_key(model: Model, lines: list[str]) -> str:
-    """A hash of everything that the vectors depend on: model options, vocabulary, weights, text."""
+    """A hash of everything that the vectors depend on: model options, vocabulary, weights, text, stamps of files."""
     settings = [
         model.recipe.model.model_dump(mode="json"),
         model.recipe.generation.max_source_length,
@@ -90,4 +90,7 @@ def _cache_key(model: Model, lines: list[str]) -> str:
         digest.update(name.encode() + tensor.detach().float().cpu().numpy().tobytes())
     for line in lines:
         digest.update(line.encode() + b"\n")
+        if not model.source_encoding.reads_text:
+            for name in filter(Path.is_file, map(Path, line.split("\t"))):
+                digest.update(f"{name.stat().st_size} {name.stat().st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]
