@@ -91,6 +91,6 @@ def _cache_key(model: Model, lines: list[str]) -> str:
     for line in lines:
         digest.update(line.encode() + b"\n")
         if not model.source_encoding.reads_text:
-            for name in filter(Path.is_file, map(Path, line.split("\t"))):
-                digest.update(f"{name.stat().st_size} {name.stat().st_mtime_ns}\n".encode())
+            for file in filter(Path.is_file, map(Path, line.split("\t"))):
+                digest.update(f"{file.stat().st_size} {file.stat().st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]
