@@ -168,7 +168,8 @@ def markdown(claim: Claim, record: ClaimRecord) -> str:
     measurement = record.measurement
     options = [f"--{name}" for name in ("quick",) if record.settings.get(name)]
     options += [f"--{name} {record.settings[name].upper()}" for name in ("data", "model") if name in record.settings]
-    lines = [f"# {claim.name.capitalize().replace('-', ' ')}", "", f"> {claim.statement}", "", f"{claim.source}.", "", claim.method]
+    title = claim.name.capitalize().replace("-", " ")
+    lines = [f"# {title}", "", f"> {claim.statement}", "", f"{claim.source}.", "", claim.method]
     lines += ["", "```sh", f"transduce claims {claim.name} {' '.join(options)}".rstrip(), "```"]
     lines += ["", f"![{claim.statement}]({claim.name}.png)", "", f"The claim, as measured: **{verdict(measurement)}**."]
     lines += ["", *(f"- {'✓' if one.holds else '✗'} {one.statement}: {_numbers(one)}" for one in measurement.checks)]
