@@ -9,9 +9,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "transduce"
 ROOMS = ("modalities/image/", "modalities/audio/", "modalities/video.py", "synthetic/")
-# Registries of names, recipes of tasks, commands with their examples, models of other toolkits, and the drawings of
-# attention, which are images themselves.
-REGISTRIES = ("modalities/__init__.py", "autoconfig/", "cli/", "interop/", "explain/png.py")
+# Registries of names, recipes of tasks, rows of the scoreboard, commands with their examples, models of other toolkits,
+# and the drawings of attention, which are images themselves.
+REGISTRIES = ("modalities/__init__.py", "autoconfig/", "cli/", "interop/", "explain/png.py", "evaluation/scoreboard.py")
 WORDS = re.compile(r"(?<![a-z])(image|photo|photograph|audio|sound|speech|video|film|waveform|spectrogram)s?(?![a-z])")
 
 

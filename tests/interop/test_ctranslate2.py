@@ -24,6 +24,7 @@ PAIRS = {
     "no position": pair(position="none"),
     "relative": pair(position={"kind": "relative", "buckets": 8, "max_distance": 16}),
     "rotary": pair(position="rotary"),
+    "rotary-part": pair(position={"kind": "rotary", "base": 500.0, "share": 0.5}),
     "t5": pair(
         position={"kind": "relative", "buckets": 8, "max_distance": 16},
         norm_kind="rms", bias=False, score="dot", head_width=6, gated=True, activation="gelu_tanh",

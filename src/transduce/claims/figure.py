@@ -102,11 +102,11 @@ def _points(axes: Axes, panel: Panel) -> None:
 
 
 def _heat(axes: Axes, panel: Panel) -> None:
-    image = axes.imshow(np.array([series.y for series in panel.series]), cmap="Blues", aspect="auto", vmin=0)
+    drawn = axes.imshow(np.array([series.y for series in panel.series]), cmap="Blues", aspect="auto", vmin=0)
     labels = [str(name) for name in panel.series[0].x]
     axes.set_xticks(range(len(labels)), labels, fontsize=6, rotation=90 if max(map(len, labels)) > 2 else 0)
     axes.set_yticks(range(len(panel.series)), [series.label for series in panel.series], fontsize=6)
-    axes.figure.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=6)
+    axes.figure.colorbar(drawn, ax=axes, shrink=0.8).ax.tick_params(labelsize=6)
 
 
 def _finish(axes: Axes, panel: Panel) -> None:

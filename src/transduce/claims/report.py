@@ -123,7 +123,7 @@ def settings_text(record: ClaimRecord) -> str:
 
 
 def html_page(measured: Sequence[tuple[Claim, ClaimRecord]]) -> str:
-    """A page with all figures. It loads nothing: its security policy allows only its own style and images."""
+    """A page with all figures. It loads nothing: its security policy allows only its own style and pictures."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     links = " · ".join(f'<a href="#{claim.name}">{claim.name}</a>' for claim, _ in measured)
     parts = [

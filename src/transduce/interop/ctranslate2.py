@@ -135,7 +135,10 @@ def _stack(specs: Any, recipe: ModelRecipe, side: str, weights: Mapping[str, Ten
         "head_dim": part["head_width"],
     }
     if position == "rotary":
-        options |= {"rotary_dim": 0, "rotary_interleave": False}
+        base, share = part["position"]["base"], part["position"]["share"]
+        head = part["head_width"] or part["width"] // part["heads"]
+        rotated = 0 if share == 1 else int(head * share)  # 0: all of a head
+        options |= {"rotary_dim": rotated, "rotary_interleave": False, "rotary_base": base}
     if side == "encoder":
         spec = specs.transformer_spec.TransformerEncoderSpec(part["layers"], part["heads"], **options)
         table = spec.embeddings[0]
