@@ -62,14 +62,14 @@ def learn(videos: Path, folder: Path, name: str, model: dict, target: str, rate:
 def test_video_captioning_learns(videos, tmp_path):
     """Colour and motion are correct. The shape is not checked: at 16 pixels a circle looks like a square."""
     block = {"kind": "transformer", "width": 64, "layers": 2, "heads": 4, "ff_width": 128, "dropout": 0.0}
-    trained = learn(videos, tmp_path, "pairs", {"encoder": ENCODER, "decoder": block}, "words", 1e-3, 350)
+    trained = learn(videos, tmp_path, "pairs", {"encoder": ENCODER, "decoder": block}, "words", 1e-3, 500)
     lines = [line.split("\t") for line in (videos / "test" / "pairs.tsv").read_text().splitlines()]
     found = trained.model.generate([str(videos / "test" / name) for name, _ in lines])
     right = [
         one.text.split()[1:2] + one.text.split()[3:] == reference.split()[1:2] + reference.split()[3:]
         for one, (_, reference) in zip(found, lines, strict=True)
     ]
-    assert sum(right) >= 0.5 * len(right)  # by chance one of 36; three seeds reach 0.58 to 0.89
+    assert sum(right) >= 0.8 * len(right)  # by chance one of 36; three seeds reach 0.88 to 0.93
 
 
 def test_video_classification_learns(videos, tmp_path):
