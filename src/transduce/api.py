@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +33,18 @@ def train(
     minutes: float | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
+    allow_changes: Sequence[str] = (),
     console: Console | None = None,
 ) -> TrainingResult:
     """Trains a model on pairs, a data file, or a recipe (a file, a mapping, a `Recipe`), into a run directory.
 
     Without a recipe the settings are chosen from the data. `settings` changes keys: `{"training.steps": 1000}`. Pairs
-    in memory are stored beside the run directory. With a console the progress is shown.
+    in memory are stored beside the run directory. With a console the progress is shown. A resumed run has the recipe
+    and the data that it began with, except for the recipe keys in `allow_changes`.
     """
     source = _stored(data, Path(folder))
     recipe = _recipe(source, task, minutes, settings or {})
-    return experiment.train(recipe, folder, resume=resume, console=console)
+    return experiment.train(recipe, folder, resume=resume, allow_changes=allow_changes, console=console)
 
 
 def plan(

@@ -34,7 +34,11 @@ def shared(decoder: str, seed: int, alone: bool = False) -> Transducer:
     """A model that nobody changes."""
     torch.manual_seed(seed)
     model = {"encoder": None if alone else SMALL["recurrent"], "decoder": SMALL[decoder]}
-    model = build_model(complete_recipe(parse({"tokens": {"shared": alone}, "model": model})).model, SIZE, SIZE).eval()
+    model = build_model(
+        complete_recipe(parse({"tokens": {"shared": alone or decoder == "edit_transducer"}, "model": model})).model,
+        SIZE,
+        SIZE,
+    ).eval()
     for parameter in model.parameters():  # an untrained model hardly chooses; this one does
         parameter.data *= 2
     return model

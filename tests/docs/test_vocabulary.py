@@ -29,14 +29,14 @@ NAMES = {
     "Asked", "Blocks", "Copying", "Drawn", "Filler", "Front", "Given", "Joint", "Keeper", "Lists", "Live", "Made",
     "Moves", "Neighbours", "Orphan", "Own", "Paths", "Passed", "Proposal", "Read", "Reader", "Recorder", "Rereader",
     "Rule", "Scene", "Scribe", "Sight", "Speaker", "Untold", "asked", "attend_few", "begun", "both_ways", "go_on",
-    "key_heads", "level_slopes", "levelled", "look_back", "look_up", "never_first", "normalisation", "own",
+    "key_heads", "level_slopes", "levelled", "look_back", "look_up", "never_first", "own",
     "proposes", "said", "settle", "settled", "slopes", "speechless", "steady", "think", "told",
 }  # fmt: skip
 # Openings of the form "X in, Y out".
 DIALECT = re.compile(r"\bin[,;:] .*\bout\b|\benters?\b.*\bleaves?\b|\bNothing (in|enters)\b| -> ")
 KEYS = {
     "begun", "closed", "copying", "epsilon", "fitted", "form", "growth", "hidden", "inputs", "key_heads", "longest",
-    "never", "never_first", "normalisation", "numbered", "over", "own", "passage", "places", "pool", "reach", "reader",
+    "never", "never_first", "numbered", "over", "own", "passage", "places", "pool", "reach", "reader",
     "scaled", "smooth", "spread", "stored", "through",
 }  # fmt: skip
 

@@ -34,7 +34,8 @@ COMMANDS = (transduce.cli.generate, transduce.cli.evaluate, transduce.cli.explai
 def _one_model(model: transduce.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands use one loaded model, so that a case takes milliseconds."""
     for module in COMMANDS:
-        monkeypatch.setattr(module, "load_model", lambda *_: model)
+        for name in ("load_model", "load_ensemble"):
+            monkeypatch.setattr(module, name, lambda *_: model, raising=False)
 
 
 def draw_line(draw: random.Random) -> str:

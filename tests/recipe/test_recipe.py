@@ -51,7 +51,7 @@ class TestRoundTrip:
     def test_every_default_is_written(self) -> None:
         model = complete_recipe(parse({"model": SMALL})).model
         assert model.decoder is not None
-        assert model.decoder["position"] == {"kind": "rotary"}
+        assert model.decoder["position"] == {"kind": "rotary", "base": 10000.0, "share": 1.0}
         assert model.decoder["score"]["kind"] == "scaled_dot"
         assert {"width", "layers", "heads", "ff_width", "dropout", "norm"} <= model.decoder.keys()
 

@@ -177,7 +177,7 @@ def _with_second_file(source: str, settings: list[str]) -> tuple[str, list[str]]
         return source, settings
     whole = any(is_table(name) or Path(name).suffix in (".yaml", ".yml") for name in (source, files[0]))
     if len(files) > 1 or whole or not Path(files[0]).is_file():
-        remedy = f"parallel files: {source},{files[0]}; further data: data.dev={files[0]}; settings: key=value"
+        remedy = f"parallel files: {source},{files[0]}; further data: data.dev={files[0]}; settings: key.path=value"
         raise InputError(f"{files[0]!r} is not a setting", remedy=remedy)
     return f"{source},{files[0]}", [item for item in settings if "=" in item]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.errors import InputError, nearest
+from transduce.storage import make_folder, replace_file
 
 Files = Mapping[str, str]  # train, dev, test -> what a recipe's `data` section names
 MULTI30K = "multi30k/dataset, research use"
@@ -74,8 +75,7 @@ def _located(data: Path, names: str) -> str:
 
 
 def _write(path: Path, lines: Iterable[str]) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    replace_file(make_folder(path.parent) / path.name, "".join(f"{line}\n" for line in lines))
     return str(path)
 
 
@@ -109,12 +109,12 @@ def _scan_cutoff(data: Path, folder: Path, part: str) -> Files:
 
 def _shakespeare(data: Path, folder: Path, part: str) -> Files:
     """The first nine tenths of the characters for training, the rest for validation, as nanoGPT splits them."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     text = Path(_located(data, "input.txt")).read_text(encoding="utf-8")
     cut = int(0.9 * len(text))
     files = {"train": (folder / "train.txt", text[:cut]), "dev": (folder / "dev.txt", text[cut:])}
     for path, content in files.values():
-        path.write_text(content, encoding="utf-8", newline="")
+        replace_file(path, content)
     return {name: str(path) for name, (path, _) in files.items()}
 
 

@@ -262,7 +262,7 @@ def _in_shortlist(settings: GenerationRecipe, network: NarrowedModel | Shortlist
 def check_texts(what: str, texts: Iterable[str]) -> list[str]:
     """The texts as a list. A single string, which would be read character by character, and other items are refused."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
-        raise InputError(f"{what} takes texts, such as a list of strings", remedy=f'write model.{what}(["..."])')
+        raise InputError(f"{what} takes a list of texts, or another iterable", remedy=f'write model.{what}(["..."])')
     given = list(without_line_feeds(texts))
     for number, text in enumerate(given):
         if not isinstance(text, str):

@@ -220,7 +220,6 @@ def test_unsupported_config_values_are_refused(folder):
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),
         ({"d_model": "wide"}, "d_model"),
         ({"dropout": 7}, "dropout"),
-        ({"eos_token_id": [0, 5]}, "eos_token_id"),
         ({"decoder_start_token_id": 99}, "decoder_start_token_id: 99 is no token"),
         ({"forced_bos_token_id": 10**9}, "forced_bos_token_id: 1000000000 is no token"),
         ({"bad_words_ids": [[99]]}, "bad_words_ids: [99] is not a list of tokens"),
