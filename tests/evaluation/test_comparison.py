@@ -270,7 +270,7 @@ def test_equal_training_time(workspace: Workspace, tmp_path: Path) -> None:
         assert run.metrics()["training"]["reason"] == "minutes"
         assert run.recipe().training.patience is None  # nobody leaves early
         assert system.training.minutes is not None
-        assert 0.0099 < system.training.minutes < 0.1
+        assert 0.005 < system.training.minutes < 0.1  # the last validation is part of the time
 
 
 def test_candidates_of_the_same_name_get_unique_names(workspace: Workspace, tmp_path: Path) -> None:
