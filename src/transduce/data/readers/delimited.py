@@ -17,33 +17,27 @@ from transduce.flow import Example
 from transduce.recipe import Corpus
 
 DELIMITERS = ",;\t|"  # of a CSV file
+_DELIMITER = {True: "commas", False: "a tab"}  # in messages, by whether cells may be quoted
 SAMPLE = 20  # lines from which the delimiter is found
 _NUMBER = re.compile("(?:column)?([1-9][0-9]{0,3})")
 LONGEST_CELL = 1 << 20  # characters: a quote that is never closed makes a cell of the rest of the file
 
 
+Split = Callable[[Any], list[str]]
+
+
 def delimited_rows(corpus: Corpus, *, quoted: bool) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """The rows of a TSV file, or of a CSV file, whose cells may be quoted; without the header."""
-    path = str(corpus.path)
-    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
-    names = _header(corpus, read(path), split)
-    positions = _positions(corpus, names)
-    rows = read(path)
-    if names is not None:
-        next(rows, None)
-    return rows, _pair(split, positions, names, quoted)
+    names, split, rows = _open(corpus, quoted)
+    return rows, _pair(split, _positions(corpus, names), names, _DELIMITER[quoted])
 
 
 def text_column(corpus: Corpus, *, quoted: bool) -> tuple[Iterator[tuple[int, Any]], Parse]:
     """One column as a text without a source. Of several columns, the one that is meant must be named."""
     path = str(corpus.path)
-    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
-    names = _header(corpus, read(path), split)
+    names, split, rows = _open(corpus, quoted)
     text = corpus.columns[-1] if corpus.columns else find_text_column(names or [])
     place = None if text is None else _position(text, names, path)
-    rows = read(path)
-    if names is not None:
-        next(rows, None)
 
     def parse(raw: Any, file: str, number: int) -> Example:
         cells = split(raw)
@@ -54,7 +48,8 @@ def text_column(corpus: Corpus, *, quoted: bool) -> tuple[Iterator[tuple[int, An
                 remedy=f"name it: `data.train={{path: {path}, columns: [column2]}}`; or give a file of plain text",
             )
         if place is not None and cells != [""] and len(cells) <= place:
-            raise UnreadableError("missing column", f"{text} of {len(cells)} columns separated by a tab")
+            found = f"{text} of {len(cells)} columns separated by {_DELIMITER[quoted]}"
+            raise UnreadableError("missing column", found)
         return Example("", cells[place or 0] if cells != [""] else "", {}, file, number)
 
     return rows, parse
@@ -62,9 +57,15 @@ def text_column(corpus: Corpus, *, quoted: bool) -> tuple[Iterator[tuple[int, An
 
 def named_columns(corpus: Corpus, *, quoted: bool) -> tuple[str, ...]:
     """The names of the source and target columns; none if the first line is data."""
-    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
-    names = _header(corpus, read(str(corpus.path)), split)
+    names, _, _ = _open(corpus, quoted)
     return () if names is None else tuple(names[place] for place in _positions(corpus, names))
+
+
+def _open(corpus: Corpus, quoted: bool) -> tuple[list[str] | None, Split, Iterator[tuple[int, Any]]]:
+    """The header, if there is one, a function that splits a row into cells, and the rows after the header."""
+    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
+    names, rows = _header(corpus, read(str(corpus.path)), split), read(str(corpus.path))
+    return names, split, islice(rows, 0 if names is None else 1, None)
 
 
 def csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
@@ -163,7 +164,7 @@ def _position(name: str, names: list[str] | None, path: str) -> int:
     )
 
 
-def _pair(split: Callable[[Any], list[str]], positions: list[int], names: list[str] | None, quoted: bool) -> Parse:
+def _pair(split: Split, positions: list[int], names: list[str] | None, delimiter: str) -> Parse:
     needed = max(positions) + 1
     wanted = {2: "two", 3: "three", 4: "four"}.get(needed, str(needed))
     *sources, target = positions
@@ -174,8 +175,9 @@ def _pair(split: Callable[[Any], list[str]], positions: list[int], names: list[s
             return Example("", "", {}, file, number)
         if len(cells) < needed:
             found = "one" if len(cells) == 1 else str(len(cells))
-            between = "commas" if quoted else "a tab"
-            raise UnreadableError("missing column", f"expected {wanted} columns separated by {between}, found {found}")
+            raise UnreadableError(
+                "missing column", f"expected {wanted} columns separated by {delimiter}, found {found}"
+            )
         extra = {} if len(cells) == len(positions) else _others(cells, positions, names or [])
         source = cells[sources[0]] if len(sources) == 1 else "\t".join(cells[place] for place in sources)
         return Example(source, cells[target], extra, file, number)
