@@ -33,7 +33,7 @@ fuzz: $(STAMP)
 		$(BIN)/python -m pytest tests/fuzz -k 'not harness'
 	$(BIN)/python docs/generate.py
 
-# The claims of docs/claims/, measured again: ten minutes on two cores.
+# The claims of docs/claims/, measured again with short trainings.
 claims: $(STAMP)
 	$(BIN)/transduce claims --all --quick --out runs/claims
 	cp runs/claims/*.json benchmarks/results/claims/

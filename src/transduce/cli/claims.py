@@ -21,9 +21,7 @@ def claims(
         list[str] | None, typer.Argument(metavar="NAME", help="Names of claims; without any, all are listed.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Measure every claim.")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Short trainings: all claims take ten minutes on two cores at most.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short trainings, for a lecture.")] = False,
     out: Annotated[
         Path, typer.Option(help="Folder of records, figures, the page index.html, and the trained models.")
     ] = Path("runs/claims"),
