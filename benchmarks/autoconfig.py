@@ -1,7 +1,8 @@
 """Grid of recipes over data sets: the evidence behind the recipes that `transduce train` chooses.
 
 Every data set is trained with every variant and seed; several trainings run at the same time, each in a process of its
-own. Scores are those of the development set: test sets are never read here. A run that is stopped keeps what it has.
+own. Then ensembles of these trainings are scored. Scores are those of the development set: test sets are never read
+here. A run that is stopped keeps what it has.
 
     python -m benchmarks.autoconfig --data DATA --grid characters --jobs 10 --minutes 9
 """
@@ -14,10 +15,10 @@ import multiprocessing
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from queue import Empty
 from statistics import mean
 from typing import Any
 
@@ -45,6 +46,8 @@ class Variant:
     name: str
     model: dict[str, Any] | None = None  # None: the recipe that is chosen
     training: dict[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()  # key=value changes of the recipe that is chosen
+    groups: tuple[str, ...] = ()  # of data sets; none: all
 
 
 @dataclass(frozen=True)
@@ -134,25 +137,49 @@ def _hard(layers: int, dropout: float, **options: Any) -> dict[str, Any]:
     return {"encoder": encoder, "decoder": {"kind": "hard_attention", "layers": 1, **part, **options}}
 
 
+def _edit(layers: int, dropout: float, *, copies: bool = False) -> dict[str, Any]:
+    part = {"width": 256, "cell": "lstm", "dropout": dropout}
+    encoder = {"kind": "recurrent", "layers": layers, **part}
+    return {"encoder": encoder, "decoder": {"kind": "edit_transducer", "copy_action": copies, **part}}
+
+
+def _copying(model: dict[str, Any]) -> dict[str, Any]:
+    """The model as a pointer-generator that copies characters of the lemma."""
+    return {**model, "copy": {"source": "lemma"}}
+
+
+PLAIN = {"objective": {"kind": "cross_entropy", "label_smoothing": 0.0}}
+PRONUNCIATION = ("g2p low", "g2p medium")
+INFLECTIONS = ("inflect low", "inflect medium", "inflect high")
 CHARACTER_VARIANTS = (
     Variant("chosen"),
-    Variant("hard monotonic", _hard(1, 0.4), _schedule(1e-3, 2048)),
-    Variant("hard monotonic, 2 layers", _hard(2, 0.4), _schedule(1e-3, 2048)),
-    Variant("hard, order 0", _hard(2, 0.4, order=0), _schedule(1e-3, 2048)),
-    Variant("lstm 256 x 2", _recurrent("lstm", 256, 2, 0.4), _schedule(1e-3, 2048)),
-    Variant("lstm 256, luong", _recurrent("lstm", 256, 1, 0.4, "luong"), _schedule(1e-3, 2048)),
-    Variant("gru 256", _recurrent("gru", 256, 1, 0.4), _schedule(2e-3, 4096)),
-    Variant("transformer 256 x 4", _transformer(256, 4, 0.3), _schedule(1e-3, 4096)),
-    Variant("transformer 256 x 4, rotary", _transformer(256, 4, 0.3, position="rotary"), _schedule(1e-3, 4096)),
-    Variant("transformer 256 x 2, rotary", _transformer(256, 2, 0.3, position="rotary"), _schedule(1e-3, 4096)),
+    Variant("hard monotonic, 2 layers", _hard(2, 0.4), _schedule(1e-3, 2048, **PLAIN), groups=PRONUNCIATION),
+    Variant("hard, order 0", _hard(2, 0.4, order=0), _schedule(1e-3, 2048), groups=PRONUNCIATION),
+    Variant("edit transducer", _edit(2, 0.4), _schedule(1e-3, 1024, **PLAIN), groups=PRONUNCIATION),
+    Variant("edit transducer, copying", _edit(1, 0.4, copies=True), _schedule(1e-3, 1024, **PLAIN), groups=INFLECTIONS),
+    Variant("lstm 256 x 2", _recurrent("lstm", 256, 2, 0.4), _schedule(1e-3, 2048), groups=PRONUNCIATION),
+    Variant("lstm 256, luong", _recurrent("lstm", 256, 1, 0.4, "luong"), _schedule(1e-3, 2048), groups=PRONUNCIATION),
     Variant(
-        "transformer 256 x 4, rotary, r-drop",
+        "transformer 256 x 4, rotary",
         _transformer(256, 4, 0.3, position="rotary"),
-        _schedule(1e-3, 4096, objective={"kind": "r_drop", "label_smoothing": 0.1}),
+        _schedule(1e-3, 4096),
+        groups=PRONUNCIATION,
+    ),
+    Variant(
+        "lstm 256 x 2, copying",
+        _copying(_recurrent("lstm", 256, 2, 0.4)),
+        _schedule(1e-3, 2048),
+        groups=INFLECTIONS,
+    ),
+    Variant(
+        "transformer 256 x 4, rotary, copying",
+        _copying(_transformer(256, 4, 0.3, position="rotary")),
+        _schedule(1e-3, 4096),
+        groups=INFLECTIONS,
     ),
 )
-WARMUP_STABLE_DECAY = {"schedule": {"kind": "warmup_stable_decay", "warmup": 100}}
 # The same updates with another schedule, on a network that a CPU trains in a minute or two (--scale 0.4).
+WARMUP_STABLE_DECAY = {"schedule": {"kind": "warmup_stable_decay", "warmup": 100}}
 SCHEDULE_VARIANTS = (
     Variant("gru 128, cosine", _recurrent("gru", 128, 1, 0.3), _schedule(3e-3, 2048)),
     Variant("gru 128, stable", _recurrent("gru", 128, 1, 0.3), _schedule(3e-3, 2048, **WARMUP_STABLE_DECAY)),
@@ -163,13 +190,27 @@ GRIDS = {
     "characters": (character_sets, CHARACTER_VARIANTS),
     "schedules": (character_sets, SCHEDULE_VARIANTS),
 }
+MIXED = ("hard monotonic, 2 layers", "edit transducer", "lstm 256 x 2", "transformer 256 x 4, rotary")
+MIXED_INFLECTION = ("edit transducer, copying", "lstm 256 x 2, copying", "transformer 256 x 4, rotary, copying")
+
+
+def ensembles(variants: Sequence[Variant], seeds: Sequence[int]) -> dict[str, list[tuple[str, int]]]:
+    """Names of ensembles, and variant and seed of their members: each variant with all seeds, and mixed ones."""
+    found = {f"{len(seeds)} x {one.name}": [(one.name, seed) for seed in seeds] for one in variants}
+    if len(seeds) < 2:
+        found = {}
+    for members in (MIXED, MIXED_INFLECTION):
+        found[f"mixed: {len(members)} networks"] = [(name, seeds[0]) for name in members]
+        if len(seeds) > 1:
+            found[f"mixed: {len(members)} networks, {len(seeds)} seeds"] = [(n, s) for n in members for s in seeds]
+    return found
 
 
 def recipe_of(dataset: DataSet, variant: Variant, seed: int, device: str, scale: float) -> Any:
     from transduce.autoconfig import recipe_for
     from transduce.recipe import parse
 
-    files = [f"data.dev={dataset.dev}", f"training.device={device}"]
+    files = [f"data.dev={dataset.dev}", f"training.device={device}", *variant.settings]
     chosen = recipe_for(dataset.train, files, dataset.task).model_dump(mode="json")
     training = {**chosen["training"], "seed": seed}
     if variant.model is not None:
@@ -193,42 +234,53 @@ def recipe_of(dataset: DataSet, variant: Variant, seed: int, device: str, scale:
     return parse({**chosen, "training": training})
 
 
-def run_trial(dataset: DataSet, variant: Variant, seed: int, device: str, scale: float) -> Trial:
+def run_trial(
+    dataset: DataSet, variant: Variant, seed: int, device: str, scale: float, folder: Path, until: float
+) -> Trial | None:
+    """Trains in `folder`; None: there is no time left."""
     from transduce.training.experiment import train
 
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            result = train(recipe_of(dataset, variant, seed, device, scale), Path(folder) / "run")
-        except Exception as error:  # one failure must not end the grid; it is part of the record
-            told = f"{type(error).__name__}: {error}"[:300]
-            seconds = time.monotonic() - began
-            return Trial(dataset.name, dataset.group, variant.name, seed, {}, 0, seconds, 0, device, told)
+    if time.time() > until:
+        return None
+
+    def scored() -> tuple[dict[str, float], int, int]:
+        result = train(recipe_of(dataset, variant, seed, device, scale), folder)
         scores = {name: score.value for name, score in result.scores["dev"].scores.items()}
-        size = sum(p.numel() for p in result.model.network.parameters())
-        return Trial(
-            dataset.name,
-            dataset.group,
-            variant.name,
-            seed,
-            scores,
-            result.outcome.step,
-            time.monotonic() - began,
-            size,
-            device,
-        )
+        return scores, result.outcome.step, sum(p.numel() for p in result.model.network.parameters())
+
+    return _timed(scored, dataset, variant.name, seed, device)
 
 
-def _work(tasks: Any, results: Any, device: str, scale: float, until: float) -> None:
+def run_ensemble(dataset: DataSet, name: str, members: Sequence[Path], device: str, until: float) -> Trial | None:
+    """Scores an ensemble of finished trainings; None: there is no time left."""
+    from transduce.inference import load
+    from transduce.training.ensemble_run import evaluate_model
+
+    if time.time() > until:
+        return None
+
+    def scored() -> tuple[dict[str, float], int, int]:
+        model = load(list(members), device=device)
+        scores = evaluate_model(model)["dev"].scores
+        return {key: score.value for key, score in scores.items()}, 0, model.parameters
+
+    return _timed(scored, dataset, name, 0, device)
+
+
+def _timed(
+    scored: Callable[[], tuple[dict[str, float], int, int]], dataset: DataSet, name: str, seed: int, device: str
+) -> Trial:
     import torch
 
     torch.set_num_threads(1)
-    while time.time() < until:
-        try:
-            dataset, variant, seed = tasks.get_nowait()
-        except Empty:
-            return
-        results.put(run_trial(dataset, variant, seed, device, scale))
+    began = time.monotonic()
+    try:
+        scores, steps, parameters = scored()
+        failed = ""
+    except Exception as error:  # one failure must not end the grid; it is part of the record
+        scores, steps, parameters, failed = {}, 0, 0, f"{type(error).__name__}: {error}"[:300]
+    seconds = time.monotonic() - began
+    return Trial(dataset.name, dataset.group, name, seed, scores, steps, seconds, parameters, device, failed)
 
 
 def show(trials: list[Trial], console: Console) -> None:
@@ -248,53 +300,74 @@ def show(trials: list[Trial], console: Console) -> None:
     console.print(table)
 
 
-def main() -> None:
+def collect(tasks: Mapping[Future[Trial | None], Any], output: Path, trials: list[Trial]) -> list[Any]:
+    """Writes each trial as it ends; returns the keys of the tasks that did not fail."""
+    done = []
+    with output.open("a", encoding="utf-8") as record:
+        for future in as_completed(tasks):
+            trial = future.result()
+            if trial is None:
+                continue
+            trials.append(trial)
+            record.write(json.dumps(asdict(trial)) + "\n")
+            record.flush()
+            if not trial.failed:
+                done.append(tasks[future])
+    return done
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoconfig", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with g2p2021 and inflection2017")
     parser.add_argument("--grid", choices=list(GRIDS), default="characters")
     parser.add_argument("--only", nargs="*", default=[], help="variants, by name")
     parser.add_argument("--sets", nargs="*", default=[], help="groups of data sets, by name")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time, on --device")
-    parser.add_argument("--cpu-jobs", type=int, default=0, help="further trainings at the same time, on one core each")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
     parser.add_argument("--minutes", type=float, default=60.0, help="no training starts after this time")
+    parser.add_argument("--ensemble-minutes", type=float, default=2.0, help="further time for ensembles")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of updates")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/autoconfig.jsonl"))
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def run_grid(args: argparse.Namespace, folder: Path) -> list[Trial]:
+    """All trainings, then all ensembles whose members are there."""
     make_sets, variants = GRIDS[args.grid]
-    context = multiprocessing.get_context("spawn")
-    tasks, results, trials = context.Queue(), context.Queue(), []
+    variants = tuple(one for one in variants if not args.only or one.name in args.only)
+    sets = {one.name: one for one in make_sets(args.data, folder) if not args.sets or one.group in args.sets}
+    todo = [(s, v, seed) for seed in args.seeds for s in sets.values() for v in variants]
+    todo = [one for one in todo if not one[1].groups or one[0].group in one[1].groups]
+    todo.sort(key=lambda one: (one[2], -one[0].steps))  # the longest first, so that no worker is left with one
+    trials: list[Trial] = []
+    places = {(s.name, v.name, seed): folder / s.name / v.name / str(seed) for s, v, seed in todo}
+    until = time.time() + 60 * args.minutes
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        tasks = {}
+        for s, v, seed in todo:
+            key = (s.name, v.name, seed)
+            tasks[pool.submit(run_trial, s, v, seed, args.device, args.scale, places[key], until)] = key
+        done = set(collect(tasks, args.output, trials))
+        until += 60 * args.ensemble_minutes
+        combined = {}
+        for name, members in ensembles(variants, args.seeds).items():
+            for s in sets.values():
+                if all((s.name, *member) in done for member in members):
+                    folders = [places[s.name, *member] for member in members]
+                    combined[pool.submit(run_ensemble, s, name, folders, args.device, until)] = name
+        collect(combined, args.output, trials)
+    return trials
+
+
+def main() -> None:
+    args = parse_arguments()
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        sets = [s for s in make_sets(args.data, Path(folder)) if not args.sets or s.group in args.sets]
-        rank = {s.name: sum(o.group == s.group for o in sets[:number]) for number, s in enumerate(sets)}
-        sets.sort(key=lambda s: rank[s.name])  # one set of each group first: a grid that is cut short has all groups
-        todo = [
-            (s, v, seed) for seed in args.seeds for s in sets for v in variants if not args.only or v.name in args.only
-        ]
-        for task in todo:
-            tasks.put(task)
-        until = time.time() + 60 * args.minutes
-        devices = [args.device] * args.jobs + ["cpu"] * args.cpu_jobs
-        workers = [
-            context.Process(target=_work, args=(tasks, results, device, args.scale, until)) for device in devices
-        ]
-        for worker in workers:
-            worker.start()
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        with args.output.open("a", encoding="utf-8") as record:
-            while any(worker.is_alive() for worker in workers) or not results.empty():
-                try:
-                    trial = results.get(timeout=1)
-                except Empty:
-                    continue
-                trials.append(trial)
-                record.write(json.dumps(asdict(trial)) + "\n")
-                record.flush()
-        tasks.cancel_join_thread()
+        trials = run_grid(args, Path(folder))
     console = Console(width=160)
     show(trials, console)
-    console.print(f"{len(trials)} of {len(todo)} trainings; {args.output}")
+    console.print(f"{len(trials)} trials; {args.output}")
     for trial in trials:
         if trial.failed:
             console.print(f"{trial.dataset} {trial.variant}: {trial.failed}", markup=False)

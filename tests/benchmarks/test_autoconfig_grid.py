@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_every_variant_is_a_recipe_for_every_data_set(data, tmp_path):
     assert {one.group for one in sets} == {"g2p low", "g2p medium", "inflect low", "inflect medium", "inflect high"}
     for dataset in sets:
         for variant in autoconfig.CHARACTER_VARIANTS:
+            if variant.groups and dataset.group not in variant.groups:
+                continue
             recipe = autoconfig.recipe_of(dataset, variant, 3, "cpu", 1.0)
             assert complete_recipe(recipe).training.seed == 3
             assert recipe.data.test == ()  # settings are chosen on development data
@@ -42,11 +45,29 @@ def test_every_variant_is_a_recipe_for_every_data_set(data, tmp_path):
 def test_a_trial_has_scores_and_a_failure_is_recorded(data, tmp_path, capsys):
     dataset = next(autoconfig.character_sets(data, tmp_path))
     small = autoconfig.Variant("small", autoconfig._recurrent("gru", 8, 1, 0.0))
-    trial = autoconfig.run_trial(dataset, small, 1, "cpu", 0.01)
-    assert trial.steps == 25
-    assert set(trial.scores) == {"exact", "per"}
+
+    def trial(variant: autoconfig.Variant, seed: int, until: float = math.inf) -> autoconfig.Trial | None:
+        place = tmp_path / variant.name / str(seed)
+        return autoconfig.run_trial(dataset, variant, seed, "cpu", 0.01, place, until)
+
+    found = [trial(small, 1), trial(small, 2)]
+    assert [one.steps for one in found] == [25, 25]
+    assert all(set(one.scores) == {"exact", "per"} for one in found)
+    members = [tmp_path / "small" / seed for seed in "12"]
+    both = autoconfig.run_ensemble(dataset, "2 x small", members, "cpu", math.inf)
+    assert both.parameters == sum(one.parameters for one in found)
+    assert set(both.scores) == {"exact", "per"}
     broken = autoconfig.Variant("broken", autoconfig._transformer(10, 1, 0.0))  # four heads do not divide ten
-    failed = autoconfig.run_trial(dataset, broken, 1, "cpu", 0.01)
+    failed = trial(broken, 1)
     assert failed.failed.startswith("InputError")
-    autoconfig.show([trial, failed], Console())
+    assert trial(small, 3, until=0.0) is None
+    autoconfig.show([*found, both, failed], Console())
     assert "g2p low" in capsys.readouterr().out
+
+
+def test_ensembles_combine_seeds_and_networks():
+    found = autoconfig.ensembles(autoconfig.CHARACTER_VARIANTS, [1, 2])
+    assert found["2 x edit transducer"] == [("edit transducer", 1), ("edit transducer", 2)]
+    assert len(found["mixed: 4 networks, 2 seeds"]) == 8
+    names = {one.name for one in autoconfig.CHARACTER_VARIANTS}
+    assert all(name in names for members in found.values() for name, _ in members)

@@ -114,6 +114,11 @@ def development_scores(run: Run) -> dict[str, float]:
 def evaluate_ensemble(run: Run, device: str) -> tuple[Model, dict[str, Evaluation]]:
     """The ensemble of a folder, and its scores on the development set, and the test set if there is one."""
     model = load(run.folder, device=device, trust_user_code=True)  # the code that the members were trained with
+    return model, evaluate_model(model)
+
+
+def evaluate_model(model: Model) -> dict[str, Evaluation]:
+    """The scores of a model on the development set of its recipe, and on the test set if there is one."""
     settings = model.recipe
     sets = {"dev": prepare_data(settings, (model.source, model.target)).dev_examples()}
     if settings.data.test:
@@ -122,7 +127,7 @@ def evaluate_ensemble(run: Run, device: str) -> tuple[Model, dict[str, Evaluatio
     for name, examples in sets.items():
         lines = group_references(examples, settings.evaluation)
         scores[name] = evaluate_output(model, lines, predict(model, lines, settings.evaluation.metrics))
-    return model, scores
+    return scores
 
 
 def save_ensemble_metrics(
