@@ -64,6 +64,7 @@ BLOCKS = (
     {"gated": True, "activation": "gelu_tanh", "bias": False},
     {"projections": "none", "score": "dot", "heads": 1},
     {"projections": "none", "window": 1},
+    {"norm": "parallel", "position": "rotary"},
     *({"token_mixer": mixer} for mixer in TOKEN_MIXERS),
     {"token_mixer": "ssru", "norm": "post", "position": "none"},
     {"token_mixer": "average", "norm": "post", "position": "learned", "bias": False},

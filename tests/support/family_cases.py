@@ -99,6 +99,8 @@ LLAMA_SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": None, **GPT2,
 }  # fmt: skip
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rms_norm_eps": 0.01}
+NEOX_SIZES = {key: value for key, value in LLAMA_SIZES.items() if key != "num_key_value_heads"}
+NEOX_ROPE = {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}
 OPT_SIZES = {
     "vocab_size": 24, "hidden_size": 16, "ffn_dim": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 40, "word_embed_proj_dim": 16, "pad_token_id": 22, **GPT2,
@@ -132,6 +134,11 @@ CASES = {
         _decoder_only("Llama", "Llama", LLAMA_SIZES, ROPE, {"attention_bias": True, "tie_word_embeddings": True}),
         _decoder_only("Mistral", "Mistral", LLAMA_SIZES, {"sliding_window": 3, **ROPE}, {"sliding_window": None}),
         _decoder_only("Qwen2", "Qwen2", LLAMA_SIZES, ROPE, {"tie_word_embeddings": True}),
+        _decoder_only(
+            "GPT-NeoX", "GPTNeoX", NEOX_SIZES, {"rope_parameters": NEOX_ROPE},
+            {"use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True, "hidden_act": "relu",
+             "num_attention_heads": 2, "layer_norm_eps": 0.01},
+        ),
         Case(
             "bert2bert", "EncoderDecoderModel", "EncoderDecoderConfig", {}, "bert", ({}, {"hidden_size": 20}),
             0.6, configure=_bert_to_bert,

@@ -89,6 +89,7 @@ ENCODERS = {
     "xlm": "XLMRoberta",
     "camembert": "Camembert",
     "electra": "Electra",
+    "mpnet": "MPNet",
 }
 
 

@@ -1,4 +1,4 @@
-"""Position encodings: sinusoidal, learned, rotary, relative bias, Shaw, ALiBi."""
+"""Position encodings: sinusoidal, learned, rotary, relative bias, learned with relative bias, Shaw, ALiBi."""
 
 from __future__ import annotations
 
@@ -162,6 +162,26 @@ class RelativeBias(PositionEncoding):
         return side + torch.where(away < exact, away, far)
 
 
+class LearnedRelative(Learned):
+    """learned vectors added to the embedding, and a bias per head and bucket of distances (MPNet, Song 2020)"""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool,
+        *,
+        max_positions: Count = 2048,
+        buckets: Count = 32,
+        max_distance: Count = 128,
+    ) -> None:
+        super().__init__(width, heads, causal, max_positions=max_positions)
+        self.relative = RelativeBias(width, heads, causal, buckets=buckets, max_distance=max_distance)
+
+    def bias(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.relative.bias(heads, queries, keys)
+
+
 class Shaw(PositionEncoding):
     """one learned vector per clipped distance, added to the keys: q . (k + a) (Shaw 2018)"""
 
@@ -197,7 +217,7 @@ class LayerPositions(PositionEncoding):
 
     def __init__(self, layers: Sequence[PositionEncoding]) -> None:
         super().__init__()
-        if position_in_embedding(layers[0]):
+        if position_in_embedding(layers[0]) or type(layers[0]).add is not PositionEncoding.add:
             raise InputError(
                 f"{type(layers[0]).__name__} positions are added to embeddings, before the first layer",
                 remedy="leave position_per_layer out, or choose position: relative or shaw",
@@ -244,6 +264,7 @@ POSITIONS: dict[str, type[PositionEncoding]] = {
     "learned": Learned,
     "rotary": Rotary,
     "relative": RelativeBias,
+    "learned_relative": LearnedRelative,
     "shaw": Shaw,
     "alibi": ALiBi,
 }

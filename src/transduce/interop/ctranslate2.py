@@ -25,6 +25,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of recipe options
     "window": (None,),
     "projections": ("all",),
     "activation": tuple(ACTIVATIONS),
+    "norm": ("pre", "post"),
     "norm_kind": ("layer", "rms"),
     "position": ("sinusoidal", "learned", "none", "relative", "rotary"),
     "position_per_layer": (False,),

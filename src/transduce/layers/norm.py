@@ -1,4 +1,4 @@
-"""Layer norm, RMS norm, batch norm, and the residual connection with pre- or post-norm."""
+"""Layer norm, RMS norm, batch norm, and the residual connection with pre-norm, post-norm or parallel sub-layers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ NORMALISATIONS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-NormPlacement = Literal["pre", "post"]
+NormPlacement = Literal["pre", "post", "parallel"]
 
 
 def make_norm(kind: Normalisation, width: int, bias: bool = True, eps: float | None = None) -> nn.Module:
@@ -88,7 +88,10 @@ def make_norm(kind: Normalisation, width: int, bias: bool = True, eps: float | N
 
 
 class Residual(NamedTuple):
-    """pre: x + f(norm(x)) (Xiong 2020); post: norm(x + f(x)) (Vaswani 2017)"""
+    """pre: x + f(norm(x)) (Xiong 2020); post: norm(x + f(x)) (Vaswani 2017)
+
+    parallel: x + f(norm_1(x)) + g(norm_2(x)) (Wang & Komatsuzaki 2021), one sum for the sub-layers of a layer.
+    """
 
     norm: nn.Module
     place: NormPlacement
@@ -98,13 +101,13 @@ class Residual(NamedTuple):
         """The residual, and the input of the layer."""
         if isinstance(values, NormPair):
             return values
-        if self.place == "pre":
+        if self.place != "post":
             return norm_stream(self.norm, values, real)
         assert isinstance(values, Tensor)
         return values, values
 
     def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> ResidualStream:
         """The residual stream after the layer, whose output is `change`."""
-        if self.place == "pre":
+        if self.place != "post":
             return add_residual(values, change, self.dropout)
         return add_norm(self.norm, values, change, self.dropout, real)

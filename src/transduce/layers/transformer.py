@@ -98,7 +98,7 @@ class TransformerStack(nn.Module):
         )
         self.has_kv_cache = self.layers[0].self_attention.has_kv_cache
         _check_token_mixer(self.layers[0].self_attention, self.position, self.window)
-        self.final_norm = norm.make(width, bias) if norm.norm == "pre" else None
+        self.final_norm = None if norm.norm == "post" else norm.make(width, bias)
         self.embedding_norm = norm.make(width, bias) if norm.embedding_norm else None
 
     @property
@@ -188,11 +188,30 @@ class TransformerLayer(nn.Module):
         self, values: ResidualStream, past: Tree, sequence: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         """The next residual stream, the next state, and the self- and cross-attention weights."""
+        if self.norm_place == "parallel":
+            return self._run_parallel(values, past, sequence, source)
         cross_weights = None
         values, past, self_weights = self.apply_self_attention(values, past, sequence)
         if source is not None:
             values, cross_weights = self.apply_cross_attention(values, *source, sequence)
         return self.apply_feed_forward(values, sequence), past, self_weights, cross_weights
+
+    def _run_parallel(
+        self, values: ResidualStream, past: Tree, sequence: SequenceContext, source: tuple[KeysValues, Tensor] | None
+    ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
+        """As `run`, with sub-layers that all have the input of the layer."""
+        total, rows = self._residual(self.self_attention_norm).enter(values, sequence.real)
+        cross_weights, inputs = None, total
+        change, past, self_weights = self.self_attention(rows, past, sequence)
+        total = total + self.dropout(change)
+        if source is not None:
+            assert self.cross_attention is not None
+            assert self.cross_attention_norm is not None
+            rows, (memory, mask) = self.cross_attention_norm(inputs, sequence.real), source
+            change, cross_weights = self.cross_attention(rows, *memory, mask, with_attention=sequence.with_attention)
+            total = total + self.dropout(change)
+        change = self.feed_forward(self.feed_forward_norm(inputs, sequence.real))
+        return total + self.dropout(change), past, self_weights, cross_weights
 
     def apply_self_attention(
         self, values: ResidualStream, past: Tree, sequence: SequenceContext

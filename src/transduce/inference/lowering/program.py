@@ -85,6 +85,8 @@ def lower_block(layer: TransformerLayer) -> BlockProgram | None:
     attention, cross, feed_forward = layer.self_attention, layer.cross_attention, layer.feed_forward
     if type(layer) is not TransformerLayer or not isinstance(attention, JointSelfAttention):
         return None
+    if layer.norm_place == "parallel":
+        return None
     norms = [one.norm for one in layer.residuals]
     if not isinstance(cross, JointCrossAttention | None) or not all(type(norm) is LayerNorm for norm in norms):
         return None

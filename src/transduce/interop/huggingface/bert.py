@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ELECTRA and DistilBERT: encoders with post-norm and a norm over the sum of the embeddings.
+"""BERT, RoBERTa, ELECTRA, MPNet and DistilBERT: encoders with post-norm and a norm over the sum of the embeddings.
 
 Each comes without a head (hidden states, pooled to embeddings), or with a masked language model, a sequence classifier
 or a token classifier on top.
@@ -37,6 +37,14 @@ DISTIL_LAYER = {
     "ffn.lin2": "feed_forward.fc2",
     "output_layer_norm": "feed_forward_norm",
 }
+MPNET_LAYER = {
+    **{f"attention.attn.{hf}": f"self_attention.{hf}_proj" for hf in ("q", "k", "v")},
+    "attention.attn.o": "self_attention.out_proj",
+    "attention.LayerNorm": "self_attention_norm",
+    "intermediate.dense": "feed_forward.fc1",
+    "output.dense": "feed_forward.fc2",
+    "output.LayerNorm": "feed_forward_norm",
+}
 EMBEDDINGS = {
     "embeddings.LayerNorm": "encoder.embedding_norm",
     "embeddings.position_embeddings": "encoder.position.embed_positions",
@@ -49,11 +57,17 @@ DISTIL_MODULES = {
     **{f"transformer.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in DISTIL_LAYER.items()},
     **EMBEDDINGS,
 }
+MPNET_MODULES = {
+    **{f"encoder.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in MPNET_LAYER.items()},
+    **EMBEDDINGS,
+    "encoder.relative_attention_bias": "encoder.position.relative.relative_attention_bias",
+}
 SEGMENTS = "segments"  # token type embeddings, until they are added to the positions
 WORD_TABLE, POSITION_TABLE = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
 TOKENS = {WORD_TABLE: TensorMap(("encoder.embedding.weight",))}
 TOKEN_TYPES = {"embeddings.token_type_embeddings.weight": TensorMap((SEGMENTS,))}
 POSITION_OFFSET = 2  # of RoBERTa, whose first token is at position pad_token_id + 1
+MPNET_BUCKETS = 32
 
 # Masked language model: its output matrix is the embedding table.
 MLM_BIAS = "head.output.projection.bias"
@@ -68,6 +82,11 @@ MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
         {"cls.predictions.decoder.weight": WORD_TABLE, "cls.predictions.decoder.bias": "cls.predictions.bias"},
     ),
     "Roberta": (
+        {"lm_head.dense": MLM_DENSE, "lm_head.layer_norm": MLM_NORM},
+        "lm_head.bias",
+        {"lm_head.decoder.weight": WORD_TABLE, "lm_head.decoder.bias": "lm_head.bias"},
+    ),
+    "MPNet": (
         {"lm_head.dense": MLM_DENSE, "lm_head.layer_norm": MLM_NORM},
         "lm_head.bias",
         {"lm_head.decoder.weight": WORD_TABLE, "lm_head.decoder.bias": "lm_head.bias"},
@@ -87,6 +106,7 @@ MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
 CLASSIFIERS = {
     "Bert": ("pooler.dense", "tanh", "classifier"),
     "Roberta": ("classifier.dense", "tanh", "classifier.out_proj"),
+    "MPNet": ("classifier.dense", "tanh", "classifier.out_proj"),
     "DistilBert": ("pre_classifier", "relu", "classifier"),
     "Electra": ("classifier.dense", "gelu", "classifier.out_proj"),
 }
@@ -125,6 +145,14 @@ def _roberta_encoder(config: Config) -> Content:
     encoder = _bert_encoder(config)
     encoder["position"]["max_positions"] -= POSITION_OFFSET
     return encoder
+
+
+def _mpnet_encoder(config: Config) -> Content:
+    """The library has 32 buckets and 128 distances, whatever the config says."""
+    config.require("relative_attention_num_buckets", MPNET_BUCKETS)
+    encoder = _roberta_encoder(config)
+    positions = encoder["position"]["max_positions"]
+    return {**encoder, "position": {"kind": "learned_relative", "max_positions": positions, "buckets": MPNET_BUCKETS}}
 
 
 def _electra_encoder(config: Config) -> Content:
@@ -201,24 +229,31 @@ ENCODERS: dict[str, Callable[[Config], Content]] = {
     "Roberta": _roberta_encoder,
     "DistilBert": _distilbert_encoder,
     "Electra": _electra_encoder,
+    "MPNet": _mpnet_encoder,
 }
 CONFIGS: dict[str, Callable[[Mapping[str, Any], int], Content]] = {
     "Bert": _bert_config,
     "Roberta": _roberta_config,
     "DistilBert": _distilbert_config,
 }
-MODULES = {"Bert": BERT_MODULES, "Roberta": BERT_MODULES, "DistilBert": DISTIL_MODULES, "Electra": BERT_MODULES}
+MODULES = {
+    "Bert": BERT_MODULES,
+    "Roberta": BERT_MODULES,
+    "DistilBert": DISTIL_MODULES,
+    "Electra": BERT_MODULES,
+    "MPNet": MPNET_MODULES,
+}
+OFFSET_POSITIONS = {
+    POSITION_TABLE: TensorMap(
+        ("encoder.position.embed_positions.weight",),
+        lambda table: [table[POSITION_OFFSET:]],
+        lambda native: pad(native[0], (0, 0, POSITION_OFFSET, 0)),
+    )
+}
 TENSORS = {
     "Bert": {**TOKENS, **TOKEN_TYPES},
-    "Roberta": {
-        **TOKENS,
-        **TOKEN_TYPES,
-        POSITION_TABLE: TensorMap(
-            ("encoder.position.embed_positions.weight",),
-            lambda table: [table[POSITION_OFFSET:]],
-            lambda native: pad(native[0], (0, 0, POSITION_OFFSET, 0)),
-        ),
-    },
+    "Roberta": {**TOKENS, **TOKEN_TYPES, **OFFSET_POSITIONS},
+    "MPNet": {**TOKENS, **OFFSET_POSITIONS},
     "DistilBert": TOKENS,
     "Electra": {**TOKENS, **TOKEN_TYPES},
 }
@@ -329,6 +364,7 @@ KINDS = {
     "XLMRoberta": "Roberta",
     "Camembert": "Roberta",
     "Electra": "Electra",
+    "MPNet": "MPNet",
 }
 FAMILIES = {
     f"{name}{suffix}": make(kind, name == kind and kind in CONFIGS)

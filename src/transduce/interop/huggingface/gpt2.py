@@ -1,8 +1,12 @@
-"""GPT-2: a decoder-only language model with pre-norm and learned positions; matrices are stored transposed."""
+"""GPT-2 and GPT-NeoX: decoder-only language models with layer norms, and one matrix for queries, keys and values.
+
+GPT-2 has learned positions, and its matrices are stored transposed. GPT-NeoX (Pythia) has rotary positions, mostly
+parallel sub-layers, and one head after the other in its matrix of queries, keys and values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -17,6 +21,7 @@ from transduce.interop.huggingface.family import (
     hf_activation,
     max_positions,
 )
+from transduce.interop.huggingface.llama import rotary, zero_biases
 from transduce.recipe import Recipe
 
 MODULES = {
@@ -116,7 +121,69 @@ def _to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
     }
 
 
+NEOX_MODULES = {
+    "final_layer_norm": "decoder.final_norm",
+    "layers.*.input_layernorm": "decoder.layers.*.self_attention_norm",
+    "layers.*.post_attention_layernorm": "decoder.layers.*.feed_forward_norm",
+    "layers.*.attention.dense": f"{ATTENTION}.out_proj",
+    "layers.*.mlp.dense_h_to_4h": f"{FEED_FORWARD}.fc1",
+    "layers.*.mlp.dense_4h_to_h": f"{FEED_FORWARD}.fc2",
+}
+NEOX_OUTPUT = "embed_out.weight"
+NEOX_CONSTANTS = ("bias", "masked_bias", "rotary_emb.inv_freq")  # of attention, in older files
+
+
+def _neox_to_recipe(config: Config, names: Collection[str]) -> Content:
+    rope = Config({**config.content, **config.section("rope_parameters")}, config.where)
+    key = "partial_rotary_factor" if "partial_rotary_factor" in rope.content else "rotary_pct"
+    share, base = rope.number(key, 0, 1), config.number("rotary_emb_base", 1)
+    position = rotary(config, 0.25 if share is None else float(share))
+    decoder = {
+        "kind": "transformer",
+        "layers": config.count("num_hidden_layers"),
+        "width": config.count("hidden_size"),
+        "heads": config.count("num_attention_heads"),
+        "ff_width": config.count("intermediate_size"),
+        "activation": config.activation("hidden_act", "gelu"),
+        "norm": "parallel" if config.flag("use_parallel_residual", True) else "pre",
+        "norm_eps": config.rate("layer_norm_eps", 1e-5),
+        "position": position if base is None else {**position, "base": float(base)},
+        "dropout": config.rate("hidden_dropout"),
+        "attention_dropout": config.rate("attention_dropout"),
+    }
+    return {"decoder": decoder, "tie": "none" if NEOX_OUTPUT in names else "target", "scale_embedding": False}
+
+
+def _split_heads(heads: int) -> Callable[[Tensor], list[Tensor]]:
+    """(H 3 K) ... -> three times (H K) ..."""
+
+    def convert(joint: Tensor) -> list[Tensor]:
+        parts = joint.unflatten(0, (heads, 3, -1)).unbind(1)
+        return [part.flatten(0, 1).contiguous() for part in parts]
+
+    return convert
+
+
+def _neox_weights(config: Config, names: Collection[str]) -> WeightMap:
+    split = _split_heads(config.count("num_attention_heads"))
+    tables = ("decoder.embedding.weight", "decoder.output.projection.weight")
+    tensors: Mapping[str, TensorMap] = {"embed_in.weight": TensorMap(tables)}
+    if NEOX_OUTPUT in names:
+        tensors = {"embed_in.weight": TensorMap(tables[:1]), NEOX_OUTPUT: TensorMap(tables[1:])}
+    joint = {
+        f"layers.*.attention.query_key_value.{leaf}": TensorMap(
+            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("q_proj", "k_proj", "v_proj")), split
+        )
+        for leaf in ("weight", "bias")
+    }
+    ignored = tuple(f"layers.*.attention.{name}" for name in NEOX_CONSTANTS)
+    return WeightMap(NEOX_MODULES, {**tensors, **joint}, {}, ignored, combine=zero_biases, prefix="gpt_neox.")
+
+
 FAMILIES = {
+    "GPTNeoXForCausalLM": Family(
+        _neox_to_recipe, _neox_weights, data={"format": "text"}, source_eos=False, start_token="bos_token_id"
+    ),
     "GPT2LMHeadModel": Family(
         to_recipe,
         WeightMap(
