@@ -197,5 +197,5 @@ FAMILIES = {
         data={"format": "text"},
         source_eos=False,
         start_token="bos_token_id",
-    )
+    ),
 }
