@@ -15,7 +15,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from transduce import build
-from transduce.autoconfig import choose, plan_for, recipe_for
+from transduce.autoconfig import choose, continued_recipe, plan_for, recipe_for
 from transduce.autoconfig.select import GIVEN
 from transduce.autoconfig.sizes import (
     CPU_MINUTES,
@@ -30,6 +30,8 @@ from transduce.autoconfig.sizes import (
 )
 from transduce.errors import InputError
 from transduce.recipe import Recipe, TrainingRecipe, parse
+from transduce.run import Run
+from transduce.training.resolve import resolve, resumed_recipe
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
@@ -229,3 +231,26 @@ def test_few_examples_get_a_warning(tmp_path: Path) -> None:
     (tmp_path / "few.tsv").write_text("one line\tanother line\ntwo lines\tmore lines\n" * 3, encoding="utf-8")
     with pytest.warns(UserWarning, match="6 examples are few"):
         recipe_for(str(tmp_path / "few.tsv"))
+
+
+def test_a_run_that_began_on_another_device_continues_with_its_own_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, run = tmp_path / "pairs.tsv", Run(tmp_path / "run")
+    pairs.write_text("".join(f"a b {number}\tA B {number}\n" for number in range(300)))
+    with monkeypatch.context() as patched:
+        patched.setattr("transduce.autoconfig.select.pick_device", lambda _: torch.device("cuda"))
+        begun = resolve(recipe_for(str(pairs)))
+    run.save_recipe(begun)
+    with pytest.raises(InputError, match="the recipe has changed"):
+        resumed_recipe(begun, resolve(recipe_for(str(pairs))), "recipe.yaml")
+    continued = continued_recipe(run, str(pairs), ["training.keep=2"])
+    assert continued is not None
+    assert resumed_recipe(begun, resolve(continued), "recipe.yaml").training.keep == 2
+    assert continued_recipe(run, str(tmp_path / "other.tsv"), []) is None
+    assert continued_recipe(Run(tmp_path / "none"), str(pairs), []) is None
+
+
+def test_names_of_the_hub_are_no_files() -> None:
+    (corpus,) = parse({"data": {"train": "hf://opus:de-en:train"}}).data.train
+    assert corpus.absolute() == corpus

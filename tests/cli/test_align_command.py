@@ -140,6 +140,17 @@ def test_align_rejects_models_without_attention_and_bad_gold_files(
     assert "cannot read the link" in told(attention_run, held_out, "--gold", written(tmp_path / "bad.txt", ["0:0"]))
 
 
+def test_tokens_of_a_model_of_characters_are_linked(transformer_run: Path, tmp_path: Path, command: Command) -> None:
+    file = written(tmp_path / "one.tsv", ["red\tRED"])
+    assert command("align", transformer_run, file).out == "0-0\n"
+    links = parse_pharaoh(command("align", transformer_run, file, "--level", "token").out.strip())
+    assert {target for _, target in links.sure} <= {0, 1, 2}
+    assert align(transduce.load(transformer_run), [("red", "RED")], AttentionSelection(level="token")) == [
+        sorted(links.sure)
+    ]
+    assert "known: token, word" in command("align", transformer_run, file, "--level", "letters").err
+
+
 def test_an_empty_side_has_no_links(model: transduce.Model) -> None:
     assert align(model, [("", "RED"), ("red blue", "")]) == [[], []]
     with pytest.raises(InputError, match="1 pairs but 2 lines"):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from hypothesis import given
 from hypothesis import settings as profile
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from run_fixtures import Command, colour_pairs
 
 import transduce
-from transduce.cli import GROUPS
+from transduce.cli import GROUPS, app
 
 QUICK = (
     "training.steps=12",
@@ -29,7 +31,7 @@ QUICK = (
     "evaluation.resamples=10",
     "data.dev_size=8",
 )
-COMMANDS = [name for group in GROUPS.values() for name in group]
+COMMANDS = {name: function for group in GROUPS.values() for name, function in group.items()}
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -305,6 +307,8 @@ class TestEvaluate:
         assert called.code == 0, called.err
         for told in ("dev", "exact", "wer", "source tokens"):
             assert told in called.out
+        # A signature says how a metric was computed; the name alone says nothing.
+        assert not {"exact", "wer"} & set(called.out.split("\n"))
 
     def test_evaluate_writes_all_numbers_as_json(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         (tmp_path / "test.tsv").write_text("red green\tGREEN RED\nblue red\tnonsense\n")
@@ -400,6 +404,18 @@ class TestHelp:
         assert called.code == 0
         assert "Example" in called.out
         assert f"transduce {name}" in called.out.partition("Example")[2]
+        # Nothing that is written is taken for markup and lost, such as <s>.
+        shown = re.sub(r"[\s│•]+", "", called.out)
+        parameters = typer.main.get_command(app).commands[name].params
+        texts = [COMMANDS[name].__doc__ or "", *(getattr(one, "help", None) or "" for one in parameters)]
+        words = {word for text in texts for word in re.sub("[`*]|^ *- ", " ", text, flags=re.MULTILINE).split()}
+        assert [word for word in words if word not in shown] == []
+
+    def test_an_unknown_data_set_lists_them_all(self, command: Command) -> None:
+        from transduce.synthetic import SYNTHETIC
+
+        told = command("data", "nosuch").err
+        assert [name for name in SYNTHETIC if name not in told] == []
 
     def test_help_is_fast_and_does_not_import_torch(self) -> None:
         code = "import sys; sys.argv = ['transduce', '--help']\nfrom transduce.cli import main\n"

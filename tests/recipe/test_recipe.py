@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,34 @@ class TestOddValues:
     def test_shared_tokens_must_be_alike(self) -> None:
         with pytest.raises(InputError, match="shared"):
             parse({"tokens": {"shared": True, "source": {"kind": "chars"}}})
+
+
+@pytest.mark.parametrize("key", EVERY_KEY)
+def test_wrong_values_are_reported_in_plain_words_with_their_key(key: str) -> None:
+    """No word of the validation library, and no name of a type in the key."""
+    for value in ("nonsense", -7, 1.5, [[]], {"nonsense": 1}, None):
+        content: Any = value
+        for name in reversed(key.split(".")):
+            content = {name: content}
+        problem = ""
+        try:
+            parse(content)
+        except InputError as error:
+            problem = str(error)
+        assert not re.search("Input should|valid |pydantic|Value error|unable to parse|Union", problem)
+        assert not re.search(r"\.(str|int|bool|float|dict|literal)\b", problem)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("training.steps=abc", "training.steps: this must be a whole number (got 'abc')"),
+        ("training.clip=-1", "training.clip: this must be greater than 0 (got -1)"),
+        ("training.batch_tokens=x", "training.batch_tokens: this must be a whole number, or one of: 'auto' (got 'x')"),
+        ("data.format=x", "data.format: this must be one of: 'pairs', 'text' (got 'x')"),
+    ],
+)
+def test_wrong_values_name_what_fits(change: str, problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(override({}, [change]))
+    assert caught.value.problem == problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -10,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from transduce.errors import InputError
@@ -136,6 +138,19 @@ def test_learning_curves_are_drawn(validated: bool, tmp_path: Path) -> None:
             told.validation(5, {"loss": math.nan, "bleu": 21.0})
     draw_curves(tmp_path / "log.jsonl", tmp_path / "pictures" / "curves.png")
     assert (tmp_path / "pictures" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_loss_curves_are_without_label_smoothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    with report(tmp_path) as told:
+        told.start(0, 10, 0)
+        told.log(dataclasses.replace(line(1), loss=3.0, parts={"nll": 2.5}))
+        told.validation(1, {"loss": 2.4})
+    draw_curves(tmp_path / "log.jsonl", tmp_path / "curves.png")
+    axes = drawn[0].axes[0]
+    assert [list(curve.get_ydata()) for curve in axes.lines] == [[2.5], [2.4]]
+    assert axes.get_ylabel() == "negative log-likelihood per token"
 
 
 def test_silent_report_warns_of_damaged_checkpoints_only() -> None:

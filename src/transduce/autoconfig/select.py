@@ -57,6 +57,24 @@ def recipe_for(
     return plan_for(source, overrides, task, minutes).recipe
 
 
+def continued_recipe(run: Run, source: str, overrides: Sequence[str], minutes: float | None = None) -> Recipe | None:
+    """The recipe of an unfinished run on this data file, with the overrides; None where there is no such run.
+
+    A recipe is chosen for a device and a size of the data, which may have changed since the run began: its own decides.
+    """
+    if not run.exists or Path(source).suffix in (".yaml", ".yml"):
+        return None
+    saved = run.recorded_recipe()
+    given = parse({"data": {"train": source}}, where="key=value").data.train
+    files = [
+        [(one.path, one.source, one.target) for one in map(Corpus.absolute, them)] for them in (given, saved.data.train)
+    ]
+    if files[0] != files[1]:
+        return None
+    limits = [] if minutes is None else [f"training.minutes={minutes}"]
+    return parse(override(saved.model_dump(mode="json"), [*limits, *overrides]), where="key=value")
+
+
 def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate", minutes: float | None = None) -> Plan:
     """The recipe chosen for a data file and the device, changed by the overrides, with its reasons."""
     changes = override({"data": {"train": source}}, overrides)

@@ -77,8 +77,9 @@ def evaluate(
     scores = evaluate_output(model, lines, outputs)
     show_scores({name: scores}, console)
     show_scores_by_length(scores, console)
-    for score in scores.scores.values():
-        console.print(f"[dim]{score.signature}[/]", highlight=False)
+    for metric, score in scores.scores.items():
+        if score.signature != metric:  # one that says how the metric was computed
+            console.print(score.signature, style="dim", highlight=False, markup=False)
     content = {"set": name, **scores.to_json()}
     if against is not None:
         other = load_model(against, device, trust_user_code)

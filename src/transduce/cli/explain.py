@@ -84,12 +84,15 @@ def align(
     ] = "grow-diag",
     layer: Layer = "mean",
     head: Head = "mean",
+    level: Annotated[
+        str, typer.Option(help="What is linked: word, or token (characters, for a model of characters).")
+    ] = "word",
     output: Output = None,
     json: Annotated[Path | None, typer.Option(help="With --gold: JSON file for the error rate.")] = None,
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
 ) -> None:
-    """Write the word alignment of given pairs, `0-0 1-2`, one line per pair; with --gold also the error rate.
+    """Write the alignment of given pairs, `0-0 1-2`, one line per pair; with --gold also the error rate.
 
     Examples:
 
@@ -102,6 +105,7 @@ def align(
     from transduce.errors import nearest
     from transduce.explain.alignment import (
         AttentionSelection,
+        Level,
         Symmetrisation,
         align_file,
         error_rate,
@@ -109,13 +113,14 @@ def align(
         read_gold,
     )
 
-    if symmetrise not in get_args(Symmetrisation):
-        remedy = nearest(symmetrise, get_args(Symmetrisation))
-        raise InputError(f"unknown symmetrisation {symmetrise!r}", where="--symmetrise", remedy=remedy)
+    for option, chosen, known in (("symmetrise", symmetrise, Symmetrisation), ("level", level, Level)):
+        if chosen not in get_args(known):
+            remedy = nearest(chosen, get_args(known))
+            raise InputError(f"unknown choice {chosen!r}", where=f"--{option}", remedy=remedy)
     gold_links = None if gold is None else read_gold(str(gold))  # errors of this file are reported first
     model = load_model(run, device, trust_user_code)
     reverse_model = None if reverse is None else load_model(reverse, device, trust_user_code)
-    selection = AttentionSelection(*layer_and_head(layer, head))
+    selection = AttentionSelection(*layer_and_head(layer, head), cast(Any, level))
     alignments: list[Any] = []
     with open_output(output, pairs) as stream:
         for links in align_file(model, pairs, reverse_model, cast(Any, symmetrise), selection):

@@ -54,7 +54,9 @@ def train(
         int | None,
         typer.Option(metavar="N", help="Train N models with different seeds, which generate together as one."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run from its last checkpoint, with its own recipe.")
+    ] = False,
     allow_change: Annotated[
         list[str] | None,
         typer.Option(
@@ -120,10 +122,11 @@ def train(
     - classify-videos: video file, label
     - draw: text, image tokens (see `transduce encode-images`)
     """
-    from transduce.autoconfig import plan_for, recipe_for
+    from transduce.autoconfig import continued_recipe, plan_for, recipe_for
     from transduce.autoconfig.portfolio import with_effort
     from transduce.cli.display import show_plan, show_recipe
     from transduce.recipe.registry import check_user_code
+    from transduce.run import Run
 
     console = open_console(quiet)
     source, settings = _with_second_file(source, settings or [])
@@ -138,13 +141,15 @@ def train(
         check_user_code(chosen.recipe, source, trusted=trust_user_code, overrides=settings)
         show_plan(chosen, _seconds_per_update(chosen), console)
         return
-    given = settings if minutes is None else [*settings, f"training.minutes={minutes}"]
-    recipe = with_effort(recipe_for(source, settings, task, minutes), effort, given)
+    name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
+    folder = run or Path("runs") / name
+    recipe = continued_recipe(Run(folder), source, settings, minutes) if resume else None
+    if recipe is None:
+        given = settings if minutes is None else [*settings, f"training.minutes={minutes}"]
+        recipe = with_effort(recipe_for(source, settings, task, minutes), effort, given)
     check_user_code(recipe, source, trusted=trust_user_code, overrides=settings)
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
-    name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
-    folder = run or Path("runs") / name
     if effort == "best" or ensemble is not None:
         members = MEMBERS if ensemble is None else ensemble
         _train_ensemble(recipe, folder, members, effort, resume, allow_change or [], console)

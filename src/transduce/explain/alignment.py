@@ -10,10 +10,11 @@ from typing import Any, Literal
 from transduce.data.readers.corpus import read_corpus, read_lines
 from transduce.data.readers.windows import example_characters, in_windows
 from transduce.errors import InputError
-from transduce.explain.attention import Link, links, to_words
+from transduce.explain.attention import Explanation, Link, links, to_words
 from transduce.inference import Model
 from transduce.inference.generation import located_errors
 
+Level = Literal["word", "token"]
 Symmetrisation = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
 
 
@@ -95,19 +96,24 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class AttentionSelection:
-    """The attention to use: of one layer and head, or a mean of them."""
+    """The attention to use: of one layer and head, or a mean of them, between words or between tokens."""
 
     layer: Any = "mean"  # a number, mean or last
     head: Any = "mean"
+    level: Level = "word"
+
+    def links(self, explanation: Explanation) -> list[Link]:
+        tokens = explanation.map(self.layer, self.head)
+        return links(to_words(tokens) if self.level == "word" else tokens)
 
 
 def align(model: Model, pairs: Sequence[Pair], selection: AttentionSelection | None = None) -> list[list[Link]]:
-    """Links each target word to the source word with the largest attention weight: (source word, target word)."""
+    """Links each target word, or token, to that of the source with the largest attention weight: (source, target)."""
     selection = selection or AttentionSelection()
     result: list[list[Link]] = [[] for _ in pairs]  # a pair with an empty side has no links
     rows = [row for row, pair in enumerate(pairs) if pair[0].strip() and pair[1].strip()]
     for row, explanation in zip(rows, model.explain_pairs([pairs[row] for row in rows]), strict=True):
-        result[row] = links(to_words(explanation.map(selection.layer, selection.head)))
+        result[row] = selection.links(explanation)
     return result
 
 

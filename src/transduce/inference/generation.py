@@ -361,7 +361,7 @@ def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> G
     try:
         chosen = GenerationRecipe.model_validate({**known, **changes})
     except ValidationError as error:
-        raise explain_error(error, "generate", known) from None
+        raise explain_error(error, "generation settings", known) from None
     if changes.get("strategy") == "sample" and "beam" not in changes:
         # One sample for each requested hypothesis: the most probable of several would be biased.
         return chosen.model_copy(update={"beam": 1})

@@ -82,6 +82,13 @@ class Corpus(Section):
         columns = other.columns if self._extension == other._extension else ()
         return self.model_copy(update={"source_columns": other.source_columns, "columns": columns})
 
+    def absolute(self) -> Corpus:
+        """With absolute file names: a run may be resumed from another directory. `hf://NAME` is no file."""
+        names = ("path",) if self.path is not None else ("source", "target", "alignment")
+        files = {name: getattr(self, name) for name in names}
+        found = {name: str(Path(file).absolute()) for name, file in files.items() if file and "://" not in file}
+        return self.model_copy(update=found)
+
     @property
     def _extension(self) -> str:
         return Path((self.path or "").removesuffix(".gz").removesuffix(".zst")).suffix.lower()

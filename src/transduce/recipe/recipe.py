@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from transduce.errors import InputError, nearest
 from transduce.parsing import read_yaml
@@ -80,15 +82,65 @@ def parse(content: Mapping[str, Any], where: str = "recipe") -> Recipe:
 
 def explain_error(error: ValidationError, where: str, known: Iterable[str], prefix: str = "") -> InputError:
     """The first problem as a message that names the key and, for an unknown key, the most similar one."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in (prefix, *first["loc"]) if part != "")
+    first, *others = error.errors()
+    place = _place(first)
+    key = ".".join(str(part) for part in (prefix, *place) if part != "")
     if first["type"] == "extra_forbidden":
         return InputError(f"unknown key {key!r}", where=where, remedy=nearest(str(first["loc"][-1]), known))
-    problem = first["msg"].removeprefix("Value error, ")
+    rivals = dict.fromkeys(_plain_words(one) for one in (first, *others) if _place(one) == place)
+    problem, *rest = rivals  # several where a value may have several types
+    problem = ", or ".join((problem, *(one.removeprefix("this must be ") for one in rest)))
     if not isinstance(first["input"], (dict, BaseModel)):
         given = repr(first["input"])
         problem += f" (got {given if len(given) <= MAX_SHOWN else given[:MAX_SHOWN] + '...'})"
     return InputError(f"{key}: {problem}" if key else problem, where=where)
+
+
+# What each kind of problem is called here; the library's own words are about Python types.
+PROBLEMS = {
+    "int": "this must be a whole number",
+    "float": "this must be a number",
+    "finite_number": "this must be a finite number",
+    "bool": "this must be true or false",
+    "string": "this must be text",
+    "list": "this must be a list",
+    "tuple": "this must be a list",
+    "dict": "this must be a mapping of keys to values",
+    "model": "this must be a mapping of keys to values",
+    "missing": "this key is needed",
+    "greater_than_equal": "this must be {ge} or more",
+    "greater_than": "this must be greater than {gt}",
+    "less_than_equal": "this must be {le} or less",
+    "less_than": "this must be less than {lt}",
+    "literal_error": "this must be one of: {expected}",
+    "too_short": "this needs at least {min_length} entries",
+    "too_long": "this may have at most {max_length} entries",
+    "string_too_short": "this text is too short",
+    "string_pattern_mismatch": "this text must match {pattern}",
+}
+
+
+_TYPE = re.compile(r"(str|int|float|bool|none|dict|list|tuple|literal|constrained|function|nullable)\b.*|[A-Z]\w*")
+
+
+def _place(error: ErrorDetails) -> tuple[int | str, ...]:
+    """The key path of an error, without the names of the types that were tried."""
+    return tuple(part for part in error["loc"] if isinstance(part, int) or not _TYPE.fullmatch(part))
+
+
+def _plain_words(error: ErrorDetails) -> str:
+    """A problem that the validation of a section found, in the words of `PROBLEMS`."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in ("value_error", "assertion_error"):  # written by a check of ours
+        return str(context["error"])
+    names = (kind, kind.partition("_")[0])  # int_parsing, int_type and int_from_float are one problem
+    found = next((PROBLEMS[name] for name in names if name in PROBLEMS), "this value does not fit")
+    return found.format(**{name: _shown(value) for name, value in context.items()})
+
+
+def _shown(value: Any) -> str:
+    """A limit or a list of choices, as a person would write it."""
+    return f"{value:g}" if isinstance(value, float) else str(value).replace(" or ", ", ")
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

@@ -18,10 +18,11 @@ from torch import nn
 from transduce import build, transfer
 from transduce.data.prepare import PreparedData, Tokenizers, prepare_data
 from transduce.data.readers.corpus import read_corpus
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import Evaluation, find_metric, line_statistics, metric_class
 from transduce.evaluation.held_out import evaluate_output, group_references, predict, read_corpora
-from transduce.flow import Batch
+from transduce.flow import SPECIALS, Batch
 from transduce.inference import Model
 from transduce.inference import load as load_model
 from transduce.inference.quantisation import check_learns
@@ -286,13 +287,19 @@ def _print_summary(console: Console, recipe: Recipe, data: PreparedData, tokeniz
     """Prints what was read, before training."""
     for line in data.train.describe():
         console.print(line, highlight=False, markup=False)
-    sizes = " and ".join(f"{tokenizer.size:,} {tokenizer.kind}" for tokenizer in dict.fromkeys(tokenizers))
+    sizes = " and ".join(map(_describe_vocabulary, dict.fromkeys(tokenizers)))
     padding = data.batches(recipe, tokenizers).padding(0)
     console.print(
         f"{len(data.rows):,} {data.train.unit} to train on, {len(data.dev_rows):,} held out; vocabulary {sizes}; "
         f"padding {padding:.1%}",
         highlight=False,
     )
+
+
+def _describe_vocabulary(tokenizer: Tokenizer) -> str:
+    """Size and kind of a vocabulary. Labels are counted without the special tokens, as a user counts classes."""
+    size = tokenizer.size - len(SPECIALS) if tokenizer.kind == "labels" else tokenizer.size
+    return f"{size:,} {tokenizer.kind}"
 
 
 def _print_parameters(

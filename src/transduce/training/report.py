@@ -366,9 +366,11 @@ def draw_curves(log_path: str | Path, png_path: str | Path) -> None:
     figure = Figure(figsize=(8, 2.6 * rows), layout="constrained")
     loss, *middle, learning_rate = figure.subplots(rows, 1, sharex=True)
     steps = [entry["step"] for entry in updates]
-    loss.plot(steps, [entry["loss"] for entry in updates], color="0.6", linewidth=1, label="training")
+    # The development loss is that without label smoothing: the training loss beside it must be the same quantity.
+    plain = bool(updates) and all(entry.get("nll") is not None for entry in updates)
+    loss.plot(*_series(updates, "nll" if plain else "loss"), color="0.6", linewidth=1, label="training")
     loss.plot(*_series(validations, "loss"), "o-", label="development")
-    loss.set_ylabel("loss per token")
+    loss.set_ylabel("negative log-likelihood per token" if plain else "loss per token")
     loss.legend()
     for name in metrics:
         middle[0].plot(*_series(validations, name), "o-", label=name)

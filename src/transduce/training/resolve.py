@@ -40,7 +40,7 @@ def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     elif not isinstance(recipe, Recipe):
         recipe = parse(recipe)
     data = recipe.data
-    sets = {name: tuple(map(_absolute, getattr(data, name))) for name in ("train", "dev", "test")}
+    sets = {name: tuple(map(Corpus.absolute, getattr(data, name))) for name in ("train", "dev", "test")}
     completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
     _check_metrics(completed)
     if completed.training.freeze:
@@ -53,13 +53,6 @@ def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     complete = _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
     # Parts give defaults such as tuples, which YAML has not: as JSON, the recipe equals the one that a run reads back.
     return parse(complete.model_dump(mode="json"))
-
-
-def _absolute(corpus: Corpus) -> Corpus:
-    """Absolute paths: a run may be resumed from another directory."""
-    files = ("path",) if corpus.path is not None else ("source", "target", "alignment")
-    names = [name for name in files if getattr(corpus, name) is not None]
-    return corpus.model_copy(update={name: str(Path(getattr(corpus, name)).absolute()) for name in names})
 
 
 def _with_teacher(recipe: Recipe) -> Recipe:

@@ -264,6 +264,29 @@ def test_files_of_translators(tmp_path: Path) -> None:
     assert caught.value.where.endswith("a.po:2")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.po", 'msgid "a"\nmsgstr ""\n', "no message is translated"),
+        ("a.tmx", "<tmx><body/></tmx>", "no translation unit"),
+        ("a.xml", "<dataset/>", "no segment"),
+        ("a.tsv", "", "the file is empty"),
+    ],
+)
+def test_a_file_without_a_complete_unit_says_what_is_missing(
+    tmp_path: Path, name: str, content: str, problem: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=problem):
+        _read(tmp_path / name)
+
+
+def test_one_json_object_over_several_lines_is_no_list_of_pairs(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"data": [{"source": "a", "target": "b"}]}, indent=2))
+    with pytest.raises(InputError, match="array of objects"):
+        _read(tmp_path / "a.json")
+
+
 def test_a_catalogue_is_read_as_babel_reads_it(tmp_path: Path) -> None:
     pofile = pytest.importorskip("babel.messages.pofile")
     (tmp_path / "a.po").write_text(PO)

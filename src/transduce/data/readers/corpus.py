@@ -44,6 +44,12 @@ from transduce.flow import Example
 from transduce.recipe import Corpus
 
 Invalid = Literal["error", "drop"]
+# Why a file of a format that leaves units out may hold no pair, and what to do.
+EMPTY = {
+    "po": ("no message is translated", "messages without a translation, fuzzy and obsolete ones are left out"),
+    "tmx": ("there is no translation unit", "a unit is a <tu> with a <tuv> for each language"),
+    "xml": ("there is no segment", "a test set has <doc> elements with <src> and <ref>"),
+}
 
 
 class DropCounter(Counter[str]):
@@ -84,7 +90,8 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
             else:
                 counts[bad.reason] += 1
     if number == 0:
-        raise InputError("no pairs: the file is empty", where=file)
+        reason, remedy = EMPTY.get(corpus_format(corpus), ("the file is empty", ""))
+        raise InputError(f"no pairs: {reason}", where=file, remedy=remedy)
 
 
 def _metadata_of(corpus: Corpus) -> str | None:

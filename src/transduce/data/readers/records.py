@@ -124,7 +124,18 @@ def json_rows(path: str) -> Rows:
         if head.startswith("["):
             yield from _array_rows(head[1:], text, path)
             return
+        if head.startswith("{") and not _is_object(head.partition("\n")[0]):
+            raise InputError(
+                "one JSON object over several lines is not a list of pairs",
+                where=path,
+                remedy="write an array of objects, [{...}, {...}], or one object on each line",
+            )
     yield from stored_lines(path)
+
+
+def _is_object(line: str) -> bool:
+    """Whether a line holds a whole JSON object; a damaged one, which is reported with its place, counts as whole."""
+    return line.rstrip().endswith("}") or len(line) >= CHUNK - 1
 
 
 def _array_rows(buffer: str, stream: Any, path: str) -> Rows:
