@@ -14,7 +14,9 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
+from transduce.training.experiment import _describe_vocabulary
 from transduce.training.report import LogEntry, Report, RunReport, SilentReport, draw_curves, duration, read_log
 
 
@@ -170,3 +172,8 @@ def test_durations_are_formatted() -> None:
         "1:00:00",
         "23:59:59",
     ]
+
+
+def test_classes_are_counted_without_special_tokens() -> None:
+    labels = Tokenizer.train(["positive", "negative", "positive"], "labels", 100)
+    assert _describe_vocabulary(labels) == "2 labels"

@@ -120,7 +120,8 @@ def align(
     gold_links = None if gold is None else read_gold(str(gold))  # errors of this file are reported first
     model = load_model(run, device, trust_user_code)
     reverse_model = None if reverse is None else load_model(reverse, device, trust_user_code)
-    selection = AttentionSelection(*layer_and_head(layer, head), cast(Any, level))
+    selected = layer_and_head(layer, head)
+    selection = AttentionSelection(selected[0], selected[1], cast(Any, level))
     alignments: list[Any] = []
     with open_output(output, pairs) as stream:
         for links in align_file(model, pairs, reverse_model, cast(Any, symmetrise), selection):
