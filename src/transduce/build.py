@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from transduce import contracts
-from transduce.contracts import Noise
+from transduce.contracts import Augmentation, Noise
 from transduce.data.readers.formats import TAGS, TEXT_KINDS
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoders.copy import PointerGeneratorDecoder
@@ -34,6 +34,7 @@ from transduce.model import CTCModel, DecoderOnly, EmbeddingModel, EncoderDecode
 from transduce.objectives import Objective
 from transduce.recipe import DataRecipe, GenerationRecipe, ModelRecipe, Recipe
 from transduce.recipe.compatibility import (
+    check_augmentation,
     check_noise,
     check_objective,
     check_positions,
@@ -127,6 +128,10 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     if data.noise is not None:
         check_noise(recipe, where)
         data = data.model_copy(update={"noise": complete(Noise, data.noise, f"{where}: data.noise")})
+    if data.augmentation is not None:
+        check_augmentation(recipe, where)
+        filled_in = complete(Augmentation, data.augmentation, f"{where}: data.augmentation")
+        data = data.model_copy(update={"augmentation": filled_in})
     complete_strategy(recipe.generation, f"{where}: generation.strategy")
     complete_logits_processors(recipe.generation, f"{where}: generation.logits_processors")
     evaluation = recipe.evaluation
@@ -298,6 +303,14 @@ def build_noise(spec: Mapping[str, Any] | None, tokenizer: Tokenizer) -> Noise |
         return None
     noise: Noise = factory(Noise, dict(spec))(tokenizer)
     return noise
+
+
+def build_augmentation(spec: Mapping[str, Any] | None) -> Augmentation | None:
+    """What makes artificial training pairs; None: there are none."""
+    if spec is None:
+        return None
+    augmentation: Augmentation = factory(Augmentation, dict(spec))()
+    return augmentation
 
 
 def complete_strategy(settings: GenerationRecipe, where: str = "generation.strategy") -> Spec:

@@ -5,7 +5,7 @@
     attention   AttentionScore, Normaliser, Window, PositionEncoding, TokenMixer, ContextMechanism
     search      Strategy, LogitsProcessor
     evaluation  TextMetric, ScoreMetric, VectorMetric
-    training    Objective, Noise
+    training    Objective, Noise, Augmentation
     interop     Family
 
 Constructors follow one rule, which lets a recipe reach every part without a settings class: positional parameters
@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,7 +29,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.flow import Batch, CacheSlots, Memory, PackedLayout, Padded, State, Step, Tree
+from transduce.flow import Batch, CacheSlots, Example, Memory, PackedLayout, Padded, State, Step, Tree
 
 if TYPE_CHECKING:  # only named in the contract of a family
     from transduce.interop.huggingface.family import Config, WeightMap
@@ -555,6 +555,14 @@ class Noise(ABC):
     def apply(self, ids: Sequence[int], seed: int, epoch: int, row: int) -> NoisedText:
         """The noised ids of a row in an epoch; they do not depend on the rest of the batch."""
         return self(ids, random.Random(f"noise {seed} {epoch} {row}"))
+
+
+class Augmentation(ABC):
+    """Artificial training examples, made from those that are given. Built as `Augmentation()`."""
+
+    @abstractmethod
+    def __call__(self, examples: Sequence[Example], rng: random.Random) -> Iterator[Example]:
+        """Artificial examples for the pairs that are trained on; tabs separate the parts of a source."""
 
 
 Names = tuple[str, ...]

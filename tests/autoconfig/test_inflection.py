@@ -9,6 +9,7 @@ import pytest
 from transduce import build
 from transduce.autoconfig import recipe_for
 from transduce.autoconfig.inflection import inflection_table
+from transduce.autoconfig.select import plan_for
 from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.data.readers.corpus import read_corpus
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -104,3 +105,17 @@ def test_columns_of_a_tsv_are_named_by_number(tmp_path: Path) -> None:
     for wrong in (("column1", "column1"), ("column1", "form"), ("column1", "column2", "column9")):
         with pytest.raises(InputError, match="column"):
             list(read_corpus(Corpus(path=path, columns=wrong)))
+
+
+@pytest.mark.filterwarnings("ignore:column 3 holds")
+def test_small_tables_get_artificial_examples(tmp_path: Path) -> None:
+    table = written(tmp_path / "table.tsv", FORM_SECOND)
+    small = plan_for(table)
+    assert small.recipe.data.augmentation == {"kind": "hallucination", "examples": 10_000}
+    assert "not measured" in small.reasons["data.augmentation"]
+    fewer = plan_for(table, ["data.augmentation.examples=50"])
+    assert fewer.recipe.data.augmentation == {"kind": "hallucination", "examples": 50}
+    none = plan_for(table, ["data.augmentation=null"])
+    assert none.recipe.data.augmentation is None
+    assert "data.augmentation" not in {*none.reasons, *fewer.reasons}
+    assert plan_for(written(tmp_path / "large.tsv", FORM_SECOND, LINES * 25)).recipe.data.augmentation is None

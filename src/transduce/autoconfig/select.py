@@ -122,6 +122,11 @@ def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | No
         warnings.warn(hint, stacklevel=3)
     budget = budget or TimeBudget()
     chosen, reasons = separate(recipe_of_task(task, statistics, budget))
+    for key, value in chosen.pop("data", {}).items():  # what is given wins
+        merged = {**value, **data[key]} if isinstance(data.get(key), dict) else data.get(key, value)
+        if merged != value:
+            reasons.pop(f"data.{key}", None)
+        data[key] = merged
     if table:
         reasons["data.sources"] = table
     return Plan(parse({"data": data, **chosen}), reasons, statistics, budget)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from transduce.build import build_modality_source, build_noise
+from transduce.build import build_augmentation, build_modality_source, build_noise
 from transduce.contracts import Noise
+from transduce.data.augmentation import ArtificialCorpus, augmented
 from transduce.data.batching import AlignedBatches, Batches, batch_by_length, gather
 from transduce.data.filters import Filters
 from transduce.data.lm_blocks import BlockBatches, consecutive_blocks, hold_out_end, token_streams
@@ -22,7 +24,7 @@ from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import Batch, Example
-from transduce.recipe import DataRecipe, Recipe, TextRecipe
+from transduce.recipe import Corpus, DataRecipe, Recipe, TextRecipe
 from transduce.recipe.compatibility import labels_per
 from transduce.storage import cache_directory
 
@@ -58,7 +60,7 @@ class PreparedData:
             batch_tokens=training.budget if self.noise is None else -(-training.budget // 2),
             bucket_batches=training.bucket_batches,
             seed=training.seed,
-            weights=[corpus.weight for corpus in recipe.data.train],
+            weights=self._weights(recipe),
             dropout=(tokens.source.dropout, tokens.target.dropout),
             tokenizers=tokenizers,
             packing=self.packing(recipe) if training.packing is True else None,
@@ -66,6 +68,11 @@ class PreparedData:
         if training.objective.get("kind") == "guided_alignment":
             return AlignedBatches(clean, tokenizers)
         return clean if self.noise is None else NoisyBatches(clean, self.noise, training.seed)
+
+    def _weights(self, recipe: Recipe) -> list[float]:
+        """Of each corpus; artificial pairs, the last corpus of a store, have the weight 1."""
+        weights = [corpus.weight for corpus in recipe.data.train]
+        return weights if recipe.data.augmentation is None else [*weights, 1.0]
 
     def packing(self, recipe: Recipe) -> Packing | None:
         """The shape of packed batches, by the lengths of the first pairs; None: the budget is too small."""
@@ -142,17 +149,37 @@ def cache_folder(data: DataRecipe, kind: str = "stores") -> Path:
     return Path(data.cache) if kind == "stores" else Path(data.cache) / kind
 
 
-def train_store(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> Store:
-    """The store of the training pairs of a recipe, from the cache or built there."""
+def train_store(
+    recipe: Recipe,
+    tokenizers: Tokenizers,
+    progress: Callable[[int], None] | None = None,
+    artificial: Sequence[ArtificialCorpus] = (),
+) -> Store:
+    """The store of the training pairs of a recipe and of artificial pairs, from the cache or built there."""
     data = recipe.data
     filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
     sides = build_modality_source(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
     active = filters if data.block_size is None else KEEP_ALL
-    return build_store(data.train, *sides, active, data.invalid, cache_folder(data), progress=progress)
+    corpora: list[Corpus | ArtificialCorpus] = [*data.train, *artificial]
+    return build_store(corpora, *sides, active, data.invalid, cache_folder(data), progress=progress)
 
 
 def prepare_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None = None) -> PreparedData:
     """The stored training and development data of a recipe."""
+    prepared, augmentation = _given_data(recipe, tokenizers, progress), build_augmentation(recipe.data.augmentation)
+    if augmentation is None:
+        return prepared
+    examples = [prepared.train.example(int(row)) for part in chunks(prepared.rows) for row in part]
+    made = augmented(augmentation, examples, recipe.training.seed, recipe.data.train[0].source_columns)
+    if not made.examples:
+        warnings.warn("no artificial pair can be made from these: training goes on without", stacklevel=2)
+    train = train_store(recipe, tokenizers, progress, [made])
+    held_out = prepared.dev_rows if prepared.dev is prepared.train else ()  # the given pairs come first
+    return replace(prepared, train=train, rows=RowSubset(len(train), held_out))
+
+
+def _given_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None) -> PreparedData:
+    """The stored data of a recipe without artificial pairs."""
     data, noise = recipe.data, build_noise(recipe.data.noise, tokenizers[1])
     train = train_store(recipe, tokenizers, progress)
     if labels_per(recipe.model) == "word":

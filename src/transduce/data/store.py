@@ -35,6 +35,7 @@ from uuid import uuid4
 import numpy as np
 
 from transduce import cache
+from transduce.data.augmentation import ARTIFICIAL, ArtificialCorpus
 from transduce.data.filters import FilterReport, Filters, PairHashSet
 from transduce.data.readers.corpus import DropCounter, Invalid, file_fingerprint, fingerprint, read_corpus
 from transduce.data.row_selection import PairLengths
@@ -58,7 +59,7 @@ Progress = Callable[[int], None]  # called with the number of pairs read so far
 
 
 def build_store(
-    corpora: Sequence[Corpus],
+    corpora: Sequence[Corpus | ArtificialCorpus],
     source: Tokenizer | ModalitySource,
     target: Tokenizer,
     filters: Filters,
@@ -70,16 +71,17 @@ def build_store(
     """The store of these corpora: found in `folder`, or built there."""
     if not 1 <= len(corpora) <= 256:
         raise InputError(f"expected 1 to 256 corpora, got {len(corpora)}")
-    names = [str(corpus.path or corpus.source) for corpus in corpora]
+    files = [corpus for corpus in corpora if isinstance(corpus, Corpus)]
+    names = [str(corpus.path or corpus.source) if isinstance(corpus, Corpus) else ARTIFICIAL for corpus in corpora]
     multimodal = isinstance(source, ModalitySource)
     facts = {
         "format": FORMAT,
-        "corpora": [fingerprint(corpus) for corpus in corpora],
+        "corpora": [_fingerprint(corpus) for corpus in corpora],
         "tokenizers": [source.fingerprint, target.fingerprint],
         "filters": asdict(filters),
         "invalid": invalid,
         "formats": [corpus.format for corpus in corpora],
-        "files": [file_fingerprint(corpus, invalid) for corpus in corpora] if multimodal else [],
+        "files": [file_fingerprint(corpus, invalid) for corpus in files] if multimodal else [],
     }
     folder = Path(folder)
     place = folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
@@ -96,10 +98,14 @@ def build_store(
         _remove_stale(folder)
         with _unfinished(folder) as part, closing(StoreWriter(part, source, target, filters)) as writer:
             writer.add_corpora(corpora, invalid, progress)
-            writer.finish(facts, names)
+            writer.finish(facts, names[: len(files)])
             _rename_finished(part, place)
         cache.added(place)
     return Store(place, names, items)
+
+
+def _fingerprint(corpus: Corpus | ArtificialCorpus) -> str:
+    return fingerprint(corpus) if isinstance(corpus, Corpus) else corpus.fingerprint
 
 
 @contextmanager
@@ -150,10 +156,12 @@ class StoreWriter:
         self._format, self._columns = "pairs", 1  # of the corpus being added
         self.report = FilterReport()
 
-    def add_corpora(self, corpora: Sequence[Corpus], invalid: Invalid, progress: Progress | None) -> None:
+    def add_corpora(
+        self, corpora: Sequence[Corpus | ArtificialCorpus], invalid: Invalid, progress: Progress | None
+    ) -> None:
         for number, corpus in enumerate(corpora):
             self._format, self._columns, dropped = corpus.format, corpus.source_columns, DropCounter()
-            examples = read_corpus(corpus, invalid, dropped)
+            examples = read_corpus(corpus, invalid, dropped) if isinstance(corpus, Corpus) else iter(corpus.examples)
             while chunk := list(islice(examples, CHUNK)):
                 self._add(number, self._readable(number, chunk, invalid))
                 if progress is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from transduce import contracts
+from transduce.data.readers.formats import TEXT
 from transduce.errors import InputError, nearest
 from transduce.objectives import Objective
 from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe
@@ -174,6 +175,17 @@ def check_noise(recipe: Recipe, where: str) -> None:
             "noise needs an encoder that reads the noised text",
             where=f"{where}: data.noise",
             remedy="add model.encoder, or leave data.noise out",
+        )
+
+
+def check_augmentation(recipe: Recipe, where: str) -> None:
+    """Artificial pairs are texts, made from the first source and the target."""
+    first = next(iter(recipe.data.sources.values()), TEXT)
+    if recipe.data.format != "pairs" or first not in (TEXT, {"kind": TEXT}):
+        raise InputError(
+            "augmentation needs pairs whose first source is a text",
+            where=f"{where}: data.augmentation",
+            remedy="leave data.augmentation out",
         )
 
 

@@ -1,4 +1,4 @@
-"""Section `data` of a recipe: corpora, filters, sources and noise."""
+"""Section `data` of a recipe: corpora, filters, sources, noise and augmentation."""
 
 from __future__ import annotations
 
@@ -185,6 +185,10 @@ class DataRecipe(Section):
     noise: dict[str, Any] | None = Field(
         None,
         description="Noise that makes a text its own source, drawn anew in every epoch: `{kind: ..., option: ...}`.",
+    )
+    augmentation: dict[str, Any] | None = Field(
+        None,
+        description="Artificial training pairs, made from those that are given: `{kind: ..., option: ...}`.",
     )
     cache: str | None = Field(None, description="Folder for tokenised corpora; default: in the user's cache folder.")
 

@@ -24,6 +24,7 @@ PARTS: dict[tuple[str, str], type] = {
     ("ModelRecipe", "head"): contracts.Head,
     ("TrainingRecipe", "objective"): Objective,
     ("DataRecipe", "noise"): Noise,
+    ("DataRecipe", "augmentation"): contracts.Augmentation,
     ("GenerationRecipe", "strategy"): contracts.Strategy,
 }
 

@@ -18,6 +18,7 @@ from transduce.attention.scores import SCORES
 from transduce.attention.self_attention import TOKEN_MIXERS
 from transduce.attention.windows import WINDOWS
 from transduce.contracts import Noise
+from transduce.data.augmentation import AUGMENTATIONS
 from transduce.data.noise import NOISES
 from transduce.decoders import DECODERS
 from transduce.decoders.context import CONTEXT_MECHANISMS
@@ -47,6 +48,7 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     contracts.TokenMixer: TOKEN_MIXERS,
     Objective: OBJECTIVES,
     Noise: NOISES,
+    contracts.Augmentation: AUGMENTATIONS,
     contracts.Strategy: STRATEGIES,
     contracts.LogitsProcessor: LOGITS_PROCESSORS,
     contracts.Metric: METRICS,
@@ -89,9 +91,9 @@ def user_classes(recipe: Recipe) -> list[str]:
         return spec.get("kind") if isinstance(spec, Mapping) else spec
 
     sources = [kinds(spec) for spec in recipe.data.sources.values()]
-    others = [kinds(recipe.training.objective), recipe.data.noise, *sources, *recipe.evaluation.metrics]
+    others = [kinds(recipe.training.objective), recipe.data.noise, kinds(recipe.data.augmentation)]
     search = [recipe.generation.strategy, recipe.generation.logits_processors]
-    return [*walk(recipe.model.model_dump()), *walk(others), *walk(search)]
+    return [*walk(recipe.model.model_dump()), *walk([*others, *sources, *recipe.evaluation.metrics]), *walk(search)]
 
 
 def check_user_code(recipe: Recipe, where: str, *, trusted: bool, overrides: Iterable[str] = ()) -> None:

@@ -72,7 +72,7 @@ def _with_outputs(recipe: Recipe, teacher: str, folder: Path, console: Console) 
     columns = _columns(recipe.data.train[0].source_columns)
     sets = {name: [{"path": str(path.absolute()), "columns": columns}] for name, path in written.items()}
     content = recipe.model_dump(mode="json")
-    return parse({**content, "data": {**content["data"], **sets}})
+    return parse({**content, "data": {**content["data"], **sets, "augmentation": None}})
 
 
 def _outputs(model: Model, examples: Iterator[Example], total: int, console: Console) -> Iterator[Example]:
