@@ -42,6 +42,7 @@ from transduce.recipe.compatibility import (
     check_size,
     check_sources,
     check_widths,
+    embedding_width,
     gives_vectors,
 )
 from transduce.recipe.registry import Spec, complete, factory, find, options
@@ -257,7 +258,7 @@ def _build_decoder(
     if source is not None and "all" in (recipe.tie, recipe.share):
         target = source  # one embedding for both sides
     else:
-        target = Embedding(size, width, scale_embedding=recipe.scale_embedding)
+        target = Embedding(size, embedding_width(recipe.decoder), scale_embedding=recipe.scale_embedding)
     transform = output_transform(width, recipe.decoder.get("norm_eps")) if recipe.output == "deep" else []
     output = Output(width, size, target if recipe.tie != "none" else None, transform)
     memory_width = encoder.width if encoder is not None else 0
@@ -286,7 +287,7 @@ def build_encoder(spec: Spec, size: int, scale_embedding: bool) -> tuple[contrac
         return factory(contracts.Encoder, own)(parts), texts.get(spec["width"])
     if "front" in spec:
         return factory(contracts.Encoder, own)(factory(contracts.FrontEnd, spec["front"])(spec["width"])), None
-    embedding = Embedding(size, spec["width"], scale_embedding=scale_embedding)
+    embedding = Embedding(size, embedding_width(spec), scale_embedding=scale_embedding)
     return factory(contracts.Encoder, own)(embedding), embedding
 
 

@@ -10,9 +10,10 @@ from annotated_types import Gt
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Head, Rate
+from transduce.errors import InputError
 from transduce.flow import masked_mean
 from transduce.layers.embedding import Embedding, Output, output_transform
-from transduce.layers.feed_forward import dense
+from transduce.layers.feed_forward import Activation, dense
 
 Pooling = Literal["first", "last", "mean", "max"]
 
@@ -74,24 +75,38 @@ class Tagger(TokenHead):
 class MaskedLMHead(Head):
     """masked language model: the original token at each position (Devlin 2019)
 
-    logits_t = W LayerNorm(gelu(W_1 h_t)) + b; with `model.tie: target`, W is the source embedding.
+    logits_t = W LayerNorm(f(W_1 h_t)) + b; with `model.tie: target`, W is the source embedding.
     """
 
     label_unit = "token"
     input_noise = "mask_tokens"
 
     def __init__(
-        self, width: int, labels: int, *, dropout: Rate = 0.1, norm_eps: Annotated[float, Gt(0)] = 1e-5
+        self,
+        width: int,
+        labels: int,
+        *,
+        dropout: Rate = 0.1,
+        norm_eps: Annotated[float, Gt(0)] = 1e-5,
+        activation: Activation = "gelu",
+        output_width: Count | None = None,
     ) -> None:
+        """`output_width`: the number of rows of W_1, as wide as a tied embedding; by default that of the encoder."""
         super().__init__()
-        self.layers = nn.Sequential(nn.Dropout(dropout), *output_transform(width, norm_eps))
-        self.output = Output(width, labels)
+        transform = output_transform(width, norm_eps, output_width=output_width, activation=activation)
+        self.layers = nn.Sequential(nn.Dropout(dropout), *transform)
+        self.output = Output(output_width or width, labels)
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
         logits: Tensor = self.output(self.layers(values))
         return logits  # B S V
 
     def tie(self, embedding: Embedding) -> None:
+        if self.output.projection.in_features != embedding.width:
+            raise InputError(
+                f"a tied output is as wide as the embedding, {embedding.width}",
+                remedy=f"set head.output_width: {embedding.width}, or tie: none",
+            )
         self.output.projection.weight = embedding.weight
 
 

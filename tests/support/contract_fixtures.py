@@ -65,6 +65,8 @@ BLOCKS = (
     {"projections": "none", "score": "dot", "heads": 1},
     {"projections": "none", "window": 1},
     {"norm": "parallel", "position": "rotary"},
+    {"embedding_width": 6, "embedding_norm": True, "position": "learned"},
+    {"embedding_width": 20, "position": "rotary"},
     *({"token_mixer": mixer} for mixer in TOKEN_MIXERS),
     {"token_mixer": "ssru", "norm": "post", "position": "none"},
     {"token_mixer": "average", "norm": "post", "position": "learned", "bias": False},

@@ -56,13 +56,14 @@ PIECES = {
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "distilbert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "electra": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
+    "albert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "roberta": ["<s>", "<pad>", "</s>", "<unk>", *WORDS],
     "m2m": ["<s>", "<pad>", "</s>", "<unk>", *WORDS[:-2], "<eng>", "<deu>"],
 }
 
 
 # An additional token of masked language models.
-MASK = {"bert": "[MASK]", "distilbert": "[MASK]", "electra": "[MASK]", "roberta": "<mask>"}
+MASK = {"bert": "[MASK]", "distilbert": "[MASK]", "electra": "[MASK]", "albert": "[MASK]", "roberta": "<mask>"}
 
 
 ENDS = {"marian": 0.5, "bart": 3.5, "mbart": 3.5, "pegasus": 3.5}  # output bias of </s>
@@ -77,6 +78,7 @@ FRAMES = {
     "bert": "[CLS] $A [SEP]",
     "distilbert": "[CLS] $A [SEP]",
     "electra": "[CLS] $A [SEP]",
+    "albert": "[CLS] $A [SEP]",
     "roberta": "<s> $A </s>",
     "m2m": "<eng> $A </s>",
 }
@@ -90,6 +92,7 @@ ENCODERS = {
     "camembert": "Camembert",
     "electra": "Electra",
     "mpnet": "MPNet",
+    "albert": "Albert",
 }
 
 
@@ -204,6 +207,7 @@ def make_encoder(family: str, folder: Path, shape: str = "Model", **changes: Any
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2} if frame == "roberta" else {"pad_token_id": 0}
     name = ENCODERS[family]
     sizes |= {"embedding_size": 16} if family == "electra" else {}
+    sizes |= {"embedding_size": 12, "num_hidden_groups": 2, "inner_group_num": 2} if family == "albert" else {}
     config = getattr(library, f"{name}Config")(vocab_size=25, max_position_embeddings=40, **{**sizes, **ids, **changes})
     model = shake(getattr(library, f"{name}{shape}")(config))
     model.set_attn_implementation("eager")

@@ -23,6 +23,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of recipe options
     "kind": ("transformer",),
     "token_mixer": ("attention",),
     "window": (None,),
+    "embedding_width": (None,),
     "projections": ("all",),
     "activation": tuple(ACTIVATIONS),
     "norm": ("pre", "post"),

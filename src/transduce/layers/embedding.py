@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transduce.contracts import FrontEnd
 from transduce.flow import PAD, Padded
 from transduce.kernels.linear import output_projection
-from transduce.layers.feed_forward import dense
+from transduce.layers.feed_forward import ACTIVATIONS, Activation, dense
 
 EPSILON = 1e-5  # the default of a norm
 
@@ -38,19 +38,24 @@ class Embedding(nn.Embedding, FrontEnd):
         return Padded(self(source.values), mask)
 
 
-def output_transform(width: int, norm_eps: float | None = None) -> list[nn.Module]:
-    """The transform before the output projection of a masked language model: LayerNorm(gelu(W x + b)) (Devlin 2019)."""
-    return [dense(width, width), nn.GELU(), nn.LayerNorm(width, norm_eps or EPSILON)]
+def output_transform(
+    width: int, norm_eps: float | None = None, *, output_width: int | None = None, activation: Activation = "gelu"
+) -> list[nn.Module]:
+    """The transform before the output projection of a masked language model: LayerNorm(f(W x + b)) (Devlin 2019)."""
+    output_width = output_width or width
+    return [dense(width, output_width), ACTIVATIONS[activation](), nn.LayerNorm(output_width, norm_eps or EPSILON)]
 
 
 class Output(nn.Module):
     """Logits W x + b; W may be the weight of an embedding (Press & Wolf 2017).
 
-    `deep` comes first: see `output_transform`.
+    `deep` comes first: see `output_transform`. So does a linear layer to the width of a tied embedding.
     """
 
     def __init__(self, width: int, size: int, tied: Embedding | None = None, deep: Sequence[nn.Module] = ()) -> None:
         super().__init__()
+        if tied is not None and tied.width != width:  # narrower embeddings are an output of a linear layer
+            deep, width = [*deep, dense(width, tied.width)], tied.width
         self.transform = nn.Sequential(*deep) if deep else None
         self.projection = nn.Linear(width, size)
         nn.init.normal_(self.projection.weight, std=width**-0.5)

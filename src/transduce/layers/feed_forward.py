@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -10,6 +12,12 @@ from transduce.kernels.dropout import dropout
 from transduce.kernels.linear import linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, "tanh"),
+    "silu": nn.SiLU,
+}
 
 
 def dense(width_in: int, width_out: int, bias: bool = True, gain: float = 1.0) -> nn.Linear:

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transduce.attention.multihead import CrossAttention
-from transduce.attention.positions import LayerPositions, Sinusoidal, embedded_only, free_of_heads
+from transduce.attention.positions import AdditivePosition, LayerPositions, Sinusoidal, embedded_only, free_of_heads
 from transduce.attention.self_attention import SelfAttention
 from transduce.contracts import Count, FrontEnd, PositionEncoding, Rate, SequenceContext, TokenMixer
 from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream
+from transduce.kernels.linear import linear
 from transduce.layers.embedding import Embedding, Output
-from transduce.layers.feed_forward import Dropout, FeedForward
+from transduce.layers.feed_forward import Dropout, FeedForward, dense
 from transduce.layers.norm import NormPlacement, Residual
 from transduce.layers.option_groups import NormOptions, SublayerOptions, flat_options
 
@@ -45,7 +46,9 @@ class StackOutput:
 
 @dataclass(frozen=True)
 class SequenceOptions:
-    """Positions, token mixer and window of the layers."""
+    """Embeddings, positions, token mixer and window of the layers."""
+
+    embedding_width: Count | None = None  # of embeddings, which a linear layer follows (Lan 2020); None: no such layer
 
     position: type[PositionEncoding] = Sinusoidal
     position_per_layer: bool = False  # True: weights of its own for each layer
@@ -80,8 +83,12 @@ class TransformerStack(nn.Module):
         self.embedding, self.dropout = embedding, Dropout(dropout)
         if output is not None:
             self.output = output
+        embedded = sequence.embedding_width or width
+        self.embedding_proj = None if sequence.embedding_width is None else dense(embedded, width)
         number = layers if sequence.position_per_layer else 1
         positions = [sequence.position(width, attention.heads, self.causal) for _ in range(number)]
+        if embedded != width and isinstance(positions[0], AdditivePosition):
+            positions = [sequence.position(embedded, attention.heads, self.causal)]
         if attention.head_width not in (None, width // attention.heads):
             free_of_heads(positions[0], attention.head_width)
         self.position = LayerPositions(positions) if sequence.position_per_layer else positions[0]
@@ -99,7 +106,7 @@ class TransformerStack(nn.Module):
         self.has_kv_cache = self.layers[0].self_attention.has_kv_cache
         _check_token_mixer(self.layers[0].self_attention, self.position, self.window)
         self.final_norm = None if norm.norm == "post" else norm.make(width, bias)
-        self.embedding_norm = norm.make(width, bias) if norm.embedding_norm else None
+        self.embedding_norm = norm.make(embedded, bias) if norm.embedding_norm else None
 
     @property
     def supports_packing(self) -> bool:
@@ -107,12 +114,10 @@ class TransformerStack(nn.Module):
         return self.has_kv_cache and isinstance(self.embedding, Embedding) and self.embedding.source_eos
 
     def embed(self, embedded: Tensor, positions: Tensor, real: Tensor | None) -> Tensor:
-        """The input of the first layer: embeddings (R T D) with positions, norm and dropout."""
+        """The input of the first layer: embeddings (R T E) with positions, norm and dropout, as wide as the model."""
         values = self.position.add(embedded, positions)
-        result: Tensor = self.dropout(
-            values if self.embedding_norm is None else self.embedding_norm(values, real).to(values)
-        )
-        return result
+        values = self.dropout(values if self.embedding_norm is None else self.embedding_norm(values, real).to(values))
+        return values if self.embedding_proj is None else linear(self.embedding_proj, values)
 
     def start_layers(self, rows: int) -> tuple[Tree, ...]:
         """The state of every layer before the first row."""

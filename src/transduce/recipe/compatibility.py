@@ -286,9 +286,14 @@ def check_size(model: nn.Module, where: str) -> None:
         )
 
 
+def embedding_width(part: Mapping[str, Any]) -> int:
+    """Of the token embeddings of an encoder or decoder: its own option, or the width of the part."""
+    return int(part.get("embedding_width") or part["width"])
+
+
 def check_widths(model: ModelRecipe, where: str) -> None:
     """A shared embedding needs equal widths. The model recipe is complete."""
-    widths = {part["width"] for part in (model.encoder, model.decoder) if part}
+    widths = {embedding_width(part) for part in (model.encoder, model.decoder) if part}
     for name, value in (("tie", model.tie), ("share", model.share)):
         if value == "all" and len(widths) > 1:
             raise InputError(

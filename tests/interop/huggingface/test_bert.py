@@ -47,6 +47,27 @@ def test_hidden_states_equal_transformers(family, tmp_path):
     assert_close(found[source.mask], expected[source.mask], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("albert", {"num_hidden_layers": 3, "num_hidden_groups": 2, "inner_group_num": 1, "hidden_act": "relu"}),
+        ("albert", {"embedding_size": 16, "num_hidden_groups": 1, "inner_group_num": 3}),
+        ("electra", {"embedding_size": 10, "hidden_act": "silu"}),
+        ("bert", {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
+        ("mpnet", {"hidden_act": "relu"}),
+    ],
+)
+def test_unusual_settings_equal_transformers(family, changes, tmp_path):
+    """Logits of every row of a masked language model, whose hidden layer may have an activation of its own."""
+    library = make_encoder(family, tmp_path, "ForMaskedLM", **changes)
+    model = transduce.load(tmp_path, device="cpu")
+    source, found, expected = head_logits(library, model)
+    rows = list(model.source.vocabulary.backend_ids)
+    known = [number for number, row in enumerate(rows) if row >= 0]
+    theirs = expected[source.mask][:, [rows[number] for number in known]]
+    assert_close(found[source.mask][:, known], theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_mean_of_hidden_states_is_the_embedding_of_a_text(tmp_path):
     """Hidden states in a padded batch equal to 1e-5, and their mean as the embedding of a text."""
     library = make("bert", tmp_path)

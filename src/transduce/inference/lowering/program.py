@@ -123,7 +123,7 @@ def has_embedding_tables(decoder: TransformerDecoder) -> bool:
     position, output = decoder.position, decoder.output
     known = type(position) in (Learned, NoPosition, Sinusoidal) and getattr(position, "concat_proj", None) is None
     known = known and type(decoder.embedding) is Embedding and type(output) is Output and output.transform is None
-    return known and is_plain(output.projection)
+    return known and decoder.embedding_proj is None and is_plain(output.projection)
 
 
 class StepBackend(Protocol):

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ELECTRA, MPNet and DistilBERT: encoders with post-norm and a norm over the sum of the embeddings.
+"""BERT, RoBERTa, ELECTRA, ALBERT, MPNet and DistilBERT: post-norm, and a norm over the sum of the embeddings.
 
 Each comes without a head (hidden states, pooled to embeddings), or with a masked language model, a sequence classifier
 or a token classifier on top.
@@ -7,6 +7,7 @@ or a token classifier on top.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +38,16 @@ DISTIL_LAYER = {
     "ffn.lin2": "feed_forward.fc2",
     "output_layer_norm": "feed_forward_norm",
 }
+ALBERT_LAYER = {
+    "attention.query": "self_attention.q_proj",
+    "attention.key": "self_attention.k_proj",
+    "attention.value": "self_attention.v_proj",
+    "attention.dense": "self_attention.out_proj",
+    "attention.LayerNorm": "self_attention_norm",
+    "ffn": "feed_forward.fc1",
+    "ffn_output": "feed_forward.fc2",
+    "full_layer_layer_norm": "feed_forward_norm",
+}
 MPNET_LAYER = {
     **{f"attention.attn.{hf}": f"self_attention.{hf}_proj" for hf in ("q", "k", "v")},
     "attention.attn.o": "self_attention.out_proj",
@@ -57,6 +68,7 @@ DISTIL_MODULES = {
     **{f"transformer.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in DISTIL_LAYER.items()},
     **EMBEDDINGS,
 }
+ALBERT_MODULES = {**EMBEDDINGS, "encoder.embedding_hidden_mapping_in": "encoder.embedding_proj"}
 MPNET_MODULES = {
     **{f"encoder.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in MPNET_LAYER.items()},
     **EMBEDDINGS,
@@ -68,6 +80,7 @@ TOKENS = {WORD_TABLE: TensorMap(("encoder.embedding.weight",))}
 TOKEN_TYPES = {"embeddings.token_type_embeddings.weight": TensorMap((SEGMENTS,))}
 POSITION_OFFSET = 2  # of RoBERTa, whose first token is at position pad_token_id + 1
 MPNET_BUCKETS = 32
+POOLERS = ("pooler.dense", "pooler", "cls.seq_relationship", "sop_classifier.classifier")  # of next sentences
 
 # Masked language model: its output matrix is the embedding table.
 MLM_BIAS = "head.output.projection.bias"
@@ -86,6 +99,11 @@ MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
         "lm_head.bias",
         {"lm_head.decoder.weight": WORD_TABLE, "lm_head.decoder.bias": "lm_head.bias"},
     ),
+    "Albert": (
+        {"predictions.dense": MLM_DENSE, "predictions.LayerNorm": MLM_NORM},
+        "predictions.bias",
+        {"predictions.decoder.weight": WORD_TABLE, "predictions.decoder.bias": "predictions.bias"},
+    ),
     "MPNet": (
         {"lm_head.dense": MLM_DENSE, "lm_head.layer_norm": MLM_NORM},
         "lm_head.bias",
@@ -102,10 +120,12 @@ MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
         {"generator_lm_head.weight": WORD_TABLE},
     ),
 }
+SAME_ACTIVATION = ("Bert", "DistilBert", "Albert")  # in the masked language model as in the encoder; others have gelu
 # Hidden layer, its activation, output layer.
 CLASSIFIERS = {
     "Bert": ("pooler.dense", "tanh", "classifier"),
     "Roberta": ("classifier.dense", "tanh", "classifier.out_proj"),
+    "Albert": ("pooler", "tanh", "classifier"),
     "MPNet": ("classifier.dense", "tanh", "classifier.out_proj"),
     "DistilBert": ("pre_classifier", "relu", "classifier"),
     "Electra": ("classifier.dense", "gelu", "classifier.out_proj"),
@@ -156,8 +176,46 @@ def _mpnet_encoder(config: Config) -> Content:
 
 
 def _electra_encoder(config: Config) -> Content:
-    config.require("embedding_size", config.count("hidden_size"))  # ELECTRA-small has a projection between the two
-    return _bert_encoder(config)
+    narrow, width = config.count("embedding_size", 128), config.count("hidden_size")
+    return {**_bert_encoder(config), "embedding_width": None if narrow == width else narrow}
+
+
+def _albert_encoder(config: Config) -> Content:
+    """Layers that share their weights become layers with equal weights."""
+    encoder, inner = _bert_encoder(config), config.count("inner_group_num", 1)
+    return {
+        **encoder,
+        "layers": encoder["layers"] * inner,
+        "activation": config.activation("hidden_act", "gelu_new"),
+        "embedding_width": config.count("embedding_size", 128),
+    }
+
+
+def _albert_weights(weights: WeightMap) -> Callable[[Config, Collection[str]], WeightMap]:
+    def weight_map(config: Config, names: Collection[str]) -> WeightMap:
+        count, groups = config.count("num_hidden_layers"), config.count("num_hidden_groups", 1)
+        inner = config.count("inner_group_num", 1)
+        if max(groups, inner) > len(names):
+            raise config.wrong("num_hidden_groups", groups, "and inner_group_num are more than the weights")
+        group = "encoder.albert_layer_groups.*.albert_layers"
+        modules = {
+            f"{group}.{number}.{hf}": f"groups.*.{number}.{native}"
+            for number in range(inner)
+            for hf, native in ALBERT_LAYER.items()
+        }
+
+        def combine(found: Weights) -> Weights:
+            for name in [name for name in found if name.startswith("groups.")]:
+                _, own, number, rest = name.split(".", 3)
+                tensor = found.pop(name)
+                for layer in range(count):
+                    if int(layer / (count / groups)) == int(own):
+                        found[f"encoder.layers.{layer * inner + int(number)}.{rest}"] = tensor
+            return fold_segments(found)
+
+        return replace(weights, modules={**weights.modules, **modules}, combine=combine)
+
+    return weight_map
 
 
 def _distilbert_encoder(config: Config) -> Content:
@@ -229,6 +287,7 @@ ENCODERS: dict[str, Callable[[Config], Content]] = {
     "Roberta": _roberta_encoder,
     "DistilBert": _distilbert_encoder,
     "Electra": _electra_encoder,
+    "Albert": _albert_encoder,
     "MPNet": _mpnet_encoder,
 }
 CONFIGS: dict[str, Callable[[Mapping[str, Any], int], Content]] = {
@@ -240,7 +299,8 @@ MODULES = {
     "Bert": BERT_MODULES,
     "Roberta": BERT_MODULES,
     "DistilBert": DISTIL_MODULES,
-    "Electra": BERT_MODULES,
+    "Electra": {**BERT_MODULES, "embeddings_project": "encoder.embedding_proj"},
+    "Albert": ALBERT_MODULES,
     "MPNet": MPNET_MODULES,
 }
 OFFSET_POSITIONS = {
@@ -256,6 +316,7 @@ TENSORS = {
     "MPNet": {**TOKENS, **OFFSET_POSITIONS},
     "DistilBert": TOKENS,
     "Electra": {**TOKENS, **TOKEN_TYPES},
+    "Albert": {**TOKENS, **TOKEN_TYPES},
 }
 
 
@@ -271,7 +332,7 @@ def _ignored(kind: str) -> tuple[str, ...]:
     """Weights that hidden states do not need: position ids, the next-sentence pooler, the masked language model."""
     modules, bias, tied = MLM_HEADS[kind]
     names = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias", "gamma", "beta")]
-    names += [f"{module}.{leaf}" for module in ("pooler.dense", "cls.seq_relationship") for leaf in ("weight", "bias")]
+    names += [f"{module}.{leaf}" for module in POOLERS for leaf in ("weight", "bias")]
     return ("embeddings.position_ids", *names, bias, *tied)
 
 
@@ -287,9 +348,10 @@ def _family(kind: str, head: Content, weights: WeightMap, *, exported: bool, **o
         encoder = ENCODERS[kind](config)
         model = {"encoder": encoder, "head": dict(head), "scale_embedding": False}
         if head["kind"] == "mlm":
-            config.require("activation" if kind == "DistilBert" else "hidden_act", "gelu")
             config.require("tie_word_embeddings", True)
-            model |= {"head": {**head, "norm_eps": encoder["norm_eps"]}, "tie": "target"}
+            own = {"norm_eps": encoder["norm_eps"], "output_width": encoder.get("embedding_width")}
+            activation = encoder["activation"] if kind in SAME_ACTIVATION else "gelu"
+            model |= {"head": {**head, **own, "activation": activation}, "tie": "target"}
         return model
 
     def to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
@@ -311,7 +373,8 @@ def _family(kind: str, head: Content, weights: WeightMap, *, exported: bool, **o
         return zeros
 
     writer = to_config if exported else None
-    return Family(to_recipe, weights, writer, start_token="", constant_weights=constant_weights, **options)
+    weight_map = _albert_weights(weights) if kind == "Albert" else weights
+    return Family(to_recipe, weight_map, writer, start_token="", constant_weights=constant_weights, **options)
 
 
 def _masked_lm(kind: str, exported: bool) -> Family:
@@ -364,6 +427,7 @@ KINDS = {
     "XLMRoberta": "Roberta",
     "Camembert": "Roberta",
     "Electra": "Electra",
+    "Albert": "Albert",
     "MPNet": "MPNet",
 }
 FAMILIES = {
