@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.harness import machine
@@ -67,8 +68,12 @@ def cmudict(data: Path, folder: Path, settings: list[str]) -> Prepared:
 
 
 def multi30k(data: Path, folder: Path, settings: list[str]) -> Prepared:
-    files = {name: f"{data}/multi30k/{name}.en,{data}/multi30k/{name}.de" for name in ("train", "val", "test2016")}
-    settings = [f"data.dev={files['val']}", f"data.test={files['test2016']}", *settings]
+    """The lower-cased, tokenised text of the published results, with its pieces joined to words again."""
+    for path in (data / "multi30k" / "bpe").iterdir():
+        (folder / path.name).write_text(path.read_text(encoding="utf-8").replace("@@ ", ""), encoding="utf-8")
+    files = {name: f"{folder / name}.en,{folder / name}.de" for name in ("train", "val", "test2016")}
+    scores = "evaluation.metrics=[bleu_tokenised, bleu]"
+    settings = [f"data.dev={files['val']}", f"data.test={files['test2016']}", scores, *settings]
     recipe = recipe_for(files["train"], settings, "translate")
     return recipe, " ".join([f"transduce train {files['train']} --task translate", *settings])
 
@@ -88,7 +93,7 @@ def shakespeare(data: Path, folder: Path, settings: list[str]) -> Prepared:
 RUNS: dict[str, tuple[Callable[[Path, Path, list[str]], Prepared], Goal]] = {
     "dates": (dates, Goal("exact", 99.8, 75)),
     "cmudict": (cmudict, Goal("exact", 79.0, 60)),
-    "multi30k": (multi30k, Goal("bleu", 39.0, 45)),  # sacreBLEU of raw text, which is lower than that of tokens
+    "multi30k": (multi30k, Goal("bleu_tokenised", 41.0, 45)),
     "shakespeare": (shakespeare, Goal("loss", 1.47, 45, higher_is_better=False)),
 }
 
@@ -211,7 +216,7 @@ def run(name: str, data: Path, settings: list[str], tiny: bool) -> Record:
 
 
 def show(record: Record, console: Console) -> None:
-    table = Table("part", "seconds", "processor", "share", title=record.command)
+    table = Table("part", "seconds", "processor", "share", title=escape(record.command))
     for part, (wall, processor) in sorted(record.parts.items(), key=lambda item: -item[1][0]):
         table.add_row(part, f"{wall:.1f}", f"{processor:.1f}", f"{wall / record.seconds:.0%}")
     console.print(table)

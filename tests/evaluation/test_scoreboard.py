@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ def test_a_reproduction_writes_its_record_and_continues_it(tmp_path):
     task = Reproduction("scan-simple", tmp_path, tmp_path / "runs", tmp_path, RECIPES, quick=True)
     said: list[str] = []
     record = reproduce(task, 1, said.append)
-    again = reproduce(task, 2, said.append)
+    with ThreadPoolExecutor(2) as pool:  # as `--jobs 2`, without other processes
+        again = reproduce(task, 2, said.append, pool)
     assert said[1] == "seed 1: in the record"
     assert again["seeds"]["1"] == record["seeds"]["1"]
     assert again == json.loads(task.record_file.read_text())

@@ -18,6 +18,7 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Row of the scoreboard; see --list.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the files of the data set.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of trainings with different seeds.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at the same time, each in a process of its own.")] = 1,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few updates and lines, to see that everything runs; no record is kept.")
     ] = False,
@@ -40,12 +41,18 @@ def reproduce(
 
         transduce reproduce scan-simple --data scan --seeds 1
 
+        transduce reproduce g2p2021-low --data g2p2021 --jobs 8
+
         transduce reproduce cmudict --data cmudict --quick
     """
     console = open_console()
     if list_rows or name is None:
         _show_rows(console)
         return
+    from concurrent.futures import ProcessPoolExecutor
+    from contextlib import nullcontext
+    from multiprocessing import get_context
+
     from transduce.evaluation.reproduction import Reproduction, margins
     from transduce.evaluation.reproduction import reproduce as run_reproduction
 
@@ -54,7 +61,8 @@ def reproduce(
             "which folder has the data?", where="--data", remedy="transduce reproduce --list names the files"
         )
     task = Reproduction(name, data, runs, records, recipes, quick)
-    record = run_reproduction(task, seeds, lambda line: console.print(line, highlight=False, markup=False))
+    with ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else nullcontext() as pool:
+        record = run_reproduction(task, seeds, lambda line: console.print(line, highlight=False, markup=False), pool)
     for metric, score in record["scores"].items():
         spread = "" if score["spread"] is None else f" ± {score['spread']:.2f}"
         console.print(f"{metric}: {score['mean']:.2f}{spread} of {len(score['seeds'])} seeds", highlight=False)

@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,16 +105,24 @@ def _changed(recipe: Recipe, changes: Mapping[str, Mapping[str, Any]]) -> Recipe
     return parse({**content, **{section: {**content[section], **keys} for section, keys in changes.items()}})
 
 
-def reproduce(task: Reproduction, seeds: int, report: Report = print) -> dict[str, Any]:
-    """Trains what the record lacks, seed by seed, and writes the record after each. Returns the record."""
+def reproduce(
+    task: Reproduction, seeds: int, report: Report = print, pool: Executor | None = None
+) -> dict[str, Any]:
+    """Trains what the record lacks, seed by seed, and writes the record after each. Returns the record.
+
+    With a pool of processes, trainings run at the same time. Then the minutes of the record are longer than those of
+    one training alone.
+    """
     record = _begin(task)
+    missing = [seed for seed in range(1, seeds + 1) if str(seed) not in record["seeds"]]
+    begun = {(seed, part): _begin_result(pool, task, part, seed) for seed in missing for part in task.row.parts}
     for seed in range(1, seeds + 1):
-        if str(seed) in record["seeds"]:
+        if seed not in missing:
             report(f"seed {seed}: in the record")
             continue
         results = {}
         for part in task.row.parts:
-            results[part] = one_result(task, part, seed)
+            results[part] = begun[seed, part]()
             scores = ", ".join(f"{name} {score['value']:.4g}" for name, score in results[part]["scores"].items())
             report(f"seed {seed}{f', {part}' if part else ''}: {scores}")
         record["seeds"][str(seed)] = results
@@ -121,6 +130,13 @@ def reproduce(task: Reproduction, seeds: int, report: Report = print) -> dict[st
         make_folder(task.record_file.parent)
         replace_file(task.record_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return record
+
+
+def _begin_result(pool: Executor | None, task: Reproduction, part: str, seed: int) -> Callable[[], dict[str, Any]]:
+    """A function that returns the result of one training, which a process of the pool begins now."""
+    if pool is None:
+        return lambda: one_result(task, part, seed)
+    return pool.submit(one_result, task, part, seed).result
 
 
 def _begin(task: Reproduction) -> dict[str, Any]:
