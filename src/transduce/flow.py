@@ -71,11 +71,14 @@ class Padded:
         """B S, where the values are ids."""
         return self.values if self.values.dim() == 2 else None
 
-    def to(self, device: torch.device | str) -> Padded:
-        layout = (
-            None if self.layout is None else PackedLayout(*(part.to(device) for part in vars(self.layout).values()))
-        )
-        return Padded(self.values.to(device), self.mask.to(device), layout)
+    def to(self, device: torch.device | str, *, pinned: bool = False) -> Padded:
+        """On a device; `pinned`: by an asynchronous copy from page-locked memory, to a GPU."""
+
+        def copy(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
+
+        layout = None if self.layout is None else PackedLayout(*map(copy, vars(self.layout).values()))
+        return Padded(copy(self.values), copy(self.mask), layout)
 
     def select(self, rows: Tensor) -> Padded:
         """These rows, without columns that are padding in all of them; packed rows keep all columns."""
@@ -128,8 +131,8 @@ class Batch:
             packed_labels=change(self.packed_labels) if self.packed_labels else None,
         )
 
-    def to(self, device: torch.device | str) -> Batch:
-        return self.map(lambda part: part.to(device))
+    def to(self, device: torch.device | str, *, pinned: bool = False) -> Batch:
+        return self.map(lambda part: part.to(device, pinned=pinned))
 
     def select(self, rows: Tensor) -> Batch:
         """These rows of the batch: used to split it over processes, or after running out of memory."""

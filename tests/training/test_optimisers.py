@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from transduce.objectives import CrossEntropy
 from transduce.recipe import OptimiserRecipe, ScheduleRecipe
 from transduce.training.optimisers import (
     SCHEDULES,
+    FusedAdam,
     Plateau,
     build_optimiser,
     decay_end,
@@ -55,6 +58,46 @@ def test_one_step_equals_the_textbook_formula(kind: str) -> None:
         else:
             new = old - 0.1 * (gradient + decay * old)
         torch.testing.assert_close(parameter.double(), new, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "reference"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_the_fused_step_equals_that_of_torch_to_the_bit(kind: str, reference: type[torch.optim.Optimizer]) -> None:
+    model, copy = TinyModel(), TinyModel()
+    copy.load_state_dict(model.state_dict())
+    settings = OptimiserRecipe(kind=kind, learning_rate=0.1, betas=(0.8, 0.9), weight_decay=0.01)
+    ours = build_optimiser(settings, model)
+    assert isinstance(ours, FusedAdam)
+    groups = [
+        {"params": [p for p in copy.parameters() if p.ndim >= 2], "weight_decay": 0.01},
+        {"params": [p for p in copy.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    theirs = reference(groups, lr=0.1, betas=(0.8, 0.9), eps=settings.eps, fused=True)
+    for step in range(4):
+        for number, (mine, other) in enumerate(zip(model.parameters(), copy.parameters(), strict=True)):
+            mine.grad = other.grad = None if (step + number) % 3 == 0 else torch.randn_like(mine)
+        ours.step()
+        theirs.step()
+        for mine, other in zip(model.parameters(), copy.parameters(), strict=True):
+            assert torch.equal(mine, other)
+
+
+@pytest.mark.slow
+def test_an_optimiser_does_not_import_the_compiler_of_torch() -> None:
+    code = """
+import sys
+from torch import nn
+from transduce.recipe import OptimiserRecipe
+from transduce.training.optimisers import build_optimiser, load_optimiser_state, optimiser_state
+model = nn.Linear(2, 2)
+optimiser = build_optimiser(OptimiserRecipe(), model)
+model.weight.grad = model.weight.detach()
+optimiser.step()
+optimiser.zero_grad()
+load_optimiser_state(optimiser, model, optimiser_state(optimiser, model))
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_weight_decay_applies_to_matrices_only() -> None:

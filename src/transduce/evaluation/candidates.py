@@ -15,6 +15,7 @@ from rich.console import Console
 from transduce import build
 from transduce.data.prepare import Tokenizers, train_tokenizers
 from transduce.errors import InputError
+from transduce.layers.meta_init import meta_device
 from transduce.recipe import ModelRecipe, Recipe, registry
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
@@ -25,7 +26,7 @@ PARAMETER_TOLERANCE = 0.03  # relative difference of parameter counts that count
 
 
 def count_parameters(model: ModelRecipe, source_size: int, target_size: int) -> int:
-    with torch.device("meta"):  # shapes only, no memory
+    with meta_device():
         return build.count_parameters(build.build_model(model, source_size, target_size))
 
 

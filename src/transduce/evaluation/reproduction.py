@@ -105,9 +105,7 @@ def _changed(recipe: Recipe, changes: Mapping[str, Mapping[str, Any]]) -> Recipe
     return parse({**content, **{section: {**content[section], **keys} for section, keys in changes.items()}})
 
 
-def reproduce(
-    task: Reproduction, seeds: int, report: Report = print, pool: Executor | None = None
-) -> dict[str, Any]:
+def reproduce(task: Reproduction, seeds: int, report: Report = print, pool: Executor | None = None) -> dict[str, Any]:
     """Trains what the record lacks, seed by seed, and writes the record after each. Returns the record.
 
     With a pool of processes, trainings run at the same time. Then the minutes of the record are longer than those of

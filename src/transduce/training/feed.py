@@ -9,6 +9,8 @@ from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Generic, Protocol, Self, TypeVar
 
+import torch
+
 from transduce.attention.positions import max_positions
 from transduce.data.batching import DataPosition
 from transduce.flow import Batch
@@ -44,12 +46,34 @@ class FetchedBatch:
     slots: int  # tokens and padding
 
 
+class DeviceCopy:
+    """Copies batches to a device.
+
+    To a GPU it copies from page-locked memory on a stream of its own. A copy from other memory would wait until the
+    GPU has computed all updates that are queued, and the next batch would not be ready in time. The trainer keeps a
+    batch until its update is done, so its memory is not reused too early.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, batch: Batch) -> Batch:
+        if self.stream is None:
+            return batch.to(self.device)
+        with torch.cuda.stream(self.stream):
+            copied = batch.to(self.device, pinned=True)
+        self.stream.synchronize()
+        return copied
+
+
 def fetch(batches: BatchSource, position: DataPosition, update: Update) -> Iterator[FetchedBatch]:
     """The batches of all updates from `position` on. Runs in the prefetching thread, in parallel with training."""
+    copy = DeviceCopy(update.device)
     while True:
         batch = batches.at(position)
         micro_batches = [
-            MicroBatch(one.first_row, _pad_for_cuda_graphs(one.batch, update).to(update.device))
+            MicroBatch(one.first_row, copy(_pad_for_cuda_graphs(one.batch, update)))
             for one in split_batch(batch, update.processes, update.settings.accumulate)
         ]
         epoch, position = position.epoch, batches.after(position)

@@ -56,6 +56,61 @@ def _depth(name: str, modules: dict[str, nn.Module]) -> Depth:
 FUSED = ("cpu", "cuda", "mps")  # devices with a fused optimiser kernel in torch
 
 
+class FusedAdam(torch.optim.Adam):
+    """Adam and AdamW of parameters of one type, by torch's fused kernel.
+
+    The step of torch's class does the same, after sorting all tensors by device and type, and after importing torch's
+    compiler, which takes seconds.
+    """
+
+    found_inf: Tensor | None = None  # of the device: 1 if the step is to be skipped
+    grad_scale: Tensor | None = None  # by which the gradients are divided
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            states = [self.state[parameter] or self._begin(parameter) for parameter in parameters]
+            steps = [state["step"] for state in states]
+            torch._foreach_add_(steps, 1)
+            (torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_)(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                amsgrad=False,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+                grad_scale=self.grad_scale,
+                found_inf=self.found_inf,
+            )
+            if self.found_inf is not None:
+                torch._foreach_sub_(steps, [self.found_inf] * len(steps))
+
+    def _begin(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state[parameter]
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+
+def _without_compiler() -> None:
+    """Lets the optimisers of torch work without importing its compiler, which they only ask not to compile them."""
+    for method in vars(torch.optim.Optimizer).values():
+        original = getattr(method, "__wrapped__", None)
+        if original is not None:
+            original.__dict__.setdefault("__dynamo_disable", original)
+
+
 def build_optimiser(
     settings: OptimiserRecipe, model: nn.Module, *, layer_decay: float = 1.0, unfreeze: int | None = None
 ) -> torch.optim.Optimizer:
@@ -77,10 +132,18 @@ def build_optimiser(
         groups += [{"params": vectors, "weight_decay": 0.0, **options}] if vectors else []
     fused = all(p.device.type in FUSED and p.is_floating_point() for p in parameters)
     rate = settings.learning_rate
+    _without_compiler()
     if settings.kind == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=settings.momentum, fused=fused)
-    kind = torch.optim.AdamW if settings.kind == "adamw" else torch.optim.Adam
-    return kind(groups, lr=rate, betas=settings.betas, eps=settings.eps, fused=fused)
+    uniform = fused and len({(p.device, p.dtype) for p in parameters}) == 1
+    return (FusedAdam if uniform else torch.optim.Adam)(
+        groups,
+        lr=rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=fused,
+        decoupled_weight_decay=settings.kind == "adamw",
+    )
 
 
 def optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -44,10 +44,10 @@ def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
     _check_metrics(completed)
     if completed.training.freeze:
-        with torch.device("meta"):  # names of weights do not depend on the vocabulary
+        with meta_device():  # names of weights do not depend on the vocabulary
             transfer.frozen_names(build.build_model(completed.model, 8, 8), completed.training.freeze)
     if completed.training.adapters is not None:
-        with torch.device("meta"):
+        with meta_device():
             transfer.adapter_targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
     named = {name: str(as_run(folder).absolute()) for name, folder in completed.init if folder is not None}
     complete = _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))

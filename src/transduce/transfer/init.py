@@ -15,6 +15,7 @@ from transduce.data.prepare import Tokenizers, train_tokenizers
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.inference.quantisation import check_learns
+from transduce.layers.meta_init import meta_device
 from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe
 from transduce.run import Run
 from transduce.transfer.lora import load_run_weights
@@ -146,7 +147,7 @@ def check_pretrained(recipe: Recipe, tokenizers: Tokenizers, pretrained: Sequenc
     """Raises an error for a run of which no weight fits, before any memory is allocated for the model."""
     if pretrained:
         source, target = tokenizers
-        with torch.device("meta"):
+        with meta_device():
             network = build.build_model(recipe.model, source.size, target.size)
         load_pretrained(network, recipe.model, tokenizers, pretrained)
 
@@ -156,7 +157,7 @@ def load_pretrained(
 ) -> InitReport:
     """Copies every weight that has the same name, the same shape and, if its rows are tokens, the same vocabulary."""
     current = network.state_dict(keep_vars=True)  # the tensors themselves: tied weights are one object with two names
-    vocabulary_sides = vocabulary_weights(recipe)
+    vocabulary_sides = vocabulary_weights(recipe) if pretrained else {}
     values: dict[int, Tensor] = {}  # id of a tensor of the network -> its new value
     reports = []
     for run in pretrained:
@@ -201,7 +202,7 @@ def vocabulary_weights(recipe: ModelRecipe) -> dict[str, set[str]]:
     """The weights whose rows are tokens, with their sides: those whose shape depends on a vocabulary size."""
 
     def shapes(source: int, target: int) -> dict[str, torch.Size]:
-        with torch.device("meta"):
+        with meta_device():
             network = build.build_model(recipe, source, target)
         return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
