@@ -27,7 +27,7 @@ def test_weight_of_one_cell_colours_only_its_pixels(rows, columns, more_down, mo
     cell = data.draw(st.integers(0, rows * columns - 1))
     weights = np.zeros(rows * columns)
     weights[cell] = 0.3
-    painted = (png.paint(shown, weights) != 200).any(-1)
+    painted = (png.paint(shown, weights, 0.3) != 200).any(-1)
     row, column = divmod(cell, columns)
     for y in range(height):
         for x in range(width):
@@ -35,13 +35,13 @@ def test_weight_of_one_cell_colours_only_its_pixels(rows, columns, more_down, mo
 
 
 def test_cells_have_equal_size():
-    painted = (png.paint(scene(64, 64, (8, 8)), np.eye(64)[19]) != 200).any(-1)
+    painted = (png.paint(scene(64, 64, (8, 8)), np.eye(64)[19], 1.0) != 200).any(-1)
     assert painted[16:24, 24:32].all()
     assert painted.sum() == 64
 
 
 def test_overlay_strength_grows_with_the_weight():
-    found = png.paint(scene(4, 12, (1, 3)), np.array([0.0, 0.2, 0.4])).astype(int)
+    found = png.paint(scene(4, 12, (1, 3)), np.array([0.0, 0.2, 0.4]), 0.4).astype(int)
     distance = np.abs(found - png.COLOUR).sum(-1)[0, ::4]
     assert (found[:, :4] == 200).all()
     assert distance[0] > distance[1] > distance[2] > 0
@@ -89,3 +89,21 @@ def test_html_page_contains_the_pixels_and_loads_nothing(tmp_path):
     assert "default-src 'none'" in page
     assert "http:" not in page.replace("http-equiv", "")
     assert "https:" not in page
+
+
+def test_one_scale_serves_all_panels_and_the_words_of_a_question(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(png, "save", lambda figure, path: drawn.append(figure))
+    weights = np.array([[0.02, 0.0, 0.0, 0.0, 0.9, 0.08], [0.01, 0.01, 0.0, 0.0, 0.08, 0.9]])
+    attention = AttentionMap(weights, [*"0123", "what", "colour"], ["red", "</s>"], range(6), [0, -1])
+    shown = scene(8, 8, (2, 2))
+    assert png.other_columns([shown], attention) == [4, 5]
+    png.draw_overlay([shown], attention, tmp_path / "x.png")
+    *panels, question = drawn[0].axes
+    assert len(panels) == 3
+    # A picture with 2 % of the attention stays pale; the words are on the same scale.
+    painted = panels[1].images[0].get_array()
+    assert np.abs(painted.astype(int) - 200).max() < 5
+    assert [label.get_text() for label in question.get_xticklabels()] == ["what", "colour"]
+    assert question.images[0].get_array().max() == pytest.approx(0.9)
+    assert question.images[0].norm.vmax == pytest.approx(0.9 / png.MAX_ALPHA)

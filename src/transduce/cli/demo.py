@@ -159,6 +159,6 @@ def run_demo(task: str, folder: Path | None, overrides: Sequence[str], console: 
         maps = [attention_map(one, "token", "mean", "mean") for one in explained if one.attention is not None]
         console.print()
         show_explained(explained[0], maps[0] if maps else None, console)
-        save_pictures(explained, maps, folder / "attention.html", folder / "attention.png")
+        save_pictures(explained, maps, folder / "attention.html", folder / "attention.png", folder)
         console.print(f"\npictures: {folder}/attention.html, {folder}/attention.png", highlight=False)
     show_trained(trained, console)

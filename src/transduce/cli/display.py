@@ -204,10 +204,17 @@ def show_explained(
     explained: Explanation, attention: AttentionMap | None, console: Console, *, sourceless: bool = False
 ) -> None:
     """Prints source, output, score and attention map."""
+    if explained.attention is None and attention is not None:
+        note = (
+            "rows of the output: attribution (integrated gradients); rows of the source: self-attention of the encoder"
+        )
+        console.print(f"[dim]{note}[/]", highlight=False)
     console.print(f"[dim]{'prompt' if sourceless else 'source'}[/]  {escape(explained.source)}", highlight=False)
     console.print(f"[dim]output[/]  {escape(explained.output)}   [dim]score {explained.score:.3f}[/]", highlight=False)
     if attention is None and sourceless:
         console.print("this language model has no self-attention to show")
+    elif attention is None and "head" in explained.model_info:
+        console.print("this model has neither attention nor gradients to show")
     elif attention is None:
         console.print("this decoder does not attend to the source: it gets one fixed vector")
     elif explained.visual_sources and 3 * len(attention.source_tokens) > console.width:
@@ -217,11 +224,15 @@ def show_explained(
 
 
 def save_pictures(
-    explained: Sequence[Explanation], maps: Sequence[AttentionMap], html_path: Path | None, png_path: Path | None
+    explained: Sequence[Explanation],
+    maps: Sequence[AttentionMap],
+    html_path: Path | None,
+    png_path: Path | None,
+    run: Path,
 ) -> None:
-    """Writes an HTML page with all explanations and a PNG with the first."""
+    """Writes an HTML page with all explanations, under the name of the run, and a PNG with the first."""
     if html_path is not None:
-        html.write_page(explained, html_path, "Attention")
+        html.write_page(explained, html_path, f"{run.resolve().name}: attention")
     if png_path is not None and maps:
         titles = {"title": explained[0].output, "subtitle": explained[0].source}
         if explained[0].visual_sources:

@@ -42,6 +42,9 @@ def explain(
 ) -> None:
     """Show the attention weights of the best hypothesis, in the terminal, as PNG or as HTML.
 
+    For an encoder with a head (classifier, tagger, ...): how much each source token contributes to the output, and the
+    self-attention of the encoder.
+
     Example:
 
         transduce explain runs/demo "3. März 2026" --html attention.html --png attention.png
@@ -58,11 +61,11 @@ def explain(
         )
     explained = [model.explain(one, beam=beam, nbest=beam or model.recipe.generation.beam) for one in texts]
     choice = layer_and_head(layer, head)
-    maps = [None if one.attention is None else attention_map(one, level, *choice) for one in explained]
+    maps = [None if one.rows is None else attention_map(one, level, *choice) for one in explained]
     console = open_console()
     for one, attention in zip(explained, maps, strict=True):
         show_explained(one, attention, console, sourceless=model.sourceless)
-    save_pictures(explained, [attention for attention in maps if attention is not None], html, png)
+    save_pictures(explained, [attention for attention in maps if attention is not None], html, png, run)
     for path in (html, png if maps[0] is not None else None):
         if path is not None:
             console.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)

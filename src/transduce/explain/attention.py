@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.contracts import VisualSource
+from transduce.contracts import Encoder, VisualSource
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
+from transduce.explain.attribution import integrated_gradients, midpoints
 from transduce.flow import BOS, Batch, Hypothesis, Padded, Step
 from transduce.modalities.source_encoding import NO_WORD, EncodedSource, SourceEncoding, SourceLabels
-from transduce.model import Transducer
+from transduce.model import NEVER, Transducer
 
 Link = tuple[int, int]  # (source position, target position), both from 0
 
@@ -73,6 +74,8 @@ class Explanation:
     source_labels: Sequence[str] = ()  # the words; by default their joined tokens
     target_labels: Sequence[str] = ()
     visual_sources: Sequence[VisualSource] = ()  # what can be drawn of a source that is not text
+    attribution: np.ndarray | None = None  # T S: integrated gradients, of an encoder with a head
+    self_attention: np.ndarray | None = None  # L H S S, of an encoder with a head
 
     def __post_init__(self) -> None:
         shape = (len(self.target_tokens), len(self.source_tokens))
@@ -93,18 +96,60 @@ class Explanation:
 
         return notebook_frame(self)
 
+    @property
+    def rows(self) -> MapRows | None:
+        """The rows of the attention map over the source; None where there is nothing to show."""
+        if self.attention is not None:
+            return MapRows(self.attention, self.target_tokens, self.target_words, self.target_labels)
+        return _encoder_rows(self)
+
     def map(self, layer: int | Literal["mean", "last"] = "mean", head: int | Literal["mean"] = "mean") -> AttentionMap:
-        """The attention map of one layer and head, or of their mean."""
-        weights = combine_heads(np.zeros((0, 0, 0, 0)) if self.attention is None else self.attention, layer, head)
+        """The attention map of one layer and head, or of their mean.
+
+        For an encoder with a head the first rows are the attributions of its outputs, the others its self-attention.
+        """
+        rows = self.rows or MapRows(np.zeros((0, 0, 0, 0)), (), (), ())
         return AttentionMap(
-            weights,
+            combine_heads(rows.weights, layer, head),
             self.source_tokens,
-            self.target_tokens,
+            rows.tokens,
             self.source_words,
-            self.target_words,
+            rows.words,
             self.source_labels,
-            self.target_labels,
+            rows.labels,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class MapRows:
+    """The rows of a map over the source, with their tokens and words."""
+
+    weights: np.ndarray  # L H R S: each row sums to 1
+    tokens: Sequence[str]
+    words: Sequence[int]
+    labels: Sequence[str]
+
+
+def _encoder_rows(explained: Explanation) -> MapRows | None:
+    """The attribution of each output, as shares of their absolute values, and the self-attention of each source row."""
+    outputs = [row for row, word in enumerate(explained.target_words) if word != NO_WORD]
+    own, given = explained.self_attention, explained.attribution
+    if own is None and given is None:
+        return None
+    parts = [] if own is None else [own]
+    tokens, words = ([], []) if own is None else (list(explained.source_tokens), list(explained.source_words))
+    if given is not None:
+        share = np.abs(given[outputs]) / np.maximum(np.abs(given[outputs]).sum(-1, keepdims=True), 1e-12)
+        shape = (1, 1) if own is None else own.shape[:2]
+        parts.insert(0, np.broadcast_to(share, (*shape, *share.shape)))
+        after = len(explained.target_labels)
+        tokens = [*(explained.target_tokens[row] for row in outputs), *tokens]
+        words = [*(explained.target_words[row] for row in outputs), *(w if w == NO_WORD else w + after for w in words)]
+    labels = [
+        *(explained.target_labels if given is not None else ()),
+        *(explained.source_labels if own is not None else ()),
+    ]
+    return MapRows(np.concatenate(parts, 2), tokens, words, labels)
 
 
 def join_tokens(tokens: Sequence[str], words: Sequence[int]) -> list[str]:
@@ -264,6 +309,27 @@ class Explainer:
         step = self.network.advance(tokens.values, self.network.start(batch), with_attention=True)
         weights = _source_attention(step, batch)
         return [None] * len(decoded) if weights is None else list(weights.float().cpu().numpy())
+
+    def with_attribution(self, explained: Explanation, decoded: DecodedSource) -> Explanation:
+        """The explanation of an encoder with a head, which has no decoder to attend to the source.
+
+        Attribution of its outputs; its self-attention, where it has some and the rows are tokens of a text.
+        """
+        steps = midpoints()
+        device = next(self.network.parameters()).device
+        batch = self.source_encoding.batch([decoded.source for _ in steps]).to(device)
+        attribution = integrated_gradients(self.network, batch, decoded.hypothesis.ids, steps)
+        own = None
+        if not explained.visual_sources:
+            with torch.inference_mode():
+                encoder = cast(Encoder, self.network.encoder)
+                own = encoder(self.source_encoding.batch([decoded.source]).to(device), with_attention=True).attention
+        return replace(
+            explained,
+            attribution=attribution,
+            self_attention=None if own is None else own[0].float().cpu().numpy(),
+            nbest=[(text, score) for text, score in explained.nbest if score > NEVER / 2],  # labels that exist
+        )
 
     def _explanation(
         self, decoded: DecodedSource, target: SourceLabels, source: SourceLabels, weights: np.ndarray | None

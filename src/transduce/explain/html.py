@@ -61,6 +61,7 @@ def json_for_script(content: Any) -> str:
 
 
 def _item(item: Explanation) -> dict[str, Any]:
+    rows = item.rows
     return {
         "source": item.source,
         "output": item.output,
@@ -72,7 +73,13 @@ def _item(item: Explanation) -> dict[str, Any]:
         "target_labels": list(item.target_labels),
         "token_scores": [_finite(score) for score in item.token_scores],
         "score": _finite(item.score),
-        "attention": None if item.attention is None or not item.attention.size else _short_floats(item.attention),
+        "attention": None if rows is None or not rows.weights.size else _short_floats(rows.weights),
+        "row_tokens": [] if rows is None else list(rows.tokens),
+        "row_words": [] if rows is None else [int(word) for word in rows.words],
+        "row_labels": [] if rows is None else list(rows.labels),
+        # Rows of attribution, which come first; the others are of attention.
+        "attributed": 0 if item.attribution is None else sum(word >= 0 for word in item.target_words),
+        "encoder_only": "head" in item.model_info,
         "nbest": [{"text": text, "score": _finite(score)} for text, score in item.nbest],
         "model_info": {str(name): str(value) for name, value in item.model_info.items()},
         "visual_sources": [_visual_source(one) for one in item.visual_sources],

@@ -21,6 +21,8 @@
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
   const mean = (maps) => maps[0].map((row, t) => row.map((_, s) => sum(maps.map((map) => map[t][s])) / maps.length));
 
+  const rightToLeft = (text) => /^[^\p{L}]*[\u0590-\u08FF\uFB1D-\uFDFF\uFE70-\uFEFC]/u.test(text);
+
   // The token map of the chosen layer and head, or of their mean.
   const chosen = () => {
     const layers = $("layer").value === "mean" ? item.attention : [item.attention[+$("layer").value]];
@@ -42,7 +44,8 @@
 
   // Weights are summed over the tokens of a source word and averaged over those of a target word.
   const compute = () => {
-    const map = chosen(), rows = entries("target"), columns = entries("source");
+    const map = chosen(), rows = entries("row"), columns = entries("source");
+    if (rightToLeft(item.source)) columns.reverse(); // in the order in which the source is read
     const weights = rows.map(([, targets]) =>
       columns.map(([, sources]) => sum(targets.map((t) => sum(sources.map((s) => map[t][s])))) / Math.max(1, targets.length)));
     return { rows, columns, weights };
@@ -74,7 +77,7 @@
     const size = narrow ? 12 : 14;
     const font = size + 'px system-ui, -apple-system, "Segoe UI", "Noto Sans", sans-serif';
     pen.font = font;
-    const most = narrow ? 84 : 150;
+    const most = narrow ? 160 : 480; // only labels that would fill the page are cut
     const rows = view.rows.map(([label]) => truncate(pen, label, most)), columns = view.columns.map(([label]) => truncate(pen, label, most));
     const widest = (labels) => Math.max(8, ...labels.map((label) => pen.measureText(label).width));
     const left = widest(rows) + 12, above = widest(columns);
@@ -122,8 +125,9 @@
     const pen = fit(heat, frame), { left, top, side } = frame, ink = colours();
     const gap = side > 9 ? 1 : 0;
     view.weights.forEach((row, t) => {
+      const largest = $("scaled").checked ? Math.max(...row, 1e-12) : 1;
       row.forEach((weight, s) => {
-        pen.fillStyle = ink.shade(weight);
+        pen.fillStyle = ink.shade(weight / largest);
         pen.fillRect(left + s * side, top + t * side, side - gap, side - gap);
       });
       const best = row.indexOf(Math.max(...row));
@@ -162,10 +166,16 @@
       write(pen, frame, "column", s, ink.ink);
     }
     const [row, tokens] = view.rows[t];
-    const score = tokens.some((i) => item.token_scores[i] === null) ? null : sum(tokens.map((i) => item.token_scores[i]));
-    $("readout").textContent = `“${blank(row)}” gave ${percent(view.weights[t][s])} of its attention to ` +
-      `“${blank(view.columns[s][0])}”. Its own probability is ${percent(probability(score))}.`;
-    tokens.forEach((i) => $("tokens").children[i]?.style.setProperty("box-shadow", "inset 0 0 0 2px var(--link)"));
+    const share = percent(view.weights[t][s]), column = blank(view.columns[s][0]);
+    const outputs = item.encoder_only ? tokens.filter((i) => i < item.attributed) : tokens;
+    if (item.encoder_only && outputs.length) {
+      $("readout").textContent = `${share} of the attribution of “${blank(row)}” is on “${column}”.`;
+    } else {
+      const score = tokens.some((i) => item.token_scores[i] === null) ? null : sum(tokens.map((i) => item.token_scores[i]));
+      $("readout").textContent = `“${blank(row)}” gave ${share} of its attention to “${column}”.` +
+        (item.encoder_only ? "" : ` Its own probability is ${percent(probability(score))}.`);
+    }
+    outputs.forEach((i) => $("tokens").children[i]?.style.setProperty("box-shadow", "inset 0 0 0 2px var(--link)"));
   };
 
   const at = (event) => {
@@ -184,7 +194,7 @@
       image.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
     return image;
   };
-  const panel = (source, image, label, weights) => {
+  const panel = (source, image, label, weights, most) => {
     const figure = make("figure"), canvas = make("canvas"), [height, width] = source.size, [rows, columns] = source.grid;
     canvas.width = width;
     canvas.height = height;
@@ -195,7 +205,6 @@
     const pen = canvas.getContext("2d");
     pen.putImageData(image, 0, 0);
     if (weights) {
-      const most = Math.max(...weights, 1e-12);
       weights.forEach((weight, cell) => {
         const row = Math.floor(cell / columns), column = cell % columns;
         const x = begins(column, columns, width), y = begins(row, rows, height);
@@ -211,14 +220,28 @@
   };
   const paintVisualSources = () => {
     $("overlay").hidden = !item.visual_sources.length;
-    const map = item.attention ? chosen() : null, rows = map ? entries("target") : [];
+    const map = item.attention ? chosen() : null, rows = map ? entries("row") : [];
+    const means = rows.map(([, targets]) => map[0].map((_, s) => sum(targets.map((t) => map[t][s])) / targets.length));
+    const most = Math.max(1e-12, ...means.flat()); // one scale for all panels: an ignored source stays pale
+    const end = (source) => source.begin + source.grid[0] * source.grid[1];
+    const others = item.source_tokens.map((_, s) => s).filter((s) => !item.visual_sources.some((one) => s >= one.begin && s < end(one)));
     $("visual-sources").replaceChildren(...item.visual_sources.flatMap((source) => {
-      const image = unpack(source), end = source.begin + source.grid[0] * source.grid[1];
-      return [panel(source, image, "", null), ...rows.map(([label, targets]) => {
-        const means = map[0].slice(source.begin, end).map((_, i) => sum(targets.map((t) => map[t][source.begin + i])) / targets.length);
-        return panel(source, image, label, means);
-      })];
-    }));
+      const image = unpack(source);
+      return [panel(source, image, "", null), ...rows.map(([label], row) => panel(source, image, label, means[row].slice(source.begin, end(source)), most))];
+    }), ...(item.visual_sources.length && others.length ? rows.map(([label], row) => words(label, others, means[row], most)) : []));
+  };
+  // The parts of a source that no panel shows, such as the words of a question.
+  const words = (label, columns, weights, most) => {
+    const figure = make("figure"), line = make("p");
+    line.dir = "auto";
+    columns.forEach((s) => {
+      const word = make("span", blank(item.source_tokens[s]) + " ");
+      word.style.backgroundColor = `rgba(214, 0, 147, ${0.7 * weights[s] / most})`;
+      word.title = percent(weights[s]);
+      line.append(word);
+    });
+    figure.append(line, make("figcaption", blank(label)));
+    return figure;
   };
 
   const refresh = () => {
@@ -226,6 +249,7 @@
     if (!item.attention) return;
     view = compute();
     cell = null;
+    $("range").textContent = $("scaled").checked ? "0 to the largest weight of each row." : "0 to 100 % of each row.";
     paint();
   };
 
@@ -261,6 +285,9 @@
     $("about").hidden = !Object.keys(item.model_info).length;
     $("attention").hidden = !item.attention;
     $("no-attention").hidden = Boolean(item.attention);
+    $("no-attention").textContent = item.encoder_only ? "This model has neither attention nor gradients to show."
+      : "This decoder does not attend to the source: it gets one fixed vector.";
+    $("map-title").textContent = item.attributed ? "Attribution of the output, and self-attention of the encoder" : "Attention";
     if (item.attention) {
       options($("layer"), item.attention.length, "layer");
       options($("head"), item.attention[0].length, "head");

@@ -112,7 +112,16 @@ def _draw_heat_map(axes: Axes, attention: AttentionMap, size: float) -> Any:
     from matplotlib.patches import Rectangle
 
     image = axes.imshow(attention.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
-    for side, tokens in (("x", attention.source_tokens), ("y", attention.target_tokens)):
+    _label_axes(axes, attention.source_tokens, attention.target_tokens, size)
+    for source, target in links(attention):
+        corner = (source - 0.44, target - 0.44)
+        axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor="#e8590c", linewidth=max(0.4, size / 8)))
+    return image
+
+
+def _label_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str], size: float) -> None:
+    """Labels of the columns above, of the rows at the left."""
+    for side, tokens in (("x", columns), ("y", rows)):
         step = max(1, math.ceil(len(tokens) / 400))  # more labels would be illegible at any size
         ticks = range(0, len(tokens), step)
         style: dict[str, Any] = {"fontsize": size, "family": list(fonts()), "color": _INK, "parse_math": False}
@@ -121,10 +130,6 @@ def _draw_heat_map(axes: Axes, attention: AttentionMap, size: float) -> Any:
     for label in axes.get_xticklabels():
         label.set_rotation(0 if len(label.get_text()) <= 2 else 90)
     axes.spines[:].set_visible(False)
-    for source, target in links(attention):
-        corner = (source - 0.44, target - 0.44)
-        axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor="#e8590c", linewidth=max(0.4, size / 8)))
-    return image
 
 
 def _label_inches(tokens: Sequence[str]) -> float:
@@ -169,9 +174,9 @@ def cell_indices(source: VisualSource) -> np.ndarray:
     return down[:, None] * columns + across
 
 
-def paint(source: VisualSource, weights: np.ndarray) -> np.ndarray:
-    """Y X 3, uint8: the pixels, coloured by the weights of their cells (S) relative to the largest weight."""
-    share = np.asarray(weights, np.float32) / max(float(np.max(weights)), 1e-12)
+def paint(source: VisualSource, weights: np.ndarray, largest: float) -> np.ndarray:
+    """Y X 3, uint8: the pixels, coloured by the weights of their cells (S) relative to the largest of all panels."""
+    share = np.asarray(weights, np.float32) / max(largest, 1e-12)
     alpha = MAX_ALPHA * share[cell_indices(source)][..., None]  # Y X 1
     return np.rint(source.pixels * (1 - alpha) + COLOUR * alpha).astype(np.uint8)
 
@@ -181,12 +186,23 @@ def source_weights(source: VisualSource, attention: AttentionMap) -> np.ndarray:
     return attention.weights[:, source.begin : source.begin + source.grid[0] * source.grid[1]]
 
 
+def other_columns(sources: Sequence[VisualSource], attention: AttentionMap) -> list[int]:
+    """The columns of a map that no picture shows, such as the words of a question."""
+    shown = {one.begin + cell for one in sources for cell in range(one.grid[0] * one.grid[1])}
+    return [column for column in range(len(attention.source_tokens)) if column not in shown]
+
+
 def draw_overlay(
     sources: Sequence[VisualSource], attention: AttentionMap, path: str | Path, title: str = "", subtitle: str = ""
 ) -> None:
-    """Draws each source alone, and then once per target word with the attention of that word."""
+    """Draws each source alone, and then once per target word with the attention of that word.
+
+    Columns that belong to no picture, such as the words of a question, are a heat map below. One scale of colours
+    serves all panels and the map: a source that is hardly attended to stays pale.
+    """
     words = attention.target_tokens[:MAX_PANELS]
     left_out = len(attention.target_tokens) - len(words)
+    largest = float(attention.weights[: len(words)].max(initial=0))
     panels = [
         (label, source, weights)
         for source in sources
@@ -194,29 +210,48 @@ def draw_overlay(
     ]
     one_row = sources[0].grid[0] == 1  # such as time: panels are stacked vertically
     columns = 1 if one_row else min(5, max(2, math.ceil(math.sqrt(len(panels)))))
-    rows = math.ceil(len(panels) / columns)
+    rows, others = math.ceil(len(panels) / columns), other_columns(sources, attention)
     height, width = sources[0].pixels.shape[:2]
     panel_width = 6.5 if one_row else 1.9
-    panel_height = 0.75 if one_row else panel_width * min(2.0, height / width)
+    panel_height = 0.3 + (0.75 if one_row else panel_width * min(2.0, height / width))
+    map_height = 0.25 * len(words) + _label_inches([attention.source_tokens[one] for one in others]) if others else 0.0
     figure = new_figure(
-        columns * panel_width + 0.2, rows * (panel_height + 0.3) + 0.5 * bool(title) + 0.3 * bool(subtitle)
+        max(columns * panel_width, 0.34 * len(others) + 1) + 0.2,
+        rows * panel_height + map_height + 0.5 * bool(title) + 0.3 * bool(subtitle),
     )
-    for number, (label, source, weights) in enumerate(panels, 1):
-        axes = figure.add_subplot(rows, columns, number)
-        _draw_panel(axes, source, weights, label, last=number > len(panels) - columns)
+    grid = figure.add_gridspec(
+        rows + bool(others), columns, height_ratios=[panel_height] * rows + [map_height] * bool(others)
+    )
+    for number, (label, source, weights) in enumerate(panels):
+        axes = figure.add_subplot(grid[number // columns, number % columns])
+        _draw_panel(axes, source, None if weights is None else paint(source, weights, largest), label)
+        if number < len(panels) - columns:
+            axes.set_xticks([])
+    if others:
+        _draw_other_columns(figure.add_subplot(grid[rows, :]), attention, others, len(words), largest)
     set_titles(figure, f"{title} (and {left_out} more)" if left_out else title, subtitle)
     save(figure, path)
 
 
-def _draw_panel(axes: Any, source: VisualSource, weights: np.ndarray | None, label: str, *, last: bool) -> None:
+def _draw_other_columns(axes: Axes, attention: AttentionMap, columns: Sequence[int], rows: int, largest: float) -> None:
+    """A heat map of some columns, in the colour and on the scale of the panels."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = LinearSegmentedColormap.from_list("overlay", ["white", tuple(COLOUR / 255)])
+    weights = attention.weights[:rows, columns]
+    axes.imshow(weights, cmap=colours, vmin=0, vmax=max(largest / MAX_ALPHA, 1e-12), aspect="equal")
+    _label_axes(axes, [attention.source_tokens[one] for one in columns], attention.target_tokens[:rows], 8)
+
+
+def _draw_panel(axes: Any, source: VisualSource, painted: np.ndarray | None, label: str) -> None:
     height, width = source.pixels.shape[:2]
-    shown = source.pixels if weights is None else paint(source, weights)
+    shown = source.pixels if painted is None else painted
     has_axis = source.extent > 0
     extent = (0, source.extent if has_axis else width, height, 0)
     axes.imshow(shown, extent=extent, aspect="auto" if has_axis else "equal", interpolation="nearest")
     axes.set_title(short_label(label), fontsize=9, loc="left", pad=3, family=list(fonts()), parse_math=False)
     axes.set_yticks([])
-    if not (has_axis and last):
+    if not has_axis:
         axes.set_xticks([])
     elif source.across:
         axes.set_xlabel(source.across, fontsize=8)

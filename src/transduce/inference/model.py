@@ -45,7 +45,7 @@ from transduce.inference.shortlist import Shortlist
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
-from transduce.model import EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
+from transduce.model import CTCModel, EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
 from transduce.recipe import GenerationRecipe, Recipe
 from transduce.recipe.compatibility import check_search
 
@@ -391,12 +391,19 @@ class Model:
         return explain(paths, generation.batch_tokens)
 
     def explain(self, text: str, **settings: Any) -> Explanation:
-        """Generates for one source; returns attention, scores and alternatives, ready to be drawn."""
+        """Generates for one source; returns attention, scores and alternatives, ready to be drawn.
+
+        An encoder with a head is explained by the attribution of its outputs and by its own self-attention.
+        """
         if not isinstance(text, str):
             raise InputError(f"explain takes one text, not {text!r}", remedy='write model.explain("...")')
         prediction = self.generate([text], **settings)[0]
         if prediction.explanation is None:
             raise InputError("there is nothing to explain: the line is empty", remedy="give a source text")
+        assert prediction.decoded is not None
+        if isinstance(self.network, (EncoderOnly, CTCModel)):
+            explainer = Explainer(self.network, self.source_encoding, self.target, self.info())
+            return explainer.with_attribution(prediction.explanation, prediction.decoded)
         return prediction.explanation
 
     @torch.inference_mode()
