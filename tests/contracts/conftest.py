@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from contract_fixtures import CASES, CPUSearchGraph, example_batch, fingerprint, shared
+from contract_fixtures import CASES, CPUSearchGraph, Reading, example_batch, fingerprint, read, shared
 
 from transduce.flow import Batch
 from transduce.kernels.cuda_graph import SearchGraphs
 
 
-@pytest.fixture(params=list(CASES))
+@pytest.fixture(scope="module", params=list(CASES))
 def case(request: pytest.FixtureRequest) -> str:
+    """All laws of a case run one after another, so that they can share what is computed once for them."""
     return str(request.param)
 
 
@@ -26,9 +27,14 @@ def model(case: str) -> Iterator[torch.nn.Module]:
     assert fingerprint(model) == before, f"a law changed the shared model of {case}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def batch() -> Batch:
     return example_batch([(5, 4), (2, 6), (7, 1), (1, 3)])
+
+
+@pytest.fixture(scope="module")
+def reading(case: str, batch: Batch) -> Reading:
+    return read(shared(case), batch)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import test_model_laws as model_laws
 import test_search_laws as search_laws
 import torch
-from contract_fixtures import SIZE, example_batch, make
+from contract_fixtures import SIZE, example_batch, make, read
 from torch.testing import assert_close
 
 from transduce.decoding.logits_processors import SuppressTokens
@@ -48,7 +48,7 @@ def ensemble(request: pytest.FixtureRequest, combination: Combination) -> Ensemb
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("test_"))
 def test_law(law, ensemble, batch):
-    law(ensemble, batch)
+    law(ensemble, batch, read(ensemble, batch))
 
 
 @pytest.mark.parametrize("strategy", search_laws.STRATEGIES, ids=lambda s: type(s).__name__)
@@ -69,7 +69,7 @@ def test_probabilities_are_the_mean_of_those_of_the_members(batch):
     assert_close(Ensemble(members, "log_linear")(batch).logits.exp(), expected)
 
 
-def test_an_ensemble_of_one_is_the_model(case, model, batch):
+def test_an_ensemble_of_one_is_the_model(model, batch):
     expected = model(batch).logits.log_softmax(-1)
     for combination in ("mean", "log_linear"):
         assert_close(Ensemble([model], combination)(batch).logits, expected)

@@ -24,10 +24,9 @@ def pad_more(part: Padded, extra: int, filling: int) -> Padded:
     return Padded(values, torch.cat((part.mask, torch.zeros(rows, extra, dtype=torch.bool)), 1))
 
 
-def test_whole_sequence_equals_stepwise(model, batch):
-    tokens = batch.decoder_inputs.values
-    whole = model.advance(tokens, model.start(batch), with_attention=True)
-    state, logits, cross = model.start(batch), [], []
+def test_whole_sequence_equals_stepwise(model, batch, reading):
+    tokens, whole = batch.decoder_inputs.values, reading.whole
+    state, logits, cross = reading.start, [], []
     for step in range(tokens.size(1)):
         one = model.advance(tokens[:, step : step + 1], state, with_attention=True)
         state = one.state
@@ -38,12 +37,11 @@ def test_whole_sequence_equals_stepwise(model, batch):
         assert_close(torch.cat(cross, 3), whole.attention.cross, **CLOSE)
 
 
-def test_advance_in_pieces_equals_whole_sequence(model, batch):
+def test_advance_in_pieces_equals_whole_sequence(model, batch, reading):
     tokens = batch.decoder_inputs.values
-    whole = model.advance(tokens, model.start(batch)).logits
     first = model.advance(tokens[:, :2], model.start(batch))
     second = model.advance(tokens[:, 2:], first.state)
-    assert_close(torch.cat((first.logits, second.logits), 1), whole, **CLOSE)
+    assert_close(torch.cat((first.logits, second.logits), 1), reading.whole.logits, **CLOSE)
 
 
 def test_padded_prefix_does_not_change_the_state(model):
@@ -51,29 +49,31 @@ def test_padded_prefix_does_not_change_the_state(model):
     batch = example_batch([(5, 6), (3, 6), (4, 6)])
     tokens, lengths = batch.decoder_inputs.values, [3, 1, 4]
     prefix = Padded.from_rows([tokens[row, :length].tolist() for row, length in enumerate(lengths)])
-    step = model.advance(prefix.values, model.start(batch), prefix.mask)
+    start = model.start(batch)
+    whole, step = model.advance(tokens, start).logits, model.advance(prefix.values, start, prefix.mask)
     follow = torch.stack([tokens[row, length : length + 2] for row, length in enumerate(lengths)])
     logits = model.advance(follow, step.state).logits
     for row, length in enumerate(lengths):
-        alone = batch.select(torch.tensor([row]))
-        whole = model.advance(tokens[row : row + 1, : length + 2], model.start(alone)).logits
-        assert_close(step.logits[row, :length], whole[0, :length], **CLOSE)
-        assert_close(logits[row], whole[0, length:], **CLOSE)
+        assert_close(step.logits[row, :length], whole[row, :length], **CLOSE)
+        assert_close(logits[row], whole[row, length : length + 2], **CLOSE)
 
 
-def test_logits_do_not_depend_on_later_tokens(model, batch):
-    tokens, state = batch.decoder_inputs.values, model.start(batch)
-    before = model.advance(tokens, state).logits
-    for place in range(1, tokens.size(1)):
-        changed = tokens.clone()
-        changed[:, place] = (changed[:, place] + 1) % 7 + 4
-        after = model.advance(changed, state).logits
-        assert_close(after[:, :place], before[:, :place], **CLOSE)
-        assert not torch.allclose(after[:, place], before[:, place], **CLOSE)
+def test_logits_do_not_depend_on_later_tokens(model, batch, reading):
+    """Every source is read once for each place, with another token there."""
+    tokens, before = batch.decoder_inputs.values, reading.whole.logits
+    places = range(1, tokens.size(1))
+    changed = tokens[:, None].repeat(1, len(places), 1)  # B, place, T
+    for row, place in enumerate(places):
+        changed[:, row, place] = (changed[:, row, place] + 1) % 7 + 4
+    after = model.advance(changed.flatten(0, 1), reading.start.repeat(len(places))).logits
+    for row, place in enumerate(places):
+        one = after[row :: len(places)]
+        assert_close(one[:, :place], before[:, :place], **CLOSE)
+        assert not torch.allclose(one[:, place], before[:, place], **CLOSE)
 
 
-def test_logits_do_not_depend_on_padding(model, batch):
-    expected = model(batch).logits
+def test_logits_do_not_depend_on_padding(model, batch, reading):
+    expected = reading.forward.logits
     for filling in (PAD, 5):
         longer = Batch(pad_more(batch.source, 3, filling) if batch.source else None, pad_more(batch.target, 2, filling))
         got = model(longer).logits
@@ -81,17 +81,17 @@ def test_logits_do_not_depend_on_padding(model, batch):
         assert_close(got[:, : expected.size(1)][real], expected[real], **CLOSE)
 
 
-def test_logits_do_not_depend_on_the_batch(model, batch):
-    together = model(batch).logits
+def test_logits_do_not_depend_on_the_batch(model, batch, reading):
+    together = reading.forward.logits
     for row in range(batch.size):
         alone = batch.select(torch.tensor([row]))
         real = int(alone.labels.mask.sum())
         assert_close(model(alone).logits[0, :real], together[row, :real], **CLOSE)
 
 
-def test_attention_rows_sum_to_one_and_respect_the_mask(model, batch):
+def test_attention_rows_sum_to_one_and_respect_the_mask(model, batch, reading):
     step = model(batch, with_attention=True)
-    assert_close(step.logits, model(batch).logits, **CLOSE)  # asking changes nothing
+    assert_close(step.logits, reading.forward.logits, **CLOSE)  # asking changes nothing
     assert step.attention is not None
     cross, past = step.attention.cross, step.attention.past
     if cross is not None:
@@ -106,10 +106,10 @@ def test_attention_rows_sum_to_one_and_respect_the_mask(model, batch):
         assert (past[future] == 0).all()
 
 
-def test_beams_share_the_fixed_state(model, batch):
+def test_beams_share_the_fixed_state(model, batch, reading):
     """Repeated and reordered rows go on as their originals would, and the memory side is the very same tensors."""
     tokens = batch.decoder_inputs.values
-    state = model.advance(tokens[:, :2], model.start(batch)).state
+    state = model.advance(tokens[:, :2], reading.start).state
     beams = state.repeat(3)
     assert beams.fixed is state.fixed
     rows = torch.tensor([source * 3 + beam for source in range(batch.size) for beam in (2, 0, 1)])
@@ -123,13 +123,13 @@ def test_beams_share_the_fixed_state(model, batch):
     assert_close(model.advance(follow[rows], kept).logits, expected[rows], **CLOSE)
 
 
-def test_step_hidden_is_the_input_of_the_output_layer(model, batch):
-    step, decoder = model(batch), model.decoder
+def test_step_hidden_is_the_input_of_the_output_layer(model, batch, reading):
+    step, decoder = reading.forward, model.decoder
     inner = decoder.decoder if isinstance(decoder, (PointerGeneratorDecoder, JointCTCDecoder)) else decoder
     if not isinstance(inner, (HardAttentionDecoder, EditTransducerDecoder)):  # mixtures: see tests/oracles
-        logits = inner.advance(batch.decoder_inputs.values, model.start(batch)).logits
+        logits = inner.advance(batch.decoder_inputs.values, reading.start).logits
         assert_close(inner.output(step.hidden), logits, **CLOSE)
-    cross = model(batch, with_attention=True).attention.cross
+    cross = reading.whole.attention.cross
     assert decoder.attention_shape == ((0, 0) if cross is None else cross.shape[1:3])
 
 

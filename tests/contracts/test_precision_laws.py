@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from contract_fixtures import make, shared, take_turns
+from contract_fixtures import shared, take_turns
 from torch import nn
 
 from transduce.decoders.transformer import TransformerDecoder
@@ -28,33 +28,45 @@ APART = {"fp32": 1e-5, "int8": 0.1}  # share of the size of all logits
 CHOICES = ("hard", "gumbel", "sampled", "monotonic")
 
 
-@cache
-def lowered(case: str, precision: Precision) -> Transducer:
-    """The lowered model of a case, once for all laws that only read it."""
-    return lower_network(shared(case), precision)
+@dataclass(frozen=True)
+class Lowered:
+    """The lowered models of a case, and the logits of the model before it was lowered."""
+
+    before: torch.Tensor
+    fp32: Transducer
+    int8: Transducer
+
+
+@pytest.fixture(scope="module")
+def lowered(case: str, batch: Batch) -> Lowered:
+    """Once for all laws of a case, which only read them."""
+    model = shared(case)
+    with torch.inference_mode():
+        before = model(batch).logits
+    return Lowered(before, lower_network(model, "fp32"), lower_network(model, "int8"))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_logits_stay(case: str, model: nn.Module, batch: Batch, precision: Precision) -> None:
+def test_logits_stay(case: str, lowered: Lowered, batch: Batch, precision: Precision) -> None:
     if precision == "int8" and any(name in case for name in CHOICES):
         pytest.skip("an attention that chooses one row may choose another after the least rounding")
     with torch.inference_mode():
-        before, after = model(batch).logits.float(), lowered(case, precision)(batch).logits.float()
+        before, after = lowered.before.float(), getattr(lowered, precision)(batch).logits.float()
     seen = before > -1e3  # what may never be said has no size
     assert (after - before)[seen].norm() <= APART[precision] * before[seen].norm()
 
 
-def test_no_matrix_is_left_out(case: str) -> None:
-    made = lowered(case, "int8")
+def test_no_matrix_is_left_out(lowered: Lowered) -> None:
+    made = lowered.int8
     kinds = (nn.Linear, nn.RNNBase, nn.Dropout)
     left = [part for part in made.modules() if isinstance(part, kinds) and getattr(part, "out_features", 2) > 1]
     assert not left
     assert any(isinstance(part, PackedLinear) for part in made.modules())  # every model has an output layer
 
 
-def test_projections_are_read_once(case: str, batch: Batch) -> None:
+def test_projections_are_read_once(lowered: Lowered, batch: Batch) -> None:
     """A joint projection that were asked three times would give the same numbers, three times as slowly."""
-    made = lowered(case, "int8")
+    made = lowered.int8
     joint = [part for part in made.decoder.modules() if isinstance(part, JointSelfAttention)]  # type: ignore[union-attr]
     calls: list[int] = []
     with torch.inference_mode(), ExitStack() as hooks:
@@ -65,16 +77,13 @@ def test_projections_are_read_once(case: str, batch: Batch) -> None:
     assert len(calls) == len(joint)
 
 
-def test_the_model_given_stays_as_it_is(case: str, batch: Batch) -> None:
-    model = make(case)
+def test_the_model_given_stays_as_it_is(model: Transducer, lowered: Lowered, batch: Batch) -> None:
     with torch.inference_mode():
-        before = model(batch).logits
-        lower_network(model, "int8")
-        assert torch.equal(model(batch).logits, before)
+        assert torch.equal(model(batch).logits, lowered.before)
 
 
 def test_a_packed_search_finds_the_same(
-    case: str, model: Transducer, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    case: str, model: Transducer, lowered: Lowered, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lean steps over caches with room, against the plain network; a single row has kernels of its own."""
     monkeypatch.setattr(decoding_search, "INITIAL_CAPACITY", 8)
@@ -83,7 +92,7 @@ def test_a_packed_search_finds_the_same(
     before = search(model, batch, strategy, max_lengths=longest)
     for rows in ([0, 1, 2, 3], [0]):
         some = batch.select(torch.tensor(rows))
-        after = search(lowered(case, "fp32"), some, strategy, max_lengths=longest[: len(rows)])
+        after = search(lowered.fp32, some, strategy, max_lengths=longest[: len(rows)])
         for plain, packed in zip(before[: len(rows)], after, strict=True):
             twin = next(one for one in plain if one.ids == packed[0].ids)  # two paths may be as good as each other
             assert twin.rank == pytest.approx(plain[0].rank, abs=1e-5)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -191,39 +189,37 @@ def test_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(build_store([corpus], WORDS, BYTES, Filters(), "error", tmp_path / "s")) == 43
 
 
-BUILD = """
-import sys
-from pathlib import Path
-from transduce.data import store as stores
-from transduce.data.filters import Filters
-from transduce.data.store import build_store
-from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.recipe import Corpus
-stores.CHUNK = 50
-tokenizer = Tokenizer.train([], "bytes", 260)
-store = build_store([Corpus(path=sys.argv[1])], tokenizer, tokenizer, Filters(), "error", sys.argv[2])
-print(len(store), store.folder.name)
-"""
+def _build(corpus: Corpus, folder: Path, result: Path) -> None:
+    store_module.CHUNK = 50
+    store = build_store([corpus], BYTES, BYTES, Filters(), "error", folder)
+    result.write_text(f"{len(store)} {store.folder.name}")
 
 
 @pytest.mark.slow
 def test_killed_build_is_rebuilt(tmp_path: Path) -> None:
     corpus = _corpus(tmp_path / "a.tsv", [(f"source {n}", f"target {n}") for n in range(30_000)])
-    command = [sys.executable, "-c", BUILD, str(corpus.path), str(tmp_path / "s")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    while not list((tmp_path / "s").glob(".unfinished-*/source.text")) and process.poll() is None:
+    fork = multiprocessing.get_context("fork")  # a process that imports everything again takes longer than the build
+    results = [tmp_path / f"result{number}" for number in range(3)]
+    builders = [fork.Process(target=_build, args=(corpus, tmp_path / "s", result)) for result in results]
+    builders[0].start()
+    while not list((tmp_path / "s").glob(".unfinished-*/source.text")) and builders[0].is_alive():
         time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    builders[0].kill()
+    builders[0].join()
+    assert not results[0].exists()
     assert not list((tmp_path / "s").glob("[!.]*"))
     unfinished = list((tmp_path / "s").glob(".unfinished-*"))
     assert unfinished
     for path in [unfinished[0], *unfinished[0].iterdir()]:
         os.utime(path, (0, 0))
-    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    results = {builder.communicate()[0] for builder in builders}
-    assert len(results) == 1
-    assert "30000" in results.pop()
+    for builder in builders[1:]:
+        builder.start()
+    for builder in builders[1:]:
+        builder.join()
+        assert builder.exitcode == 0
+    first, second = (result.read_text() for result in results[1:])
+    assert first == second
+    assert first.startswith("30000 ")
     assert len(list((tmp_path / "s").glob("[!.]*"))) == 1
     assert not unfinished[0].exists()  # old enough to have no builder
 

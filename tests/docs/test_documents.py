@@ -50,10 +50,15 @@ def test_kept_recipes_complete(path):
     complete_recipe(parse(yaml.safe_load(path.read_text()), where=str(path)))
 
 
+@pytest.fixture(scope="module")
+def group():
+    """All commands; building them takes longer than parsing a line."""
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize(("name", "line"), commands())
-def test_commands_parse(name, line):
+def test_commands_parse(group, name, line):
     _, command, *arguments = shlex.split(line)
-    group = typer.main.get_command(app)
     with suppress(typer.Exit):  # of an option that prints and ends, such as --list
         group.commands[command].make_context(command, arguments)  # an unknown option or a missing argument raises
 

@@ -74,44 +74,51 @@ def gradient(total: torch.Tensor, model) -> torch.Tensor:
     return torch.cat([(g if g is not None else z).flatten() for g, z in zip(found, zeros, strict=True)])
 
 
-def enumerate_paths(model, objective, monkeypatch):
-    """For each path: its probability with gradient, its cross-entropy with gradient, the objective's gradient."""
-    for path in itertools.product(range(PLACES), repeat=STEPS):
-        with monkeypatch.context() as patch:
-            patch.setattr(StochasticHard, "draw", staticmethod(Forced(path).draw))
-            estimate = gradient(objective(model, BATCH).total, model)
+PATHS = list(itertools.product(range(PLACES), repeat=STEPS))
+
+
+def exact_gradient(model, monkeypatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The gradient of the expected cross-entropy, and the probability of each path."""
+    expected, chances = torch.zeros(()), []
+    for path in PATHS:
         forced = Forced(path)
         with monkeypatch.context() as patch:
             patch.setattr(StochasticHard, "forward", lambda _, scores, mask, forced=forced: forced.choose(scores, mask))
             scores = model(BATCH).logits.log_softmax(-1)
         cost = -scores.gather(-1, BATCH.labels.values[..., None]).sum()
-        yield sum(forced.logs).exp(), cost, estimate
-
-
-def means(model, objective, monkeypatch) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """The exact gradient of the expected loss, the mean of the estimates, and their variance."""
-    expected, mean, square = torch.zeros(()), torch.zeros(1), 0.0
-    for chance, cost, estimate in enumerate_paths(model, objective, monkeypatch):
+        chance = sum(forced.logs).exp()
         expected = expected + chance * cost
-        mean = mean + chance.detach() * estimate
-        square += float(chance.detach() * estimate.square().sum())
-    return gradient(expected, model), mean, square - float(mean.square().sum())
+        chances.append(chance.detach())
+    return gradient(expected, model), chances
+
+
+def mean_estimate(model, objective, chances, monkeypatch) -> tuple[torch.Tensor, float]:
+    """The mean of the gradients that the objective estimates along each path, and their variance."""
+    mean, square = torch.zeros(1), 0.0
+    for path, chance in zip(PATHS, chances, strict=True):
+        with monkeypatch.context() as patch:
+            patch.setattr(StochasticHard, "draw", staticmethod(Forced(path).draw))
+            estimate = gradient(objective(model, BATCH).total, model)
+        mean = mean + chance * estimate
+        square += float(chance * estimate.square().sum())
+    return mean, square - float(mean.square().sum())
 
 
 @pytest.mark.parametrize("context", CONTEXT_MECHANISMS)
 def test_mean_over_samples_is_the_gradient_of_the_expected_loss(context, monkeypatch):
     model = build(CONTEXT_MECHANISMS[context])
-    exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
+    exact, chances = exact_gradient(model, monkeypatch)
+    mean, noise = mean_estimate(model, Reinforce(entropy=0.0), chances, monkeypatch)
     assert_close(mean, exact, rtol=1e-4, atol=1e-5)
     assert exact.norm() > 0.1
     # A baseline, whatever it says, changes nothing in the mean; one that has learned lowers the variance.
     objective = Reinforce(entropy=0.0)
     baseline = objective.auxiliary_module(6)
     torch.nn.init.normal_(baseline.weight)
-    _, other, _ = means(model, objective, monkeypatch)
+    other, _ = mean_estimate(model, objective, chances, monkeypatch)
     assert_close(other, exact, rtol=1e-4, atol=1e-5)
     fit(baseline, objective, model)
-    _, same, quieter = means(model, objective, monkeypatch)
+    same, quieter = mean_estimate(model, objective, chances, monkeypatch)
     assert_close(same, exact, rtol=1e-4, atol=1e-5)
     assert quieter < 0.9 * noise
 
@@ -129,12 +136,14 @@ def fit(baseline: torch.nn.Module, objective: Reinforce, model) -> None:
 def test_step_baseline_is_exact_without_later_dependence(monkeypatch):
     """Without input feeding, the reward of one step has the same mean gradient and less variance."""
     model = build(UNFED)
-    exact, mean, noise = means(model, Reinforce(entropy=0.0), monkeypatch)
-    _, alone, quieter = means(model, Reinforce(reward="step", entropy=0.0), monkeypatch)
+    exact, chances = exact_gradient(model, monkeypatch)
+    _, noise = mean_estimate(model, Reinforce(entropy=0.0), chances, monkeypatch)
+    alone, quieter = mean_estimate(model, Reinforce(reward="step", entropy=0.0), chances, monkeypatch)
     assert_close(alone, exact, rtol=1e-4, atol=1e-5)
     assert quieter < noise
     fed = build(FED)
-    exact, mean, _ = means(fed, Reinforce(reward="step", entropy=0.0), monkeypatch)
+    exact, chances = exact_gradient(fed, monkeypatch)
+    mean, _ = mean_estimate(fed, Reinforce(reward="step", entropy=0.0), chances, monkeypatch)
     assert not torch.allclose(mean, exact, rtol=1e-2, atol=1e-3)
 
 

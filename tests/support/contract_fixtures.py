@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
 from transduce.decoders.context import CONTEXT_MECHANISMS
 from transduce.encoders import ENCODERS
-from transduce.flow import BOS, EOS, Batch, Padded
+from transduce.flow import BOS, EOS, Batch, Padded, State, Step
 from transduce.kernels.cuda_graph import copy_tensors, tensors_of
 from transduce.layers.recurrent import CELLS
 from transduce.recipe import parse
@@ -249,6 +250,20 @@ def example_batch(lengths: list[tuple[int, int]], seed: int = 3) -> Batch:
     sources = [[*row(source), EOS] for source, _ in lengths]
     targets = [[BOS, *row(target), EOS] for _, target in lengths]
     return Batch(Padded.from_rows(sources), Padded.from_rows(targets))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model makes of a batch: several laws compare with it."""
+
+    start: State
+    whole: Step  # all tokens at once, with attention
+    forward: Step  # as in training
+
+
+def read(model: torch.nn.Module, batch: Batch) -> Reading:
+    start = model.start(batch)
+    return Reading(start, model.advance(batch.decoder_inputs.values, start, with_attention=True), model(batch))
 
 
 class CPUSearchGraph:
