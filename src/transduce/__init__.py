@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transduce.errors import InputError
     from transduce.evaluation.comparison import compare
     from transduce.explain.alignment import align
-    from transduce.inference import Model, Prediction, load
+    from transduce.inference import Constraints, Model, Prediction, load
     from transduce.interop.export import export
     from transduce.recipe import Recipe
     from transduce.training.experiment import TrainingResult
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Constraints",
     "InputError",
     "Model",
     "Prediction",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Constraints": "inference",
     "InputError": "errors",
     "Model": "inference",
     "Prediction": "inference",

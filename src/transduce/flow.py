@@ -362,6 +362,43 @@ class TopK:
 
 
 @dataclass(frozen=True)
+class LexicalConstraints:
+    """Phrases that the outputs of each source must contain, and phrases that they must not, as ids."""
+
+    required: Tensor  # B C A P: C phrases with A alternatives each, padded on the right; all PAD: none
+    banned: Tensor  # B K P
+
+    @classmethod
+    def from_rows(cls, required: list[list[list[list[int]]]], banned: list[list[list[int]]]) -> LexicalConstraints:
+        """`required`: for each source its phrases, for each phrase its alternatives; `banned`: phrases."""
+        alternatives = max((len(phrase) for row in required for phrase in row), default=1)
+        phrases = max([1, *map(len, required)])
+        flat = [
+            [ids for phrase in row for ids in phrase + [[]] * (alternatives - len(phrase))]
+            + [[]] * (alternatives * (phrases - len(row)))
+            for row in required
+        ]
+        return cls(_phrase_tensor(flat).unflatten(1, (phrases, alternatives)), _phrase_tensor(banned))
+
+    def select(self, rows: Tensor) -> LexicalConstraints:
+        return LexicalConstraints(self.required[rows], self.banned[rows])
+
+    def to(self, device: torch.device | str) -> LexicalConstraints:
+        return LexicalConstraints(self.required.to(device), self.banned.to(device))
+
+
+def _phrase_tensor(rows: list[list[list[int]]]) -> Tensor:
+    """B K P, padded on the right; at least one phrase of one token, which may be padding."""
+    count = max([1, *map(len, rows)])
+    length = max([1, *(len(ids) for row in rows for ids in row)])
+    values = torch.full((len(rows), count, length), PAD)
+    for number, row in enumerate(rows):
+        for place, ids in enumerate(row):
+            values[number, place, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+    return values
+
+
+@dataclass(frozen=True)
 class Hypothesis:
     """One finished hypothesis of a search. `score` is the sum of `token_scores`, natural logarithms."""
 

@@ -35,6 +35,7 @@ from transduce.errors import InputError
 if TYPE_CHECKING:
     from transduce.inference import Model, Prediction
     from transduce.inference.shortlist import Shortlist
+    from transduce.inference.terminology import Constraints, Glossary
 
 OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs", "nbest"]
 
@@ -56,6 +57,26 @@ def generate(
     prefix: Annotated[
         str | None, typer.Option(help="Text that every output must begin with.", rich_help_panel=SEARCH)
     ] = None,
+    glossary: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Terms and their translations (`term TAB translation`), which outputs for these terms must contain.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
+    avoid: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Phrases that no output may contain, one per line.", rich_help_panel=SEARCH),
+    ] = None,
+    json_input: Annotated[
+        bool,
+        typer.Option(
+            "--json-input",
+            help='Input lines are JSON: {"text": ..., "constraints": [...], "avoid": [...], "prefix": ...}.',
+            rich_help_panel=SEARCH,
+        ),
+    ] = False,
     unconditional: Annotated[
         int,
         typer.Option(
@@ -130,6 +151,8 @@ def generate(
 
         transduce generate runs/one,runs/two input.txt --combination log_linear --weights 2,1
 
+        transduce generate runs/demo input.txt --glossary terms.tsv --avoid words.txt
+
     If the sources of the model are files, each line names one. A single file, or a folder of files, may be given
     instead of a list.
 
@@ -166,8 +189,9 @@ def generate(
     text: OutputFormat = "multiline" if unconditional else several
     form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else text
     windows = _windows(model, file, unconditional)
+    reader = InputReader(file, prefix, json_input, _load_glossary(glossary), _load_avoided(avoid))
     with open_output(output, "" if unconditional else file) as stream:
-        _write_outputs(model, windows, OutputWriter(form, file, _source_columns(model)), stream, prefix, chosen)
+        _write_outputs(model, windows, OutputWriter(form, file, _source_columns(model)), stream, reader, chosen)
 
 
 def _load_shortlist(path: Path) -> Shortlist:
@@ -176,18 +200,61 @@ def _load_shortlist(path: Path) -> Shortlist:
     return Shortlist.load(path)
 
 
+def _load_glossary(path: Path | None) -> Glossary | None:
+    from transduce.inference.terminology import Glossary
+
+    return None if path is None else Glossary.load(path)
+
+
+def _load_avoided(path: Path | None) -> tuple[str, ...]:
+    from transduce.inference.terminology import read_phrases
+
+    return () if path is None else read_phrases(path)
+
+
+@dataclass(frozen=True)
+class InputReader:
+    """Reads input lines as arguments of `Model.generate`: texts, prefixes and constraints."""
+
+    file: str
+    prefix: str | None  # of every output
+    json: bool  # True: lines are JSON objects
+    glossary: Glossary | None
+    avoided: tuple[str, ...]
+
+    def arguments(self, lines: list[str], first_number: int) -> dict[str, Any]:
+        from transduce.inference.terminology import ConstrainedLine, Constraints
+
+        given: dict[str, Any] = {"first_number": first_number}
+        rows = [ConstrainedLine(line) for line in lines]
+        if self.json:
+            name = "standard input" if self.file == "-" else self.file
+            rows = [ConstrainedLine.parse(line, f"{name}:{first_number + row + 1}") for row, line in enumerate(lines)]
+        prefixes = [row.prefix or self.prefix or "" for row in rows]
+        if any(prefixes):
+            given["prefixes"] = prefixes
+        if self.json or self.glossary is not None or self.avoided:
+            terms = Constraints(banned=self.avoided)
+            given["constraints"] = [row.constraints + terms + self._terms(row.text) for row in rows]
+        return {"texts": [row.text for row in rows], **given}
+
+    def _terms(self, text: str) -> Constraints:
+        from transduce.inference.terminology import Constraints
+
+        return Constraints() if self.glossary is None else self.glossary.constraints(text)
+
+
 def _write_outputs(
     model: Model,
     windows: Iterator[list[str]],
     writer: OutputWriter,
     stream: TextIO,
-    prefix: str | None,
+    reader: InputReader,
     options: dict[str, Any],
 ) -> None:
     """Writes one line per source, window by window, and prints the counts of unusual ones."""
     for lines in windows:
-        prefixes = None if prefix is None else [prefix] * len(lines)
-        predictions = model.generate(lines, prefixes=prefixes, first_number=writer.line_number, **options)
+        predictions = model.generate(**reader.arguments(lines, writer.line_number), **options)
         if writer.format in ("json", "alignment"):
             model.explain_predictions(predictions)  # the attention of all of them in batches
         stream.writelines(writer.line(one) + "\n" for one in predictions)

@@ -20,7 +20,7 @@ from transduce.attention.positions import max_positions
 from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoding.search import SearchLoop, SourceGroup, Stepper, search
 from transduce.decoding.search_state import COLUMN_MULTIPLE, InputShape, SearchInput, padded_input
-from transduce.flow import Batch, Hypothesis, Padded
+from transduce.flow import Batch, Hypothesis, LexicalConstraints, Padded
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.model import Transducer
 
@@ -41,6 +41,7 @@ class SearchRequest:
     max_lengths: Tensor  # G: maximal number of tokens
     prefix: Padded | None = None  # G P: forced first tokens
     seeds: Sequence[int] | None = None  # one per source, for sampling strategies
+    constraints: LexicalConstraints | None = None  # of a search in one batch; continuous ones have none
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from transduce.attention.positions import max_positions
 from transduce.contracts import LogitsProcessor, Selection, Strategy
+from transduce.decoding.lexical_constraints import LOWEST_LOG_PROB, constrained_scores, select_from_banks
 from transduce.decoding.logits_processors import NEVER_GENERATED
 from transduce.decoding.search_state import (
     SearchInput,
@@ -28,8 +29,18 @@ from transduce.decoding.search_state import (
     rounded_shape,
     uniform_noise,
 )
-from transduce.decoding.strategies import length_power
-from transduce.flow import BOS, Batch, Hypothesis, Padded, State, TopK, TopKRequest, map_tensors
+from transduce.decoding.strategies import Beam, length_power
+from transduce.flow import (
+    BOS,
+    Batch,
+    Hypothesis,
+    LexicalConstraints,
+    Padded,
+    State,
+    TopK,
+    TopKRequest,
+    map_tensors,
+)
 from transduce.kernels.beam_update import BEAM_UPDATE, BeamState, FinishedHypotheses, StateMismatchError
 from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, tensors_of
 from transduce.kernels.native.inference import MAX_K
@@ -51,6 +62,7 @@ class Stepper:
         nbest: int | None,  # hypotheses of each source to return; None: N
         prefixed: bool,
         capturable: bool,  # True: every tensor keeps its shape, so that a step can be captured
+        constrained: bool = False,  # True: the sources have lexical constraints
     ) -> None:
         self.model, self.strategy, self.processors = model, strategy, processors
         self.prefixed, self.capturable = prefixed, capturable
@@ -58,7 +70,7 @@ class Stepper:
         # used would only cost time.
         self.max_length = -(-max_length // INITIAL_CAPACITY) * INITIAL_CAPACITY if capturable else max_length
         self.capacity = self.max_length if capturable else min(max_length, INITIAL_CAPACITY - 1)  # and <s>
-        self.top_k = model.top_k if 0 < strategy.candidates <= MAX_K else None
+        self.top_k = model.top_k if 0 < strategy.candidates <= MAX_K and not constrained else None
         self.length_power = length_power(strategy)
         self.num_results = min(nbest or strategy.width, strategy.width) if strategy.exact else strategy.width
 
@@ -140,14 +152,30 @@ class Stepper:
     def _update_from_logits(self, beams: BeamState, logits: Tensor) -> BeamState:
         """Selects a token for every row (logits R V) and updates the beams."""
         log_probs = logits.log_softmax(-1, dtype=torch.float)
+        if beams.constraints is not None:
+            return self._constrained_update(beams, log_probs.clamp(min=LOWEST_LOG_PROB))
         allowed = NEVER_GENERATED.apply(log_probs, beams.history)  # in place: a suppressed token is never selected
         for processor in self.processors:
             allowed = processor.apply(allowed, beams.history.flatten(0, 1))
-        noise = None
-        if beams.noise is not None:
-            index = beams.steps[:, None, None].expand(-1, 1, beams.noise.size(2))
-            noise = beams.noise.gather(1, index).squeeze(1)  # B N
-        selection = self.strategy.select(beams.totals, allowed.view(*beams.totals.shape, -1), noise)
+        selection = self.strategy.select(beams.totals, allowed.view(*beams.totals.shape, -1), _noise(beams))
+        return self._update_selected(beams, selection, log_probs)
+
+    def _constrained_update(self, beams: BeamState, log_probs: Tensor) -> BeamState:
+        """The same where every output has phrases that it must or must not contain."""
+        allowed = NEVER_GENERATED.apply(log_probs.clone(), beams.history)
+        for processor in self.processors:
+            allowed = processor.apply(allowed, beams.history.flatten(0, 1))
+        shape = (*beams.totals.shape, -1)
+        banks = isinstance(self.strategy, Beam)
+        scores, progress = constrained_scores(beams, allowed.view(shape), log_probs.view(shape), competing=banks)
+        if banks:
+            selection = select_from_banks(beams, scores, progress, self.strategy.width)
+        else:
+            selection = self.strategy.select(beams.totals, scores, _noise(beams))
+        return self._update_selected(beams, selection, log_probs)
+
+    def _update_selected(self, beams: BeamState, selection: Selection, log_probs: Tensor) -> BeamState:
+        """Updates the beams with the log-probabilities (R V) of the selected tokens."""
         log_probs = log_probs.view(*beams.totals.shape, -1)
         if selection.parents.size(1) == 1:
             selected = log_probs.squeeze(1).gather(1, selection.tokens)
@@ -161,6 +189,14 @@ class Stepper:
             self.strategy, beams, selection, log_probs, self.num_results, self.length_power
         )
         return updated
+
+
+def _noise(beams: BeamState) -> Tensor | None:
+    """B N: the random numbers of this step."""
+    if beams.noise is None:
+        return None
+    index = beams.steps[:, None, None].expand(-1, 1, beams.noise.size(2))
+    return beams.noise.gather(1, index).squeeze(1)
 
 
 def _suppressed(processors: Sequence[LogitsProcessor], length: int) -> tuple[int, ...] | None:
@@ -187,11 +223,14 @@ def search(
     seeds: Sequence[int] | None = None,  # one per source, for sampling strategies
     nbest: int | None = None,  # hypotheses of each source to return; None: N
     graphs: SearchGraphs | None = None,  # captured steps of this model, on devices that have them
+    constraints: LexicalConstraints | None = None,  # such a search is not captured
 ) -> list[list[Hypothesis]]:
     """Hypotheses of each source, best first (fewer than requested where the space is smaller)."""
+    graphs = graphs if constraints is None else None
     options: dict[str, Any] = {"nbest": nbest, "prefixed": prefix is not None, "capturable": graphs is not None}
+    options["constrained"] = constraints is not None
     stepper = Stepper(model, strategy, processors, max_length=int(max_lengths.max()), **options)
-    given = stepper.input(batch, max_lengths, prefix, seeds)
+    given = replace(stepper.input(batch, max_lengths, prefix, seeds), constraints=constraints)
     if graphs is not None:
         given = padded_input(given, rounded_shape(given, max_positions(model)))
     loop = SearchLoop(stepper, graphs, nbest)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.contracts import Strategy
-from transduce.flow import BOS, PAD, Batch, Padded, State
+from transduce.flow import BOS, PAD, Batch, LexicalConstraints, Padded, State
 from transduce.kernels.beam_update import BeamState, FinishedHypotheses
 from transduce.model import Transducer
 
@@ -25,6 +25,7 @@ class SearchInput:
     noise: Tensor | None  # B L N: uniform random numbers of a sampling strategy
     max_length: int  # L: the largest of `max_lengths`
     history_columns: int  # columns of the first history: L where shapes are fixed; 0: it grows
+    constraints: LexicalConstraints | None = None
 
     def to(self, device: torch.device) -> SearchInput:
         prefix = None if self.prefix is None else self.prefix.to(device)
@@ -133,6 +134,7 @@ def _beam_state(
         finished=FinishedHypotheses(ids, scores, zeros - torch.inf, zeros.long(), zeros.bool()),
         noise=given.noise,
         max_columns=max(given.max_length, history.size(1) + (0 if given.history_columns else 1)),
+        constraints=given.constraints,
     )
 
 

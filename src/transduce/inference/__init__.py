@@ -2,5 +2,6 @@
 
 from transduce.inference.loading import load
 from transduce.inference.model import Model, PairScore, Prediction
+from transduce.inference.terminology import Constraints
 
-__all__ = ["Model", "PairScore", "Prediction", "load"]
+__all__ = ["Constraints", "Model", "PairScore", "Prediction", "load"]

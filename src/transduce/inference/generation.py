@@ -24,6 +24,7 @@ from transduce.decoding.speculative import speculative_search
 from transduce.errors import InputError
 from transduce.flow import Batch, Example, Hypothesis, Padded
 from transduce.inference.shortlist import NarrowedModel, OutputRows, Shortlist, ShortlistedModel, apply_shortlists
+from transduce.inference.terminology import PhraseIds, constrained_request
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding, TextSourceEncoding
 from transduce.model import Transducer
@@ -89,8 +90,14 @@ class Searcher:
         *,
         workers: int = 1,
         draft: Transducer | None = None,
+        phrases: Sequence[PhraseIds] | None = None,
     ) -> list[list[Hypothesis]]:
-        """Hypotheses of each source, in order, best first; sources of similar length share a batch."""
+        """Hypotheses of each source, in order, best first; sources of similar length share a batch.
+
+        Sources without a phrase that they must or must not contain are searched as if no source had one.
+        """
+        if phrases is not None and any(phrases):
+            return self._search_constrained(sources, prefixes, settings, numbers, phrases, workers)
         lengths, found = [len(source) for source in sources], dict[int, list[Hypothesis]]()
 
         def find(rows: list[int]) -> list[list[Hypothesis]]:
@@ -112,6 +119,35 @@ class Searcher:
                     found.update(zip(rows, self.search_continuously(requests, settings, one.slots), strict=True))
         for rows, some in zip(batches, map_workers(find, batches, workers, self.device), strict=True):
             found.update(zip(rows, some, strict=True))
+        return [found[row] for row in range(len(sources))]
+
+    def _search_constrained(
+        self,
+        sources: Sequence[EncodedSource],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+        phrases: Sequence[PhraseIds],
+        workers: int,
+    ) -> list[list[Hypothesis]]:
+        """Those with constraints in batches of their own, the others without."""
+        found = dict[int, list[Hypothesis]]()
+        bound = [row for row, one in enumerate(phrases) if one]
+
+        def some(rows: list[int]) -> dict[str, Any]:
+            forced = None if prefixes is None else [prefixes[row] for row in rows]
+            numbered = [numbers[row] for row in rows]
+            return {"sources": [sources[row] for row in rows], "prefixes": forced, "numbers": numbered}
+
+        def find(group: list[int]) -> list[list[Hypothesis]]:
+            rows = [bound[place] for place in group]
+            return self.search_sources(**some(rows), settings=settings, phrases=[phrases[row] for row in rows])
+
+        batches = batch_by_length([len(sources[row]) for row in bound], settings.batch_tokens)
+        for group, hypotheses in zip(batches, map_workers(find, batches, workers, self.device), strict=True):
+            found.update(zip((bound[place] for place in group), hypotheses, strict=True))
+        free = [row for row in range(len(sources)) if row not in found]
+        found.update(zip(free, self.search_all(**some(free), settings=settings, workers=workers), strict=True))
         return [found[row] for row in range(len(sources))]
 
     def search_continuously(
@@ -149,11 +185,14 @@ class Searcher:
         prefixes: list[list[int]] | None,
         settings: GenerationRecipe,
         numbers: Sequence[int],
+        phrases: Sequence[PhraseIds] | None = None,
     ) -> list[list[Hypothesis]]:
         """Hypotheses of one batch; `numbers` seed the samples of each source."""
-        return self.search_batch(
-            settings, self.source_encoding.batch(sources), self._max_lengths(sources, settings), prefixes, numbers
-        )
+        batch, max_lengths = self.source_encoding.batch(sources), self._max_lengths(sources, settings)
+        request = _request(settings, batch, max_lengths, prefixes, numbers)
+        if phrases is not None:
+            request = constrained_request(request, phrases, settings, self.max_target_length)
+        return self._search(settings, request)
 
     def search_speculatively(
         self, draft: Transducer, sources: Sequence[EncodedSource], settings: GenerationRecipe
@@ -187,6 +226,7 @@ class Searcher:
             seeds=request.seeds,
             nbest=settings.nbest,
             graphs=self.graphs,
+            constraints=None if request.constraints is None else request.constraints.to(self.device),
         )
 
     def with_shortlist(self, shortlist: Shortlist) -> ShortlistSearcher:
@@ -232,6 +272,8 @@ class ShortlistSearcher(Searcher):
         source = request.batch.source
         if source is None or source.ids is None or request.batch.extra:
             raise InputError("a shortlist is for sources that are one text", remedy="leave it out")
+        if request.constraints is not None:
+            raise InputError("constraints need all tokens of the vocabulary", remedy="leave out the shortlist")
         if settings.logits_processors:  # which know the tokens by their ids, and not by the rows of a shortlist
             raise InputError("logits_processors need the scores of all tokens", remedy="leave out the shortlist")
         allowed, prefix = self.shortlist.allowed(source), request.prefix

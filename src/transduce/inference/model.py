@@ -42,6 +42,7 @@ from transduce.inference.generation import (
 from transduce.inference.language_model import continue_texts, score_running
 from transduce.inference.lowering import lower_network, weight_versions
 from transduce.inference.shortlist import Shortlist
+from transduce.inference.terminology import Constraints, check_constrained, encode_constraints
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
@@ -197,6 +198,7 @@ class Model:
         draft: Model | None = None,
         shortlist: Shortlist | None = None,
         first_number: int = 0,
+        constraints: Iterable[Constraints | None] | None = None,
         **settings: Any,
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
@@ -209,6 +211,8 @@ class Model:
 
         To a language model a line is the beginning of the text that it writes; an empty one is none.
 
+        `constraints`, one a line, name phrases that the output must or must not contain; None: there are none.
+
         `first_number` is the number of the first text in a longer input: samples are drawn by the numbers of the texts.
         """
         chosen = self.settings(**settings)
@@ -216,6 +220,10 @@ class Model:
         prefixes = None if prefixes is None else check_texts("generate", prefixes)
         if shortlist is not None:
             check_shortlist(shortlist, (self.source, self.target), drafted=draft is not None, alone=self.sourceless)
+        phrases = None
+        if constraints is not None:
+            phrases = encode_constraints(self.target, constraints, texts)
+            check_constrained(drafted=draft is not None, sourceless=self.sourceless)
         if self.sourceless:
             if workers > 1:
                 raise InputError("a language model writes with one worker", remedy="leave workers out")
@@ -237,7 +245,8 @@ class Model:
             )
         ahead = None if draft is None else draft.network
         numbers = [first_number + number for number in busy]
-        found = searcher.search_all(sources, begun, chosen, numbers, workers=workers, draft=ahead)
+        wanted = None if phrases is None else [phrases[number] for number in busy]
+        found = searcher.search_all(sources, begun, chosen, numbers, workers=workers, draft=ahead, phrases=wanted)
         for number, source, cut, hypotheses in zip(busy, sources, cuts, found, strict=True):
             results[number] = self._prediction(texts[number], source, hypotheses[: chosen.nbest], cut)
         return results

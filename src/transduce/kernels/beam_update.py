@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.contracts import Selection, Strategy
-from transduce.flow import EOS, State, Tree
+from transduce.flow import EOS, LexicalConstraints, State, Tree
 from transduce.kernels import dispatch
 from transduce.kernels.dispatch import Backend, Operation
 
@@ -86,6 +86,7 @@ class BeamState:
     finished: FinishedHypotheses
     noise: Tensor | None  # B L N
     max_columns: int = 0  # L: columns that the history may grow to; 0: it has them all
+    constraints: LexicalConstraints | None = None
 
     def select_sources(self, sources: Tensor, *, owned: bool = True) -> BeamState:
         """Only these sources. `owned`: no other object refers to the state, see `State.select_sources`."""
@@ -94,6 +95,7 @@ class BeamState:
             finished=self.finished.select_sources(sources),
             noise=None if self.noise is None else self.noise[sources],
             max_columns=self.max_columns,
+            constraints=None if self.constraints is None else self.constraints.select(sources),
             **{name: getattr(self, name)[sources] for name in SOURCE_FIELDS},
         )
 
@@ -121,6 +123,7 @@ class BeamState:
             finished=self.finished.replace_sources(slots, other.finished),
             noise=None if self.noise is None or other.noise is None else write(self.noise, other.noise),
             max_columns=self.max_columns,
+            constraints=None,  # sources with constraints do not enter a search that has begun
             **{name: write(getattr(self, name), getattr(other, name)) for name in SOURCE_FIELDS},
         )
 

@@ -178,6 +178,30 @@ class Tokenizer:
         results = run_library(self._backend.encode_batch_fast, read, add_special_tokens=False)
         return [self._own_ids(result.ids) for result in results]
 
+    def segmentations(self, text: str, most: int = 1000) -> list[list[int]]:
+        """The usual tokens of a text, then the others that decode to it, short sequences first; at most `most`.
+
+        Pieces of `bpe` and `unigram` alone have several; those of an imported vocabulary are not compared.
+        """
+        found = [usual] = self.encode_batch([text])
+        if not self._spaced or UNK in usual:
+            return found
+        content = f" {normalisations.apply(text, self.normalisation)}".encode()
+        prefixes: list[tuple[int, list[int]]] = [(0, [])]
+        while prefixes and len(found) < most:
+            extended = []
+            for start, ids in prefixes[:most]:
+                for end in range(start + 1, len(content) + 1):
+                    if (number := self._id_of_content.get(content[start:end])) is not None:
+                        extended.append((end, [*ids, number]))
+            found += [ids for end, ids in extended if end == len(content) and ids != usual]
+            prefixes = [one for one in extended if one[0] < len(content)]
+        return found[:most]
+
+    @cached_property
+    def _id_of_content(self) -> dict[bytes, int]:
+        return {content: number for number, content in enumerate(self._content) if number >= len(SPECIALS)}
+
     def encode_tags(self, text: str) -> list[int]:
         """The ids of the tags in a text such as `V;IND;3;SG`; an unknown tag is <unk>."""
         return [self._id_of_tag.get(f"{TAG_MARK}{tag}", UNK) for tag in split_tags(text)]
