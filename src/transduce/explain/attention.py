@@ -97,6 +97,12 @@ class Explanation:
         return notebook_frame(self)
 
     @property
+    def outputs(self) -> list[int]:
+        """The target tokens without the closing </s>."""
+        closed = bool(self.target_tokens) and self.target_tokens[-1] == "</s>" and self.target_words[-1] == NO_WORD
+        return list(range(len(self.target_tokens) - closed))
+
+    @property
     def rows(self) -> MapRows | None:
         """The rows of the attention map over the source; None where there is nothing to show."""
         if self.attention is not None:
@@ -132,7 +138,7 @@ class MapRows:
 
 def _encoder_rows(explained: Explanation) -> MapRows | None:
     """The attribution of each output, as shares of their absolute values, and the self-attention of each source row."""
-    outputs = [row for row, word in enumerate(explained.target_words) if word != NO_WORD]
+    outputs = explained.outputs
     own, given = explained.self_attention, explained.attribution
     if own is None and given is None:
         return None
