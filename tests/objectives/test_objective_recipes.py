@@ -68,6 +68,9 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
         wanted["model"]["ctc"] = {}
     if kind == "reinforce":
         wanted["model"]["decoder"] = {**PART, "context": {"kind": "luong", "normaliser": "sampled"}}
+    if kind == "imitation":
+        wanted["tokens"]["shared"] = True
+        wanted["model"]["decoder"] = {"kind": "edit_transducer", "width": 16}
     if kind == "guided_alignment":
         linked = tmp_path / "linked.tsv"
         linked.write_text("".join(f"{line}\t0-0\n" for line in pairs.read_text().splitlines()))

@@ -88,7 +88,11 @@ STEADY: dict[str, dict[str, Any]] = {"scheduled_sampling": {"rate": 1.0}, "minim
 
 
 # What else a model needs to be trained so.
-SPELT: dict[str, dict[str, Any]] = {"ctc": {"head": {"kind": "ctc", "dropout": 0.0}}, "joint_ctc": {"ctc": {}}}
+SPELT: dict[str, dict[str, Any]] = {
+    "ctc": {"head": {"kind": "ctc", "dropout": 0.0}},
+    "joint_ctc": {"ctc": {}},
+    "imitation": {"decoder": {"kind": "edit_transducer", "cell": "gru", "width": 16, "dropout": 0.0}},
+}
 
 
 # Those over tokens; where rows are compared with each other, the sum depends on who is there.
@@ -205,10 +209,10 @@ def test_scheduled_sampling_replaces_tokens_at_its_rate() -> None:
     torch.testing.assert_close(plain.total, none.total)
 
 
-@pytest.mark.parametrize("name", ["scheduled_sampling", "minimum_risk"])
+@pytest.mark.parametrize("name", ["scheduled_sampling", "minimum_risk", "imitation"])
 def test_a_pass_without_gradients_does_not_affect_the_next_one(name: str) -> None:
     """Autocast caches the weights it has cast; those of a first pass without gradient must not be reused."""
-    model, batch = built("transformer"), TinyBatches(4).at(DataPosition())
+    model, batch = built("transformer", **SPELT.get(name, {})), TinyBatches(4).at(DataPosition())
     with torch.autocast("cpu", torch.bfloat16):
         OBJECTIVES[name]()(model, batch).total.backward()
     dead = [name for name, p in model.named_parameters() if p.grad is None]

@@ -134,8 +134,8 @@ class EditTransducerDecoder(Decoder):
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
-        hidden, cells = self.rnn(self.dropout(self.embedding(tokens)), state.past["cells"], mask)  # R T W
-        past: dict[str, Tree] = {**state.past, "cells": cells}
+        hidden, read = self.read(tokens, state, mask)
+        past: dict[str, Tree] = dict(read.past)
         if self.bridge is None:
             readout = self.dropout(torch.tanh(self.hidden_proj(hidden)))
             return Step(
@@ -152,22 +152,42 @@ class EditTransducerDecoder(Decoder):
         attention = Attention(cross=weights[:, None, None]) if with_attention else None
         return Step(logits, replace(state, past=past), attention, mean)
 
+    def read(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> tuple[Tensor, State]:
+        """The hidden states of the target (R T W) after each of these tokens, and the state after all of them."""
+        hidden, cells = self.rnn(self.dropout(self.embedding(tokens)), state.past["cells"], mask)
+        return hidden, replace(state, past={**state.past, "cells": cells})
+
     def edit_actions(self, hidden: Tensor, state: State) -> EditActions:
         """The distributions over actions for the hidden states (R T W) of the target."""
-        fixed = state.fixed
-        keys = fixed["keys"]
-        scores = self.score(hidden.reshape(keys.size(0), -1, hidden.size(-1)), keys).view(*hidden.shape[:2], -1)
-        values, projected, others, edited, allowed, tokens = (
-            fixed[name].repeat_interleave(state.beams, 0)
-            for name in ("values", "projected", "others", "edited", "allowed", "tokens")
+        projected, edited, allowed, tokens = (
+            state.fixed[name].repeat_interleave(state.beams, 0) for name in ("projected", "edited", "allowed", "tokens")
         )
+        readout = self.dropout(torch.tanh(self._context(hidden, state)[:, :, None] + projected[:, None]))  # R T S W
+        return EditActions(*self._distributions(readout, allowed[:, None]), readout, tokens, edited)
+
+    def actions_at(self, hidden: Tensor, rows: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """The same (R K 5, R K V) for K states of each row alone: hidden states (R K W) and pointers (R K)."""
+        projected, allowed = (
+            state.fixed[name].gather(1, rows[..., None].expand(-1, -1, state.fixed[name].size(-1)))
+            for name in ("projected", "allowed")
+        )
+        return self._distributions(self.dropout(torch.tanh(self._context(hidden, state) + projected)), allowed)
+
+    def _context(self, hidden: Tensor, state: State) -> Tensor:
+        """U s_t + Z c_t, R T W"""
+        keys = state.fixed["keys"]
+        scores = self.score(hidden.reshape(keys.size(0), -1, hidden.size(-1)), keys).view(*hidden.shape[:2], -1)
+        values, others = (state.fixed[name].repeat_interleave(state.beams, 0) for name in ("values", "others"))
         weights = scores.float().masked_fill(~others[:, None], IMPOSSIBLE).softmax(-1).to(values)
-        context = self.hidden_proj(hidden) + weights @ values  # R T W
-        readout = self.dropout(torch.tanh(context[:, :, None] + projected[:, None]))  # R T S W
-        actions = self.action_proj(readout).float().masked_fill(~allowed[:, None], IMPOSSIBLE).log_softmax(-1)
+        context: Tensor = self.hidden_proj(hidden) + weights @ values
+        return context
+
+    def _distributions(self, readout: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the actions (... 5) and of the character that is written (... V)."""
+        actions = self.action_proj(readout).float().masked_fill(~allowed, IMPOSSIBLE).log_softmax(-1)
         characters = self.emission(readout).float()
         ends = torch.arange(characters.size(-1), device=characters.device) == EOS  # END writes it
-        return EditActions(actions, characters.masked_fill(ends, IMPOSSIBLE).log_softmax(-1), readout, tokens, edited)
+        return actions, characters.masked_fill(ends, IMPOSSIBLE).log_softmax(-1)
 
     def _pointers(self, tokens: Tensor, edits: EditActions, joint: Tensor) -> Tensor:
         """log p(row | y_<t) after the deletions before each token is written, R T S."""

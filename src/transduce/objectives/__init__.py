@@ -6,6 +6,7 @@ from transduce.objectives.contrastive import Contrastive
 from transduce.objectives.cross_entropy import CrossEntropy, RDrop, ScheduledSampling
 from transduce.objectives.ctc import CTC, JointCTC, ctc_loss
 from transduce.objectives.distillation import Distillation
+from transduce.objectives.imitation import Imitation
 from transduce.objectives.language_modelling import PrefixLM, TruncatedBPTT
 from transduce.objectives.minimum_risk import MinimumRisk
 from transduce.objectives.reinforce import Reinforce
@@ -18,6 +19,7 @@ __all__ = [
     "CrossEntropy",
     "Distillation",
     "GuidedAlignment",
+    "Imitation",
     "JointCTC",
     "Loss",
     "MinimumRisk",
@@ -44,4 +46,5 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "contrastive": Contrastive,
     "ctc": CTC,
     "joint_ctc": JointCTC,
+    "imitation": Imitation,
 }

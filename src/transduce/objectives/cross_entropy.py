@@ -130,7 +130,7 @@ class ScheduledSampling(Objective):
         if self.schedule == "none":
             return self
         warmup = self.warmup_ratio * steps
-        grown = min(1.0, step / warmup) if self.schedule == "linear" else _sigmoid(step, warmup)
+        grown = min(1.0, step / warmup) if self.schedule == "linear" else inverse_sigmoid(step, warmup)
         now = copy(self)
         now.rate = self.rate * grown
         return now
@@ -153,7 +153,7 @@ class ScheduledSampling(Objective):
         return replace(batch, target=Padded(mixed, mask))
 
 
-def _sigmoid(step: int, warmup: float) -> float:
+def inverse_sigmoid(step: int, warmup: float) -> float:
     """1 - k / (k + exp(i / k)), which is 1/2 at i = k log k: k is such that this is the middle of the warm-up."""
     k = middle = max(warmup / 2, 1.0)
     for _ in range(50):  # Newton's method on k log k = middle
