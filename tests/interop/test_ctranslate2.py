@@ -1,4 +1,4 @@
-"""Export to CTranslate2: equal log-probabilities and outputs."""
+"""Export to CTranslate2 and import from it: equal log-probabilities, outputs and weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from huggingface_fixtures import make
 import transduce
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, SPECIALS, Batch, Padded
-from transduce.interop.ctranslate2 import piece_names
+from transduce.interop.ctranslate2 import piece_names, specification
 from transduce.interop.export import export
 
 library = pytest.importorskip("ctranslate2")
@@ -140,3 +140,93 @@ def test_unsupported_option_is_named(changes, named, tmp_path):
     with pytest.raises(InputError, match=named):
         export(run.folder, tmp_path / "there", "ctranslate2")
     assert not (tmp_path / "there").exists()
+
+
+PRECISIONS = {"fp32": 0.0, "fp16": 2e-3, "bf16": 2e-2, "int16": 5e-3, "int8": 2e-2}  # errors of weights that are shown
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_exported_model_is_imported_with_the_same_bits(name, tmp_path):
+    run = make_run(tmp_path / "run", PAIRS[name], seed=5)
+    export(run.folder, tmp_path / "there", "ctranslate2")
+    first, second = transduce.load(run.folder, device="cpu"), transduce.load(tmp_path / "there", device="cpu")
+    expected, found = first.network.state_dict(), second.network.state_dict()
+    for key, tensor in expected.items():
+        if not key.endswith("output.projection.bias"):  # <pad> and <s> are excluded by it
+            assert torch.equal(found[key], tensor), key
+    assert all(not found[key].any() for key in found.keys() - expected.keys())
+    outputs = [one.text for one in first.generate(TEXTS, strategy="greedy", max_length=12)]
+    assert [one.text for one in second.generate(TEXTS, strategy="greedy", max_length=12)] == outputs
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_quantised_weights_become_fp32(precision, tmp_path):
+    run = make_run(tmp_path / "run", PAIRS["pre-norm"], seed=5)
+    export(run.folder, tmp_path / "there", "ctranslate2", precision=precision)
+    expected = transduce.load(run.folder, device="cpu").network.state_dict()
+    found = transduce.load(tmp_path / "there", device="cpu").network.state_dict()
+    for key, tensor in expected.items():
+        if not key.endswith("output.projection.bias"):
+            assert (found[key] - tensor).abs().max() <= PRECISIONS[precision] * tensor.abs().max(), key
+
+
+VARIANTS = {
+    "OpenNMT": {},
+    "Marian": {"start_from_zero_embedding": True, "add_source_eos": True, "decoder_start_token": "</s>"},
+    "no table": {"add_source_eos": True, "no_table": True},
+}
+
+
+def foreign_model(folder, *, add_source_eos=False, decoder_start_token="<s>", no_table=False, **options):
+    """A folder as converters of the library write it: its own vocabularies, of different sizes on the two sides."""
+    run = make_run(folder / "run", {**pair(norm="post", activation="gelu"), "tie": "none"}, seed=5)
+    model = transduce.load(run.folder, device="cpu")
+    words = [f"x{number}" for number in range(model.source.size - 4)]
+    vocabulary = ["<unk>", "<s>", "</s>", *words, "<blank>"]
+    spec = specification(model.network, model.recipe.model, vocabulary, vocabulary, str(folder))
+    spec.config.decoder_start_token, spec.config.add_source_eos = decoder_start_token, add_source_eos
+    bias = spec.decoder.projection.bias.clone()
+    bias[bias < -50] = -3.0
+    spec.decoder.projection.bias = bias
+    spec.decoder.start_from_zero_embedding = options.get("start_from_zero_embedding", False)
+    if no_table:
+        for side in (spec.encoder, spec.decoder):
+            side.position_encodings.encodings = "__optional"
+    (folder / "made").mkdir()
+    spec.validate()
+    spec.optimize()
+    spec.save(str(folder / "made"))
+    return folder / "made", words
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_foreign_model_equals_the_library(variant, tmp_path):
+    folder, words = foreign_model(tmp_path, **VARIANTS[variant])
+    sources = [words[1:8], words[9:10], [words[3], words[3], words[12]], words[20:5:-2]]
+    translator = library.Translator(str(folder), compute_type="float32", intra_threads=1)
+    model = transduce.load(folder, device="cpu")
+    for beam, settings in ((1, {"strategy": "greedy"}), (4, {"strategy": "huggingface_beam", "beam": 4})):
+        found = translator.translate_batch(
+            sources, beam_size=beam, max_decoding_length=12, suppress_sequences=[["<s>"], ["<blank>"], ["<unk>"]]
+        )
+        settings |= {"suppress": [3], "max_length": 12, "stop": "full"}
+        texts = [one.text for one in model.generate([" ".join(one) for one in sources], **settings)]
+        assert texts == [" ".join(one.hypotheses[0]) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda data: data[:2000], "ends before"),
+        (lambda data: b"\x63" + data[1:], "version 99"),
+        (lambda data: data.replace(b"TransformerSpec", b"TransformerSpex"), "TransformerSpex"),
+        (lambda data: data[:8], "too short"),
+        (lambda data: data.replace(b"decoder/projection/weight\0", b"decoder/projection/weighd\0"), "is missing"),
+    ],
+)
+def test_damaged_file_is_refused(change, problem, tmp_path):
+    folder, _ = foreign_model(tmp_path)
+    path = folder / "model.bin"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=problem):
+        transduce.load(folder)

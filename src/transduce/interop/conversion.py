@@ -15,7 +15,7 @@ from pathlib import Path
 from transduce import cache
 from transduce.contracts import Family
 from transduce.errors import InputError
-from transduce.interop import bundle, g2p_en, legacy
+from transduce.interop import bundle, ctranslate2_model, g2p_en, legacy
 from transduce.interop.huggingface import importer as huggingface
 from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.languages import Languages
@@ -33,11 +33,12 @@ LAYOUT = "give a folder with config.json, model.safetensors and tokenizer.json i
 def recognises(path: Path) -> bool:
     """Whether this is a model of another library rather than a run."""
     foreign = huggingface.recognises(path) or g2p_en.find_file(path) is not None or legacy.recognises(path)
+    foreign = foreign or ctranslate2_model.find_folder(path) is not None
     return foreign and not Run(path).exists
 
 
 def read(path: str | Path, languages: Languages | None = None, family: Family | None = None) -> ImportedModel:
-    """Imports a Hugging Face folder, a checkpoint of a legacy toolkit, or the arrays of g2p_en.
+    """Imports a Hugging Face or CTranslate2 folder, a checkpoint of a legacy toolkit, or the arrays of g2p_en.
 
     `family`: the architecture of a Hugging Face folder, where it is not one of FAMILIES.
     """
@@ -46,6 +47,8 @@ def read(path: str | Path, languages: Languages | None = None, family: Family | 
         return huggingface.read_folder(path, languages, family)
     if (arrays := g2p_en.find_file(path)) is not None:
         return g2p_en.read(arrays)
+    if (folder := ctranslate2_model.find_folder(path)) is not None:
+        return ctranslate2_model.read(folder)
     if legacy.recognises(path) and not huggingface.recognises(path):
         return legacy.read(path)
     return huggingface.read_folder(path, languages)
