@@ -76,6 +76,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "shortlist": convert.shortlist,
     },
     "Data": {
+        "inspect": data.inspect,
         "data": data.data,
         "encode-images": image_tokens.encode_images,
         "decode-images": image_tokens.decode_images,
