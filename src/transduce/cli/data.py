@@ -151,7 +151,7 @@ def _sides(found: Inspection) -> list[tuple[str, str, Any]]:
 
 
 def _rows(found: Inspection) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, side, one in _sides(found):
         whole: SetInspection = found.sets[name]
         scripts = ", ".join(f"{script} {share:.0%}" for script, share in one.scripts.items() if share >= 0.005)
