@@ -301,6 +301,7 @@ class SequenceContext:
     with_attention: bool = False
     slots: CacheSlots | None = None  # of a preallocated cache, which new rows are written into
     source: Tensor | None = None  # B 1 1 S: the memory mask as a bias, 0 or -inf
+    global_mask: Tensor | None = None  # as `mask`, of layers without the window that others have
 
 
 class TokenMixer(nn.Module, ABC):

@@ -30,6 +30,18 @@ def pool(values: Tensor, mask: Tensor, how: Pooling) -> Tensor:
     return masked_mean(values, mask)
 
 
+HeadActivation = Literal["tanh", "relu", "gelu", "none"]
+Epsilon = Annotated[float, Gt(0)]
+
+
+def hidden_layer(width: int, activation: HeadActivation, norm_eps: float | None) -> list[nn.Module]:
+    """f(W x + b), and its norm where there is an epsilon; empty for `none`."""
+    if activation == "none":
+        return []
+    middle = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}[activation]()
+    return [dense(width, width), middle, *([] if norm_eps is None else [nn.LayerNorm(width, norm_eps)])]
+
+
 class Classifier(Head):
     """one label per source, from its pooled rows"""
 
@@ -39,14 +51,14 @@ class Classifier(Head):
         labels: int,
         *,
         pooling: Pooling = "mean",
-        activation: Literal["tanh", "relu", "gelu", "none"] = "tanh",
+        activation: HeadActivation = "tanh",
+        norm_eps: Epsilon | None = None,
         dropout: Rate = 0.1,
     ) -> None:
-        """`activation: none`: one linear layer, without a hidden layer."""
+        """`activation: none`: one linear layer, without a hidden layer. `norm_eps`: a norm after the hidden layer."""
         super().__init__()
         self.pooling: Pooling = pooling
-        middle = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}.get(activation, nn.Identity)()
-        before = [] if activation == "none" else [dense(width, width), middle]
+        before = hidden_layer(width, activation, norm_eps)
         self.layers = nn.Sequential(nn.Dropout(dropout), *before, dense(width, labels))
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
@@ -71,6 +83,19 @@ class Tagger(TokenHead):
 
     label_unit = "word"
 
+    def __init__(
+        self,
+        width: int,
+        labels: int,
+        *,
+        activation: HeadActivation = "none",
+        norm_eps: Epsilon | None = None,
+        dropout: Rate = 0.1,
+    ) -> None:
+        """`activation`: that of a hidden layer; none: there is no hidden layer. `norm_eps`: a norm after it."""
+        super().__init__(width, labels, dropout=dropout)
+        self.layers = nn.Sequential(self.layers[0], *hidden_layer(width, activation, norm_eps), self.layers[-1])
+
 
 class MaskedLMHead(Head):
     """masked language model: the original token at each position (Devlin 2019)
@@ -87,7 +112,7 @@ class MaskedLMHead(Head):
         labels: int,
         *,
         dropout: Rate = 0.1,
-        norm_eps: Annotated[float, Gt(0)] = 1e-5,
+        norm_eps: Epsilon = 1e-5,
         activation: Activation = "gelu",
         output_width: Count | None = None,
     ) -> None:

@@ -162,6 +162,8 @@ def _cases() -> dict[str, dict]:
         add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
         add(None, {**SMALL["transformer"], **part})
     add({**SMALL["transformer"], "layers": 4}, {**SMALL["transformer"], "layers": 1})  # deep, shallow
+    local = {"window": 1, "global_every": 2, "position": "rotary", "local_position": "alibi", "first_norm": False}
+    add({**SMALL["transformer"], "layers": 3, "embedding_norm": True, **local}, SMALL["transformer"])
     add({**base_encoder, "bidirectional": False, "reverse": True}, base_decoder, "all", copy={})
     one_way = {**base_encoder, "bidirectional": False}
     for one, other, tie in (

@@ -56,6 +56,7 @@ PIECES = {
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "distilbert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "electra": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
+    "modernbert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "albert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "roberta": ["<s>", "<pad>", "</s>", "<unk>", *WORDS],
     "m2m": ["<s>", "<pad>", "</s>", "<unk>", *WORDS[:-2], "<eng>", "<deu>"],
@@ -63,7 +64,14 @@ PIECES = {
 
 
 # An additional token of masked language models.
-MASK = {"bert": "[MASK]", "distilbert": "[MASK]", "electra": "[MASK]", "albert": "[MASK]", "roberta": "<mask>"}
+MASK = {
+    "bert": "[MASK]",
+    "distilbert": "[MASK]",
+    "electra": "[MASK]",
+    "albert": "[MASK]",
+    "modernbert": "[MASK]",
+    "roberta": "<mask>",
+}
 
 
 ENDS = {"marian": 0.5, "bart": 3.5, "mbart": 3.5, "pegasus": 3.5}  # output bias of </s>
@@ -79,6 +87,7 @@ FRAMES = {
     "distilbert": "[CLS] $A [SEP]",
     "electra": "[CLS] $A [SEP]",
     "albert": "[CLS] $A [SEP]",
+    "modernbert": "[CLS] $A [SEP]",
     "roberta": "<s> $A </s>",
     "m2m": "<eng> $A </s>",
 }
@@ -93,6 +102,7 @@ ENCODERS = {
     "electra": "Electra",
     "mpnet": "MPNet",
     "albert": "Albert",
+    "modernbert": "ModernBert",
 }
 
 
@@ -205,8 +215,12 @@ def make_encoder(family: str, folder: Path, shape: str = "Model", **changes: Any
     else:
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2} if frame == "roberta" else {"pad_token_id": 0}
+    ids |= (
+        {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3} if family == "modernbert" else {}
+    )
     name = ENCODERS[family]
     sizes |= {"embedding_size": 16} if family == "electra" else {}
+    sizes |= {"local_attention": 4, "num_hidden_layers": 4} if family == "modernbert" else {}
     sizes |= {"embedding_size": 12, "num_hidden_groups": 2, "inner_group_num": 2} if family == "albert" else {}
     config = getattr(library, f"{name}Config")(vocab_size=25, max_position_embeddings=40, **{**sizes, **ids, **changes})
     model = shake(getattr(library, f"{name}{shape}")(config))

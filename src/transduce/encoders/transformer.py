@@ -21,9 +21,16 @@ class TransformerEncoder(TransformerStack, Encoder):
         source, layout = self.embedding.rows(batch.source), batch.source.layout
         mask, segment_ids = source.mask, None if layout is None else layout.segment_ids
         positions = torch.arange(mask.size(1), device=mask.device)[None] if layout is None else layout.positions  # . S
-        visible = self._visible(mask if layout is None else layout.same_segment(layout.segment_ids))
+        everywhere = mask[:, None, None] if layout is None else layout.same_segment(layout.segment_ids)  # B 1 . S
         sequence = SequenceContext(
-            self.position, positions, positions, visible, real=mask, padded=True, with_attention=with_attention
+            self.position,
+            positions,
+            positions,
+            self._visible(everywhere),
+            real=mask,
+            padded=True,
+            with_attention=with_attention,
+            global_mask=everywhere,
         )
         embedded = self.embed(source.values, positions, mask)
         output = self.run_layers(embedded, self.start_layers(mask.size(0)), sequence)
@@ -31,13 +38,12 @@ class TransformerEncoder(TransformerStack, Encoder):
         summary = masked_mean(values, mask)
         return Memory(values, mask, summary, output.self_attention, batch.source.ids, segment_ids)
 
-    def _visible(self, mask: Tensor) -> Tensor:
-        """The attention mask from the padding mask (B S) or the packing mask (B 1 S S)."""
-        visible = mask[:, None, None] if mask.dim() == 2 else mask  # B 1 . S
+    def _visible(self, visible: Tensor) -> Tensor:
+        """The attention mask within the window, from the padding (B 1 1 S) or packing mask (B 1 S S)."""
         if self.window is None:
             return visible
-        columns = mask.size(-1)
-        near = torch.ones(columns, columns, dtype=torch.bool, device=mask.device)
+        columns = visible.size(-1)
+        near = torch.ones(columns, columns, dtype=torch.bool, device=visible.device)
         near = near.tril(self.window).triu(-self.window)
         # A padded row far from all real rows attends to itself: the softmax of an empty row would be nan.
-        return visible & near | torch.eye(columns, dtype=torch.bool, device=mask.device)  # B 1 S S
+        return visible & near | torch.eye(columns, dtype=torch.bool, device=visible.device)  # B 1 S S

@@ -24,6 +24,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of recipe options
     "token_mixer": ("attention",),
     "window": (None,),
     "embedding_width": (None,),
+    "first_norm": (True,),
     "projections": ("all",),
     "activation": tuple(ACTIVATIONS),
     "norm": ("pre", "post"),

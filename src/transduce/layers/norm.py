@@ -73,6 +73,13 @@ class BatchNorm(nn.Module):
         return mean, variance
 
 
+class NoNorm(nn.Module):
+    """Rows as they are, in the place of a norm"""
+
+    def forward(self, values: Tensor, real: Tensor | None = None) -> Tensor:
+        return values
+
+
 NORMALISATIONS: dict[str, Callable[..., nn.Module]] = {
     "layer": LayerNorm,
     "rms": RMSNorm,

@@ -61,6 +61,7 @@ class NormOptions:
     norm_kind: Normalisation = "layer"
     norm_eps: Annotated[float, Gt(0)] | None = None
     embedding_norm: bool = False  # a norm over the sum of embeddings and positions (Devlin 2019)
+    first_norm: bool = True  # False: the first sub-layer of a pre-norm stack has no norm (Warner 2024)
 
     def make(self, width: int, bias: bool = True) -> nn.Module:
         return make_norm(self.norm_kind, width, bias, self.norm_eps)

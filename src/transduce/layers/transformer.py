@@ -20,7 +20,7 @@ from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream
 from transduce.kernels.linear import linear
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.feed_forward import Dropout, FeedForward, dense
-from transduce.layers.norm import NormPlacement, Residual
+from transduce.layers.norm import NoNorm, NormPlacement, Residual
 from transduce.layers.option_groups import NormOptions, SublayerOptions, flat_options
 
 KeysValues = tuple[Tensor, Tensor]  # each B G S K
@@ -54,6 +54,8 @@ class SequenceOptions:
     position_per_layer: bool = False  # True: weights of its own for each layer
     token_mixer: type[TokenMixer] = SelfAttention
     window: Count | None = None  # rows attend to rows at most this far away; None: to all
+    global_every: Count | None = None  # of an encoder: layers 0, n, 2n ... have no window (Warner 2024); None: all have
+    local_position: type[PositionEncoding] | None = None  # of layers with a window; None: the same as of the others
 
 
 class TransformerStack(nn.Module):
@@ -79,7 +81,7 @@ class TransformerStack(nn.Module):
     ) -> None:
         super().__init__()
         attention, bias = sublayers.attention, sublayers.bias
-        self.width, self.window = width, sequence.window
+        self.width, self.window, self.global_every = width, sequence.window, sequence.global_every
         self.embedding, self.dropout = embedding, Dropout(dropout)
         if output is not None:
             self.output = output
@@ -92,6 +94,7 @@ class TransformerStack(nn.Module):
         if attention.head_width not in (None, width // attention.heads):
             free_of_heads(positions[0], attention.head_width)
         self.position = LayerPositions(positions) if sequence.position_per_layer else positions[0]
+        self.local_position = self._local_position(sequence, width, attention.heads)
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             TransformerLayer(
                 sequence.token_mixer(width, sublayers),
@@ -105,8 +108,30 @@ class TransformerStack(nn.Module):
         )
         self.has_kv_cache = self.layers[0].self_attention.has_kv_cache
         _check_token_mixer(self.layers[0].self_attention, self.position, self.window)
+        if not norm.first_norm:
+            if norm.norm != "pre":
+                raise InputError("first_norm: false needs a pre-norm stack", remedy="set norm: pre")
+            self.layers[0].self_attention_norm = NoNorm()
         self.final_norm = None if norm.norm == "post" else norm.make(width, bias)
         self.embedding_norm = norm.make(embedded, bias) if norm.embedding_norm else None
+
+    def _local_position(self, sequence: SequenceOptions, width: int, heads: int) -> PositionEncoding | None:
+        """The encoding of layers with a window, where other layers have none."""
+        if sequence.global_every is not None and (self.causal or sequence.window is None):
+            raise InputError("global_every is for encoders with a window", remedy="leave it out, or set window")
+        if sequence.local_position is None:
+            return None
+        made = sequence.local_position(width, heads, self.causal)
+        if sequence.global_every is None or type(made).add is not PositionEncoding.add:
+            raise InputError(
+                "local_position acts in the attention of layers with a window, beside layers without one",
+                remedy="set global_every, and choose rotary, relative, shaw or alibi",
+            )
+        return made
+
+    def _is_global(self, number: int) -> bool:
+        """Whether a layer has no window, though others have."""
+        return self.global_every is not None and number % self.global_every == 0
 
     @property
     def supports_packing(self) -> bool:
@@ -128,6 +153,16 @@ class TransformerStack(nn.Module):
         """A parameter that gives dtype and device of new tensors."""
         return next(self.parameters())
 
+    def _layer_context(self, number: int, sequence: SequenceContext) -> SequenceContext:
+        """The context with the position encoding and the mask of one layer."""
+        everywhere = self._is_global(number)
+        position = self.position.of_layer(number)
+        if self.local_position is not None and not everywhere:
+            position = self.local_position
+        if position is sequence.position and not everywhere:
+            return sequence
+        return replace(sequence, position=position, mask=sequence.global_mask if everywhere else sequence.mask)
+
     def run_layers(
         self,
         values: ResidualStream,
@@ -143,8 +178,7 @@ class TransformerStack(nn.Module):
             source = None if memory is None else (memory.projected[number], memory.mask)
             # The recomputation restores the random state, so that dropout is the same.
             run = partial(checkpoint, layer.run, use_reentrant=False) if recompute else layer.run
-            position = self.position.of_layer(number)
-            context = sequence if position is sequence.position else replace(sequence, position=position)
+            context = self._layer_context(number, sequence)
             values, layer_past, self_attention, cross_attention = run(values, past[number], context, source)
             next_past.append(layer_past)
             self_weights += [] if self_attention is None else [self_attention]

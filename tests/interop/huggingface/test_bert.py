@@ -55,6 +55,9 @@ def test_hidden_states_equal_transformers(family, tmp_path):
         ("electra", {"embedding_size": 10, "hidden_act": "silu"}),
         ("bert", {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
         ("mpnet", {"hidden_act": "relu"}),
+        ("modernbert", {"global_attn_every_n_layers": 2, "local_attention": 2, "mlp_bias": True, "norm_eps": 0.1}),
+        ("modernbert", {"num_hidden_layers": 3, "global_attn_every_n_layers": 1, "classifier_activation": "relu"}),
+        ("modernbert", {"norm_bias": True, "attention_bias": True, "classifier_bias": True, "decoder_bias": False}),
     ],
 )
 def test_unusual_settings_equal_transformers(family, changes, tmp_path):

@@ -4,7 +4,7 @@
 """
 
 from transduce.contracts import Family
-from transduce.interop.huggingface import bart, bert, encoder_decoder, gpt2, llama, t5, vit, whisper
+from transduce.interop.huggingface import bart, bert, encoder_decoder, gpt2, llama, modernbert, t5, vit, whisper
 from transduce.recipe.user_code import load_user_class
 
 # An export takes the first family that fits.
@@ -14,6 +14,7 @@ FAMILIES: dict[str, Family] = {
     **gpt2.FAMILIES,
     **llama.FAMILIES,
     **bert.FAMILIES,
+    **modernbert.FAMILIES,
     **vit.FAMILIES,
     **whisper.FAMILIES,
     **encoder_decoder.FAMILIES,

@@ -390,7 +390,7 @@ def _masked_lm(kind: str, exported: bool) -> Family:
     return _family(kind, {"kind": "mlm"}, weights, exported=exported, data=data)
 
 
-def _label_rows(hf: str, native: str) -> dict[str, TensorMap]:
+def label_rows(hf: str, native: str) -> dict[str, TensorMap]:
     return {
         f"{hf}.{leaf}": TensorMap((f"{native}.{leaf}",), after_specials, without_specials)
         for leaf in ("weight", "bias")
@@ -402,14 +402,14 @@ def _sequence_classifier(kind: str, exported: bool) -> Family:
     weights = _weight_map(
         kind,
         modules={**MODULES[kind], dense: CLASSIFIER_DENSE},
-        tensors={**TENSORS[kind], **_label_rows(output, CLASSIFIER_OUTPUT)},
+        tensors={**TENSORS[kind], **label_rows(output, CLASSIFIER_OUTPUT)},
     )
     head = {"kind": "classifier", "pooling": "first", "activation": activation}
     return _family(kind, head, weights, exported=exported, label_kind="labels")
 
 
 def _token_classifier(kind: str, exported: bool) -> Family:
-    weights = _weight_map(kind, tensors={**TENSORS[kind], **_label_rows("classifier", TAGGER_OUTPUT)})
+    weights = _weight_map(kind, tensors={**TENSORS[kind], **label_rows("classifier", TAGGER_OUTPUT)})
     return _family(kind, {"kind": "tagger"}, weights, exported=exported, label_kind="words")
 
 
