@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
@@ -27,6 +27,7 @@ from transduce.cli.options import (
     generation_settings,
     load_ensemble,
     load_model,
+    numbers,
     open_output,
     source_windows,
 )
@@ -77,6 +78,24 @@ def generate(
             rich_help_panel=SEARCH,
         ),
     ] = False,
+    reverse: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Noisy channel: a run from target to source, which scores the n-best list.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
+    language_model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Noisy channel: a language model of the target, which does too.", rich_help_panel=SEARCH
+        ),
+    ] = None,
+    channel_weights: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="Weights of the reverse and the language model.", rich_help_panel=SEARCH),
+    ] = "1,1",
     unconditional: Annotated[
         int,
         typer.Option(
@@ -174,6 +193,12 @@ def generate(
     model = load_ensemble(run, device, trust_user_code, combination, weights, precision)
     chosen = generation_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
     model.settings(**chosen)  # reports a wrong name or value before any input is read
+    channel = None
+    if reverse is not None or language_model is not None:
+        back = None if reverse is None else load_model(reverse, device, trust_user_code)
+        alone = None if language_model is None else load_model(language_model, device, trust_user_code)
+        channel = NoisyChannel(back, alone, _channel_weights(channel_weights), nbest or 1)
+        chosen["nbest"] = max(nbest or 1, model.settings(**chosen).beam)
     chosen["workers"] = workers
     if draft is not None:
         chosen["draft"] = load_model(draft, device, trust_user_code, precision)
@@ -191,7 +216,9 @@ def generate(
     windows = _windows(model, file, unconditional)
     reader = InputReader(file, prefix, json_input, _load_glossary(glossary), _load_avoided(avoid))
     with open_output(output, "" if unconditional else file) as stream:
-        _write_outputs(model, windows, OutputWriter(form, file, _source_columns(model)), stream, reader, chosen)
+        _write_outputs(
+            model, windows, OutputWriter(form, file, _source_columns(model)), stream, reader, chosen, channel
+        )
 
 
 def _load_shortlist(path: Path) -> Shortlist:
@@ -251,15 +278,43 @@ def _write_outputs(
     stream: TextIO,
     reader: InputReader,
     options: dict[str, Any],
+    channel: NoisyChannel | None = None,
 ) -> None:
     """Writes one line per source, window by window, and prints the counts of unusual ones."""
     for lines in windows:
         predictions = model.generate(**reader.arguments(lines, writer.line_number), **options)
+        if channel is not None:
+            predictions = channel.rerank(predictions)
         if writer.format in ("json", "alignment"):
             model.explain_predictions(predictions)  # the attention of all of them in batches
         stream.writelines(writer.line(one) + "\n" for one in predictions)
         stream.flush()
     writer.print_counts()
+
+
+@dataclass(frozen=True)
+class NoisyChannel:
+    """The models and weights of noisy-channel reranking."""
+
+    reverse: Model | None
+    language_model: Model | None
+    weights: tuple[float, float]
+    nbest: int  # hypotheses of each line to return
+
+    def rerank(self, predictions: list[Prediction]) -> list[Prediction]:
+        from transduce.inference.reranking import rerank_noisy_channel
+
+        found = rerank_noisy_channel(
+            predictions, reverse=self.reverse, language_model=self.language_model, weights=self.weights
+        )
+        return [replace(one, nbest=one.nbest[: self.nbest]) for one in found]
+
+
+def _channel_weights(text: str) -> tuple[float, float]:
+    given = numbers(text, "--channel-weights", remedy="write two numbers: 1,0.5")
+    if len(given) != 2:
+        raise InputError(f"{len(given)} weights", where="--channel-weights", remedy="write two numbers: 1,0.5")
+    return given[0], given[1]
 
 
 def _source_columns(model: Model) -> int:

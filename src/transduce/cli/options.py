@@ -107,15 +107,16 @@ def load_ensemble(
         precision=cast("Precision | None", precision),
         trust_user_code=trust_user_code,
         combination=cast("ensemble.Combination | None", combination),
-        weights=None if weights is None else _numbers(weights, "--weights"),
+        weights=None if weights is None else numbers(weights, "--weights", remedy="write one number per run: 1,1,2"),
     )
 
 
-def _numbers(text: str, option: str) -> list[float]:
+def numbers(text: str, option: str, *, remedy: str) -> list[float]:
+    """Numbers that are separated by commas."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"{text!r} are not numbers", where=option, remedy="write one number per run: 1,1,2") from None
+        raise InputError(f"{text!r} are not numbers", where=option, remedy=remedy) from None
 
 
 def generation_settings(items: list[str] | None, **options: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Search strategies: greedy, beam search, sampling."""
+"""Search strategies: greedy, beam search, diverse beam search, sampling, minimum Bayes risk."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from transduce.contracts import Count, Selection, Strategy
+from transduce.errors import InputError
 from transduce.flow import EOS
 from transduce.kernels.top_k import TOP_K
 
 LOWEST = -1e30  # below the rank of every finished hypothesis
 Stop = Literal["bound", "length", "full"]
+Utility = Literal["chrf", "bleu"]
 
 
 class Greedy(Strategy):
@@ -90,13 +92,55 @@ class HuggingFaceBeam(Beam):
         return torch.full_like(totals, LOWEST) if self.stop == "full" else super().bound(totals, lengths)
 
 
+class DiverseBeam(Beam):
+    """beam search in groups; a token that earlier groups selected at this step costs `diversity` (Vijayakumar 2018)
+
+    The penalty counts in the selection only: hypotheses are ranked by their own log-probabilities.
+    """
+
+    exact = False  # a pruned row would change what later groups select
+
+    def __init__(
+        self, *, width: Count = 6, length_penalty: float = 1.0, groups: Count = 3, diversity: float = 0.5
+    ) -> None:
+        if width % groups:
+            raise InputError(
+                f"a beam of {width} cannot be divided into {groups} groups",
+                where="generation.strategy",
+                remedy="set `beam` to a multiple of `groups`",
+            )
+        super().__init__(width=width, length_penalty=length_penalty)
+        self.groups, self.diversity = groups, diversity
+        self.candidates = 0  # the penalty may bring up any token
+
+    def initial_totals(self, sources: int, device: torch.device) -> Tensor:
+        totals = torch.full((sources, self.width), -torch.inf, device=device)
+        totals[:, :: self.width // self.groups] = 0  # one row of each group
+        return totals
+
+    def select(self, totals: Tensor, scores: Tensor, noise: Tensor | None) -> Selection:
+        size, vocabulary = self.width // self.groups, scores.size(-1)
+        penalty = torch.zeros_like(scores[:, 0])  # B V
+        parts = []
+        for first in range(0, self.width, size):
+            plain = totals[:, first : first + size, None] + scores[:, first : first + size]  # B N/G V
+            index = (plain - penalty[:, None]).flatten(1).topk(size).indices  # B N/G
+            tokens, chosen = index % vocabulary, plain.flatten(1).gather(1, index)
+            parts.append((index // vocabulary + first, tokens, chosen))
+            penalty = penalty.scatter_add(1, tokens, self.diversity * (chosen > -torch.inf).to(penalty.dtype))
+        return Selection(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+
+
 class Sample(Strategy):
-    """each row samples its own token: from all, the k best, or the nucleus of probability p (Holtzman 2020)"""
+    """each row samples its own token: from all, the k best, the nucleus of probability p (Holtzman 2020), or those with
+    at least the share `min_p` of the probability of the best one (Nguyen 2024)"""
 
     random = True
 
-    def __init__(self, *, width: Count = 1, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> None:
-        self.width, self.temperature, self.top_k, self.top_p = width, temperature, top_k, top_p
+    def __init__(
+        self, *, width: Count = 1, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+    ) -> None:
+        self.width, self.temperature, self.top_k, self.top_p, self.min_p = width, temperature, top_k, top_p, min_p
 
     def initial_totals(self, sources: int, device: torch.device) -> Tensor:
         return torch.zeros(sources, self.width, device=device)
@@ -109,6 +153,8 @@ class Sample(Strategy):
         allowed = cumulative - probabilities < self.top_p  # the best token always is
         if self.top_k:
             allowed[..., self.top_k :] = False
+        if self.min_p:
+            allowed &= probabilities >= self.min_p * probabilities[..., :1]
         kept = (probabilities * allowed).cumsum(-1)
         index = torch.searchsorted(kept, noise[..., None] * kept[..., -1:], right=True)
         last = (kept < kept[..., -1:]).sum(-1, keepdim=True)  # rounding must not lead past the last allowed token
@@ -119,11 +165,40 @@ class Sample(Strategy):
         return Selection(parents, tokens.squeeze(-1), totals + sampled)
 
 
+class MinimumBayesRisk(Sample):
+    """the sample of the greatest expected utility, the other samples being the references (Eikema and Aziz 2020)
+
+    `utility`: chrf or bleu of a sentence. `aggregate`: chrF against the mean n-gram counts of all samples, which takes
+    linear instead of quadratic time (Vamvas and Sennrich 2024).
+    """
+
+    def __init__(
+        self,
+        *,
+        width: Count = 32,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        utility: Utility = "chrf",
+        aggregate: bool = False,
+    ) -> None:
+        super().__init__(width=width, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        if aggregate and utility != "chrf":
+            raise InputError(
+                f"no aggregate references for {utility}", where="generation.strategy", remedy="set utility: chrf"
+            )
+        self.utility: Utility = utility
+        self.aggregate = aggregate
+
+
 STRATEGIES: dict[str, type[Strategy]] = {
     "greedy": Greedy,
     "beam": Beam,
     "huggingface_beam": HuggingFaceBeam,
+    "diverse_beam": DiverseBeam,
     "sample": Sample,
+    "mbr": MinimumBayesRisk,
 }
 
 

@@ -21,6 +21,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.continuous_batching import SearchRequest, continuous_search, plan_searches
 from transduce.decoding.search import search
 from transduce.decoding.speculative import speculative_search
+from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
 from transduce.flow import Batch, Example, Hypothesis, Padded
 from transduce.inference.shortlist import NarrowedModel, OutputRows, Shortlist, ShortlistedModel, apply_shortlists
@@ -161,7 +162,7 @@ class Searcher:
             strategy,
             slots=slots,
             processors=processors,
-            nbest=settings.nbest,
+            nbest=_num_hypotheses(strategy, settings),
             graphs=self.graphs,
         )
 
@@ -224,7 +225,7 @@ class Searcher:
             processors=processors,
             prefix=None if request.prefix is None else request.prefix.to(self.device),
             seeds=request.seeds,
-            nbest=settings.nbest,
+            nbest=_num_hypotheses(strategy, settings),
             graphs=self.graphs,
             constraints=None if request.constraints is None else request.constraints.to(self.device),
         )
@@ -245,6 +246,11 @@ class Searcher:
         if settings not in self._options_of:
             self._options_of[settings] = build.build_strategy(settings), tuple(build.build_logits_processors(settings))
         return self._options_of[settings]
+
+
+def _num_hypotheses(strategy: Strategy, settings: GenerationRecipe) -> int | None:
+    """Hypotheses of each source that a search returns; None: all, which are ranked again."""
+    return None if isinstance(strategy, MinimumBayesRisk) else settings.nbest
 
 
 def _request(
@@ -396,6 +402,9 @@ def located_errors(examples: Sequence[Example]) -> Iterator[None]:
         raise InputError(error.problem, where=next(places, ""), remedy=error.remedy) from None
 
 
+MBR_SAMPLES = 32  # candidates of minimum Bayes risk where no number is given
+
+
 def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> GenerationRecipe:
     """The settings with all changes but None; a wrong name or value is an InputError."""
     known = settings.model_dump()
@@ -407,6 +416,8 @@ def change_settings(settings: GenerationRecipe, changes: Mapping[str, Any]) -> G
     if changes.get("strategy") == "sample" and "beam" not in changes:
         # One sample for each requested hypothesis: the most probable of several would be biased.
         return chosen.model_copy(update={"beam": 1})
+    if chosen.strategy_kind == "mbr" and "beam" not in changes and chosen.strategy_kind != settings.strategy_kind:
+        return chosen.model_copy(update={"beam": MBR_SAMPLES})
     several = chosen.nbest > 1 or ("beam" in changes and chosen.beam > 1)
     if chosen.strategy_kind == "greedy" and several and "strategy" not in changes:
         return chosen.model_copy(update={"strategy": "beam"})

@@ -22,6 +22,7 @@ from transduce.data.tokenizers.running_text import count_text
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.scoring import MaskFilling
 from transduce.decoding.scoring import score as score_batch
+from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
 from transduce.explain.attention import DecodedSource, Explainer, Explanation, Link, links, to_words
 from transduce.flow import EOS, Batch, Hypothesis, Padded
@@ -41,6 +42,7 @@ from transduce.inference.generation import (
 )
 from transduce.inference.language_model import continue_texts, score_running
 from transduce.inference.lowering import lower_network, weight_versions
+from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
 from transduce.inference.terminology import Constraints, check_constrained, encode_constraints
 from transduce.kernels.cuda_graph import SearchGraphs
@@ -248,8 +250,19 @@ class Model:
         wanted = None if phrases is None else [phrases[number] for number in busy]
         found = searcher.search_all(sources, begun, chosen, numbers, workers=workers, draft=ahead, phrases=wanted)
         for number, source, cut, hypotheses in zip(busy, sources, cuts, found, strict=True):
-            results[number] = self._prediction(texts[number], source, hypotheses[: chosen.nbest], cut)
+            best = self._ranked(hypotheses, texts[number], chosen)[: chosen.nbest]
+            results[number] = self._prediction(texts[number], source, best, cut)
         return results
+
+    def _ranked(self, hypotheses: list[Hypothesis], text: str, chosen: GenerationRecipe) -> list[Hypothesis]:
+        """The hypotheses of one source as the search ranked them, or by expected utility."""
+        if chosen.strategy_kind != "mbr":
+            return hypotheses
+        strategy, unknown = build.build_strategy(chosen), self.source_encoding.oov_words(text)
+        assert isinstance(strategy, MinimumBayesRisk)
+        candidates = [self.target.decode(one.text_ids, unknown) for one in hypotheses]
+        order = rank_by_utility(candidates, strategy.utility, aggregate=strategy.aggregate)
+        return [hypotheses[place] for place in order]
 
     def stream(self, texts: Iterable[str], **settings: Any) -> Iterator[Prediction]:
         """The predictions of `generate`, one by one in order, in constant memory: lines are read as they are needed."""
@@ -270,7 +283,8 @@ class Model:
         limit = self._length_limits[1]
         continued = continue_texts(find, self.target, texts, chosen, limit, first_number)
         for text, found in zip(texts, continued, strict=True):
-            one = self._prediction(text, None, found.hypotheses[: chosen.nbest], found.truncated)
+            best = self._ranked(found.hypotheses, text, chosen)[: chosen.nbest]
+            one = self._prediction(text, None, best, found.truncated)
             # The beginning stays as it was given, unknown characters and all; what follows was written after it.
             read = len(self.target.decode(found.prefix))
             rivals = tuple(replace(rival, text=text + rival.text[read:]) for rival in one.nbest)

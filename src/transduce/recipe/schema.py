@@ -169,6 +169,14 @@ class GenerationRecipe(Section):
     temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
     top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0: from all.")
     top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="Sample from tokens with at least this share of the probability of the best one."
+    )
+    groups: Positive = Field(3, description="Groups of `diverse_beam`; the beam is a multiple of them.")
+    diversity: float = Field(
+        0.5, ge=0, description="What a token costs in `diverse_beam` for each earlier group that selected it."
+    )
+    utility: Literal["chrf", "bleu"] = Field("chrf", description="Utility of `mbr`.")
     stop: Literal["bound", "length", "full"] = Field(
         "bound",
         description="When `huggingface_beam` stops: `bound`: no live hypothesis can still win; `length`: none wins at "
