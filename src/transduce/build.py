@@ -134,6 +134,8 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
         filled_in = complete(Augmentation, data.augmentation, f"{where}: data.augmentation")
         data = data.model_copy(update={"augmentation": filled_in})
     complete_strategy(recipe.generation, f"{where}: generation.strategy")
+    for tracker in recipe.training.trackers:
+        complete(contracts.Tracker, tracker, f"{where}: training.trackers")
     complete_logits_processors(recipe.generation, f"{where}: generation.logits_processors")
     evaluation = recipe.evaluation
     if data.format == "text" and filled.encoder is None and "metrics" not in evaluation.model_fields_set:

@@ -423,6 +423,22 @@ class LogitsProcessor(ABC):
         return None
 
 
+class Tracker(ABC):
+    """Receives the numbers of a training run, for an experiment tracking service. Built as `Tracker(folder, recipe)`.
+
+    `folder` is the run directory, `recipe` the completed recipe as JSON. Only the first process has trackers. A tracker
+    that raises an error is left out for the rest of the training, with a warning.
+    """
+
+    @abstractmethod
+    def track(self, group: str, step: int, scalars: Mapping[str, float]) -> None:
+        """Numbers of an update (group `training`) or of a validation (group `development`)."""
+
+    def close(self) -> None:
+        """The end of the training, or of the process."""
+        return
+
+
 class Metric(ABC):
     """A corpus score computed from additive statistics per line, so that any resample of the lines needs one sum.
 

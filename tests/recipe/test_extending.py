@@ -49,7 +49,7 @@ def train(recipe: dict[str, Any], pairs: list[tuple[str, str]]) -> Any:
     Path("pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
     recipe["data"] = {"train": "pairs.tsv", "dev": "pairs.tsv", "cache": "cache", **recipe.get("data", {})}
     recipe["tokens"] = WORDS
-    every = {"steps": 4, "validate_every": 2, "checkpoint_every": 2, "tensorboard": False}
+    every = {"steps": 4, "validate_every": 2, "checkpoint_every": 2}
     recipe["training"] = {**every, **recipe.get("training", {})}
     result = transduce.train(recipe, "run")
     with pytest.raises(InputError, match="trust_user_code"):

@@ -1,4 +1,4 @@
-"""Training report: log entries, progress bar, TensorBoard, learning curves."""
+"""Training report: log entries, progress bar, learning curves."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import dataclasses
 import io
 import json
 import math
-import sys
-import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.errors import InputError
 from transduce.training.experiment import _describe_vocabulary
 from transduce.training.report import LogEntry, Report, RunReport, SilentReport, draw_curves, duration, read_log
 
@@ -24,7 +22,7 @@ def line(step: int, loss: float | None = 2.0) -> LogEntry:
     return LogEntry(step, 0, loss, {"nll": 1.0}, 1e-3, 0.5, 1234.0, 0.05, 9.0, 1000, 60.0)
 
 
-def report(folder: Path, **options: bool) -> RunReport:
+def report(folder: Path, **options: Any) -> RunReport:
     console = Console(file=io.StringIO(), force_terminal=options.pop("terminal", False), width=200)
     return RunReport(folder, console=console, **options)
 
@@ -97,36 +95,6 @@ def test_a_skipped_update_is_logged_without_a_loss(tmp_path: Path) -> None:
         told.log(LogEntry(1, 0, None, {}, 1e-3, math.nan, 0.0, 0.0, 1.0, 1))
     (content,) = read_log(tmp_path / "log.jsonl")
     assert content["loss"] is content["gradient_norm"] is content["perplexity"] is None
-
-
-def test_missing_tensorboard_is_reported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match=r"transduce\[tensorboard\]"):
-        RunReport(tmp_path, tensorboard=True)
-
-
-def test_tensorboard_receives_training_and_validation_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: dict[str, tuple[float, int]] = {}
-
-    class Writer:
-        def __init__(self, folder: str) -> None: ...
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            written[name] = (value, step)
-
-        def close(self) -> None:
-            written["closed"] = (0.0, 0)
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Writer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with report(tmp_path, tensorboard=True) as told:
-        told.start(0, 10, 0)
-        told.log(line(3))
-        told.validation(3, {"bleu": 30.0})
-    assert written["training/loss"] == (2.0, 3)
-    assert written["development/bleu"] == (30.0, 3)
-    assert "closed" in written
 
 
 @pytest.mark.parametrize("validated", [True, False])

@@ -46,6 +46,7 @@ def recipe_schema() -> dict[str, Any]:
     text = {"type": "object", "properties": {"kind": {"enum": ["text", "tags"]}}, "additionalProperties": False}
     sources = {"anyOf": [{"enum": ["text", "tags"]}, text, _reference(contracts.Modality)]}
     data["sources"]["additionalProperties"] = sources
+    definitions["TrainingRecipe"]["properties"]["trackers"]["items"] = _reference(contracts.Tracker)
     generation["logits_processors"]["items"] = _reference(contracts.LogitsProcessor)
     names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     for section, key in (("TrainingRecipe", "freeze"), ("AdaptersRecipe", "targets")):

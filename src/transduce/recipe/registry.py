@@ -32,6 +32,7 @@ from transduce.modalities import FRONT_ENDS, MODALITIES
 from transduce.objectives import OBJECTIVES, Objective
 from transduce.recipe import Recipe, explain_error
 from transduce.recipe.user_code import load_user_class
+from transduce.training.trackers import TRACKERS
 
 # Every extension point of contracts.py -> {name in a recipe: class}. The contract tests walk all of them.
 REGISTRIES: dict[type, Mapping[str, type]] = {
@@ -51,6 +52,7 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     contracts.Augmentation: AUGMENTATIONS,
     contracts.Strategy: STRATEGIES,
     contracts.LogitsProcessor: LOGITS_PROCESSORS,
+    contracts.Tracker: TRACKERS,
     contracts.Metric: METRICS,
 }
 LARGEST = 2**20  # bound on integer options: a typing error must not exhaust the memory
@@ -92,7 +94,7 @@ def user_classes(recipe: Recipe) -> list[str]:
 
     sources = [kinds(spec) for spec in recipe.data.sources.values()]
     others = [kinds(recipe.training.objective), recipe.data.noise, kinds(recipe.data.augmentation)]
-    search = [recipe.generation.strategy, recipe.generation.logits_processors]
+    search = [recipe.generation.strategy, recipe.generation.logits_processors, recipe.training.trackers]
     return [*walk(recipe.model.model_dump()), *walk([*others, *sources, *recipe.evaluation.metrics]), *walk(search)]
 
 

@@ -325,7 +325,9 @@ class TrainingRecipe(Section):
         "that the bits do not depend on either.",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1 or mps.")
-    tensorboard: bool = Field(False, description="Write TensorBoard event files.")
+    trackers: tuple[str | dict[str, Any], ...] = Field(
+        (), description="Experiment trackers that get losses and scores: tensorboard, wandb, mlflow, with options."
+    )
 
     @property
     def budget(self) -> int:

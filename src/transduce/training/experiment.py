@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from transduce import build, transfer
+from transduce.contracts import Tracker
 from transduce.data.prepare import PreparedData, Tokenizers, prepare_data
 from transduce.data.readers.corpus import read_corpus
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -280,7 +281,10 @@ def _auxiliary_module(network: nn.Module, objective: Objective, recipe: Recipe) 
 def _report(run: Run, recipe: Recipe, console: Console | None, processes: Processes) -> Report:
     if not processes.is_main:
         return SilentReport()
-    return RunReport(run.folder, console=console or Console(quiet=True), tensorboard=recipe.training.tensorboard)
+    specs = [registry.complete(Tracker, spec, "training.trackers") for spec in recipe.training.trackers]
+    content = recipe.model_dump(mode="json")
+    trackers = [registry.factory(Tracker, spec)(run.folder, content) for spec in specs]
+    return RunReport(run.folder, console=console or Console(quiet=True), trackers=trackers)
 
 
 def _print_summary(console: Console, recipe: Recipe, data: PreparedData, tokenizers: Tokenizers) -> None:

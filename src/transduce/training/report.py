@@ -1,4 +1,4 @@
-"""Training report: progress bar, log.jsonl, TensorBoard, learning curves."""
+"""Training report: progress bar, log.jsonl, trackers, learning curves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
 
@@ -19,7 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from transduce.errors import InputError
+from transduce.contracts import Tracker
 from transduce.storage import WriteError, atomic_path, make_folder, open_new, optional_write, replace_file
 
 CONSOLE = "the printed training report"
@@ -94,34 +95,43 @@ class Report(Protocol):
     def close(self) -> None: ...
 
 
-class SilentReport:
+class Callback:
+    """Base of callbacks: methods that training calls, and that do nothing here."""
+
+    def start(self, step: int, steps: int, validated: int) -> None:
+        """Training begins, or continues after `step`, and has at most `steps` updates."""
+
+    def advance(self, step: int) -> None:
+        """An update is done."""
+
+    def log(self, entry: LogEntry) -> None:
+        """Losses and speed since the last entry, every `training.log_every` updates."""
+
+    def validation(self, step: int, scores: Mapping[str, float]) -> None:
+        """Loss and metrics on the development set."""
+
+    def event(self, kind: str, step: int, text: str) -> None:
+        """A notable event: a skipped update, the end."""
+
+    def close(self) -> None:
+        """Training has ended."""
+
+
+class SilentReport(Callback):
     """No report but warnings of what a resumed run found changed: for library use, all processes but the first."""
-
-    def start(self, step: int, steps: int, validated: int) -> None: ...
-
-    def advance(self, step: int) -> None: ...
-
-    def log(self, entry: LogEntry) -> None: ...
-
-    def validation(self, step: int, scores: Mapping[str, float]) -> None: ...
 
     def event(self, kind: str, step: int, text: str) -> None:
         if kind in ("damaged", "changed", "environment"):
             warnings.warn(text, stacklevel=2)
 
-    def close(self) -> None: ...
-
 
 class RunReport:
     """A progress bar on a terminal, plain lines elsewhere, and `folder/log.jsonl`."""
 
-    def __init__(self, folder: str | Path, *, console: Console | None = None, tensorboard: bool = False) -> None:
+    def __init__(self, folder: str | Path, *, console: Console | None = None, trackers: Sequence[Tracker] = ()) -> None:
         self.path = Path(folder) / "log.jsonl"
         self.console = console or Console(file=sys.stderr)
-        self._events, self._writer = Path(folder) / "tensorboard", None
-        if tensorboard:
-            with optional_write(self._events, "training goes on without TensorBoard"):
-                self._writer = _open_tensorboard(self._events)
+        self._trackers = list(trackers)
         self._bar: Progress | None = None
         self._log: TextIO | None = None
         self._unwritable: set[str | Path] = set()  # outputs that failed, each with a warning
@@ -150,13 +160,13 @@ class RunReport:
             self._bar.update(self._task, completed=entry.step, text=str(entry))
         else:
             self._print(f"step {entry.step}/{self._steps}  {entry}")
-        self._add_scalars("training", entry.step, content)
+        self._track("training", entry.step, content)
 
     def validation(self, step: int, scores: Mapping[str, float]) -> None:
         self._write({"kind": "validation", "step": step, **scores})
         text = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
         self._print(f"step {step}  development  {text}")
-        self._add_scalars("development", step, scores)
+        self._track("development", step, scores)
 
     def event(self, kind: str, step: int, text: str) -> None:
         self._write({"kind": "event", "event": kind, "step": step, "text": text})
@@ -166,9 +176,8 @@ class RunReport:
         if self._bar:
             self._bar.stop()
             self._bar = None
-        if self._writer:
-            with self._once(self._events):
-                self._writer.close()
+        for tracker in self._trackers:
+            self._ask(tracker, tracker.close)
         if self._log:
             with self._once(self.path):
                 self._log.close()
@@ -201,12 +210,18 @@ class RunReport:
             with self._once(self.path):
                 self._log.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
 
-    def _add_scalars(self, group: str, step: int, content: Mapping[str, Any]) -> None:
-        if self._writer:
-            with self._once(self._events):
-                for name, value in content.items():
-                    if isinstance(value, (int, float)) and name != "step":
-                        self._writer.add_scalar(f"{group}/{name}", value, step)
+    def _track(self, group: str, step: int, content: Mapping[str, Any]) -> None:
+        scalars = {name: value for name, value in content.items() if isinstance(value, (int, float)) and name != "step"}
+        for tracker in self._trackers:
+            self._ask(tracker, partial(tracker.track, group, step, scalars))
+
+    def _ask(self, tracker: Tracker, action: Callable[[], None]) -> None:
+        """A service that cannot be reached does not stop training: its tracker is left out from now on."""
+        try:
+            action()
+        except Exception as error:
+            self._trackers = [one for one in self._trackers if one is not tracker]
+            warnings.warn(f"{type(tracker).__name__}: {error}: training goes on without it", stacklevel=4)
 
 
 class Reports:
@@ -338,17 +353,6 @@ def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
         if isinstance(content, dict) and isinstance(content.get("step"), int):
             result.append((line, content))
     return result
-
-
-def _open_tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError(
-            "training.tensorboard is on, but TensorBoard is not installed",
-            remedy="pip install 'transduce[tensorboard]', or set training.tensorboard=false",
-        ) from None
-    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
 
 
 LOSSES = ("loss", "nll", "perplexity")

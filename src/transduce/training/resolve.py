@@ -30,7 +30,7 @@ from transduce.training.distributed import computes_in_bf16
 from transduce.training.resume import is_allowed
 
 # Keys that may change when a run is resumed.
-CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "min_epochs", "keep", "log_every", "tensorboard"})
+CHANGEABLE = frozenset({"steps", "minutes", "device", "patience", "min_epochs", "keep", "log_every", "trackers"})
 
 
 def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
