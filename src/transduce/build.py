@@ -229,17 +229,21 @@ def build_model(
     if recipe.head is not None:
         assert encoder is not None
         begins = torch.ones(source_size, dtype=torch.bool) if starts is None else torch.tensor(starts)
-        return _build_head_model(recipe, encoder, source, target_size, begins)
+        return _build_head_model(recipe, encoder, source, (source_size, target_size), begins)
     decoder = _build_decoder(recipe, encoder, source, target_size)
     return EncoderDecoder(encoder, decoder) if encoder is not None else DecoderOnly(decoder)
 
 
 def _build_head_model(
-    recipe: ModelRecipe, encoder: contracts.Encoder, source: Embedding | None, labels: int, begins: torch.Tensor
+    recipe: ModelRecipe,
+    encoder: contracts.Encoder,
+    source: Embedding | None,
+    sizes: tuple[int, int],
+    begins: torch.Tensor,
 ) -> Transducer:
-    """An encoder with a head; `begins`: which source ids begin a word."""
+    """An encoder with a head; `sizes`: source tokens and labels; `begins`: which source ids begin a word."""
     assert recipe.head is not None
-    head = factory(contracts.Head, recipe.head)(encoder.width, labels)
+    head = factory(contracts.Head, recipe.head)(encoder.width, sizes[1])
     if gives_vectors(recipe):
         return EmbeddingModel(encoder, head)
     if head.label_unit == "path":
@@ -248,7 +252,7 @@ def _build_head_model(
         head.tie(source)
     begins = begins if head.label_unit == "word" else torch.ones_like(begins)
     begins[EOS] = False
-    return EncoderOnly(encoder, head, begins)
+    return EncoderOnly(encoder, head, begins, sizes[0])
 
 
 def _build_decoder(

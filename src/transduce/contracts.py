@@ -496,6 +496,8 @@ class EmbeddedCorpus:
     queries: np.ndarray  # Q D
     documents: np.ndarray  # M D, each text once
     relevant: Sequence[Sequence[int]]  # for each query, rows of documents
+    # For each query, the gold similarity of its only relevant document; None: the data have none.
+    similarities: Sequence[float] | None = None
 
 
 class VectorMetric(Metric):
@@ -524,6 +526,7 @@ class Objective(ABC):
     capturable: bool = False  # True: its operations depend on shapes alone, so a CUDA graph can capture them
     supports_packing: bool = False  # True: it accepts packed batches, whose rows hold several pairs
     uses_embeddings: bool = False  # True: the model returns model.PairEmbeddings, not a Step
+    uses_similarities: bool = False  # True: `batch.extra["similarity"]` has the gold similarity of each pair (B 1 1)
 
     @abstractmethod
     def __call__(self, model: Forward, batch: Batch) -> Loss: ...

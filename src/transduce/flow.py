@@ -24,6 +24,7 @@ from torch.nn import functional as F
 # The first four tokens of every vocabulary, in this order.
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+SIMILARITY = "similarity"  # the key of the gold similarities of sentence pairs in `Batch.extra`
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,14 +150,19 @@ class EncoderOnly(Transducer):
 
     starts: Tensor
 
-    def __init__(self, encoder: Encoder, head: Head, starts: Tensor) -> None:
+    def __init__(self, encoder: Encoder, head: Head, starts: Tensor, source_size: int) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
-        self.register_buffer("starts", starts, persistent=False)  # source vocabulary: which tokens begin a word
+        self.source_size = source_size
+        # Which source ids begin a word. More than the source has tokens: ids with word marks follow (see Tokenizer).
+        self.register_buffer("starts", starts, persistent=False)
 
     def start(self, batch: Batch) -> State:
         assert batch.source is not None, "an encoder alone reads the source of a batch"
-        memory = self.encoder(batch)
+        read = batch
+        if len(self.starts) > self.source_size:
+            read = replace(batch, source=replace(batch.source, values=batch.source.values % self.source_size))
+        memory = self.encoder(read)
         logits = self.head(memory.values, memory.mask)
         if logits.dim() == 2:  # one label: B V -> B 1 V
             logits = logits[:, None]

@@ -1,10 +1,12 @@
-"""Contrastive and CTC loss against torch, the formula and the sum over all paths."""
+"""Contrastive, graded and CTC losses against torch, the formula and the sum over all paths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby, product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,9 +15,9 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.flow import BOS, EOS, PAD, Batch, Padded
+from transduce.flow import BOS, EOS, PAD, SIMILARITY, Batch, Padded
 from transduce.model import PairEmbeddings
-from transduce.objectives import Contrastive, ctc_loss
+from transduce.objectives import Contrastive, CoSENT, CosineRegression, ctc_loss
 
 
 def giving(source: Tensor, target: Tensor) -> Callable[[Batch], PairEmbeddings]:
@@ -43,6 +45,51 @@ def test_contrastive_loss_equals_its_formula(rows: int, temperature: float, symm
     assert loss.total.item() / rows == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert objective.count(different(rows)) == rows
     assert loss.parts["right"] == sum(int(line.argmax()) == number for number, line in enumerate(fit))
+
+
+def graded(golds: list[float]) -> Batch:
+    values = torch.tensor(golds).view(-1, 1, 1)
+    return replace(
+        different(len(golds)), extra={SIMILARITY: Padded(values, torch.ones(len(golds), 1, dtype=torch.bool))}
+    )
+
+
+def graded_formula(kind: str, one: np.ndarray, other: np.ndarray, golds: list[float]) -> float:
+    """The loss of a batch, pair by pair."""
+    cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in zip(one, other, strict=True)]
+    if kind == "cosine_regression":
+        return sum((cosine - gold / 5) ** 2 for cosine, gold in zip(cosines, golds, strict=True))
+    pairs = list(zip(cosines, golds, strict=True))
+    ordered = [np.exp(20 * (low - high)) for high, more in pairs for low, less in pairs if more > less]
+    return len(pairs) * float(np.log1p(sum(ordered)))
+
+
+@pytest.mark.parametrize("objective", [CosineRegression(), CoSENT()], ids=["cosine_regression", "cosent"])
+@pytest.mark.parametrize("golds", [[3.0], [0.0, 5.0, 2.5, 2.5], [1.0, 1.0]])
+def test_graded_losses_equal_their_formulas_and_finite_differences(objective, golds: list[float]) -> None:
+    kind = "cosent" if isinstance(objective, CoSENT) else "cosine_regression"
+    torch.manual_seed(len(golds))
+    one, other = torch.randn(2, len(golds), 4)
+    one.requires_grad_()
+    loss = objective(giving(one, other), graded(golds))
+    vectors = [side.detach().double().numpy() for side in (one, other)]
+    assert loss.total.item() == pytest.approx(graded_formula(kind, *vectors, golds), rel=1e-4, abs=1e-6)
+    loss.total.backward()
+    step = np.zeros_like(vectors[0])
+    step[0, 1] = 1e-5
+    above, below = (graded_formula(kind, vectors[0] + sign * step, vectors[1], golds) for sign in (1, -1))
+    assert one.grad is not None
+    assert one.grad[0, 1].item() == pytest.approx((above - below) / 2e-5, rel=1e-3, abs=1e-5)
+    assert objective.count(graded(golds)) == len(golds)
+
+
+def test_graded_losses_are_zero_where_cosines_agree() -> None:
+    one = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    other = torch.tensor([[2.0, 0.0], [0.0, 3.0]])
+    for objective in (CosineRegression(), CoSENT(scale=40.0)):
+        found = objective(giving(one, other), graded([5.0, 0.0]))
+        assert found.total < 1e-6
+        assert found.parts["error"] < 1e-6
 
 
 def test_contrastive_loss_of_aligned_pairs_is_zero() -> None:

@@ -59,6 +59,13 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
         wanted["tokens"]["shared"] = True
         wanted["model"] = {"encoder": PART, "head": {"kind": "embedder"}}
         wanted["evaluation"]["metrics"] = ["recall@1"]
+    if OBJECTIVES[kind].uses_similarities:
+        rated = tmp_path / "rated.tsv"
+        rated.write_text(
+            "".join(f"{line}\t{number % 6}\n" for number, line in enumerate(pairs.read_text().splitlines()))
+        )
+        wanted["data"]["train"] = str(rated)
+        wanted["evaluation"]["metrics"] = ["recall@1", "spearman"]
     if kind == "prefix_lm":
         wanted["tokens"]["shared"] = True
         wanted["model"] = {"decoder": PART}
@@ -83,6 +90,21 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     told = next(line for line in lines if line["kind"] == "update")
     assert set(OBJECTIVES[kind].parts) <= told.keys()
+
+
+def test_pairs_without_a_gold_similarity_are_refused(pairs: Path, tmp_path: Path) -> None:
+    wanted = recipe(pairs, {"kind": "cosent"})
+    wanted["tokens"]["shared"] = True
+    wanted["model"] = {"encoder": PART, "head": {"kind": "embedder"}}
+    wanted["evaluation"]["metrics"] = ["recall@1"]
+    with pytest.raises(InputError, match="no gold similarity") as error:
+        train(wanted, tmp_path / "run")
+    assert error.value.where.startswith(str(pairs))
+    rated = tmp_path / "rated.tsv"
+    rated.write_text("".join(f"{line}\tvery\n" for line in pairs.read_text().splitlines()))
+    wanted["data"]["train"] = str(rated)
+    with pytest.raises(InputError, match="'very' is not a number"):
+        train(wanted, tmp_path / "other")
 
 
 def test_a_teacher_is_loaded_once_and_not_changed(pairs: Path, teacher: TrainingResult, tmp_path: Path) -> None:

@@ -62,15 +62,15 @@ def test_spearman_equals_scipy(pairs: list[tuple[int, int]]) -> None:
     assert ranks(np.array(said)) == pytest.approx(stats.rankdata(said))
     if len(set(said)) > 1 and len(set(gold)) > 1:
         metric = Spearman()
-        found = metric.value(metric.statistics(said, gold).sum(0))
+        found = metric.value(metric.pair_statistics(said, gold).sum(0))
         assert found == pytest.approx(100 * stats.spearmanr(said, gold).statistic)
 
 
 def test_spearman_of_monotonic_and_constant_scores() -> None:
     metric = Spearman()
-    rising = metric.statistics([0.1, 0.2, 0.3, 0.9], [1, 2, 4, 5])
+    rising = metric.pair_statistics([0.1, 0.2, 0.3, 0.9], [1, 2, 4, 5])
     assert metric.value(rising.sum(0)) == pytest.approx(100)
-    assert metric.value(metric.statistics([3, 2, 1], [1, 2, 3]).sum(0)) == pytest.approx(-100)
-    assert metric.value(metric.statistics([1, 1, 1], [1, 2, 3]).sum(0)) == 0
+    assert metric.value(metric.pair_statistics([3, 2, 1], [1, 2, 3]).sum(0)) == pytest.approx(-100)
+    assert metric.value(metric.pair_statistics([1, 1, 1], [1, 2, 3]).sum(0)) == 0
     found = bootstrap_interval(metric, rising, 50, seed=1)
     assert found.low <= found.value <= found.high + 1e-9

@@ -254,6 +254,7 @@ MORE_TEXTS = [*TEXTS, "w0 w1", "w14 w14 w15", "w2 w2 w2 w2", "w8 w10 w12", "w13"
 def hf_ids(model: transduce.Model, ids: list[int]) -> list[int]:
     """Hugging Face ids of native ids, including rows without a piece."""
     known = model.source.vocabulary
+    ids = [number % model.source.size for number in ids]  # without word marks
     return [
         known.backend_ids[number] if known.backend_ids[number] >= 0 else int(known.pieces[number].strip("<unsed >"))
         for number in ids

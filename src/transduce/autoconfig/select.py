@@ -201,6 +201,12 @@ def _with_pretrained_parts(chosen: dict[str, Any], init: Any) -> dict[str, Any]:
         return chosen
     if model["encoder"] is not None:
         chosen["model"]["encoder"], chosen["tokens"]["source"] = model["encoder"], tokens["source"]
-        if chosen["data"]["format"] == "text":
+        if chosen["data"]["format"] == "text" or chosen["tokens"]["shared"]:
             chosen["tokens"]["target"] = tokens["source"]
+        if tokens["source"]["kind"] == "given":  # imported: its positions end
+            chosen["data"]["max_length"] = min(chosen["data"]["max_length"], origin.data.max_length)
+            chosen["model"]["scale_embedding"] = model["scale_embedding"]
+            chosen["model"]["source_eos"] = model["source_eos"]
+        if given.get("model") and (model["head"] or {}).get("kind") == (chosen["model"]["head"] or {}).get("kind"):
+            chosen["model"]["head"] = model["head"]
     return chosen

@@ -179,6 +179,7 @@ def similarity(
     golds = [one.gold for one in similarities if one.gold is not None]
     if golds:
         metric = Spearman()
-        score = bootstrap_interval(metric, metric.statistics([one.cosine for one in similarities], golds), 1000, seed=1)
+        statistics = metric.pair_statistics([one.cosine for one in similarities], golds)
+        score = bootstrap_interval(metric, statistics, 1000, seed=1)
         summary = f"Spearman {score.value:.2f} (95 % interval {score.low:.2f} to {score.high:.2f})"
         print(f"{len(golds):,} pairs, {summary}", file=sys.stderr)

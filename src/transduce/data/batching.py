@@ -19,13 +19,14 @@ import torch
 
 from transduce.data.epoch_plan import EpochPlan, IndexMap, batch_starts
 from transduce.data.packing import Packing
+from transduce.data.readers.corpus import gold_similarity
 from transduce.data.rng import RandomPermutation, SeededRandom
 from transduce.data.row_selection import CorpusMixture, RowSubset, corpus_sizes
 from transduce.data.store import Store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.word_alignment import ALIGNMENT, token_alignment
 from transduce.errors import InputError
-from transduce.flow import BOS, EOS, PAD, Batch, Padded
+from transduce.flow import BOS, EOS, PAD, SIMILARITY, Batch, Padded
 from transduce.modalities.sources import ItemStore
 
 SIDES = ("source", "target")
@@ -253,6 +254,28 @@ class TransformedBatches(ABC):
 
     def padding(self, epoch: int) -> float:
         return self.batches.padding(epoch)
+
+
+class GradedBatches(TransformedBatches):
+    """Batches with the gold similarities of their pairs."""
+
+    def at(self, position: DataPosition) -> Batch:
+        return with_similarities(self.batches.at(position), self.batches.store)
+
+
+def with_similarities(batch: Batch, store: Store) -> Batch:
+    """The batch with the gold similarity of each pair in `extra["similarity"]` (B 1 1)."""
+    found = []
+    for example in map(store.example, batch.rows):
+        if (gold := gold_similarity(example)) is None:
+            raise InputError(
+                "this pair has no gold similarity",
+                where=f"{example.file}:{example.line}",
+                remedy="write: sentence TAB sentence TAB similarity; or set training.objective.kind: contrastive",
+            )
+        found.append(gold)
+    similarities = Padded(torch.tensor(found).view(-1, 1, 1), torch.ones(len(found), 1, dtype=torch.bool))
+    return replace(batch, extra={**batch.extra, SIMILARITY: similarities})
 
 
 class AlignedBatches(TransformedBatches):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,15 @@ import numpy as np
 from transduce.build import build_augmentation, build_modality_source, build_noise
 from transduce.contracts import Noise
 from transduce.data.augmentation import ArtificialCorpus, augmented
-from transduce.data.batching import AlignedBatches, Batches, batch_by_length, gather
+from transduce.data.batching import (
+    AlignedBatches,
+    Batches,
+    GradedBatches,
+    TransformedBatches,
+    batch_by_length,
+    gather,
+    with_similarities,
+)
 from transduce.data.filters import Filters
 from transduce.data.lm_blocks import BlockBatches, consecutive_blocks, hold_out_end, token_streams
 from transduce.data.noise import NoisyBatches, add_noise
@@ -25,7 +33,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import Batch, Example
 from transduce.recipe import Corpus, DataRecipe, Recipe, TextRecipe
-from transduce.recipe.compatibility import labels_per
+from transduce.recipe.compatibility import labels_per, uses_similarities
 from transduce.storage import cache_directory
 
 Tokenizers = tuple[Tokenizer, Tokenizer]  # source, target
@@ -43,7 +51,7 @@ class PreparedData:
     dev_rows: np.ndarray
     noise: Noise | None = None  # creates sources for text without sources
 
-    def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches | BlockBatches | NoisyBatches | AlignedBatches:
+    def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches | BlockBatches | TransformedBatches:
         training, tokens = recipe.training, recipe.tokens
         if recipe.data.block_size is not None:
             return BlockBatches(
@@ -67,6 +75,8 @@ class PreparedData:
         )
         if training.objective.get("kind") == "guided_alignment":
             return AlignedBatches(clean, tokenizers)
+        if uses_similarities(recipe):
+            return GradedBatches(clean)
         return clean if self.noise is None else NoisyBatches(clean, self.noise, training.seed)
 
     def _weights(self, recipe: Recipe) -> list[float]:
@@ -87,6 +97,8 @@ class PreparedData:
             return
         for rows in batch_by_length(self.dev.lengths[self.dev_rows], budget):
             batch = gather(self.dev, self.dev_rows[rows])
+            if uses_similarities(recipe):
+                batch = with_similarities(batch, self.dev)
             yield batch if self.noise is None else add_noise(batch, self.noise, recipe.training.seed)
 
     def hashes(self) -> dict[str, str]:
@@ -98,8 +110,11 @@ class PreparedData:
         return [self.dev.example(int(row)) for row in self.dev_rows[:limit]]
 
 
-def train_tokenizers(recipe: Recipe) -> Tokenizers:
-    """Trains the tokenizers of both sides; they are one object where the sides share a vocabulary."""
+def train_tokenizers(recipe: Recipe, reused: Mapping[int, Tokenizer] | None = None) -> Tokenizers:
+    """Trains the tokenizers of both sides; they are one object where the sides share a vocabulary.
+
+    `reused`: sides (0: source, 1: target) with vocabularies of their own that have one already.
+    """
 
     def texts(*sides: str) -> Iterator[str]:
         for corpus in recipe.data.train:
@@ -121,8 +136,9 @@ def train_tokenizers(recipe: Recipe) -> Tokenizers:
     if tokens.shared:
         both = _with_tags(_train(texts("source", "target"), first, tokens.oov_placeholders), recipe)
         return both, both
-    source = _with_tags(_train(texts("source"), first), recipe)
-    return source, _train(texts("target"), second)
+    ready = reused or {}
+    source = ready[0] if 0 in ready else _with_tags(_train(texts("source"), first), recipe)
+    return source, ready[1] if 1 in ready else _train(texts("target"), second)
 
 
 def _train(texts: Iterator[str], side: TextRecipe, oov_placeholders: int = 0) -> Tokenizer:

@@ -272,7 +272,8 @@ class StoreWriter:
 
 
 def _id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
-    return np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    ids = tokenizer.size * (2 if tokenizer.vocabulary.word_marks else 1)
+    return np.dtype(np.uint16 if ids <= 1 << 16 else np.uint32)
 
 
 def _file_names() -> Iterator[str]:

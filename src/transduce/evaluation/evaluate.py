@@ -29,7 +29,7 @@ from transduce.evaluation.perplexity import (
     Perplexity,
     WordPerplexity,
 )
-from transduce.evaluation.retrieval_metrics import RecallAt1, RecallAt10, ReciprocalRank
+from transduce.evaluation.retrieval_metrics import RecallAt1, RecallAt10, ReciprocalRank, Spearman
 from transduce.evaluation.significance import bootstrap_interval
 from transduce.evaluation.text_metrics import (
     Accuracy,
@@ -85,6 +85,7 @@ METRICS: dict[str, type[Metric]] = {
     "recall@1": RecallAt1,
     "recall@10": RecallAt10,
     "mrr": ReciprocalRank,
+    "spearman": Spearman,
 }
 
 

@@ -14,7 +14,7 @@ from transduce.contracts import EmbeddedCorpus, ScoredText, ScoreMetric, TextMet
 from transduce.data.batching import batch_by_length, collate
 from transduce.data.noise import add_noise
 from transduce.data.prepare import prepare_data
-from transduce.data.readers.corpus import read_corpus
+from transduce.data.readers.corpus import gold_similarity, read_corpus
 from transduce.data.readers.windows import example_characters, in_windows
 from transduce.data.tokenizers.tokenizer import MASK, Tokenizer
 from transduce.decoding.scoring import score
@@ -181,10 +181,16 @@ class HeldOutExample:
     source: str
     references: tuple[str, ...]
     file: str = ""
+    similarity: float | None = None  # of source and reference, where `spearman` is measured
 
 
 def group_references(examples: Sequence[Example], settings: EvaluationRecipe) -> list[HeldOutExample]:
     """One held-out example for each example, or for each source if equal sources share their references."""
+    if "spearman" in settings.metrics:
+        return [
+            HeldOutExample(example.source, (example.target or "",), example.file, gold_similarity(example))
+            for example in examples
+        ]
     if settings.references == "each" or not any(example.source for example in examples):
         return [HeldOutExample(example.source, (example.target or "",), example.file) for example in examples]
     references: dict[str, list[str]] = {}
@@ -231,7 +237,10 @@ def embed_pairs(model: Model, examples: Sequence[HeldOutExample]) -> EmbeddedCor
     documents = list(dict.fromkeys(text for example in examples for text in example.references))
     row_of = {text: row for row, text in enumerate(documents)}
     right = [[row_of[text] for text in example.references] for example in examples]
-    return EmbeddedCorpus(model.embed([example.source for example in examples]), model.embed(documents), right)
+    golds = [example.similarity for example in examples if example.similarity is not None]
+    similarities = golds if len(golds) == len(examples) else None
+    sources = [example.source for example in examples]
+    return EmbeddedCorpus(model.embed(sources), model.embed(documents), right, similarities)
 
 
 def score_references(model: Model, examples: Sequence[HeldOutExample], **settings: Any) -> list[ScoredText]:

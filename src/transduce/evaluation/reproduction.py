@@ -21,14 +21,11 @@ from transduce.errors import InputError
 from transduce.evaluation.evaluate import SystemOutput, evaluate, find_metric, line_statistics
 from transduce.evaluation.held_out import HeldOutExample, group_references, predict
 from transduce.evaluation.leakage import recipe_leakage
-from transduce.evaluation.retrieval_metrics import Spearman
 from transduce.evaluation.scoreboard import Row, find_row
-from transduce.evaluation.significance import bootstrap_interval
 from transduce.inference import Model
 from transduce.inference import load as load_model
 from transduce.parsing import read_json
 from transduce.recipe import Recipe, load, parse
-from transduce.retrieval.search import pair_similarities
 from transduce.run import Run
 from transduce.storage import make_folder, replace_file
 from transduce.training.experiment import train
@@ -63,26 +60,18 @@ class Reproduction:
         settings = [setting.replace("{data}", str(self.data.absolute())) for setting in self.row.settings]
         kind, _, task = self.row.recipe.partition(" ")
         if kind == "task":
-            held_out = [
-                f"data.{name}={file}" for name, file in files.items() if name != "train" and not self._similarity
-            ]
+            held_out = [f"data.{name}={file}" for name, file in files.items() if name != "train"]
             recipe = recipe_for(files["train"], [*held_out, *settings], task)
         else:
             recipe = load(
                 self._recipe_file(kind), [*settings, *(f"data.{name}={file}" for name, file in files.items())]
             )
         metrics = [*dict.fromkeys((*self.row.metrics, *recipe.evaluation.metrics))]
-        changes: dict[str, Any] = {"training": {"seed": seed}}
-        if not self._similarity:
-            changes["evaluation"] = {"metrics": metrics}
+        changes: dict[str, Any] = {"training": {"seed": seed}, "evaluation": {"metrics": metrics}}
         if self.quick:
             changes["training"] |= {"steps": QUICK_UPDATES, "validate_every": QUICK_UPDATES, "validate_examples": 20}
             changes["training"]["checkpoint_every"] = QUICK_UPDATES
         return _changed(recipe, changes)
-
-    @property
-    def _similarity(self) -> bool:
-        return "spearman" in self.row.metrics
 
     @property
     def _member(self) -> str:
@@ -179,7 +168,7 @@ def one_result(task: Reproduction, part: str, seed: int) -> dict[str, Any]:
     model = load_model(folders if len(folders) > 1 else folders[0])
     recipe = task.recipe(part, members[0])
     leakage = recipe_leakage(recipe.data)
-    found = _similarity_scores(task, model, part) if "spearman" in row.metrics else _scores(task, model, recipe)
+    found = _scores(task, model, recipe)
     _check_size(row, model)
     metrics = [Run(folder).metrics() for folder in folders]
     return {
@@ -241,20 +230,6 @@ def score_by_kind(
     return scores
 
 
-def _similarity_scores(task: Reproduction, model: Model, part: str) -> dict[str, Any]:
-    """Spearman's rank correlation of cosine and gold similarity of the pairs of the test file."""
-    files = task.row.prepare(task.data, task.runs / task.name / "data" / part, part)
-    found = [one for one in pair_similarities(model, files["test"]) if one.gold is not None]
-    metric = Spearman()
-    rows = metric.statistics([one.cosine for one in found], [one.gold for one in found if one.gold is not None])
-    score = bootstrap_interval(metric, rows, 1000, seed=1)
-    return {
-        "lines": len(found),
-        "scores": {"spearman": {"value": score.value, "low": score.low, "high": score.high}},
-        "signatures": {"spearman": metric.signature},
-    }
-
-
 def _summary(row: Row, seeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation over the seeds of the mean over the parts."""
     scores = {}
@@ -272,5 +247,5 @@ def margins(row: Row, record: Mapping[str, Any]) -> Iterator[tuple[str, str, flo
     for published in row.published:
         for metric, value in published.scores.items():
             if metric in record["scores"]:
-                better = 1 if metric == "spearman" or find_metric(metric).higher_is_better else -1
+                better = 1 if find_metric(metric).higher_is_better else -1
                 yield published.system, metric, better * (record["scores"][metric]["mean"] - value)

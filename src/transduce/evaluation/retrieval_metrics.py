@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transduce.contracts import EmbeddedCorpus, Metric, VectorMetric
+from transduce.contracts import EmbeddedCorpus, VectorMetric
+from transduce.errors import InputError
 
 TIE = 1e-6  # smaller differences of cosines are rounding errors: the vectors of a text vary with its batch
 _CHUNK = 4_000_000  # number of cosines in memory at a time: 16 MB
@@ -99,7 +100,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
     return result
 
 
-class Spearman(Metric):
+class Spearman(VectorMetric):
     """Rank correlation of cosines and gold similarities (Spearman 1904; x 100): Pearson correlation of the ranks.
 
     The ranks are those of the whole set and are kept in a resample, so the statistics are additive.
@@ -107,7 +108,18 @@ class Spearman(Metric):
 
     name = "spearman"
 
-    def statistics(self, predicted: Sequence[float], gold: Sequence[float]) -> np.ndarray:
+    def statistics(self, embedded: EmbeddedCorpus) -> np.ndarray:
+        if embedded.similarities is None:
+            raise InputError(
+                "spearman needs the gold similarity of every pair", remedy="write: sentence TAB sentence TAB similarity"
+            )
+        targets = embedded.documents[[rows[0] for rows in embedded.relevant]]
+        cosines = (normalise_rows(embedded.queries) * normalise_rows(targets)).sum(-1)
+        return self.pair_statistics(cosines, embedded.similarities)
+
+    @staticmethod
+    def pair_statistics(predicted: Sequence[float] | np.ndarray, gold: Sequence[float]) -> np.ndarray:
+        """The statistics of predicted and gold similarities."""
         # Centred ranks: the correlation is the same and the sums are small.
         middle = (len(predicted) + 1) / 2
         x, y = (ranks(np.asarray(values, dtype=float)) - middle for values in (predicted, gold))

@@ -2,7 +2,7 @@
 
 from transduce.contracts import Loss, Objective
 from transduce.objectives.attention_losses import AttentionPenalty, GuidedAlignment
-from transduce.objectives.contrastive import Contrastive
+from transduce.objectives.contrastive import Contrastive, CoSENT, CosineRegression
 from transduce.objectives.cross_entropy import CrossEntropy, RDrop, ScheduledSampling
 from transduce.objectives.ctc import CTC, JointCTC, ctc_loss
 from transduce.objectives.distillation import Distillation
@@ -15,7 +15,9 @@ __all__ = [
     "CTC",
     "OBJECTIVES",
     "AttentionPenalty",
+    "CoSENT",
     "Contrastive",
+    "CosineRegression",
     "CrossEntropy",
     "Distillation",
     "GuidedAlignment",
@@ -44,6 +46,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "attention_penalty": AttentionPenalty,
     "reinforce": Reinforce,
     "contrastive": Contrastive,
+    "cosine_regression": CosineRegression,
+    "cosent": CoSENT,
     "ctc": CTC,
     "joint_ctc": JointCTC,
     "imitation": Imitation,

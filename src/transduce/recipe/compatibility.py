@@ -326,6 +326,12 @@ def check_positions(model: ModelRecipe, longest: int, where: str) -> None:
             )
 
 
+def uses_similarities(recipe: Recipe) -> bool:
+    """Whether the objective reads the gold similarities of the pairs."""
+    kind = recipe.training.objective.get("kind", "cross_entropy")
+    return bool(getattr(find(Objective, kind, "training.objective"), "uses_similarities", False))
+
+
 def check_objective(objective: Spec, model: ModelRecipe, where: str) -> None:
     """The objective must read what the model returns: token logits, or vectors."""
     reads, gives = getattr(find(Objective, objective["kind"], where), "uses_embeddings", False), gives_vectors(model)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from transduce.data.readers.corpus import read_corpus
+from transduce.data.readers.corpus import gold_similarity, read_corpus
 from transduce.data.readers.windows import in_windows
 from transduce.errors import InputError
 from transduce.evaluation.retrieval_metrics import normalise_rows
@@ -58,7 +58,7 @@ def pair_similarities(model: Model, pairs: str) -> Iterator[PairSimilarity]:
     texts = [[example.source for example in examples], [example.target or "" for example in examples]]
     blocks = ([model.embed(window) for window in in_windows(side)] for side in texts)
     first, second = (normalise_rows(np.concatenate(side)) for side in blocks)
-    golds = [_gold(example.extra, f"{example.file}:{example.line}") for example in examples]
+    golds = [gold_similarity(example) for example in examples]
     if len({gold is None for gold in golds}) > 1:
         line = examples[golds.index(None)].line
         raise InputError(
@@ -68,15 +68,3 @@ def pair_similarities(model: Model, pairs: str) -> Iterator[PairSimilarity]:
         )
     for cosine, gold in zip((first * second).sum(-1).tolist(), golds, strict=True):
         yield PairSimilarity(cosine, gold)
-
-
-def _gold(extra: Mapping[str, str], where: str) -> float | None:
-    """The third column of a TSV, or the field `score`."""
-    value = extra.get("column3", extra.get("score"))
-    if value is None:
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        remedy = "write: sentence TAB sentence TAB similarity"
-        raise InputError(f"the gold similarity {value!r} is not a number", where=where, remedy=remedy) from None

@@ -20,6 +20,7 @@ from transduce.layers.transformer import enable_gradient_checkpointing
 from transduce.model import Transducer
 from transduce.objectives import CrossEntropy, Objective
 from transduce.recipe import Recipe
+from transduce.recipe.compatibility import uses_similarities
 from transduce.training.distributed import autocast
 from transduce.training.optimisers import build_optimiser
 from transduce.training.update import OUT_OF_MEMORY
@@ -148,7 +149,8 @@ def _updates(
 
 def worst_batch(recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, tokens: int) -> Batch:
     """A batch of about `tokens` tokens, of the longest rows where rows differ in length."""
-    if recipe.data.block_size is not None or recipe.training.objective.get("kind") == "guided_alignment":
+    annotated = recipe.training.objective.get("kind") == "guided_alignment" or uses_similarities(recipe)
+    if recipe.data.block_size is not None or annotated:
         return data.batches(_replace_batch_tokens(recipe, tokens), tokenizers).at(DataPosition())
     rows = np.zeros(0, np.int64)
     for part in chunks(data.rows):

@@ -17,6 +17,7 @@ from transduce.errors import InputError
 from transduce.inference.quantisation import check_learns
 from transduce.layers.meta_init import meta_device
 from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe
+from transduce.recipe.compatibility import labels_per
 from transduce.run import Run
 from transduce.transfer.lora import load_run_weights
 
@@ -93,6 +94,14 @@ def open_pretrained(init: InitRecipe) -> list[PretrainedRun]:
 
 
 def choose_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> Tokenizers:
+    """The tokenizers of both sides; labels of words need to know where the words of the source begin."""
+    source, target = _chosen_tokenizers(recipe, pretrained)
+    if source is target:
+        return source, target
+    return source.with_word_marks(labels_per(recipe.model) == "word"), target
+
+
+def _chosen_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> Tokenizers:
     """Those of `init.tokens`, or of the pretrained runs where the recipe has the same settings, else newly trained.
 
     Labels are always collected from the new data: the classes of a head belong to its own data set.
@@ -116,12 +125,15 @@ def choose_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> To
     if len(reused) == 2 and tokens.source.kind == "given":  # imported: two tokenizers over one vocabulary
         return reused[0], reused[1]
     if tokens.shared:
-        shared = [one for one in reused.values() if any(set(run.tokenizers) == {one} for run in pretrained)]
+        shared = [one for one in reused.values() if any(_shares(run, one) for run in pretrained)]
         return (shared[0], shared[0]) if shared else train_tokenizers(recipe)
-    if len(reused) == 2:
-        return reused[0], reused[1]
-    source, target = train_tokenizers(recipe)
-    return reused.get(0, source), reused.get(1, target)
+    source, target = train_tokenizers(recipe, reused)
+    return reused.get(0, source), reused.get(1, target)  # the only text of a language model may be reused too
+
+
+def _shares(run: PretrainedRun, tokenizer: Tokenizer) -> bool:
+    """Whether both sides of a run have this tokenizer."""
+    return {one.fingerprint for one in run.tokenizers} == {tokenizer.fingerprint}
 
 
 def _given_tokenizers(folder: str, recipe: Recipe) -> Tokenizers:
@@ -195,7 +207,11 @@ def _refit(network: nn.Module, name: str, given: Tensor | None, current: Tensor)
 
 def _same_vocabulary(tokenizers: Tokenizers, run: PretrainedRun) -> set[str]:
     pairs = zip(("source", "target"), tokenizers, run.tokenizers, strict=True)
-    return {side for side, current, given in pairs if current.fingerprint == given.fingerprint}
+    return {side for side, current, given in pairs if _unmarked(current) == _unmarked(given)}
+
+
+def _unmarked(tokenizer: Tokenizer) -> str:
+    return tokenizer.with_word_marks(False).fingerprint
 
 
 def vocabulary_weights(recipe: ModelRecipe) -> dict[str, set[str]]:

@@ -184,7 +184,7 @@ def subword_model(kind, pieces):
     return backend
 
 
-LINES = ["a", "b ca", "cab  a b", " a b ", "aa bb cc ab ba", "a\u3000b c", "zz a zz", "z"]
+LINES = ["a", "b ca", "cab  a b", " a b ", "aa bb cc ab ba", "a\u3000b c", "zz a zz", "z", "a'b c", "b .a.a. ' c"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -208,6 +209,24 @@ def _aligned(example: Example, links: str) -> Example:
     except AlignmentError as error:
         raise UnreadableError("invalid alignment", str(error)) from None
     return replace(example, extra={**example.extra, ALIGNMENT: links})
+
+
+def gold_similarity(example: Example) -> float | None:
+    """The gold similarity of a sentence pair: the third column of a TSV, or the field `score`; None: there is none."""
+    value = example.extra.get("column3", example.extra.get("score"))
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(
+            f"the gold similarity {value!r} is not a number",
+            where=f"{example.file}:{example.line}",
+            remedy="write: sentence TAB sentence TAB similarity",
+        )
+    return number
 
 
 def read_lines(path: str | Path) -> Iterator[str]:

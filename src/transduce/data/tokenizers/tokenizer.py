@@ -22,6 +22,7 @@ from transduce.storage import replace_file
 _WORD = re.compile(r"\S+")
 _TAB = re.compile("\t")
 _NEVER = re.compile(r"(?!)")
+SPACE_MARKS = ("\u2581", "\u0120")  # a space in SentencePiece and in byte-level pieces
 MASK = "<mask>"  # how a user writes a masked token; the model reads <unk>
 
 
@@ -95,6 +96,17 @@ class Tokenizer:
         pieces = (*self.vocabulary.pieces, *sorted(tags.difference(self.vocabulary.pieces)))
         return Tokenizer(replace(self.vocabulary, pieces=pieces))
 
+    def with_word_marks(self, marked: bool) -> Tokenizer:
+        """The same tokenizer, whose ids also tell which pieces continue a word, for labels of words; or without.
+
+        WordPiece splits `n't` into `n`, `'` and `t`, pieces that look like words. With marks, the id of such a piece
+        within a word is raised by `size`, and a word without any piece is <unk>. Pieces with a mark for spaces need
+        none, nor do trained vocabularies.
+        """
+        marked = marked and self.kind == vocabularies.GIVEN and not self._marks_spaces
+        changed = replace(self.vocabulary, word_marks=marked)
+        return self if changed == self.vocabulary else Tokenizer(changed)
+
     @property
     def kind(self) -> str:
         return self.vocabulary.kind
@@ -136,21 +148,26 @@ class Tokenizer:
 
     def piece(self, number: int) -> str:
         """One token for display; bytes that are no complete character are written as \\xe2."""
+        number %= self.size  # without its word mark
         if number < len(SPECIALS):
             return SPECIALS[number]
         return self._content[number].decode("utf-8", "backslashreplace").replace(" ", "▁")
 
     @cached_property
+    def _marks_spaces(self) -> bool:
+        """Whether the pieces of an imported vocabulary begin with the spaces before them."""
+        return any(piece.startswith(SPACE_MARKS) for piece in self.vocabulary.pieces)
+
+    @cached_property
     def word_starts(self) -> list[bool]:
         """Which ids begin a word, where the id determines it: not for characters and bytes."""
         if self.kind == vocabularies.GIVEN:
-            marks = ("\u2581", "\u0120")  # a space in SentencePiece and in byte-level pieces
-            marked = any(piece.startswith(marks) for piece in self.vocabulary.pieces)
-            pieces = self.vocabulary.pieces[len(SPECIALS) :]
+            marked, pieces = self._marks_spaces, self.vocabulary.pieces[len(SPECIALS) :]
             # Without a mark for spaces, <unk> stands for a whole word.
-            return [False, False, False, not marked] + [
-                piece.startswith(marks) if marked else not piece.startswith("##") for piece in pieces
+            starts = [False, False, False, not marked] + [
+                piece.startswith(SPACE_MARKS) if marked else not piece.startswith("##") for piece in pieces
             ]
+            return starts + [False] * (self.size * self.vocabulary.word_marks)
         if self._spaced:
             return [content[:1] == b" " and content != b" " for content in self._content]
         words = self.kind in ("words", "labels")
@@ -163,6 +180,8 @@ class Tokenizer:
         if not self.normalisation:
             result = run_library(self._backend.encode, text, add_special_tokens=False)
             ids, offsets = self._own_ids(result.ids), result.offsets
+            if self.vocabulary.word_marks:
+                ids, offsets = self._with_marks(ids, offsets, text)
         else:
             read = normalisations.aligned(text, self.normalisation)
             result = run_library(self._backend.encode, read.text, add_special_tokens=False)
@@ -173,7 +192,22 @@ class Tokenizer:
         """Ids here for ids of the library; they differ only in a given tokenizer."""
         return [self._id_of_backend.get(number, UNK) for number in ids] if self._id_of_backend else ids
 
+    def _with_marks(
+        self, ids: list[int], offsets: list[tuple[int, int]], text: str
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids and offsets with word marks: see `with_word_marks`."""
+        pieces: list[list[tuple[int, tuple[int, int]]]] = [[] for _ in self.word_spans(text)]
+        for number, span, index in zip(ids, offsets, self.word_ids(offsets, text), strict=True):
+            pieces[index].append((number, span))
+        marked: list[tuple[int, tuple[int, int]]] = []
+        for word, span in zip(pieces, self.word_spans(text), strict=True):
+            marked += word[:1] or [(UNK, span)]
+            marked += [(number + self.size * self.word_starts[number], inner) for number, inner in word[1:]]
+        return [number for number, _ in marked], [span for _, span in marked]
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.vocabulary.word_marks:  # the fast function has no offsets
+            return [self.encode(text).ids for text in texts]
         read = [normalisations.apply(text, self.normalisation) for text in texts] if self.normalisation else list(texts)
         results = run_library(self._backend.encode_batch_fast, read, add_special_tokens=False)
         return [self._own_ids(result.ids) for result in results]
@@ -274,7 +308,7 @@ class Tokenizer:
 
     def _library_text(self, ids: Iterable[int]) -> str:
         """The text as the library decodes it; its special tokens and pieces it does not have are omitted."""
-        rows = [self.vocabulary.backend_ids[number] for number in ids if number not in (PAD, BOS, EOS)]
+        rows = [self.vocabulary.backend_ids[number % self.size] for number in ids if number not in (PAD, BOS, EOS)]
         text = run_library(self._backend.decode, [row for row in rows if row >= 0], skip_special_tokens=True)
         return text.replace("\0", "")  # it marks pieces that no text contains
 

@@ -66,6 +66,7 @@ class Vocabulary:
     prefix: tuple[int, ...] = ()  # given: ids at the beginning of every text
     suffix: tuple[int, ...] = ()  # given: ids at the end of every source
     normalisation: tuple[str, ...] = ()  # steps before tokenisation: see normalisation.py
+    word_marks: bool = False  # given: see `Tokenizer.with_word_marks`
 
     @property
     def reserved(self) -> int:
@@ -205,7 +206,7 @@ def _with_bytes(model: models.Model) -> Backend:
 def to_json(vocabulary: Vocabulary) -> str:
     """The content of the tokenizer file. It is deterministic: the fingerprint is computed from it."""
     content = asdict(vocabulary)
-    for name in ("oov_placeholders", "backend_json", "backend_ids", "prefix", "suffix", "normalisation"):
+    for name in ("oov_placeholders", "backend_json", "backend_ids", "prefix", "suffix", "normalisation", "word_marks"):
         if not content[name]:
             del content[name]
     return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
@@ -227,6 +228,7 @@ def from_json(text: str) -> Vocabulary:
         tuple(content.get("prefix", ())),
         tuple(content.get("suffix", ())),
         tuple(content.get("normalisation", ())),
+        bool(content.get("word_marks", False)),
     )
     _check(vocabulary)
     return vocabulary

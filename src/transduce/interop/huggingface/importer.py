@@ -139,7 +139,7 @@ def _text_model(
     specials = _special_ids(family, search, config)
     (source, target), rows = read_tokenizers(folder, specials, config.count("vocab_size"), text_format)
     if family.label_kind:
-        target = read_labels(config, family.label_kind)
+        source, target = source.with_word_marks(text_format.word_labels), read_labels(config, family.label_kind)
     model |= {"source_eos": False} if source.suffix else {}  # the source ends with a </s> of its own
     generation: Content = {}
     if "decoder" in model:
