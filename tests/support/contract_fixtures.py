@@ -77,6 +77,8 @@ BLOCKS = (
 CONVOLUTIONS = (
     {"kernel": 1},
     {"kernel": 5, "position": "sinusoidal"},
+    {"kernel": 3, "dilation": 2},
+    {"kernel": 2, "dilation": 2, "causal": True},  # a tree; the encoder's alone is causal
     {"heads": 2, "score": "mlp", "normaliser": "sparsemax"},  # the decoder's alone
 )
 SCORED_READERS = ("bahdanau", "luong")
@@ -187,8 +189,11 @@ def _cases() -> dict[str, dict]:
         add(base_encoder, {**SMALL["edit_transducer"], **part})
     for part in CONVOLUTIONS:
         both = {} if "heads" in part else part
-        add({**SMALL["convolutional"], **both}, {**SMALL["convolutional"], **part})
-        add(None, {**SMALL["convolutional"], **both})
+        decoder = {**SMALL["convolutional"], **{name: value for name, value in part.items() if name != "causal"}}
+        add({**SMALL["convolutional"], **both}, decoder)
+        add(None, decoder if both else SMALL["convolutional"])
+    for part in ({}, {"position": "relative", "window": 2}, {"position": "learned", "norm": "post"}):
+        add({**SMALL["transformer"], "causal": True, **part}, SMALL["transformer"])
     return cases
 
 

@@ -132,7 +132,8 @@ class Batches:
         for row in rows.tolist():
             rng = random.Random(f"{self._seed} {epoch} {row} {side}")
             text = self.store.text(SIDES[side], row)
-            encoded.append(self._tokenizers[side].encode_with_dropout(text, rate, rng, parts=side == 0))
+            tokenizer = self._tokenizers[side]
+            encoded.append([*tokenizer.prefix, *tokenizer.encode_with_dropout(text, rate, rng, parts=side == 0)])
         return _Ragged.of(encoded)
 
 

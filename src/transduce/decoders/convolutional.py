@@ -14,7 +14,7 @@ from transduce.attention.positions import Learned, embedded_only
 from transduce.attention.scores import Dot
 from transduce.contracts import AttentionScore, Count, Decoder, Normaliser, PositionEncoding, Rate
 from transduce.flow import Attention, Memory, State, Step
-from transduce.layers.convolution import HALF, GatedConvolution
+from transduce.layers.convolution import HALF, GatedConvolution, dilations
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.feed_forward import Dropout
 from transduce.layers.option_groups import AttentionOptions
@@ -34,22 +34,25 @@ class ConvolutionalDecoder(Decoder):
         layers: Count = 4,
         width: Count = 256,
         kernel: Count = 3,
+        dilation: Count = 1,
         heads: Count = 1,
         position: type[PositionEncoding] = Learned,
         score: type[AttentionScore] = Dot,
         normaliser: type[Normaliser] = Softmax,
         dropout: Rate = 0.1,
     ) -> None:
+        """`dilation`: growth of the distance between the rows of a convolution from layer to layer, see
+        layers/convolution.py."""
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         self.position = embedded_only(position(width, 1, True), "a convolution")
         attention = AttentionOptions(heads, score=score, normaliser=normaliser)
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             ConvolutionalDecoderLayer(
-                GatedConvolution(width, kernel, dropout),
+                GatedConvolution(width, kernel, dropout, distance),
                 CrossAttention(width, memory_width, attention) if memory_width else None,
             )
-            for _ in range(layers)
+            for distance in dilations(layers, kernel, dilation)
         )
 
     @property
@@ -63,8 +66,8 @@ class ConvolutionalDecoder(Decoder):
             if block.cross_attention is not None
         )
         rows, table = memory.mask.size(0), self.embedding.weight
-        # k - 1 rows of zeros before the first token, for each layer.
-        before = tuple(table.new_zeros(rows, block.convolution.kernel - 1, table.size(1)) for block in self.layers)
+        # Rows of zeros before the first token, for each layer.
+        before = tuple(table.new_zeros(rows, block.convolution.before, table.size(1)) for block in self.layers)
         next_position = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
         return State({"memory": projected, "mask": memory.mask}, {"layers": before, "next_position": next_position})
 
@@ -79,8 +82,8 @@ class ConvolutionalDecoder(Decoder):
         after: list[Tensor] = []
         weights: list[Tensor] = []
         for number, block in enumerate(self.layers):
-            inputs = torch.cat((state.past["layers"][number], values), 1)  # R (T + k - 1) D
-            after.append(_last(inputs, lengths, block.convolution.kernel - 1))
+            inputs = torch.cat((state.past["layers"][number], values), 1)  # R (before + T) D
+            after.append(_last(inputs, lengths, block.convolution.before))
             hidden = block.convolution(inputs)
             if block.cross_attention is not None:
                 # The query is the hidden state plus the embedding of the previous token (equation 1).
@@ -106,6 +109,6 @@ class ConvolutionalDecoderLayer(nn.Module):
 
 
 def _last(inputs: Tensor, lengths: Tensor, count: int) -> Tensor:
-    """The last `count` real rows of each sequence, of k - 1 old and T new ones, `lengths` of which are real."""
-    index = lengths[:, None] + torch.arange(count, device=lengths.device)  # R k-1
+    """The last `count` real rows of each sequence, of `count` old and T new ones, `lengths` of which are real."""
+    index = lengths[:, None] + torch.arange(count, device=lengths.device)  # R count
     return inputs.gather(1, index[..., None].expand(-1, -1, inputs.size(2)))

@@ -13,8 +13,9 @@ from transduce.attention.multihead import layers_and_heads
 from transduce.contracts import Decoder, SequenceContext
 from transduce.flow import PAD, Attention, CacheSlots, Memory, PackedLayout, State, Step, Tree, additive_mask
 from transduce.kernels.dispatch import to_matmul_dtype
-from transduce.layers.embedding import Output
-from transduce.layers.transformer import ProjectedMemory, TransformerStack
+from transduce.layers.embedding import Embedding, Output
+from transduce.layers.option_groups import flat_options
+from transduce.layers.transformer import ProjectedMemory, StackOptions, TransformerStack
 
 ALIGNED = 16  # fused kernels need aligned mask rows
 
@@ -23,7 +24,11 @@ class TransformerDecoder(TransformerStack, Decoder):
     """layers of masked self-attention, cross-attention and feed-forward (Vaswani 2017)"""
 
     causal = True
-    output: Output
+
+    @flat_options
+    def __init__(self, embedding: Embedding, output: Output, memory_width: int, *, stack: StackOptions) -> None:
+        super().__init__(embedding, stack, memory_width)
+        self.output = output
 
     @property
     def attention_shape(self) -> tuple[int, int]:

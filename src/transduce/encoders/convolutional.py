@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -10,7 +12,7 @@ from transduce.attention.positions import Learned, embedded_only
 from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory, masked_mean
-from transduce.layers.convolution import HALF, GatedConvolution
+from transduce.layers.convolution import HALF, GatedConvolution, dilations
 from transduce.layers.feed_forward import Dropout
 
 
@@ -26,16 +28,22 @@ class ConvolutionalEncoder(Encoder):
         layers: Count = 4,
         width: Count = 256,
         kernel: Count = 3,
+        dilation: Count = 1,
+        causal: bool = False,
         position: type[PositionEncoding] = Learned,
         dropout: Rate = 0.1,
     ) -> None:
+        """`dilation`: growth of the distance between the rows of a convolution from layer to layer, see
+        layers/convolution.py; `causal`: a row depends on itself and earlier rows alone."""
         super().__init__()
-        if kernel % 2 == 0:
-            raise InputError(f"a kernel of {kernel} has no middle row", remedy="set an odd kernel")
+        if kernel % 2 == 0 and not causal:
+            raise InputError(f"a kernel of {kernel} has no middle row", remedy="set an odd kernel, or causal: true")
         self.width, self.embedding, self.dropout = width, embedding, Dropout(dropout)
         self.position = embedded_only(position(width, 1, False), "a convolution")
-        self.sides = (kernel - 1) // 2
-        self.layers = nn.ModuleList(GatedConvolution(width, kernel, dropout) for _ in range(layers))
+        self.causal = causal
+        self.layers: Sequence[GatedConvolution] = nn.ModuleList(  # type: ignore[assignment]
+            GatedConvolution(width, kernel, dropout, distance) for distance in dilations(layers, kernel, dilation)
+        )
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
@@ -46,7 +54,8 @@ class ConvolutionalEncoder(Encoder):
         values = embedded
         for layer in self.layers:
             # Padding is zeroed before every layer, so it cannot leak into real rows.
-            padded = F.pad(values * mask[..., None], (0, 0, self.sides, self.sides))
+            left, right = (layer.before, 0) if self.causal else (layer.before // 2,) * 2
+            padded = F.pad(values * mask[..., None], (0, 0, left, right))
             values = (layer(padded) + values) * HALF
         # The paper adds the embedding to the values, not to the keys; a memory has one vector per row.
         values = (values + embedded) * HALF

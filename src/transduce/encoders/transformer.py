@@ -5,16 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transduce.contracts import Encoder, SequenceContext
+from transduce.contracts import Encoder, FrontEnd, SequenceContext
 from transduce.flow import Batch, Memory, masked_mean
-from transduce.layers.transformer import TransformerStack
+from transduce.layers.option_groups import flat_options
+from transduce.layers.transformer import StackOptions, TransformerStack
 
 
 class TransformerEncoder(TransformerStack, Encoder):
     """layers of self-attention and feed-forward (Vaswani 2017)"""
 
-    causal = False
     capturable = True
+
+    @flat_options
+    def __init__(self, embedding: FrontEnd, *, stack: StackOptions, causal: bool = False) -> None:
+        """`causal`: a row attends to itself and earlier rows alone, as in a decoder."""
+        self.causal = causal  # positions depend on it
+        super().__init__(embedding, stack)
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"
@@ -40,10 +46,11 @@ class TransformerEncoder(TransformerStack, Encoder):
 
     def _visible(self, visible: Tensor) -> Tensor:
         """The attention mask within the window, from the padding (B 1 1 S) or packing mask (B 1 S S)."""
-        if self.window is None:
+        if self.window is None and not self.causal:
             return visible
         columns = visible.size(-1)
+        window = columns if self.window is None else self.window
         near = torch.ones(columns, columns, dtype=torch.bool, device=visible.device)
-        near = near.tril(self.window).triu(-self.window)
+        near = near.tril(0 if self.causal else window).triu(-window)
         # A padded row far from all real rows attends to itself: the softmax of an empty row would be nan.
         return visible & near | torch.eye(columns, dtype=torch.bool, device=visible.device)  # B 1 S S

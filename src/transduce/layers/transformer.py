@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,10 +18,10 @@ from transduce.errors import InputError
 from transduce.flow import Tree
 from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream
 from transduce.kernels.linear import linear
-from transduce.layers.embedding import Embedding, Output
+from transduce.layers.embedding import Embedding
 from transduce.layers.feed_forward import Dropout, FeedForward, dense
 from transduce.layers.norm import NoNorm, NormPlacement, Residual
-from transduce.layers.option_groups import NormOptions, SublayerOptions, flat_options
+from transduce.layers.option_groups import NormOptions, SublayerOptions
 
 KeysValues = tuple[Tensor, Tensor]  # each B G S K
 
@@ -58,36 +58,39 @@ class SequenceOptions:
     local_position: type[PositionEncoding] | None = None  # of layers with a window; None: the same as of the others
 
 
+@dataclass(frozen=True)
+class StackOptions:
+    """The options that encoder and decoder have in common."""
+
+    layers: Count = 3
+    width: Count = 256
+    sublayers: SublayerOptions = field(default_factory=SublayerOptions)
+    norm: NormOptions = field(default_factory=NormOptions)
+    sequence: SequenceOptions = field(default_factory=SequenceOptions)
+    dropout: Rate = 0.1
+
+
 class TransformerStack(nn.Module):
-    """A stack of Transformer layers and its options; encoder and decoder inherit both."""
+    """A stack of Transformer layers; encoder and decoder inherit it."""
 
     causal: bool
     layers: Sequence[TransformerLayer]
     gradient_checkpointing: bool = False  # True: activations are recomputed in the backward pass
 
-    @flat_options
     def __init__(
         self,
         embedding: FrontEnd,
-        output: Output | None = None,
+        options: StackOptions,
         memory_width: int = 0,  # 0: no memory to attend to
-        *,
-        layers: Count = 3,
-        width: Count = 256,
-        sublayers: SublayerOptions,
-        norm: NormOptions,
-        sequence: SequenceOptions,
-        dropout: Rate = 0.1,
     ) -> None:
         super().__init__()
+        width, sublayers, norm, sequence = options.width, options.sublayers, options.norm, options.sequence
         attention, bias = sublayers.attention, sublayers.bias
         self.width, self.window, self.global_every = width, sequence.window, sequence.global_every
-        self.embedding, self.dropout = embedding, Dropout(dropout)
-        if output is not None:
-            self.output = output
+        self.embedding, self.dropout = embedding, Dropout(options.dropout)
         embedded = sequence.embedding_width or width
         self.embedding_proj = None if sequence.embedding_width is None else dense(embedded, width)
-        number = layers if sequence.position_per_layer else 1
+        number = options.layers if sequence.position_per_layer else 1
         positions = [sequence.position(width, attention.heads, self.causal) for _ in range(number)]
         if embedded != width and isinstance(positions[0], AdditivePosition):
             positions = [sequence.position(embedded, attention.heads, self.causal)]
@@ -102,9 +105,9 @@ class TransformerStack(nn.Module):
                 sublayers.feed_forward.make(width, bias),
                 [norm.make(width, bias) for _ in range(3 if memory_width else 2)],
                 norm.norm,
-                dropout,
+                options.dropout,
             )
-            for _ in range(layers)
+            for _ in range(options.layers)
         )
         self.has_kv_cache = self.layers[0].self_attention.has_kv_cache
         _check_token_mixer(self.layers[0].self_attention, self.position, self.window)
@@ -118,7 +121,7 @@ class TransformerStack(nn.Module):
     def _local_position(self, sequence: SequenceOptions, width: int, heads: int) -> PositionEncoding | None:
         """The encoding of layers with a window, where other layers have none."""
         if sequence.global_every is not None and (self.causal or sequence.window is None):
-            raise InputError("global_every is for encoders with a window", remedy="leave it out, or set window")
+            raise InputError("global_every is for bidirectional encoders with a window", remedy="leave it out, or set window")
         if sequence.local_position is None:
             return None
         made = sequence.local_position(width, heads, self.causal)

@@ -60,6 +60,14 @@ def check_shape(recipe: Recipe, where: str) -> None:
         _check_two_vocabularies(recipe, where)
     if recipe.data.format == "text":
         _check_text(recipe, where)
+    both_read = gives_vectors(model) and recipe.data.noise is None  # by the encoder
+    for side, allowed in (("source", model.head is not None and recipe.data.noise is None), ("target", both_read)):
+        if getattr(recipe.tokens, side).cls and not allowed:
+            raise InputError(
+                "<cls> begins the texts that an encoder with a head reads",
+                where=where.replace(": model", f": tokens.{side}.cls"),
+                remedy=f"leave tokens.{side}.cls out",
+            )
 
 
 def _check_two_vocabularies(recipe: Recipe, where: str) -> None:

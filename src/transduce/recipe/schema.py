@@ -47,6 +47,9 @@ class TextRecipe(Section):
     size: Positive = Field(8000, description="Vocabulary size, the four special tokens included.")
     min_count: Positive = Field(1, description="Characters or words with a lower count become <unk>.")
     dropout: Fraction = Field(0.0, description="BPE dropout in training (Provilkov 2020).")
+    cls: bool = Field(
+        False, description="<s> before every text: the <cls> that a head with `pooling: first` reads (Devlin 2019)."
+    )
     normalisation: tuple[Literal["nfd", "nfc", "case"], ...] = Field(
         (),
         description="Steps before tokenisation, undone in the output. `nfd`: Hangul as jamo, accents as marks; `nfc`: "
@@ -59,6 +62,14 @@ class TextRecipe(Section):
             raise ValueError(f"`normalisation` is not for `kind: {self.kind}`")
         if len(set(self.normalisation)) < len(self.normalisation) or {"nfd", "nfc"} <= set(self.normalisation):
             raise ValueError("`normalisation` has a step twice, or `nfd` and `nfc`, which undo each other")
+        return self
+
+    @model_validator(mode="after")
+    def _texts_have_a_cls(self) -> Self:
+        if self.cls and self.kind in ("labels", "given"):
+            raise ValueError(
+                f"`cls` is not for `kind: {self.kind}`: labels have none, and an imported tokenizer its own"
+            )
         return self
 
     @model_validator(mode="after")

@@ -96,9 +96,11 @@ def open_pretrained(init: InitRecipe) -> list[PretrainedRun]:
 def choose_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> Tokenizers:
     """The tokenizers of both sides; labels of words need to know where the words of the source begin."""
     source, target = _chosen_tokenizers(recipe, pretrained)
+    first, second = recipe.tokens.source, recipe.tokens.target
     if source is target:
-        return source, target
-    return source.with_word_marks(labels_per(recipe.model) == "word"), target
+        return (source.with_cls(first.cls),) * 2
+    marked = source.with_word_marks(labels_per(recipe.model) == "word")
+    return marked.with_cls(first.cls), target.with_cls(second.cls)
 
 
 def _chosen_tokenizers(recipe: Recipe, pretrained: Sequence[PretrainedRun]) -> Tokenizers:
@@ -151,8 +153,9 @@ def _given_tokenizers(folder: str, recipe: Recipe) -> Tokenizers:
 
 
 def _same_settings(wanted: TextRecipe, given: TextRecipe) -> bool:
-    """Ignores BPE dropout, which changes the segmentation and not the vocabulary."""
-    return wanted.model_copy(update={"dropout": 0.0}) == given.model_copy(update={"dropout": 0.0})
+    """Ignores BPE dropout and <cls>, which change the segmentation and not the vocabulary."""
+    ignored = {"dropout": 0.0, "cls": False}
+    return wanted.model_copy(update=ignored) == given.model_copy(update=ignored)
 
 
 def check_pretrained(recipe: Recipe, tokenizers: Tokenizers, pretrained: Sequence[PretrainedRun]) -> None:
@@ -207,11 +210,11 @@ def _refit(network: nn.Module, name: str, given: Tensor | None, current: Tensor)
 
 def _same_vocabulary(tokenizers: Tokenizers, run: PretrainedRun) -> set[str]:
     pairs = zip(("source", "target"), tokenizers, run.tokenizers, strict=True)
-    return {side for side, current, given in pairs if _unmarked(current) == _unmarked(given)}
+    return {side for side, current, given in pairs if _plain(current) == _plain(given)}
 
 
-def _unmarked(tokenizer: Tokenizer) -> str:
-    return tokenizer.with_word_marks(False).fingerprint
+def _plain(tokenizer: Tokenizer) -> str:
+    return tokenizer.with_word_marks(False).with_cls(False).fingerprint
 
 
 def vocabulary_weights(recipe: ModelRecipe) -> dict[str, set[str]]:

@@ -96,6 +96,13 @@ class Tokenizer:
         pieces = (*self.vocabulary.pieces, *sorted(tags.difference(self.vocabulary.pieces)))
         return Tokenizer(replace(self.vocabulary, pieces=pieces))
 
+    def with_cls(self, wanted: bool) -> Tokenizer:
+        """The same tokenizer, with <s> before every text, or without. An imported one has a prefix of its own."""
+        prefix = (BOS,) if wanted else ()
+        if self.kind == vocabularies.GIVEN or prefix == self.prefix:
+            return self
+        return Tokenizer(replace(self.vocabulary, prefix=prefix))
+
     def with_word_marks(self, marked: bool) -> Tokenizer:
         """The same tokenizer, whose ids also tell which pieces continue a word, for labels of words; or without.
 
@@ -120,7 +127,7 @@ class Tokenizer:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids at the beginning of every text of an imported vocabulary; empty for trained ones."""
+        """The ids at the beginning of every text: of an imported vocabulary its own, else <s> or none."""
         return self.vocabulary.prefix
 
     @property

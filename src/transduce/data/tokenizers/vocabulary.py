@@ -63,7 +63,7 @@ class Vocabulary:
     oov_placeholders: int = 0  # pieces <unk1> .. <unkN>: see oov.py
     backend_json: str = ""  # given: the tokenizer in the format of the tokenizers library, with its own ids
     backend_ids: tuple[int, ...] = ()  # given: the library's id of every piece, -1 where it has none
-    prefix: tuple[int, ...] = ()  # given: ids at the beginning of every text
+    prefix: tuple[int, ...] = ()  # ids at the beginning of every text
     suffix: tuple[int, ...] = ()  # given: ids at the end of every source
     normalisation: tuple[str, ...] = ()  # steps before tokenisation: see normalisation.py
     word_marks: bool = False  # given: see `Tokenizer.with_word_marks`
