@@ -108,6 +108,7 @@ class Encoder(nn.Module, ABC):
     capturable: bool = False  # True: its operations depend on shapes alone, so a CUDA graph can capture them
     # True: the first half of a row depends on the tokens up to it alone, the second half on those from it on.
     separate_directions: bool = False
+    independent_rows: bool = False  # True: a row depends on its own token alone
     embedding: FrontEnd  # maps the source to vectors
 
     @abstractmethod
@@ -179,6 +180,7 @@ class Head(nn.Module, ABC):
     label_unit: Literal["line", "word", "token", "path"] = "line"
     input_noise: str = "mask_tokens"  # where `label_unit` is "token": the noise of the input
     needs_separate_directions: bool = False  # True: it needs an encoder with `separate_directions`
+    needs_independent_rows: bool = False  # True: it needs an encoder with `independent_rows`
     is_embedding: bool = False  # True: the output is one vector per source, B D
 
     @abstractmethod

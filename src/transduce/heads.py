@@ -1,4 +1,4 @@
-"""Heads of encoder-only models: classifier, tagger, masked and bidirectional LM, CTC, embedding."""
+"""Heads of encoder-only models: classifier, tagger, masked and bidirectional LM, CBOW, CTC, embedding."""
 
 from __future__ import annotations
 
@@ -163,6 +163,31 @@ class BiLMHead(Head):
         return logits  # B S V
 
 
+class CBOWHead(Head):
+    """continuous bag of words: each token from the mean of the vectors around it (Mikolov 2013)
+
+    logits_t = V mean of u_{t+o}, 0 < |o| <= window. With cross-entropy this is CBOW; the objective `skip_gram` trains
+    u and V on single neighbours.
+    """
+
+    label_unit = "token"
+    input_noise = "nothing"
+    needs_independent_rows = True
+
+    def __init__(self, width: int, labels: int, *, window: Count = 5) -> None:
+        super().__init__()
+        self.window, self.output = window, nn.Linear(width, labels, bias=False)
+        nn.init.normal_(self.output.weight, std=width**-0.5)
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        shown = values * mask[..., None]
+        rows = torch.arange(values.size(1), device=values.device)
+        near = ((rows[:, None] - rows).abs() <= self.window) & (rows[:, None] != rows)  # S S
+        weights = (near & mask[:, None]).to(shown)  # B S S
+        logits: Tensor = self.output(weights @ shown / weights.sum(-1, keepdim=True).clamp(min=1))
+        return logits  # B S V
+
+
 class CTCHead(TokenHead):
     """the token or blank of each row; the paths of a text are summed (CTC, Graves 2006)"""
 
@@ -199,6 +224,7 @@ HEADS: dict[str, type[Head]] = {
     "tagger": Tagger,
     "mlm": MaskedLMHead,
     "bilm": BiLMHead,
+    "cbow": CBOWHead,
     "ctc": CTCHead,
     "embedder": EmbeddingHead,
 }

@@ -28,6 +28,7 @@ CASES = [
     if not part.is_embedding
     and part.label_unit != "path"
     and (ENCODERS[encoder].separate_directions or not part.needs_separate_directions)
+    and (ENCODERS[encoder].independent_rows or not part.needs_independent_rows)
     for pooling in (get_args(Pooling) if head == "classifier" else ("",))
 ]
 

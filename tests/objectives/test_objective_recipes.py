@@ -66,6 +66,11 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
         )
         wanted["data"]["train"] = str(rated)
         wanted["evaluation"]["metrics"] = ["recall@1", "spearman"]
+    if kind == "skip_gram":
+        text = tmp_path / "text.txt"
+        text.write_text(pairs.read_text().replace("\t", " "))
+        wanted["data"] |= {"format": "text", "noise": {"kind": "nothing"}, "train": str(text)}
+        wanted["model"] = {"encoder": {"kind": "identity", "width": 8}, "head": {"kind": "cbow"}}
     if kind == "prefix_lm":
         wanted["tokens"]["shared"] = True
         wanted["model"] = {"decoder": PART}

@@ -81,7 +81,7 @@ def export(
         Path, typer.Argument(metavar="RUN", help="Run directory, bundle, or model folder of another toolkit.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; for a bundle, the file.")],
-    to: Annotated[str, typer.Option(help="Format: huggingface, ctranslate2, onnx or bundle.")],
+    to: Annotated[str, typer.Option(help="Format: huggingface, ctranslate2, onnx, bundle or vectors.")],
     precision: Annotated[
         str | None, typer.Option(help="With --to ctranslate2: fp32 (the default), int8, int16, bf16 or fp16.")
     ] = None,
@@ -100,6 +100,8 @@ def export(
         transduce export runs/en-de en-de --to ctranslate2 --precision int8
 
         transduce export runs/en-de en-de --to onnx --check
+
+        transduce export runs/words words.txt --to vectors
     """
     from transduce.interop.export import check_model
     from transduce.interop.export import export as write

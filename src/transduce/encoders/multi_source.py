@@ -19,6 +19,7 @@ class IdentityEncoder(Encoder):
     """the rows of the front end unchanged, with their mean as the summary (Xu 2015)"""
 
     capturable = True
+    independent_rows = True
 
     def __init__(self, embedding: FrontEnd, *, width: Count = 256, dropout: Rate = 0.1) -> None:
         super().__init__()

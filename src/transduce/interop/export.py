@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transduce.data.readers.word_vectors import WordVectors, write_word_vectors
 from transduce.errors import InputError, nearest
+from transduce.flow import SPECIALS
 from transduce.inference import Model, load
 from transduce.interop import bundle, convert, ctranslate2, onnx, recognises
 from transduce.interop.huggingface import exporter as huggingface
 from transduce.interop.model_card import FILE, model_card
 from transduce.interop.onnx import check_model
+from transduce.layers.embedding import Embedding
 from transduce.run import Run
 from transduce.storage import write_file
 
@@ -51,11 +54,32 @@ def _load(source: Path, out: Path) -> Model:
     return load(source, device="cpu")
 
 
+def write_vectors(source: Path, out: Path) -> Path:
+    """The embeddings of words as text, in the format of word2vec."""
+    write_word_vectors(out, word_vectors_of(_load(source, out)))
+    return out
+
+
+def word_vectors_of(model: Model) -> WordVectors:
+    """The embeddings of the source words of a model, or of the words of a language model."""
+    part = getattr(model.network, "encoder", None) or getattr(model.network, "decoder", None)
+    table, tokenizer = getattr(part, "embedding", None), model.source
+    if not isinstance(table, Embedding) or tokenizer.kind != "words":
+        raise InputError(
+            "only a model that reads words has word vectors", remedy="train with tokens.source.kind: words"
+        )
+    pieces = tokenizer.vocabulary.pieces
+    rows = [row for row in range(len(SPECIALS), len(pieces)) if not pieces[row].isspace()]
+    weights = table.weight.detach().float().cpu().numpy()[rows] * table.scale
+    return WordVectors([pieces[row] for row in rows], weights)
+
+
 FORMATS: dict[str, Callable[..., Path]] = {
     "huggingface": write_huggingface,
     "ctranslate2": write_ctranslate2,
     "onnx": write_onnx,
     "bundle": write_bundle,
+    "vectors": write_vectors,
 }
 
 

@@ -10,6 +10,7 @@ from transduce.objectives.imitation import Imitation
 from transduce.objectives.language_modelling import PrefixLM, TruncatedBPTT
 from transduce.objectives.minimum_risk import MinimumRisk
 from transduce.objectives.reinforce import Reinforce
+from transduce.objectives.skip_gram import SkipGram
 
 __all__ = [
     "CTC",
@@ -30,6 +31,7 @@ __all__ = [
     "RDrop",
     "Reinforce",
     "ScheduledSampling",
+    "SkipGram",
     "TruncatedBPTT",
     "ctc_loss",
 ]
@@ -46,6 +48,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "attention_penalty": AttentionPenalty,
     "reinforce": Reinforce,
     "contrastive": Contrastive,
+    "skip_gram": SkipGram,
     "cosine_regression": CosineRegression,
     "cosent": CoSENT,
     "ctc": CTC,

@@ -246,6 +246,12 @@ def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> No
             where=where,
             remedy="set model.encoder.kind: elmo",
         )
+    if getattr(head, "needs_independent_rows", False) and not getattr(part, "independent_rows", False):
+        raise InputError(
+            f"{kind} needs independent rows: with {encoder}, the rows around position t would know its label",
+            where=where,
+            remedy="set model.encoder.kind: identity",
+        )
 
 
 def check_search(settings: GenerationRecipe, width: int, model: ModelRecipe, size: int) -> None:

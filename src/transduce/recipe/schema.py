@@ -162,6 +162,14 @@ class InitRecipe(Section):
     tokens: str | None = Field(
         None, description="Run whose tokenizers are used, instead of new ones; the `tokens` sections must agree."
     )
+    source_vectors: str | None = Field(
+        None, description="Word vectors of the source embedding: a text file of word2vec or GloVe."
+    )
+    target_vectors: str | None = Field(None, description="The same for the target embedding.")
+
+    @property
+    def has_vectors(self) -> bool:
+        return self.source_vectors is not None or self.target_vectors is not None
 
 
 class GenerationRecipe(Section):

@@ -94,13 +94,14 @@ def train(
         needed = not resumed or requested.training.adapters is not None
         origins = transfer.open_pretrained(requested.init) if needed else []
         resolved, tokenizers, data = _prepare(run, requested, processes, origins, device, allow_changes)
-        network, init_report, frozen = _build(resolved, tokenizers, origins)
+        vectors = requested.init.has_vectors and not resumed
+        network, init_report, frozen = _build(resolved, tokenizers, origins, vectors)
         if console is not None:
             _print_summary(console, resolved, data, tokenizers)
             _print_parameters(console, run, network, device, frozen)
             if requested.training.batch_tokens == "auto":
                 console.print(f"batches of {resolved.training.budget:,} tokens", highlight=False)
-        if origins and not resumed:
+        if (origins or vectors) and not resumed:
             _report_initialisation(run, init_report, console, processes)
         model = Model(network, *tokenizers, resolved)
         provenance = Provenance(resolved.model_dump(mode="json"), data.hashes(), allow_changes)
@@ -197,7 +198,7 @@ def _continued_recipe(run: Run, requested: Recipe, allow_changes: Sequence[str])
 
 
 def _build(
-    recipe: Recipe, tokenizers: Tokenizers, origins: Sequence[transfer.PretrainedRun]
+    recipe: Recipe, tokenizers: Tokenizers, origins: Sequence[transfer.PretrainedRun], vectors: bool
 ) -> tuple[Transducer, transfer.InitReport, Sequence[str]]:
     """The network with its initial weights, their origin, and the names of the frozen parameters."""
     seed_everything(recipe.training.seed)
@@ -205,6 +206,9 @@ def _build(
     with deterministic(recipe.training.deterministic):  # an orthogonal matrix depends on the number of threads
         network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     init_report = transfer.load_pretrained(network, recipe.model, tokenizers, origins)
+    if vectors:
+        lines = transfer.load_word_vectors(network, recipe.init, tokenizers)
+        init_report = dataclasses.replace(init_report, vectors=tuple(lines))
     frozen = recipe.training.freeze
     if recipe.training.adapters is not None:
         transfer.add_adapters(network, recipe.training.adapters, init_report.runs[0].loaded)

@@ -49,7 +49,11 @@ def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     if completed.training.adapters is not None:
         with meta_device():
             transfer.adapter_targets(build.build_model(completed.model, 8, 8), completed.training.adapters)
-    named = {name: str(as_run(folder).absolute()) for name, folder in completed.init if folder is not None}
+    named = {
+        name: str((Path(place) if name.endswith("_vectors") else as_run(place)).absolute())
+        for name, place in completed.init
+        if place is not None
+    }
     complete = _with_teacher(completed.model_copy(update={"init": completed.init.model_copy(update=named)}))
     # Parts give defaults such as tuples, which YAML has not: as JSON, the recipe equals the one that a run reads back.
     return parse(complete.model_dump(mode="json"))

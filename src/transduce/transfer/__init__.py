@@ -8,6 +8,7 @@ from transduce.transfer.init import (
     check_pretrained,
     choose_tokenizers,
     load_pretrained,
+    load_word_vectors,
     open_pretrained,
     vocabulary_weights,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "frozen_names",
     "load_pretrained",
     "load_run_weights",
+    "load_word_vectors",
     "merge_adapters",
     "open_pretrained",
     "vocabulary_weights",

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from transduce import build
 from transduce.data.prepare import Tokenizers, train_tokenizers
+from transduce.data.readers.word_vectors import WordVectors, read_word_vectors
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
+from transduce.flow import SPECIALS
 from transduce.inference.quantisation import check_learns
+from transduce.layers.embedding import Embedding
 from transduce.layers.meta_init import meta_device
 from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe
 from transduce.recipe.compatibility import labels_per
@@ -53,6 +56,7 @@ class InitReport:
 
     runs: tuple[LoadReport, ...]
     new: tuple[str, ...]
+    vectors: tuple[str, ...] = ()  # how many words have a vector from a file
 
     def describe(self) -> list[str]:
         lines = []
@@ -61,7 +65,7 @@ class InitReport:
             vocabulary = f"same vocabulary: {sides}" if sides else "different vocabularies on both sides"
             loaded, skipped = _summarise(one.loaded), _summarise(one.skipped)
             lines.append(f"init.{one.section} from {one.run}: {loaded} loaded, {skipped} skipped; {vocabulary}")
-        return [*lines, f"init: {_summarise(self.new)} newly initialised"]
+        return [*lines, *self.vectors, f"init: {_summarise(self.new)} newly initialised"]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -196,6 +200,41 @@ def load_pretrained(
             if id(tensor) in values:
                 tensor.copy_(values[id(tensor)])
     return InitReport(tuple(reports), tuple(name for name, tensor in current.items() if id(tensor) not in values))
+
+
+def load_word_vectors(network: nn.Module, init: InitRecipe, tokenizers: Tokenizers) -> list[str]:
+    """Copies word vectors from files into the embeddings, and reports how many words have one."""
+    report = []
+    sides = zip(("source", "target"), ("encoder", "decoder"), tokenizers, strict=True)
+    for side, part, tokenizer in sides:
+        path = getattr(init, f"{side}_vectors")
+        if path is None:
+            continue
+        table = getattr(getattr(network, part, None), "embedding", None)
+        if not isinstance(table, Embedding) or tokenizer.kind != "words":
+            remedy = f"set tokens.{side}.kind: words, or leave it out"
+            raise InputError(f"init.{side}_vectors: the {side} is not read as words", where=path, remedy=remedy)
+        pieces = tokenizer.vocabulary.pieces
+        known = read_word_vectors(path, [*pieces, *(piece.lower() for piece in pieces)])
+        if known.width != table.width:
+            problem = (
+                f"init.{side}_vectors: the vectors have {known.width} numbers, and the {part} has width {table.width}"
+            )
+            raise InputError(problem, where=path, remedy=f"set model.{part}.width: {known.width}")
+        report.append(f"init.{side}_vectors from {path}: {_copy_vectors(table, pieces, known)} of {len(pieces)} words")
+    return report
+
+
+def _copy_vectors(table: Embedding, pieces: Sequence[str], known: WordVectors) -> int:
+    """The vector of each word, or of its lower-cased form; the embedding multiplies by its scale."""
+    rows = {word: row for row, word in enumerate(known.words)}
+    found = [(number, rows.get(piece, rows.get(piece.lower()))) for number, piece in enumerate(pieces)]
+    chosen = [(number, row) for number, row in found if row is not None and number >= len(SPECIALS)]
+    if chosen:
+        numbers, given = map(list, zip(*chosen, strict=True))
+        with torch.no_grad():
+            table.weight[numbers] = torch.from_numpy(known.vectors[given]).to(table.weight) / table.scale
+    return len(chosen)
 
 
 def _refit(network: nn.Module, name: str, given: Tensor | None, current: Tensor) -> Tensor | None:
