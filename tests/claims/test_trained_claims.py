@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.claims import bottleneck, context, exposure_bias, heads, pronouns, scaling
+from transduce.claims import bottleneck, context, context_vector, exposure_bias, heads, pronouns, scaling
 from transduce.claims.claim import Budget
 from transduce.claims.tasks import (
     ATTENTION,
@@ -90,6 +90,35 @@ def test_the_nearest_neighbour_is_the_paraphrase_where_vectors_are_close() -> No
     noise = 0.1 * np.random.default_rng(2).normal(size=(20, 8))
     assert context.nearest_is_paraphrase(np.concatenate([vectors, vectors + noise]), 20) > 0.9
     assert context.nearest_is_paraphrase(context.word_counts(["a b", "c d", "e f", "g h"]), 2) <= 0.5
+
+
+def test_meanings_of_the_context_vector_differ_in_their_roles_alone() -> None:
+    meaning = context_vector.Meaning("anna", "sees", "ben")
+    assert (meaning.active, meaning.passive) == ("anna sees ben", "ben is seen by anna")
+    assert sorted(meaning.exchanged.active.split()) == sorted(meaning.active.split())
+    assert {one.target for one in meaning.examples()} == {"sees anna ben"}
+    train, test = ({frozenset((one.agent, one.patient)) for one in part} for part in context_vector.meanings(1))
+    assert not train & test
+    assert len(train) + len(test) == 28
+
+
+def test_the_passive_is_closer_where_vectors_hold_the_roles() -> None:
+    active, passive, exchanged = np.eye(3), np.eye(3) * 0.9, -np.eye(3)
+    rows = np.stack((active, passive, exchanged), 1).reshape(9, 3)
+    assert context_vector.voice_closer_than_words(rows) == 1
+    swapped = np.stack((active, exchanged, passive), 1).reshape(9, 3)
+    assert context_vector.voice_closer_than_words(swapped) == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_last_state_favours_the_recent_past_and_attention_does_not(seed: int) -> None:
+    curves = {
+        name: context_vector.influence(untrained(spec, seed), context_vector._sources(seed, 30), 30, read)
+        for name, (spec, read) in context_vector.readers().items()
+    }
+    assert all(check.holds for check in context_vector.recency_checks("untrained", curves))
+    flat = {name: [1.0] * context_vector.LENGTH for name in curves}
+    assert [check.holds for check in context_vector.recency_checks("flat", flat)] == [False, True]
 
 
 def test_models_of_the_bottleneck_have_equal_parameters() -> None:

@@ -97,7 +97,9 @@ def test_models_that_skip_gram_cannot_train_are_refused() -> None:
         complete_recipe(parse(other))
     part = {"kind": "recurrent", "width": 4}
     with pytest.raises(InputError, match="vectors of words alone"):
-        complete_recipe(parse({"model": {"encoder": part, "decoder": part}, "training": {"objective": "skip_gram"}}))
+        complete_recipe(
+            parse({"model": {"encoder": part, "decoder": part}, "training": {"objective": {"kind": "skip_gram"}}})
+        )
 
 
 def write_sentences(path: Path, count: int) -> None:
@@ -129,11 +131,11 @@ def test_words_with_the_same_contexts_become_neighbours(tmp_path: Path) -> None:
         data={"format": "text", "noise": {"kind": "nothing"}, "train": str(tmp_path / "text.txt"), "dev_size": 20},
         training={
             "objective": {"kind": "skip_gram", "window": 4},
-            "steps": 150,
+            "steps": 250,
             "batch_tokens": 1000,
-            "validate_every": 150,
-            "checkpoint_every": 150,
-            "optimiser": {"learning_rate": 0.02},
+            "validate_every": 250,
+            "checkpoint_every": 250,
+            "optimiser": {"learning_rate": 0.05},
         },
         evaluation={"metrics": ["accuracy"], "resamples": 5},
     )

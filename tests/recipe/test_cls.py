@@ -71,7 +71,6 @@ def test_both_sides_of_an_embedder_have_cls(tmp_path):
     [
         ({"tokens": {"source": {"cls": True}}, "model": {"encoder": PART, "decoder": PART}}, "encoder with a head"),
         ({"tokens": {"target": {"kind": "labels", "cls": True}}}, "not for `kind: labels`"),
-        ({"tokens": {"target": {"kind": "words", "cls": True}}}, "encoder with a head"),
     ],
 )
 def test_cls_elsewhere_is_refused(change, told):

@@ -5,6 +5,7 @@ from transduce.claims.causality import CAUSALITY
 from transduce.claims.claim import Claim
 from transduce.claims.complexity import COMPLEXITY
 from transduce.claims.context import CONTEXT, MAP
+from transduce.claims.context_vector import CONTEXT_VECTOR, RECENCY
 from transduce.claims.exposure_bias import EXPOSURE_BIAS
 from transduce.claims.gradient import GRADIENT
 from transduce.claims.heads import HEADS
@@ -18,6 +19,8 @@ CLAIMS: dict[str, Claim] = {
         GRADIENT,
         EXPOSURE_BIAS,
         BOTTLENECK,
+        RECENCY,
+        CONTEXT_VECTOR,
         MAP,
         ASYMMETRY,
         ORDER,
