@@ -99,9 +99,10 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
     check_shape(recipe, where)
     recipe = recipe.model_copy(update={"data": complete_sources(recipe, where)})
     parts: dict[str, Any] = {}
-    for name, contract in (("encoder", contracts.Encoder), ("decoder", contracts.Decoder), ("head", contracts.Head)):
+    contracts_of = {"encoder": contracts.Encoder, "target_encoder": contracts.Encoder}
+    for name, contract in {**contracts_of, "decoder": contracts.Decoder, "head": contracts.Head}.items():
         spec, part_where = getattr(model, name), f"{where}: model.{name}"
-        fill = complete_encoder if name == "encoder" else partial(complete, contract)
+        fill = complete_encoder if name in contracts_of else partial(complete, contract)
         parts[name] = None if spec is None else fill(spec, part_where)
         if name != "head" and spec is not None and not isinstance(parts[name].get("width"), int):
             raise InputError(f"{parts[name]['kind']} has no option `width`", where=part_where)
@@ -245,7 +246,10 @@ def _build_head_model(
     assert recipe.head is not None
     head = factory(contracts.Head, recipe.head)(encoder.width, sizes[1])
     if gives_vectors(recipe):
-        return EmbeddingModel(encoder, head)
+        if recipe.target_encoder is None:
+            return EmbeddingModel(encoder, head)
+        other, _ = build_encoder(recipe.target_encoder, sizes[1], recipe.scale_embedding)
+        return EmbeddingModel(encoder, head, (other, factory(contracts.Head, recipe.head)(other.width, sizes[1])))
     if head.label_unit == "path":
         return CTCModel(encoder, head)
     if recipe.tie != "none":

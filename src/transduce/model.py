@@ -234,12 +234,19 @@ class PairEmbeddings:
 class EmbeddingModel(Transducer):
     """an encoder and a head that give one vector per text
 
-    Both sides of a pair go through the same encoder. It generates no tokens.
+    Both sides of a pair go through the same encoder, or the targets through one of their own with its own head, as for
+    images and sentences (Radford 2021). It generates no tokens.
     """
 
-    def __init__(self, encoder: Encoder, head: Head) -> None:
+    def __init__(self, encoder: Encoder, head: Head, target: tuple[Encoder, Head] | None = None) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
+        if target is not None:
+            self.target_encoder, self.target_head = target
+
+    @property
+    def has_target_encoder(self) -> bool:
+        return hasattr(self, "target_encoder")
 
     def embed(self, texts: Padded, others: Mapping[str, Padded] | None = None) -> Tensor:
         """Rows `x1 .. xm </s>` (B S) -> B D."""
@@ -251,7 +258,15 @@ class EmbeddingModel(Transducer):
         """The embeddings of a batch of pairs, instead of a Step."""
         assert batch.source is not None, "an encoder alone reads the source of a batch"
         # A target row without its <s> has the form of a source row.
-        return PairEmbeddings(self.embed(batch.source), self.embed(batch.labels))
+        return PairEmbeddings(self.embed(batch.source, batch.extra), self.embed_targets(batch.labels))
+
+    def embed_targets(self, texts: Padded) -> Tensor:
+        """The vectors of targets, rows `y1 .. yn </s>` (B T) -> B D."""
+        if not self.has_target_encoder:
+            return self.embed(texts)
+        memory = self.target_encoder(Batch(texts))
+        vectors: Tensor = self.target_head(memory.values, memory.mask)
+        return vectors
 
     def start(self, batch: Batch) -> State:
         raise no_decoder_error()

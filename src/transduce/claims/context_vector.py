@@ -188,7 +188,7 @@ def measure_recency(budget: Budget) -> Measurement:
         trained[name] = influence(model.network, ids, model.source.size, read)
     curves = {"untrained": fresh, "trained to copy": trained}
     columns = ["model", "read", *(f"{kind}, distance {place}" for kind in curves for place in (NEAR, FAR))]
-    rows = [
+    rows: list[tuple[str | float, ...]] = [
         (name, read, *(part[name][place - 1] for part in curves.values() for place in (NEAR, FAR)))
         for name, (_, read) in readers().items()
     ]

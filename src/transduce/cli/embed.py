@@ -85,13 +85,16 @@ def search(
     """Find the lines of a file that are most similar in meaning to a query.
 
     The embeddings of the documents are cached, so that a second search of the same file is fast. Any run with an
-    encoder can be used (see `transduce embed`).
+    encoder can be used (see `transduce embed`). Where targets have an encoder of their own, documents are sources, such
+    as images, and queries are targets.
 
     Examples:
 
         transduce search runs/paraphrases documents.txt "someone cooks dinner"
 
         transduce search runs/paraphrases documents.txt --queries questions.txt --json --top 3
+
+        transduce search runs/photos photos/ "a dog in the snow"
     """
     from transduce.cli.display import hits_json, show_hits
     from transduce.retrieval.embeddings import cached_embeddings
@@ -103,7 +106,7 @@ def search(
     lines = _all_sources(model, str(documents))
     vectors, console = cached_embeddings(model, lines), open_console()
     texts = [query] if query is not None else _all_sources(model, queries or "-")
-    for text, hits in zip(texts, nearest_neighbours(model.embed(texts), vectors, top), strict=True):
+    for text, hits in zip(texts, nearest_neighbours(model.embed_targets(texts), vectors, top), strict=True):
         if json:
             print(hits_json(text, hits, lines))
         else:

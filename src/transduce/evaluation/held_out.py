@@ -240,7 +240,7 @@ def embed_pairs(model: Model, examples: Sequence[HeldOutExample]) -> EmbeddedCor
     golds = [example.similarity for example in examples if example.similarity is not None]
     similarities = golds if len(golds) == len(examples) else None
     sources = [example.source for example in examples]
-    return EmbeddedCorpus(model.embed(sources), model.embed(documents), right, similarities)
+    return EmbeddedCorpus(model.embed(sources), model.embed_targets(documents), right, similarities)
 
 
 def score_references(model: Model, examples: Sequence[HeldOutExample], **settings: Any) -> list[ScoredText]:

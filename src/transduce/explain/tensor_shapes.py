@@ -132,7 +132,7 @@ def _training(model: Transducer, batch: Batch, sizes: Sizes) -> list[ShapeRow]:
 
 
 def _embedding(model: EmbeddingModel, batch: Batch, sizes: Sizes) -> list[ShapeRow]:
-    """One batch; an embedding model has no generation step. The target takes the same path as the source."""
+    """One batch; an embedding model has no generation step. The target takes the path of the source, or its own."""
     assert batch.source is not None
     recorder = ShapeRecorder(model)
     with recorder:

@@ -399,6 +399,21 @@ class Model:
             found.update(zip(rows, network.embed(batch.source, batch.extra).float().cpu().numpy(), strict=True))
         return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
 
+    @torch.inference_mode()
+    def embed_targets(self, texts: Iterable[str]) -> np.ndarray:
+        """One vector a target, in order (B D), of a model with an encoder for targets; else the same as `embed`."""
+        texts = check_texts("embed_targets", texts)
+        network = self.lowered
+        if not (isinstance(network, EmbeddingModel) and network.has_target_encoder):
+            return self.embed(texts)
+        rows = encode_targets(self.target, texts, texts)
+        found: dict[int, np.ndarray] = {}
+        for numbers in batch_by_length([len(ids) + 1 for ids in rows], self.recipe.generation.batch_tokens):
+            batch = collate([(rows[number], None) for number in numbers], numbers).to(self.device)
+            assert batch.source is not None
+            found.update(zip(numbers, network.embed_targets(batch.source).float().cpu().numpy(), strict=True))
+        return np.stack([found[row] for row in range(len(texts))]) if texts else np.zeros((0, 0), np.float32)
+
     def explain_pairs(self, pairs: Iterable[tuple[str, str]]) -> list[Explanation]:
         """Explains given targets: their token scores and attention, as if the model had generated them."""
         if self.sourceless:

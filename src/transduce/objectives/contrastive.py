@@ -44,9 +44,11 @@ class Contrastive(Objective):
 
 
 def _info_nce(logits: Tensor, candidates: Padded) -> Tensor:
-    """The sum of -log softmax at the positive. Candidates with the same text as the positive are not negatives."""
-    ids = candidates.values.where(candidates.mask, -1)
-    duplicates = (ids[:, None] == ids[None]).all(-1)  # B B
+    """The sum of -log softmax at the positive. Candidates equal to the positive, of any modality, are not negatives."""
+    rows = candidates.values.flatten(2) if candidates.ids is None else candidates.values[..., None]  # B S D
+    padded = rows.where(candidates.mask[..., None], -1).flatten(1)
+    number = torch.unique(padded, dim=0, return_inverse=True)[1]  # B: equal rows have equal numbers
+    duplicates = number[:, None] == number  # B B
     duplicates.fill_diagonal_(False)
     positive = torch.arange(len(logits), device=logits.device)
     return F.cross_entropy(logits.masked_fill(duplicates, -torch.inf), positive, reduction="sum")

@@ -43,6 +43,8 @@ def check_shape(recipe: Recipe, where: str) -> None:
         raise InputError("a model needs a decoder, or an encoder and a head", where=where, remedy="add model.decoder")
     if model.head is not None:
         _check_labels(model.head, recipe, where)
+    if model.target_encoder is not None:
+        _check_target_encoder(recipe, where)
     for name, wanted in (
         ("copy", model.copy is not None),
         ("ctc", model.ctc is not None),
@@ -70,13 +72,36 @@ def check_shape(recipe: Recipe, where: str) -> None:
             )
 
 
+def _check_target_encoder(recipe: Recipe, where: str) -> None:
+    """Two encoders need vectors of one width, in which they can be compared."""
+    model = recipe.model
+    if not gives_vectors(model):
+        raise InputError(
+            "only embeddings have an encoder for their targets",
+            where=f"{where}.target_encoder",
+            remedy="set model.head.kind: embedder",
+        )
+    widths = [part.get("width") for part in (model.encoder, model.target_encoder) if part]
+    if (model.head or {}).get("projection") is None and len(set(widths)) > 1:
+        raise InputError(
+            f"vectors of width {widths[0]} and {widths[1]} cannot be compared",
+            where=f"{where}.target_encoder",
+            remedy="give both encoders the same width, or set model.head.projection",
+        )
+
+
 def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
     """With separate vocabularies, nothing may need equal ids on both sides."""
     model = recipe.model
     alone = model.encoder is None and recipe.data.format != "text"
     one = "set tokens.shared: true"
     for wrong, problem, place, remedy in (
-        (gives_vectors(model), "both sides of a pair go through one encoder, so they need one vocabulary", "", one),
+        (
+            gives_vectors(model) and model.target_encoder is None,
+            "both sides of a pair go through one encoder, so they need one vocabulary",
+            "",
+            f"{one}, or add model.target_encoder",
+        ),
         (model.share == "all", "share: all needs one vocabulary", ".share", f"{one}, or share: layers"),
         (
             model.copy is not None,
@@ -329,7 +354,7 @@ def _check_states(encoder: Mapping[str, Any], decoder: Mapping[str, Any], where:
 
 
 def check_positions(model: ModelRecipe, longest: int, where: str) -> None:
-    for name in ("encoder", "decoder"):
+    for name in ("encoder", "target_encoder", "decoder"):
         position = (getattr(model, name) or {}).get("position")
         end = position.get("max_positions") if isinstance(position, Mapping) else None
         if end is not None and end <= longest:  # one more for </s>

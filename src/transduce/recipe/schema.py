@@ -127,6 +127,9 @@ class ModelRecipe(Section):
     head: dict[str, Any] | None = Field(
         None, description="Head of an encoder without a decoder, `{kind: ..., option: ...}`."
     )
+    target_encoder: dict[str, Any] | None = Field(
+        None, description="Encoder of the targets, for `embedder`, with a head of its own; null: that of the sources."
+    )
     tie: Literal["none", "target", "all"] = Field(
         "none",
         description="Weight tying: `target`: output layer and target embedding; `all`: source embedding too.",

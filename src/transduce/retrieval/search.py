@@ -56,7 +56,8 @@ def pair_similarities(model: Model, pairs: str) -> Iterator[PairSimilarity]:
     (corpus,) = parse({"data": {"test": pairs}}).data.test
     examples = list(read_corpus(corpus, model.recipe.data.invalid))
     texts = [[example.source for example in examples], [example.target or "" for example in examples]]
-    blocks = ([model.embed(window) for window in in_windows(side)] for side in texts)
+    sides = zip((model.embed, model.embed_targets), texts, strict=True)
+    blocks = ([embed(window) for window in in_windows(side)] for embed, side in sides)
     first, second = (normalise_rows(np.concatenate(side)) for side in blocks)
     golds = [gold_similarity(example) for example in examples]
     if len({gold is None for gold in golds}) > 1:
