@@ -62,11 +62,11 @@ def meanings(seed: int) -> tuple[list[Meaning], list[Meaning]]:
     random.Random(seed).shuffle(pairs)
     cut = len(pairs) * 4 // 5
 
-    def both_ways(part: Sequence[tuple[str, str]]) -> list[Meaning]:
+    def both_roles(part: Sequence[tuple[str, str]]) -> list[Meaning]:
         found = [Meaning(one, verb, other) for (one, other), verb in product(part, VERBS)]
         return [way for meaning in found for way in (meaning, meaning.exchanged)]
 
-    return both_ways(pairs[:cut]), both_ways(pairs[cut:])
+    return both_roles(pairs[:cut]), both_roles(pairs[cut:])
 
 
 @torch.no_grad()
