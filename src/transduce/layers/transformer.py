@@ -121,7 +121,7 @@ class TransformerStack(nn.Module):
     def _local_position(self, sequence: SequenceOptions, width: int, heads: int) -> PositionEncoding | None:
         """The encoding of layers with a window, where other layers have none."""
         if sequence.global_every is not None and (self.causal or sequence.window is None):
-            raise InputError("global_every is for encoders with a window, not causal", remedy="leave it out, or set window")
+            raise InputError("global_every is for encoders with a window", remedy="leave it out, or set window")
         if sequence.local_position is None:
             return None
         made = sequence.local_position(width, heads, self.causal)
