@@ -1,6 +1,7 @@
 """Text metrics against sacrebleu and jiwer; additivity of their statistics."""
 
 import random
+from functools import partial
 
 import jiwer
 import numpy as np
@@ -14,7 +15,7 @@ from transduce.errors import InputError
 from transduce.evaluation.evaluate import METRICS, find_metric
 
 OF_TEXTS = [name for name, kind in METRICS.items() if issubclass(kind, TextMetric)]
-SACRE = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+SACRE = {"bleu": BLEU, "chrf": CHRF, "chrf++": partial(CHRF, word_order=2), "ter": TER}
 WORDS = [
     "the",
     "a",

@@ -26,6 +26,8 @@ from transduce.cli.options import (
 from transduce.errors import InputError
 from transduce.storage import replace_file
 
+FILES = "Files of outputs"  # panel of --help
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -33,7 +35,13 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: RunsArgument,
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run directory, bundle or Hub model; RUN1,RUN2 is an ensemble. Left out with --hypotheses.",
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Argument(metavar="PAIRS", help="Test pairs. [default: the run's test set, else its development set]"),
@@ -41,6 +49,21 @@ def evaluate(
     json: Annotated[Path | None, typer.Option(help="Write all numbers to this JSON file.")] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A second run: paired significance test on the same lines.")
+    ] = None,
+    hypotheses: Annotated[
+        list[Path] | None,
+        typer.Option(help="Evaluate this file of outputs instead of a run. May be repeated.", rich_help_panel=FILES),
+    ] = None,
+    references: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of references, one per line. May be repeated.", rich_help_panel=FILES),
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option(help="Metrics of the files, separated by commas.", rich_help_panel=FILES)
+    ] = "bleu,chrf,ter",
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write an HTML page with the differences of every line.", rich_help_panel=FILES),
     ] = None,
     beam: Beam = None,
     settings: Settings = None,
@@ -60,7 +83,22 @@ def evaluate(
         transduce evaluate runs/a test.tsv --against runs/b
 
         transduce evaluate runs/a,runs/b test.tsv --weights 2,1
+
+    Files of outputs are evaluated without a model; further ones are compared with the first by paired tests.
+
+        transduce evaluate --hypotheses out.txt --references ref.txt --metrics bleu,chrf++ --report diff.html
     """
+    if hypotheses or references:
+        if run is not None or not hypotheses or not references:
+            raise InputError(
+                "--hypotheses and --references belong together, without a run",
+                where="evaluate",
+                remedy="transduce evaluate --hypotheses out.txt --references ref.txt",
+            )
+        _evaluate_files(hypotheses, references, metrics, json, report)
+        return
+    if run is None:
+        raise InputError("no run", where="evaluate", remedy="name a run, or give --hypotheses and --references")
     import json as json_format
 
     from transduce.cli.display import show_scores, show_scores_by_length
@@ -88,6 +126,27 @@ def evaluate(
         content["against"] = _compare_runs(model, lines, both, console)
     if json is not None:
         replace_file(json, json_format.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _evaluate_files(
+    hypotheses: list[Path], references: list[Path], metrics: str, json: Path | None, report: Path | None
+) -> None:
+    import json as json_format
+
+    from transduce.cli.display import show_scores
+    from transduce.evaluation.output_files import difference_report, evaluate_files
+
+    console = open_console()
+    found = evaluate_files(hypotheses, references, [name.strip() for name in metrics.split(",")])
+    show_scores(found.systems, console)
+    for sentence in found.verdicts:
+        console.print(sentence, highlight=False, markup=False)
+    for signature in found.signatures:
+        console.print(signature, style="dim", highlight=False, markup=False)
+    if report is not None:
+        replace_file(report, difference_report(found))
+    if json is not None:
+        replace_file(json, json_format.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
 def _compare_runs(model: Model, lines: Any, outputs: dict[str, Any], console: Console) -> dict[str, Any]:

@@ -221,6 +221,18 @@ class ChrF(SacrebleuMetric):
         return 100 * 5 * precision * recall / (4 * precision + recall) if precision + recall else 0.0
 
 
+class ChrFPlusPlus(ChrF):
+    """chrF++: chrF2 with n-grams of one and two words (Popović 2017; sacrebleu)."""
+
+    name = "chrf++"
+    width = 24
+
+    def make(self) -> Any:
+        from sacrebleu.metrics import CHRF
+
+        return CHRF(word_order=2)
+
+
 def _error_rate(totals: np.ndarray) -> float:
     """Edits over reference length (%); with empty references, any edit makes 100."""
     edits, length = totals
