@@ -56,9 +56,9 @@ def evaluate_files(
                 where=path,
                 remedy="all files need one line for each source, in the same order",
             )
-    lines = list(zip(*gold, strict=True))
-    systems = {name: evaluate(rows, lines, None, metrics, RESAMPLES) for name, rows in texts.items()}
-    return OutputComparison(systems, tuple(_paired_tests(texts, lines, metrics)), texts, lines)
+    found: list[tuple[str, ...]] = list(zip(*gold, strict=True))
+    systems = {name: evaluate(rows, found, None, metrics, RESAMPLES) for name, rows in texts.items()}
+    return OutputComparison(systems, tuple(_paired_tests(texts, found, metrics)), texts, found)
 
 
 def _lines(path: str | Path) -> list[str]:
@@ -136,7 +136,8 @@ def _line_rows(found: OutputComparison, line: int) -> str:
 
 
 def _marked(output: str, reference: str) -> str:
-    words, place, parts = output.split(), 0, []
+    words, place = output.split(), 0
+    parts: list[str] = []
     for span in error_spans(output, reference):
         parts += map(html.escape, words[place : span.begin])
         if span.end > span.begin:
