@@ -69,6 +69,8 @@ BLOCKS = (
     {"embedding_width": 6, "embedding_norm": True, "position": "learned"},
     {"embedding_width": 20, "position": "rotary"},
     *({"token_mixer": mixer} for mixer in TOKEN_MIXERS),
+    {"token_mixer": {"kind": "disentangled", "buckets": 4, "max_distance": 6}, "kv_heads": 1, "norm": "post"},
+    {"token_mixer": {"kind": "disentangled", "buckets": 3, "max_distance": None, "terms": "key"}, "position": "none"},
     {"token_mixer": "ssru", "norm": "post", "position": "none"},
     {"token_mixer": "average", "norm": "post", "position": "learned", "bias": False},
     {"position": {"kind": "sinusoidal", "join": "concatenate"}},

@@ -56,6 +56,7 @@ PIECES = {
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "distilbert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "electra": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
+    "deberta": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "modernbert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "albert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
     "roberta": ["<s>", "<pad>", "</s>", "<unk>", *WORDS],
@@ -70,6 +71,7 @@ MASK = {
     "electra": "[MASK]",
     "albert": "[MASK]",
     "modernbert": "[MASK]",
+    "deberta": "[MASK]",
     "roberta": "<mask>",
 }
 
@@ -88,6 +90,7 @@ FRAMES = {
     "electra": "[CLS] $A [SEP]",
     "albert": "[CLS] $A [SEP]",
     "modernbert": "[CLS] $A [SEP]",
+    "deberta": "[CLS] $A [SEP]",
     "roberta": "<s> $A </s>",
     "m2m": "<eng> $A </s>",
 }
@@ -103,6 +106,7 @@ ENCODERS = {
     "mpnet": "MPNet",
     "albert": "Albert",
     "modernbert": "ModernBert",
+    "deberta": "DebertaV2",
 }
 
 
@@ -205,6 +209,12 @@ def change_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+DEBERTA = {
+    "relative_attention": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0, "position_biased_input": False, "max_relative_positions": 12,
+}  # fmt: skip
+
+
 def make_encoder(family: str, folder: Path, shape: str = "Model", **changes: Any) -> Any:
     """An encoder without or with a head; `shape`: Model, ForMaskedLM, ForSequenceClassification ..."""
     library = pytest.importorskip("transformers")
@@ -221,6 +231,7 @@ def make_encoder(family: str, folder: Path, shape: str = "Model", **changes: Any
     name = ENCODERS[family]
     sizes |= {"embedding_size": 16} if family == "electra" else {}
     sizes |= {"local_attention": 4, "num_hidden_layers": 4} if family == "modernbert" else {}
+    sizes |= DEBERTA if family == "deberta" else {}
     sizes |= {"embedding_size": 12, "num_hidden_groups": 2, "inner_group_num": 2} if family == "albert" else {}
     config = getattr(library, f"{name}Config")(vocab_size=25, max_position_embeddings=40, **{**sizes, **ids, **changes})
     model = shake(getattr(library, f"{name}{shape}")(config))

@@ -1,12 +1,15 @@
-"""Self-attention, and the token mixers that can take its place: average attention and SSRU."""
+"""Self-attention, and the token mixers that can take its place: disentangled attention, average attention, SSRU."""
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.attention.multihead import MultiHeadAttention
-from transduce.contracts import SequenceContext, TokenMixer
+from transduce.contracts import Count, SequenceContext, TokenMixer
 from transduce.flow import CacheSlots, Tree
 from transduce.layers.feed_forward import dense
 from transduce.layers.option_groups import SublayerOptions
@@ -36,11 +39,18 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
             keys,
             values,
             sequence.mask,
-            sequence.position.bias(query, sequence.queries, sequence.keys),
+            _sum(
+                sequence.position.bias(query, sequence.queries, sequence.keys),
+                self.relative_scores(query, keys, sequence.queries, sequence.keys),
+            ),
             causal=sequence.causal,
             with_attention=sequence.with_attention,
         )
         return context, (keys, values), weights
+
+    def relative_scores(self, query: Tensor, keys: Tensor, queries: Tensor, positions: Tensor) -> Tensor | None:
+        """Scores of contents and distances, added to those of contents: R H T K, R G S K, . T, . S -> R H T S."""
+        return None
 
     def _attend_cache(
         self, query: Tensor, keys: Tensor, values: Tensor, past: Tree, sequence: SequenceContext, slots: CacheSlots
@@ -57,8 +67,70 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
             bias = bias.repeat(1, 1, 1, slots.beams)
         queries = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
         cached_keys, cached_values = (cache.flatten(1, 2).transpose(1, 2) for cache in past)  # B G N*L K
+        places = sequence.queries.view(-1, slots.beams), sequence.keys.repeat(1, slots.beams)  # B N, . N*L
+        bias = _sum(bias, self.relative_scores(queries, cached_keys, *places))
         context, _ = self.attend_heads(queries, cached_keys, cached_values, slots.mask, bias)
         return context.flatten(0, 1)[:, None]  # R 1 D
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return other if one is None else one if other is None else one + other
+
+
+class DisentangledAttention(SelfAttention):
+    """(q_t . k_s + q_t . a_d + k_s . b_d) / sqrt(3 K), with learned a and b of the distance d = t - s (He 2021)"""
+
+    def __init__(
+        self,
+        width: int,
+        options: SublayerOptions,
+        *,
+        buckets: Count = 256,
+        max_distance: Count | None = 512,
+        terms: Literal["both", "query", "key"] = "both",
+    ) -> None:
+        """Distances up to `buckets` / 2 have vectors of their own, farther ones up to `max_distance` share them, the
+        more of them the farther. `max_distance: null`: one vector for each distance below `buckets`. `terms`: `query`
+        leaves out b, `key` leaves out a."""
+        super().__init__(width, options)
+        self.buckets, self.max_distance = buckets, max_distance
+        columns = self.heads * self.head_width
+        self.relative_keys = nn.Embedding(2 * buckets, columns) if terms != "key" else None
+        self.relative_queries = nn.Embedding(2 * buckets, columns) if terms != "query" else None
+        for table in (self.relative_keys, self.relative_queries):
+            if table is not None:
+                nn.init.normal_(table.weight, std=self.head_width**-0.5)
+        self.share = (3 if terms == "both" else 2) ** -0.5
+
+    def queries_keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, keys, values = super().queries_keys_values(rows)
+        return query * self.share, keys, values
+
+    def relative_scores(self, query: Tensor, keys: Tensor, queries: Tensor, positions: Tensor) -> Tensor:
+        index = self._index(queries[:, :, None] - positions[:, None, :])[:, None]  # . 1 T S
+        index = index.expand(len(query), self.heads, -1, -1)
+        total, scale = query.new_zeros(()), self.head_width**-0.5
+        if self.relative_keys is not None:
+            total = total + self._products(query * scale, self.relative_keys).gather(-1, index)
+        if self.relative_queries is not None:
+            keys = keys.repeat_interleave(self.heads // self.kv_heads, 1)
+            products = self._products(keys * (scale * self.share), self.relative_queries)  # R H S 2B
+            total = total + products.gather(-1, index.transpose(2, 3)).transpose(2, 3)
+        return total  # R H T S
+
+    def _products(self, heads: Tensor, table: nn.Embedding) -> Tensor:
+        vectors = table.weight.unflatten(1, (self.heads, -1)).to(heads.dtype)  # 2B H K
+        return torch.einsum("rhtk,bhk->rhtb", heads, vectors)
+
+    def _index(self, distances: Tensor) -> Tensor:
+        if self.max_distance is not None:
+            middle = self.buckets // 2
+            near = distances.abs() < middle
+            away = distances.abs().masked_fill(near, max(middle - 1, 0))
+            growth = torch.log(away / middle) / math.log((self.max_distance - 1) / middle)
+            far = torch.ceil(growth * (middle - 1)) + middle
+            distances = torch.where(away <= middle, distances, (far * distances.sign()).long())
+        return (distances + self.buckets).clamp(0, 2 * self.buckets - 1)
 
 
 class SSRU(TokenMixer):
@@ -118,4 +190,9 @@ class AverageAttention(TokenMixer):
         return keep * rows + take * mean, (totals[:, -1], counts[:, -1]), None
 
 
-TOKEN_MIXERS: dict[str, type[TokenMixer]] = {"attention": SelfAttention, "ssru": SSRU, "average": AverageAttention}
+TOKEN_MIXERS: dict[str, type[TokenMixer]] = {
+    "attention": SelfAttention,
+    "disentangled": DisentangledAttention,
+    "ssru": SSRU,
+    "average": AverageAttention,
+}

@@ -12,6 +12,7 @@ from huggingface_fixtures import (
     PIECES,
     TEXTS,
     WORDS,
+    change_config,
     check_round_trip,
     encode_sources_for_both,
     hf_ids,
@@ -55,6 +56,9 @@ def test_hidden_states_equal_transformers(family, tmp_path):
         ("electra", {"embedding_size": 10, "hidden_act": "silu"}),
         ("bert", {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
         ("mpnet", {"hidden_act": "relu"}),
+        ("deberta", {"pos_att_type": "c2p", "position_biased_input": True, "type_vocab_size": 2}),
+        ("deberta", {"pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"}),
+        ("deberta", {"share_att_key": False, "position_buckets": -1, "max_relative_positions": 5}),
         ("modernbert", {"global_attn_every_n_layers": 2, "local_attention": 2, "mlp_bias": True, "norm_eps": 0.1}),
         ("modernbert", {"num_hidden_layers": 3, "global_attn_every_n_layers": 1, "classifier_activation": "relu"}),
         ("modernbert", {"norm_bias": True, "attention_bias": True, "classifier_bias": True, "decoder_bias": False}),
@@ -256,3 +260,11 @@ def test_space_after_a_mask_belongs_to_the_next_word(tmp_path):
 
 def test_import_export_import_gives_the_same_bits(tmp_path):
     check_round_trip("bert", tmp_path)
+
+
+def test_config_without_architectures_is_the_encoder_of_its_model_type(tmp_path):
+    make_encoder("deberta", tmp_path)
+    before = transduce.load(tmp_path, device="cpu").network.state_dict()
+    change_config(tmp_path, architectures=None)
+    after = transduce.load(tmp_path, device="cpu").network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)

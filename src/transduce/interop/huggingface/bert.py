@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ELECTRA, ALBERT, MPNet and DistilBERT: post-norm, and a norm over the sum of the embeddings.
+"""BERT, RoBERTa, ELECTRA, ALBERT, MPNet, DeBERTa-v3 and DistilBERT: post-norm, and a norm over the embeddings.
 
 Each comes without a head (hidden states, pooled to embeddings), or with a masked language model, a sequence classifier
 or a token classifier on top.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import layer_norm, linear, pad
 
 from transduce.contracts import Family
 from transduce.interop.huggingface.family import NORM_EPS, Config, Content, TensorMap, WeightMap, Weights, max_positions
@@ -69,6 +69,20 @@ DISTIL_MODULES = {
     **EMBEDDINGS,
 }
 ALBERT_MODULES = {**EMBEDDINGS, "encoder.embedding_hidden_mapping_in": "encoder.embedding_proj"}
+DEBERTA_MODULES = {
+    **{f"encoder.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in LAYER.items() if "output" in hf},
+    **{
+        f"encoder.layer.*.attention.self.{hf}_proj": f"encoder.layers.*.self_attention.{native}_proj"
+        for hf, native in (("query", "q"), ("key", "k"), ("value", "v"))
+    },
+    "encoder.layer.*.intermediate.dense": "encoder.layers.*.feed_forward.fc1",
+    **EMBEDDINGS,
+    # Tables of all layers and their projections, until each layer gets its own vectors of distances.
+    "encoder.LayerNorm": "distances.norm",
+    "encoder.rel_embeddings": "distances",
+    "encoder.layer.*.attention.self.pos_key_proj": "distances.*.k_proj",
+    "encoder.layer.*.attention.self.pos_query_proj": "distances.*.q_proj",
+}
 MPNET_MODULES = {
     **{f"encoder.layer.*.{hf}": f"encoder.layers.*.{native}" for hf, native in MPNET_LAYER.items()},
     **EMBEDDINGS,
@@ -80,6 +94,14 @@ TOKENS = {WORD_TABLE: TensorMap(("encoder.embedding.weight",))}
 TOKEN_TYPES = {"embeddings.token_type_embeddings.weight": TensorMap((SEGMENTS,))}
 POSITION_OFFSET = 2  # of RoBERTa, whose first token is at position pad_token_id + 1
 MPNET_BUCKETS = 32
+DEBERTA_PRETRAINING = tuple(  # heads in the published files of version 3
+    f"{module}.{leaf}"
+    for module in (
+        "lm_predictions.lm_head", "lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm",
+        "mask_predictions.dense", "mask_predictions.LayerNorm", "mask_predictions.classifier",
+    )
+    for leaf in ("weight", "bias")
+)  # fmt: skip
 POOLERS = ("pooler.dense", "pooler", "cls.seq_relationship", "sop_classifier.classifier")  # of next sentences
 
 # Masked language model: its output matrix is the embedding table.
@@ -104,6 +126,11 @@ MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
         "predictions.bias",
         {"predictions.decoder.weight": WORD_TABLE, "predictions.decoder.bias": "predictions.bias"},
     ),
+    "DebertaV2": (
+        {"cls.predictions.transform.dense": MLM_DENSE, "cls.predictions.transform.LayerNorm": MLM_NORM},
+        "cls.predictions.bias",
+        {"cls.predictions.decoder.weight": WORD_TABLE, "cls.predictions.decoder.bias": "cls.predictions.bias"},
+    ),
     "MPNet": (
         {"lm_head.dense": MLM_DENSE, "lm_head.layer_norm": MLM_NORM},
         "lm_head.bias",
@@ -120,12 +147,14 @@ MLM_HEADS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
         {"generator_lm_head.weight": WORD_TABLE},
     ),
 }
-SAME_ACTIVATION = ("Bert", "DistilBert", "Albert")  # in the masked language model as in the encoder; others have gelu
+# The activation of the masked language model is that of the encoder; others have gelu.
+SAME_ACTIVATION = ("Bert", "DistilBert", "Albert", "DebertaV2")
 # Hidden layer, its activation, output layer.
 CLASSIFIERS = {
     "Bert": ("pooler.dense", "tanh", "classifier"),
     "Roberta": ("classifier.dense", "tanh", "classifier.out_proj"),
     "Albert": ("pooler", "tanh", "classifier"),
+    "DebertaV2": ("pooler.dense", "gelu", "classifier"),
     "MPNet": ("classifier.dense", "tanh", "classifier.out_proj"),
     "DistilBert": ("pre_classifier", "relu", "classifier"),
     "Electra": ("classifier.dense", "gelu", "classifier.out_proj"),
@@ -218,6 +247,64 @@ def _albert_weights(weights: WeightMap) -> Callable[[Config, Collection[str]], W
     return weight_map
 
 
+def _deberta_encoder(config: Config) -> Content:
+    """Disentangled attention; version 3 has no positions beside it, and no segments."""
+    config.require("relative_attention", True)
+    config.require("conv_kernel_size", 0)
+    config.require("embedding_size", config.count("hidden_size"))
+    config.require("pooler_hidden_act", "gelu")
+    config.require("pooler_hidden_size", config.count("hidden_size"))
+    encoder = _bert_encoder(config)
+    if not config.flag("position_biased_input", True):
+        config.require("type_vocab_size", 0)
+        encoder["position"] = "none"
+    return {**encoder, "token_mixer": _disentangled(config), "norm_eps": config.rate("layer_norm_eps", 1e-7)}
+
+
+def _disentangled(config: Config) -> Content:
+    terms = config.content.get("pos_att_type") or []
+    terms = sorted(terms.split("|") if isinstance(terms, str) else map(str, terms))
+    known = {("c2p", "p2c"): "both", ("c2p",): "query", ("p2c",): "key"}
+    if tuple(terms) not in known:
+        raise config.wrong("pos_att_type", terms, "is not supported", "supported: c2p, p2c or both")
+    longest = config.integer("max_relative_positions", -1) or -1
+    longest = longest if longest > 0 else config.count("max_position_embeddings", 512)
+    buckets = config.integer("position_buckets", -1) or -1
+    grouped = (buckets, longest) if buckets > 0 else (longest, None)
+    return {"kind": "disentangled", "buckets": grouped[0], "max_distance": grouped[1], "terms": known[tuple(terms)]}
+
+
+def _deberta_weights(weights: WeightMap) -> Callable[[Config, Collection[str]], WeightMap]:
+    """The vectors of distances in a layer are one table of all layers, projected as queries and keys are."""
+
+    def weight_map(config: Config, names: Collection[str]) -> WeightMap:
+        eps, layers = config.rate("layer_norm_eps", 1e-7), config.count("num_hidden_layers")
+        terms = _disentangled(config)["terms"]
+        kinds = [("k_proj", "relative_keys")] * (terms != "key") + [("q_proj", "relative_queries")] * (terms != "query")
+
+        def combine(found: Weights) -> Weights:
+            table, norm = (
+                found.pop("distances.weight", None),
+                [found.pop(f"distances.norm.{leaf}", None) for leaf in ("weight", "bias")],
+            )
+            if table is not None and norm[0] is not None:
+                table = layer_norm(table, table.shape[1:], norm[0], norm[1], eps)
+            for layer in range(layers):
+                own, part = f"distances.{layer}", f"encoder.layers.{layer}.self_attention"
+                for projection, name in kinds:
+                    module = own if f"{own}.{projection}.weight" in found else part
+                    weight, bias = (found.get(f"{module}.{projection}.{leaf}") for leaf in ("weight", "bias"))
+                    if table is not None and weight is not None:
+                        found[f"{part}.{name}.weight"] = linear(table, weight, bias)
+            for name in [name for name in found if name.startswith("distances.")]:
+                del found[name]
+            return fold_segments(found)
+
+        return replace(weights, combine=combine)
+
+    return weight_map
+
+
 def _distilbert_encoder(config: Config) -> Content:
     return {
         "kind": "transformer",
@@ -288,6 +375,7 @@ ENCODERS: dict[str, Callable[[Config], Content]] = {
     "DistilBert": _distilbert_encoder,
     "Electra": _electra_encoder,
     "Albert": _albert_encoder,
+    "DebertaV2": _deberta_encoder,
     "MPNet": _mpnet_encoder,
 }
 CONFIGS: dict[str, Callable[[Mapping[str, Any], int], Content]] = {
@@ -301,6 +389,7 @@ MODULES = {
     "DistilBert": DISTIL_MODULES,
     "Electra": {**BERT_MODULES, "embeddings_project": "encoder.embedding_proj"},
     "Albert": ALBERT_MODULES,
+    "DebertaV2": DEBERTA_MODULES,
     "MPNet": MPNET_MODULES,
 }
 OFFSET_POSITIONS = {
@@ -317,7 +406,12 @@ TENSORS = {
     "DistilBert": TOKENS,
     "Electra": {**TOKENS, **TOKEN_TYPES},
     "Albert": {**TOKENS, **TOKEN_TYPES},
+    "DebertaV2": {**TOKENS, **TOKEN_TYPES},
 }
+
+
+CONFIGURED = {"Albert": _albert_weights, "DebertaV2": _deberta_weights}  # tables that depend on the config
+PREFIXES = {"DebertaV2": "deberta."}
 
 
 def fold_segments(weights: Weights, side: str = "encoder", segment_name: str = SEGMENTS) -> Weights:
@@ -333,12 +427,13 @@ def _ignored(kind: str) -> tuple[str, ...]:
     modules, bias, tied = MLM_HEADS[kind]
     names = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias", "gamma", "beta")]
     names += [f"{module}.{leaf}" for module in POOLERS for leaf in ("weight", "bias")]
+    names += DEBERTA_PRETRAINING if kind == "DebertaV2" else ()
     return ("embeddings.position_ids", *names, bias, *tied)
 
 
 def _weight_map(kind: str, **changes: Any) -> WeightMap:
     maps = {"modules": MODULES[kind], "tensors": TENSORS[kind], "ignored": _ignored(kind), **changes}
-    return WeightMap(combine=fold_segments, prefix=f"{kind.lower()}.", **maps)
+    return WeightMap(combine=fold_segments, prefix=PREFIXES.get(kind, f"{kind.lower()}."), **maps)
 
 
 def _family(kind: str, head: Content, weights: WeightMap, *, exported: bool, **options: Any) -> Family:
@@ -373,7 +468,7 @@ def _family(kind: str, head: Content, weights: WeightMap, *, exported: bool, **o
         return zeros
 
     writer = to_config if exported else None
-    weight_map = _albert_weights(weights) if kind == "Albert" else weights
+    weight_map = CONFIGURED[kind](weights) if kind in CONFIGURED else weights
     return Family(to_recipe, weight_map, writer, start_token="", constant_weights=constant_weights, **options)
 
 
@@ -428,6 +523,7 @@ KINDS = {
     "Camembert": "Roberta",
     "Electra": "Electra",
     "Albert": "Albert",
+    "DebertaV2": "DebertaV2",
     "MPNet": "MPNet",
 }
 FAMILIES = {

@@ -199,6 +199,9 @@ def _architecture(config: Config, *, encoder_only: bool) -> str:
     """`encoder_only`: only the encoder is imported, whatever head it was trained with."""
     names = config.content.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if not names:  # some configs of encoders name none
+        plain = f"{config.content.get('model_type')}model".replace("-", "").lower()
+        name = next((known for known in FAMILIES if known.lower() == plain), "")
     base = f"{name.partition('For')[0]}Model"
     name = base if encoder_only and base in FAMILIES else name
     if name not in FAMILIES:
