@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "transduce"
 FILES = sorted(SOURCE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 # Names of modules that only insiders could guess.
 MODULES = {
@@ -41,6 +41,11 @@ KEYS = {
 }  # fmt: skip
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def defined(tree: ast.Module) -> set[str]:
     """Names of classes, functions, parameters, and attributes and variables of classes and modules."""
     found: set[str] = set()
@@ -60,8 +65,8 @@ def defined(tree: ast.Module) -> set[str]:
 def test_names_and_first_lines_use_the_terms_of_the_field(path: Path) -> None:
     parts = path.relative_to(SOURCE).with_suffix("").parts
     assert not MODULES & set(parts)
-    assert not NAMES & defined(TREES[path])
-    first = (ast.get_docstring(TREES[path]) or "").partition("\n")[0]
+    assert not NAMES & defined(tree_of(path))
+    first = (ast.get_docstring(tree_of(path)) or "").partition("\n")[0]
     assert first, "a module opens with a line that names its subject"
     assert not DIALECT.search(first), first
 
@@ -89,7 +94,7 @@ def test_options_of_parts_use_the_terms_of_the_field() -> None:
 
 def test_no_two_public_classes_have_one_name() -> None:
     homes: dict[str, list[str]] = {}
-    for path, tree in TREES.items():
+    for path, tree in ((path, tree_of(path)) for path in FILES):
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))

@@ -13,8 +13,6 @@ from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Memory, Padded
 from transduce.layers.embedding import Embedding, Output
 
-theirs = pytest.importorskip("x_transformers")
-
 WIDTH, HEADS, HIDDEN, SIZE, LAYERS = 32, 4, 64, 11, 2
 HEAD = WIDTH // HEADS
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -124,8 +122,14 @@ def stepwise(decoder: TransformerDecoder, tokens: torch.Tensor, memory: Memory) 
     return torch.cat(logits, 1)
 
 
+@pytest.fixture(scope="module")
+def theirs():
+    """Imported where it is used: collecting tests does not wait for it."""
+    return pytest.importorskip("x_transformers")
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_encoder_decoder_equals_x_transformers(case):
+def test_encoder_decoder_equals_x_transformers(case, theirs):
     torch.manual_seed(1)
     ours, other = our_options(CASES[case][0]), their_options(CASES[case][1])
     encoder = TransformerEncoder(Embedding(SIZE, WIDTH), **ours).eval()
@@ -147,7 +151,7 @@ def test_encoder_decoder_equals_x_transformers(case):
 
 
 @pytest.mark.parametrize("case", ["plain", "rotary", "alibi", "relative", "together"])
-def test_decoder_only_equals_x_transformers(case):
+def test_decoder_only_equals_x_transformers(case, theirs):
     torch.manual_seed(1)
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), 0, **our_options(CASES[case][0])).eval()
     other = theirs.Decoder(**their_options(CASES[case][1])).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from transduce.flow import Example
@@ -9,6 +10,11 @@ from transduce.synthetic.algorithmic import split
 from transduce.training.experiment import TrainingResult, train
 
 TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 4, "ff_width": 128, "layers": 2, "dropout": 0.0}
+
+
+@cache
+def examples_of(task: str, dev: int, longest: int) -> tuple[list[Example], list[Example], list[Example]]:
+    return split(task, 6000, dev, 300, seed=2, length=(2, longest), symbols=tuple("abcdefgh"))
 
 
 def learn(
@@ -25,8 +31,8 @@ def learn(
     warmup: int = 30,
 ) -> tuple[TrainingResult, list[Example]]:
     """The trained run and its test examples."""
-    sets = split(task, 6000, dev, 300, seed=2, length=(2, longest), symbols=tuple("abcdefgh"))
-    data = {"cache": str(folder / "cache")}
+    sets = examples_of(task, dev, longest)
+    data = {}  # of the common cache: runs on equal files share one store
     for name, examples in zip(("train", "dev", "test"), sets, strict=True):
         path = folder / f"{name}.tsv"
         path.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
