@@ -53,6 +53,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Use": {
         "generate": generate.generate,
+        "backtranslate": generate.backtranslate,
         "embed": embed.embed,
         "search": embed.search,
         "cluster": embed.cluster,

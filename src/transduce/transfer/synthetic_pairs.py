@@ -1,0 +1,148 @@
+"""Synthetic pairs from monolingual text: back-translation, self-training and sequence-level distillation.
+
+Back-translation pairs the output of a model from target to source with the text that it read (Sennrich et al. 2016).
+Self-training and sequence-level distillation pair a text with the output of a model from source to target. Every window
+of the text becomes one file, so that an interrupted command continues with the next window.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from transduce.data.filters import PairHashSet
+from transduce.data.readers.corpus import numbered_texts
+from transduce.data.readers.files import stored_lines
+from transduce.data.readers.windows import read_windows
+from transduce.errors import InputError
+from transduce.inference import Model, Prediction
+from transduce.parsing import read_json
+from transduce.storage import json_line, make_folder, open_text, replace_file, single_line
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """What becomes of generated pairs."""
+
+    forward: bool = False  # True: the text is the source and the output the target
+    tag: str = ""  # before every synthetic source (Caswell et al. 2019)
+    max_ratio: float = 5.0  # of the lengths of both sides in characters
+    mixed: str = ""  # a TSV of real pairs, which the output contains too
+    upsample: int = 1  # copies of the real pairs
+
+    def pair(self, prediction: Prediction) -> tuple[str, str]:
+        """Source and target."""
+        text, output = prediction.source, single_line(prediction.text)
+        source, target = (text, output) if self.forward else (output, text)
+        return f"{self.tag} {source}" if self.tag else source, target
+
+    def reason(self, prediction: Prediction) -> str | None:
+        """Why a pair is left out; None: it is not."""
+        text, output = prediction.source.strip(), prediction.text.strip()
+        if not text or not output:
+            return "empty"
+        if not prediction.complete or prediction.source_cut:
+            return "cut at the maximum length"
+        if text == output:
+            return "copies"
+        if "\t" in text or "\t" in output:
+            return "with a tab"
+        if max(len(text), len(output)) > self.max_ratio * min(len(text), len(output)):
+            return "beyond the length ratio"
+        return None
+
+
+def write_synthetic_pairs(
+    model: Model, text: str, output: Path, options: PairOptions, console: Console, **settings: Any
+) -> Counter[str]:
+    """Writes `source TAB target` lines, and returns the number of pairs, kept and left out by reason.
+
+    The windows of an interrupted command are in `OUTPUT.parts`, and are not generated again.
+    """
+    if text == "-":
+        raise InputError("monolingual text is a file", where="TEXT", remedy="write standard input to a file first")
+    if model.sourceless:
+        raise InputError("a language model does not translate", remedy="give a model that reads a source")
+    folder = output.with_name(f"{output.name}.parts")
+    _check_settings(
+        folder, {"text": _digest(text), "options": asdict(options), "settings": settings, "model": repr(model)}
+    )
+    parts, first_number = [], 0
+    for number, lines in enumerate(read_windows(text)):
+        part = folder / f"{number:06}.tsv"
+        if not part.is_file():
+            predictions = model.generate(lines, first_number=first_number, **settings)
+            replace_file(part, "".join(_lines(predictions, options)))
+        parts.append(part)
+        first_number += len(lines)
+        console.print(f"{first_number:,} lines", highlight=False)
+    counts = _join(parts, output, options)
+    shutil.rmtree(folder)
+    return counts
+
+
+def _lines(predictions: list[Prediction], options: PairOptions) -> Iterator[str]:
+    """One line per prediction: a pair, or the reason why there is none, which has no tab."""
+    for one in predictions:
+        reason = options.reason(one)
+        yield "\t".join(options.pair(one)) + "\n" if reason is None else f"{reason}\n"
+
+
+def _join(parts: list[Path], output: Path, options: PairOptions) -> Counter[str]:
+    """All parts without pairs that occur before, after the real pairs."""
+    counts, seen = Counter[str](), PairHashSet()
+    with open_text(output) as stream:
+        for _ in range(options.upsample if options.mixed else 0):
+            for number, line in enumerate(_read(options.mixed), 1):
+                if line.count("\t") != 1:
+                    raise InputError(
+                        f"{line.count(chr(9)) + 1} columns instead of 2",
+                        where=f"{options.mixed}:{number}",
+                        remedy="real pairs are `source TAB target`",
+                    )
+                stream.write(f"{line}\n")
+                counts["real pairs"] += 1
+        for line in (line for part in parts for line in _read(part)):
+            source, tab, target = line.partition("\t")
+            reason = source if not tab else None if seen.add(source, target) else "duplicates"
+            counts[reason or "synthetic pairs"] += 1
+            if reason is None:
+                stream.write(f"{line}\n")
+    return counts
+
+
+def _read(path: str | Path) -> Iterator[str]:
+    return numbered_texts(stored_lines(str(path)), str(path))
+
+
+def _digest(path: str) -> str:
+    digest = hashlib.sha256()
+    for _, line in stored_lines(path):
+        digest.update(line + b"\n")
+    return digest.hexdigest()
+
+
+def _model_digest(model: Model) -> str:
+    sums = [float(weight.double().sum()) for weight in model.network.state_dict().values()]
+    return hashlib.sha256(f"{model!r} {sums}".encode()).hexdigest()
+
+
+def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """The parts of another model, text or setting are not continued."""
+    path, content = folder / "settings.json", json_line(settings)
+    if not path.is_file():
+        make_folder(folder)
+        replace_file(path, content)
+    elif json_line(read_json(path, max_bytes=1 << 20)) != content:
+        raise InputError(
+            "these parts were made with another model, text or setting",
+            where=str(folder),
+            remedy="give the settings that the command began with, or remove the folder",
+        )
