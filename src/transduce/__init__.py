@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transduce.api import evaluate, plan, train
+    from transduce.api import TransduceEstimator, evaluate, plan, train
     from transduce.errors import InputError
     from transduce.evaluation.comparison import compare
     from transduce.explain.alignment import align
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from transduce.interop.export import export
     from transduce.recipe import Recipe
     from transduce.training.experiment import TrainingResult
+    from transduce.training.report import Callback
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "Constraints",
     "InputError",
     "Model",
     "Prediction",
     "Recipe",
     "TrainingResult",
+    "TransduceEstimator",
     "align",
     "compare",
     "evaluate",
@@ -34,12 +37,14 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Callback": "training.report",
     "Constraints": "inference",
     "InputError": "errors",
     "Model": "inference",
     "Prediction": "inference",
     "Recipe": "recipe",
     "TrainingResult": "training.experiment",
+    "TransduceEstimator": "api",
     "align": "explain.alignment",
     "compare": "evaluation.comparison",
     "evaluate": "api",

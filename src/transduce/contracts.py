@@ -5,7 +5,7 @@
     attention   AttentionScore, Normaliser, Window, PositionEncoding, TokenMixer, ContextMechanism
     search      Strategy, LogitsProcessor
     evaluation  TextMetric, ScoreMetric, VectorMetric
-    training    Objective, Noise, Augmentation
+    training    Objective, Noise, Augmentation, Tracker
     interop     Family
 
 Constructors follow one rule, which lets a recipe reach every part without a settings class: positional parameters

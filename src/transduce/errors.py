@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class InputError(Exception):
@@ -23,6 +24,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def check_path(what: str, path: str | Path) -> str | Path:
+    """The path of a file or a folder, unchanged; anything else is refused."""
+    if not isinstance(path, (str, Path)):
+        raise InputError(f"{path!r} is no path", where=what, remedy="give the name of a file or a folder as text")
+    return path
 
 
 class UnreadableError(Exception):

@@ -18,7 +18,7 @@ from transduce.build import build_source_encoding
 from transduce.contracts import Metric, TextMetric
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import read_corpus
-from transduce.errors import InputError
+from transduce.errors import InputError, check_path
 from transduce.evaluation.by_length import draw_by_length
 from transduce.evaluation.candidates import (
     Candidate,
@@ -111,6 +111,10 @@ def compare(
     The data is `data`, else the test set of the first candidate, else its development set. The evaluation settings of
     the first candidate apply to all. An interruption of training raises KeyboardInterrupt; the same call continues.
     """
+    if isinstance(candidates, str) or not isinstance(candidates, Sequence):
+        raise InputError("compare takes a list of recipes and runs", remedy='write compare(["a.yaml", "runs/b"], ...)')
+    for path in (*candidates, folder):
+        check_path("compare", path)
     folder, console = Path(folder), console or Console(quiet=True)
     if equal == "minutes" and minutes is None:
         raise InputError("--equal minutes needs a time", remedy="give the training time of each (--minutes 4)")

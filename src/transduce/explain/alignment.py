@@ -12,7 +12,7 @@ from transduce.data.readers.windows import example_characters, in_windows
 from transduce.errors import InputError
 from transduce.explain.attention import Explanation, Link, links, to_words
 from transduce.inference import Model
-from transduce.inference.generation import located_errors
+from transduce.inference.generation import check_pairs, located_errors
 
 Level = Literal["word", "token"]
 Symmetrisation = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
@@ -109,6 +109,9 @@ class AttentionSelection:
 
 def align(model: Model, pairs: Sequence[Pair], selection: AttentionSelection | None = None) -> list[list[Link]]:
     """Links each target word, or token, to that of the source with the largest attention weight: (source, target)."""
+    if not isinstance(model, Model):
+        raise InputError(f"align takes a loaded model, not {model!r}", remedy="write align(transduce.load(RUN), pairs)")
+    pairs = check_pairs("align", pairs)
     selection = selection or AttentionSelection()
     result: list[list[Link]] = [[] for _ in pairs]  # a pair with an empty side has no links
     rows = [row for row, pair in enumerate(pairs) if pair[0].strip() and pair[1].strip()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce import build, interop
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.errors import InputError
+from transduce.errors import InputError, check_path
 from transduce.inference.ensemble import Combination, build_ensemble
 from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.model import Model
@@ -71,9 +71,10 @@ def load(
 def _members(path: str | Path | Sequence[str | Path]) -> list[str | Path]:
     """The runs that a path names: several where they are listed, or separated by commas and no file has that name."""
     if not isinstance(path, str | Path):
-        if not path:
+        given = [check_path("load", one) for one in (path if isinstance(path, Iterable) else [path])]
+        if not given:
             raise InputError("no run was given", remedy="give at least one")
-        return list(path)
+        return given
     several = "," in str(path) and not Path(path).exists()
     return [one for one in str(path).split(",") if one] if several else [path]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.data.readers.word_vectors import WordVectors, write_word_vectors
-from transduce.errors import InputError, nearest
+from transduce.errors import InputError, check_path, nearest
 from transduce.flow import SPECIALS
 from transduce.inference import Model, load
 from transduce.interop import bundle, convert, ctranslate2, onnx, recognises
@@ -85,6 +85,8 @@ FORMATS: dict[str, Callable[..., Path]] = {
 
 def export(source: str | Path, out: str | Path, to: str, **options: Any) -> Path:
     """Writes the model to `out`, which must not exist, and returns the path."""
+    for path in (source, out):
+        check_path("export", path)
     if to not in FORMATS:
         raise InputError(f"there is no format {to!r}", where="--to", remedy=nearest(to, FORMATS))
     return FORMATS[to](Path(source), Path(out), **options)
