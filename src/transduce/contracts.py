@@ -612,6 +612,8 @@ class Family:
     modality: str = "text"  # what its sources are, for `convert --list`
     source_eos: bool = True  # whether </s> ends every source
     start_token: str = "decoder_start_token_id"  # config key of the first output token; empty: no decoder
+    end_token: str = "eos_token_id"  # config key of the last output token
+    start_replaces_first: bool = False  # True: the start token takes the place of the first token of the tokenizer
     start_is_output: bool = False  # True: the start token is generated too, as any other
     languages: Literal["none", "optional", "required"] = "none"  # language codes around texts
     prompt: Callable[[Config, Languages | None], list[int]] | None = None  # forced first output ids

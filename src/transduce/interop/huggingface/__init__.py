@@ -4,7 +4,7 @@
 """
 
 from transduce.contracts import Family
-from transduce.interop.huggingface import bart, bert, encoder_decoder, gpt2, llama, modernbert, t5, vit, whisper
+from transduce.interop.huggingface import bart, bert, blip, encoder_decoder, gpt2, llama, modernbert, t5, vit, whisper
 from transduce.recipe.user_code import load_user_class
 
 # An export takes the first family that fits.
@@ -17,6 +17,7 @@ FAMILIES: dict[str, Family] = {
     **modernbert.FAMILIES,
     **vit.FAMILIES,
     **whisper.FAMILIES,
+    **blip.FAMILIES,
     **encoder_decoder.FAMILIES,
 }
 

@@ -133,6 +133,7 @@ def _text_model(
         codes_required=family.languages == "required",
         codes_after_source=family.languages == "optional",
         target_only=family.read_sources is not None,
+        start_replaces_first=family.start_replaces_first,
         prompt=prompt,
         hidden_tokens=family.hidden_tokens,
     )
@@ -231,7 +232,7 @@ def _special_ids(family: Family, search: Config, config: Config) -> SpecialIds:
     if not family.start_token:
         return SpecialIds(number("pad_token_id"), None, number("sep_token_id"))
     fallback = "pad_token_id" if family.start_token.startswith("decoder") else "eos_token_id"
-    return SpecialIds(number("pad_token_id"), number(family.start_token, fallback), number("eos_token_id"))
+    return SpecialIds(number("pad_token_id"), number(family.start_token, fallback), number(family.end_token))
 
 
 def _prompted_generation(search: Config, target: Tokenizer, config: Config) -> Content:

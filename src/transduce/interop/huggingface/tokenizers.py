@@ -59,6 +59,7 @@ class TextFormat:
     codes_required: bool = False  # whatever the template of the tokenizer says
     codes_after_source: bool = False  # the code may follow the </s> of a source, and start a target
     target_only: bool = False  # sources are no text
+    start_replaces_first: bool = False  # the start token takes the place of the first token of the template
     prompt: Sequence[int] | None = None  # foreign ids that begin every output
     hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
 
@@ -80,7 +81,7 @@ def read_tokenizers(
         specials, suffix = replace(specials, start=start), [end, code]
     else:
         prefixes = _prefixes(folder, first, end, text_format)
-    if text_format.target_only and prefixes[1][:1] == [specials.start]:
+    if text_format.start_replaces_first or (text_format.target_only and prefixes[1][:1] == [specials.start]):
         prefixes = [], prefixes[1][1:]
     start = specials.start if specials.start is not None else (prefixes[0][0] if prefixes[0] else end)
     # A byte-level vocabulary has no unknown token, and names any of the others.
