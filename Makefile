@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 # Two OpenMP threads that wait actively slow each other down tenfold when anything else runs.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test quick fuzz claims check docs records install clean oracles
+.PHONY: demo test quick fuzz claims check docs records install clean oracles families
 
 install: $(STAMP)
 
@@ -53,6 +53,15 @@ oracles: $(STAMP)
 	OMP_NUM_THREADS=1 $(ORACLES)/bin/python tests/oracles/toolkits $(RECORDED)
 	rm -f benchmarks/results/toolkits.json
 	OMP_NUM_THREADS=1 RECORD_TOOLKITS=benchmarks/results/toolkits.json $(BIN)/python -m pytest tests/interop/legacy/test_recorded.py
+	rm -f benchmarks/results/onnx.json
+	OMP_NUM_THREADS=1 RECORD_ONNX=benchmarks/results/onnx.json $(BIN)/python -m pytest tests/interop/test_onnx.py -k graphs
+	$(BIN)/python docs/generate.py
+
+# What the tests of Hugging Face families measure, for docs/interop.md.
+families: $(STAMP)
+	rm -f benchmarks/results/families.json
+	OMP_NUM_THREADS=1 FAMILY_RECORD=benchmarks/results/families.json $(BIN)/python -m pytest -q \
+		tests/interop/huggingface -k 'equal or equals or same_bits'
 	$(BIN)/python docs/generate.py
 
 check: $(STAMP)

@@ -23,6 +23,7 @@ from transduce.claims import CLAIMS
 from transduce.claims.figure import save_png
 from transduce.claims.report import markdown, read_record, verdict
 from transduce.cli import GROUPS
+from transduce.interop import FAMILIES
 from transduce.recipe.reference import recipe_reference
 
 FOLDER = Path(__file__).parent
@@ -290,6 +291,7 @@ def _counts(name: str, subject: str, records: list[dict[str, Any]]) -> str:
 
 
 TOOLKITS = FOLDER.parent / "benchmarks" / "results" / "toolkits.json"
+ONNX, FAMILY_RECORD = TOOLKITS.with_name("onnx.json"), TOOLKITS.with_name("families.json")
 
 
 def interop_page() -> str:
@@ -304,7 +306,36 @@ def interop_page() -> str:
         outputs = [" of ".join(map(str, row[name])) if name in row else "" for name in ("greedy", "beam")]
         facts = (row["toolkit"], row["version"], row["settings"], f"{row['score']:.0e}", *outputs)
         lines.append(f"| {' | '.join(facts)} |")
-    return _with_block((FOLDER / "interop.md").read_text(encoding="utf-8"), "Toolkits", [*lines, "", ""])
+    page = _with_block((FOLDER / "interop.md").read_text(encoding="utf-8"), "Toolkits", [*lines, "", ""])
+    return _with_block(_with_block(page, "ONNX", _onnx_table()), "Families", _family_table())
+
+
+def _family_table() -> list[str]:
+    """Every Hugging Face family, with what its comparison with the transformers library showed."""
+    rows = json.loads(FAMILY_RECORD.read_text(encoding="utf-8"))
+    measured = {row["architecture"] for row in rows.values()}
+    rows |= {f"`{name}`": {"architecture": name} for name in FAMILIES if name not in measured}
+    lines = [
+        "",
+        "| family | architecture | settings | logits | greedy | beam | export |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
+    for name, row in sorted(rows.items(), key=lambda pair: (not pair[1].get("greedy"), pair[0].lower())):
+        searches = [" of ".join(map(str, row[search])) if search in row else "" for search in ("greedy", "beam")]
+        difference = f"{row['logits']:.0e}" if "logits" in row else "not measured"
+        exported = "yes" if FAMILIES[row["architecture"]].to_config else ""
+        facts = (name, f"`{row['architecture']}`", str(row.get("settings", "")), difference, *searches, exported)
+        lines.append(f"| {' | '.join(facts)} |")
+    return [*lines, "", ""]
+
+
+def _onnx_table() -> list[str]:
+    """The differences that ONNX Runtime showed."""
+    lines = ["", "| model | fp32 | int8 |", "|---|---:|---:|"]
+    for name, row in json.loads(ONNX.read_text(encoding="utf-8")).items():
+        found = [f"{row[precision]:.0e}" if precision in row else "refused" for precision in ("fp32", "int8")]
+        lines.append(f"| {name} | {' | '.join(found)} |")
+    return [*lines, "", ""]
 
 
 CLAIM_RECORDS = FOLDER.parent / "benchmarks" / "results" / "claims"

@@ -46,7 +46,8 @@ def make_run(folder: Path, model: dict[str, Any], *, kind: str = "words", seed: 
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
         if model.get("decoder"):
-            bias = network.state_dict()["decoder.output.projection.bias"]
+            weights = network.state_dict()
+            bias = next(tensor for name, tensor in weights.items() if name.endswith("output.projection.bias"))
             bias[EOS] += 1.5  # some outputs end by themselves
             bias[[PAD, BOS]] -= 100.0  # as training teaches: both have no probability
     run = Run(folder)

@@ -6,11 +6,14 @@ import json
 import os
 import struct
 import warnings
+from collections.abc import Sequence
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 import transduce
@@ -110,20 +113,47 @@ ENCODERS = {
 }
 
 
-def record(name: str, architecture: str, **measured: Any) -> None:
-    """Adds measurements to the record of a family, where FAMILY_RECORD names a folder for them.
+ARCHITECTURES = {
+    "marian": ("Marian, OPUS-MT", "MarianMTModel"),
+    "bart": ("BART", "BartForConditionalGeneration"),
+    "mbart": ("mBART-50", "MBartForConditionalGeneration"),
+    "pegasus": ("Pegasus", "PegasusForConditionalGeneration"),
+    "t5": ("T5, T5 1.1, FLAN-T5", "T5ForConditionalGeneration"),
+    "gpt2": ("GPT-2", "GPT2LMHeadModel"),
+}
 
-    The largest difference, and the smallest share of equal outputs, of all settings are kept.
+
+def record(
+    name: str,
+    architecture: str,
+    *,
+    logits: Tensor | float | None = None,  # differences
+    searches: dict[str, tuple[Sequence[Any], Sequence[Any]]] | None = None,  # greedy, beam: found and expected outputs
+    export: bool | None = None,
+) -> None:
+    """Adds measurements to the row of a family in the file FAMILY_RECORD, which docs/interop.md is written from.
+
+    Kept are the number of settings, the largest difference, and how many outputs were equal.
     """
-    if not (folder := os.environ.get("FAMILY_RECORD")):
+    if not (place := os.environ.get("FAMILY_RECORD")):
         return
-    path = Path(folder) / f"{name.lower().replace(' ', '-').replace('/', '-')}.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    for key, value in measured.items():
-        worst = max if key == "logits" else min
-        known[key] = worst(value, known[key]) if key in known else value
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"name": name, "architecture": architecture, **known}, indent=2) + "\n")
+    file = Path(place)
+    content = json.loads(file.read_text()) if file.exists() else {}
+    row = content.setdefault(name, {"architecture": architecture})
+    if logits is not None:
+        difference = float(logits.abs().max()) if isinstance(logits, Tensor) else logits
+        row["logits"], row["settings"] = max(difference, row.get("logits", 0.0)), row.get("settings", 0) + 1
+    for search, (found, expected) in (searches or {}).items():
+        equal, total = row.get(search, [0, 0])
+        row[search] = [equal + sum(map(eq, found, expected)), total + len(expected)]
+    if export is not None:
+        row["export"] = export
+    file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def search_name(settings: dict[str, Any]) -> str:
+    """The column of a search in the record."""
+    return "beam" if settings.get("num_beams", 1) > 1 else "greedy"
 
 
 def shake(model: Any, seed: int = 5, size: float = 0.3) -> Any:
@@ -391,6 +421,7 @@ def check_logits_and_cross_attention(family: str, folder: Path, **changes: Any) 
         step = model.network.advance(decoder_ids, model.network.start(Batch(source)), with_attention=True)
     known = torch.tensor([n for n, row in enumerate(rows) if row >= 0 and n != 1])
     foreign = torch.tensor(rows)[known]
+    record(*ARCHITECTURES[family], logits=step.logits[..., known] - expected.logits[..., foreign])
     assert_close(step.logits[..., known], expected.logits[..., foreign], rtol=1e-4, atol=1e-4)
     # Over the whole distribution: <s>, a copy of another row, must have no probability.
     assert_close(
@@ -406,6 +437,7 @@ def check_generation(family: str, folder: Path, search: str, **changes: Any) -> 
     model = transduce.load(folder, device="cpu")
     for max_length in (12, 25):
         expected, found = generate_with_both(library, model, max_length)
+        record(*ARCHITECTURES[family], searches={search_name(SEARCHES[search]): (found, expected)})
         assert found == expected
 
 
@@ -435,6 +467,8 @@ def check_round_trip(family: str, folder: Path) -> None:
     inputs |= {} if family in ("gpt2", "bert") else {"decoder_input_ids": torch.tensor([[9, 10, 11]])}
     with torch.no_grad():
         assert_close(again.eval()(**inputs)[0], library(**inputs)[0], rtol=1e-4, atol=1e-4)
+    if family in ARCHITECTURES:
+        record(*ARCHITECTURES[family], export=True)
 
 
 def check_decoding_restores_text(family: str, folder: Path) -> None:

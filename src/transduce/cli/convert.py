@@ -83,7 +83,8 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; for a bundle, the file.")],
     to: Annotated[str, typer.Option(help="Format: huggingface, ctranslate2, onnx, bundle or vectors.")],
     precision: Annotated[
-        str | None, typer.Option(help="With --to ctranslate2: fp32 (the default), int8, int16, bf16 or fp16.")
+        str | None,
+        typer.Option(help="fp32 (the default) or int8; with --to ctranslate2 also int16, bf16 or fp16."),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="With --to onnx: run the exported model and print the largest difference.")
@@ -99,16 +100,18 @@ def export(
 
         transduce export runs/en-de en-de --to ctranslate2 --precision int8
 
-        transduce export runs/en-de en-de --to onnx --check
+        transduce export runs/en-de en-de --to onnx --precision int8 --check
 
         transduce export runs/words words.txt --to vectors
     """
     from transduce.interop.export import check_model
     from transduce.interop.export import export as write
 
-    for option, given, form in (("--precision", precision, "ctranslate2"), ("--check", check, "onnx")):
-        if given and to != form:
-            raise InputError(f"{option} applies to --to {form} only", where=option, remedy="leave it out")
+    for option, given, forms in (("--precision", precision, ("ctranslate2", "onnx")), ("--check", check, ("onnx",))):
+        if given and to not in forms:
+            raise InputError(
+                f"{option} applies to --to {' and '.join(forms)} only", where=option, remedy="leave it out"
+            )
     print(write(run, out, to, **({} if precision is None else {"precision": precision})))
     if check:
         print(f"largest difference: {check_model(out):.1e}")

@@ -15,6 +15,7 @@ from transduce.interop import bundle, convert, ctranslate2, onnx, recognises
 from transduce.interop.huggingface import exporter as huggingface
 from transduce.interop.model_card import FILE, model_card
 from transduce.interop.onnx import check_model
+from transduce.interop.onnx_graphs import Precision
 from transduce.layers.embedding import Embedding
 from transduce.run import Run
 from transduce.storage import write_file
@@ -43,9 +44,9 @@ def write_ctranslate2(source: Path, out: Path, precision: ctranslate2.Precision 
     return out
 
 
-def write_onnx(source: Path, out: Path) -> Path:
+def write_onnx(source: Path, out: Path, precision: Precision = "fp32") -> Path:
     """Graphs for ONNX runtimes."""
-    return onnx.write_model(_load(source, out), out, str(source))
+    return onnx.write_model(_load(source, out), out, str(source), precision)
 
 
 def _load(source: Path, out: Path) -> Model:

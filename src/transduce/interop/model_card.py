@@ -8,7 +8,7 @@ from transduce.recipe import GenerationRecipe
 FILE = "README.md"
 LOADING = {
     "huggingface": "`{kind}.from_pretrained` of transformers, or `transduce.load`",
-    "onnx": "ONNX Runtime: `meta.json` names the graphs and the special tokens",
+    "onnx": "ONNX Runtime; with Optimum too, where `config.json` names an architecture of transformers",
     "ctranslate2": "the CTranslate2 library; the tokenizers are those of the run",
 }
 LIBRARIES = {"huggingface": "transformers", "onnx": "onnx", "ctranslate2": "ctranslate2"}
@@ -40,7 +40,7 @@ def _described(part: dict[str, object]) -> str:
 def _search(settings: GenerationRecipe, to: str) -> str:
     kind, beam = settings.strategy_kind, settings.beam
     own = f"The run generates with `strategy: {kind}`" + (f", `beam: {beam}`." if beam > 1 else ".")
-    if to != "huggingface":
+    if to == "ctranslate2":
         return f"{own} This folder holds no search: the caller chooses one."
     if same_search(settings):
         return f"{own} `generation_config.json` states the same search, and `generate` gives the same outputs."

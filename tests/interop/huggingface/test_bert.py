@@ -20,6 +20,7 @@ from huggingface_fixtures import (
     hidden_states,
     make,
     make_encoder,
+    record,
 )
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
@@ -45,6 +46,7 @@ def test_hidden_states_equal_transformers(family, tmp_path):
     with torch.no_grad():
         found = model.network.encoder(Batch(source)).values
     expected = hidden_states(library, numbers, mask)
+    record(ENCODERS[family], f"{ENCODERS[family]}Model", logits=found[source.mask] - expected[source.mask])
     assert_close(found[source.mask], expected[source.mask], rtol=1e-5, atol=1e-5)
 
 
@@ -125,6 +127,7 @@ def test_masked_lm_logits_and_best_token_equal_transformers(family, tmp_path):
         found = model.network.head(memory.values, memory.mask)
     pairs = [(native, number) for native, number in enumerate(model.source.vocabulary.backend_ids) if number >= 0]
     known, their = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    keep_head(family, "ForMaskedLM", found[source.mask][:, known] - expected[source.mask][:, their])
     assert_close(found[source.mask][:, known], expected[source.mask][:, their], rtol=1e-4, atol=1e-4)
     place, words = rows[0].index(UNK), known[known > UNK]
     best = int(words[found[0, place, words].argmax()])
@@ -135,6 +138,11 @@ LABELS = {"id2label": {0: "good", 1: "bad", 2: "neither way"}, "label2id": {"goo
 
 
 TAGS = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {"O": 0, "B-PER": 1, "I-PER": 2}}
+
+
+def keep_head(family: str, head: str, difference: torch.Tensor) -> None:
+    name = f"{ENCODERS[family]}{head}"
+    record(name.replace("For", ", for ", 1), name, logits=difference)
 
 
 def head_logits(library, model):
@@ -152,6 +160,7 @@ def test_sequence_classifier_equals_transformers(family, tmp_path):
     library = make_encoder(family, tmp_path, "ForSequenceClassification", **LABELS)
     model = transduce.load(tmp_path, device="cpu")
     _, found, expected = head_logits(library, model)
+    keep_head(family, "ForSequenceClassification", found[:, 4:] - expected)
     assert_close(found[:, 4:], expected, rtol=1e-4, atol=1e-4)
     names = [LABELS["id2label"][int(number)] for number in expected.argmax(-1)]
     assert [one.text for one in model.generate(TEXTS)] == names
@@ -162,6 +171,7 @@ def test_token_classifier_equals_transformers(family, tmp_path):
     library = make_encoder(family, tmp_path, "ForTokenClassification", **TAGS)
     model = transduce.load(tmp_path, device="cpu")
     source, found, expected = head_logits(library, model)
+    keep_head(family, "ForTokenClassification", found[source.mask][:, 4:] - expected[source.mask])
     assert_close(found[source.mask][:, 4:], expected[source.mask], rtol=1e-4, atol=1e-4)
     labels = [TAGS["id2label"][int(number)] for number in expected[0, 1:-1].argmax(-1)][: len(TEXTS[0].split())]
     assert model.generate(TEXTS[:1])[0].text.split() == labels

@@ -6,7 +6,15 @@ import warnings
 
 import pytest
 import torch
-from huggingface_fixtures import check_decoding_restores_text, check_round_trip, hf_ids, make
+from huggingface_fixtures import (
+    ARCHITECTURES,
+    check_decoding_restores_text,
+    check_round_trip,
+    hf_ids,
+    make,
+    record,
+    search_name,
+)
 from torch.testing import assert_close
 
 import transduce
@@ -23,6 +31,7 @@ def test_logits_and_continuation_equal_transformers(tmp_path):
         expected = library(input_ids=read).logits
     known = torch.tensor([n for n, row in enumerate(rows) if row >= 0 and n != 1])
     found = model.logits(target=decoder_ids).log_softmax(-1)[..., known]
+    record(*ARCHITECTURES["gpt2"], logits=found - expected.log_softmax(-1)[..., torch.tensor(rows)[known]])
     assert_close(found, expected.log_softmax(-1)[..., torch.tensor(rows)[known]], rtol=1e-4, atol=1e-4)
     prompt = [23, 4, 7]
     with warnings.catch_warnings():
@@ -48,7 +57,9 @@ def test_continuations_of_several_lengths_equal_transformers(search, tmp_path):
             out = library.generate(input_ids=torch.tensor([prompt]), max_new_tokens=10, do_sample=False)[0, 1:].tolist()
         out = out[: out.index(23) + 1] if 23 in out else out
         found = model.generate([text], max_length=10)[0]
-        assert hf_ids(model, list(found.decoded.hypothesis.ids)) == out, text
+        ids = hf_ids(model, list(found.decoded.hypothesis.ids))
+        record(*ARCHITECTURES["gpt2"], searches={search_name(search): ([ids], [out])})
+        assert ids == out, text
 
 
 def test_import_export_import_gives_the_same_bits(tmp_path):

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_fixtures import ENDS, MORE_TEXTS, generate_with_both, hf_ids, make, write_tokenizer
+from huggingface_fixtures import (
+    ARCHITECTURES,
+    ENDS,
+    MORE_TEXTS,
+    generate_with_both,
+    hf_ids,
+    make,
+    record,
+    search_name,
+    write_tokenizer,
+)
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
@@ -22,6 +32,8 @@ TEXTS = ["w1 w2 w3 w4 w5 w6 w7", "w9", "w3 w3 nothing w12 w0", "w2 w1 w0 w5 w6 w
 
 
 ENGLISH, GERMAN = 22, 23
+MBART50, M2M100 = ARCHITECTURES["mbart"], ("M2M100, NLLB", "M2M100ForConditionalGeneration")
+MBART25 = ("mBART-25", "MBartForConditionalGeneration")
 
 
 def change_template(folder, template: list[str]) -> None:
@@ -59,6 +71,7 @@ def test_m2m100_logits_and_cross_attention_equal_transformers(scaled, tmp_path):
     known = torch.tensor(model.source.vocabulary.backend_ids)
     plain = torch.tensor([number for number, row in enumerate(known.tolist()) if row >= 0 and number != BOS])
     found, expected = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)
+    record(*M2M100, logits=found[..., plain] - expected[..., known[plain]])
     assert_close(found[..., plain], expected[..., known[plain]], rtol=1e-4, atol=1e-4)
     assert_close(step.attention.cross, torch.stack(answer.cross_attentions, 1), rtol=1e-4, atol=1e-5)
 
@@ -72,6 +85,7 @@ def test_generation_with_codes_of_the_folder_equals_transformers(family, search,
     model = transduce.load(tmp_path, device="cpu")
     for longest in (12, 25):
         expected, found = generate_with_both(library, model, max_length=longest)
+        record(*(M2M100 if family == "m2m" else MBART50), searches={search_name(search): (found, expected)})
         assert found == expected
         assert family != "m2m" or {row[0] for row in found} == {GERMAN}
     assert len(expected) == len(MORE_TEXTS)
@@ -162,6 +176,7 @@ def test_mbart25_logits_equal_transformers(languages, tmp_path):
         step = model.network.advance(decoder_ids, model.network.start(Batch(native)), with_attention=True)
     known = torch.tensor(model.target.vocabulary.backend_ids)
     found, expected = step.logits.log_softmax(-1), answer.logits.log_softmax(-1)[..., known]
+    record(*MBART25, logits=found - expected)
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
     cross = step.attention.cross
     assert not cross[..., -1].any()
@@ -178,6 +193,7 @@ def test_mbart25_generation_equals_transformers(search, tmp_path):
     expected = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in rows]
     assert {row[0] for row in rows} == {GERMAN}
     found = [hf_ids(model, list(one.decoded.hypothesis.ids)) for one in model.generate(MORE_TEXTS, max_length=12)]
+    record(*MBART25, searches={search_name(search): (found, expected)})
     assert found == expected
     assert len({len(row) for row in found}) > 2
 

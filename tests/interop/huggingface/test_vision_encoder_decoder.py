@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from export_fixtures import make_run, pair
-from huggingface_fixtures import change_config
+from huggingface_fixtures import change_config, record, search_name
 from PIL import Image as Pillow
 from vision_decoder_fixtures import SPECIAL, make_vision_decoder
 
@@ -17,7 +17,7 @@ from transduce import interop
 from transduce.errors import InputError
 from transduce.flow import BOS, Batch, Padded
 from transduce.inference.lowering.lower import lower_network
-from transduce.interop import ctranslate2
+from transduce.interop import ctranslate2, onnx
 from transduce.interop.export import export
 
 library = pytest.importorskip("transformers")
@@ -56,6 +56,15 @@ KINDS = [
 ]
 
 
+NAMES = {
+    kind: (f"ViT or DeiT with {name}", "VisionEncoderDecoderModel")
+    for kind, name in {
+        "trocr": "TrOCR", "gpt2": "GPT-2", "bert": "BERT", "roberta": "RoBERTa", "xlm-roberta": "XLM-RoBERTa",
+        "camembert": "CamemBERT",
+    }.items()
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_logits_and_cross_attention_equal_transformers(tmp_path, images, number):
     hf_model = make_vision_decoder(tmp_path / "given", **KINDS[number])
@@ -71,6 +80,8 @@ def test_logits_and_cross_attention_equal_transformers(tmp_path, images, number)
         state = model.network.start(Batch(Padded(given.permute(0, 2, 3, 1), mask)))
         step = model.network.advance(tokens, state, with_attention=True)
     kept = [token for token in range(24) if token not in (start, pad, end)]
+    decoder = NAMES[KINDS[number].get("decoder_type", "trocr")]
+    record(*decoder, logits=step.logits[..., [native[token] for token in kept]] - expected.logits[..., kept])
     assert torch.allclose(step.logits[..., [native[token] for token in kept]], expected.logits[..., kept], atol=1e-4)
     assert torch.allclose(step.attention.cross, torch.stack(expected.cross_attentions, 1), atol=1e-5)
 
@@ -92,7 +103,9 @@ def test_generation_equals_transformers_token_for_token(tmp_path, images, number
     for one, row in zip(model.generate(images), expected, strict=True):
         decoder_ids = [model.target.piece(model.target.vocabulary.backend_ids.index(token)) for token in row[1:]
                 if token not in (pad, end)]  # fmt: skip
-        assert [piece for piece in one.tokens if piece != "</s>"] == decoder_ids
+        pieces = [piece for piece in one.tokens if piece != "</s>"]
+        record(*NAMES[decoder_type], searches={search_name(SEARCHES[number]): ([pieces], [decoder_ids])})
+        assert pieces == decoder_ids
 
 
 def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
@@ -131,8 +144,20 @@ def test_other_encoders_and_decoders_are_refused(tmp_path):
         interop.read(tmp_path / "given")
 
 
-def test_onnx_export_of_images_is_refused(tmp_path):
-    pytest.importorskip("onnxruntime")
-    make_vision_decoder(tmp_path / "given")
-    with pytest.raises(InputError, match="supports texts as sources, not picture"):
-        export(tmp_path / "given", tmp_path / "out", "onnx")
+def test_onnx_graphs_of_images_equal_the_native_model(tmp_path):
+    """Ids and pixels as the transformers library gives them: <s> is a copy of </s>, which outputs start with."""
+    reference = make_vision_decoder(tmp_path / "given")
+    model = transduce.load(tmp_path / "given", device="cpu")
+    graphs, example = onnx.make_graphs(model, onnx.Vocabularies.of(model), "here")
+    encoder, first = graphs[0], graphs[1]
+    assert (list(encoder.inputs), encoder.outputs) == (["pixel_values"], ["last_hidden_state"])
+    assert first.inputs == ["input_ids", "encoder_hidden_states"]
+    order = ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
+    assert first.outputs[1:5] == [f"present.0.{one}" for one in order]
+    pixels, tokens = example.inputs["pixel_values"], example.tokens
+    assert tokens[:, 0].tolist() == [reference.config.decoder_start_token_id] * len(tokens)
+    with torch.no_grad():
+        expected = reference(pixel_values=pixels, decoder_input_ids=tokens).logits
+        logits = first.module(tokens, encoder.module((pixels,)))[0]
+    real = [number for number in range(24) if number not in (0, 1)]  # <s> and <pad> are never output
+    torch.testing.assert_close(logits[..., real], expected[..., real], rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from huggingface_fixtures import VIT_SIZES, make_vit
+from huggingface_fixtures import VIT_SIZES, make_vit, record
 from PIL import Image as Pillow
 
 import transduce
@@ -43,7 +43,10 @@ def test_logits_equal_transformers(tmp_path, images, kind):
     network.load_state_dict(imported.weights)
     with torch.no_grad():
         native, pixels = logits(imported.recipe, imported.tokenizers, network, images)
-        assert torch.allclose(native, hf_model(pixels).logits, atol=1e-4)
+        expected = hf_model(pixels).logits
+        architecture = f"{'ViT' if kind == 'vit' else 'DeiT'}ForImageClassification"
+        record(architecture.replace("For", ", for ", 1), architecture, logits=native - expected)
+        assert torch.allclose(native, expected, atol=1e-4)
     raw = np.asarray(Pillow.open(images[0]), np.float32) / 255
     expected = (raw - [0.4, 0.5, 0.6]) / [0.2, 0.25, 0.3]
     assert np.allclose(pixels[0].permute(1, 2, 0).numpy(), expected, atol=1e-5)

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from huggingface_fixtures import record, search_name
 from whisper_fixtures import END, PIECES, PROMPT, START, WORDS, make_whisper
 
 import transduce
@@ -22,6 +23,7 @@ from transduce.run import Run
 library = pytest.importorskip("transformers")
 
 
+WHISPER = ("Whisper", "WhisperForConditionalGeneration")
 sounds = pytest.importorskip("soundfile")
 
 
@@ -67,6 +69,7 @@ def test_logits_and_cross_attention_equal_transformers(tmp_path, recordings):
         step = model.network.advance(tokens, state, with_attention=True)
     order = [native[number] for number in range(len(PIECES)) if number not in (END, START)]
     kept = [number for number in range(len(PIECES)) if number not in (END, START)]
+    record(*WHISPER, logits=step.logits[..., order] - wanted.logits[..., kept])
     assert torch.allclose(step.logits[..., order], wanted.logits[..., kept], atol=1e-4)
     assert torch.allclose(step.attention.cross, torch.stack(wanted.cross_attentions, 1), atol=1e-5)
 
@@ -94,7 +97,9 @@ def test_generation_equals_transformers_token_for_token(tmp_path, recordings, nu
     for one, row in zip(found, wanted, strict=True):
         decoder_ids = [PIECES[token] for token in row if token not in (END, START)]
         decoder_ids = decoder_ids[len(prompt) :] if decoder_ids[: len(prompt)] == prompt else decoder_ids
-        assert [piece for piece in one.tokens if piece != "</s>"] == [*prompt, *decoder_ids]
+        pieces = [piece for piece in one.tokens if piece != "</s>"]
+        record(*WHISPER, searches={search_name(SEARCHES[number]): ([pieces], [[*prompt, *decoder_ids]])})
+        assert pieces == [*prompt, *decoder_ids]
         assert one.text == " ".join(piece for piece in decoder_ids if not piece.startswith("<|"))
 
 

@@ -249,7 +249,7 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
 
 
 def _position_tables(config: Mapping[str, Any]) -> Weights:
-    """Sinusoidal tables, which Pegasus stores: left out, the library would report them as missing."""
+    """Sinusoidal tables, which the library stores: left out, it would report them as missing."""
     positions = Sinusoidal(config["d_model"], 1, causal=False, halves=True)
     rows = torch.arange(config["max_position_embeddings"])
     table = positions.add(torch.zeros(1, len(rows), config["d_model"]), rows[None])[0]
@@ -258,7 +258,9 @@ def _position_tables(config: Mapping[str, Any]) -> Weights:
 
 BART_WEIGHTS = WeightMap({**LAYERS, **EMBEDDING_NORM}, {**OUTPUT, **POSITIONS}, TIED)
 FAMILIES = {
-    "MarianMTModel": Family(_marian, WeightMap(LAYERS, OUTPUT, TIED, SINUSOIDS), _config("marian")),
+    "MarianMTModel": Family(
+        _marian, WeightMap(LAYERS, OUTPUT, TIED, SINUSOIDS), _config("marian"), constant_weights=_position_tables
+    ),
     "BartForConditionalGeneration": Family(_bart, BART_WEIGHTS, _config("bart")),
     "PLBartForConditionalGeneration": Family(_bart, BART_WEIGHTS, languages="optional"),
     "MvpForConditionalGeneration": Family(_mvp, BART_WEIGHTS),

@@ -74,7 +74,7 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
     if _interleaved(recipe.model.encoder) or _interleaved(recipe.model.decoder):
         weights = deinterleave(weights)
     exported = export_weights(export.family, export.weight_map, rows.reorder_all(weights), where)
-    config = {**export.config, **_special_ids(export.family, rows), "dtype": "float32"}
+    config = {**export.config, **special_ids(export.family, rows), "dtype": "float32"}
     files: dict[str, Mapping[str, Any] | list[Any]] = {"config.json": config}
     if recipe.model.decoder is not None:
         decoder_only = recipe.model.encoder is None
@@ -149,7 +149,7 @@ def _interleaved(part: Mapping[str, Any] | None) -> bool:
     return part is not None and part["position"]["kind"] == "sinusoidal" and not part["position"]["halves"]
 
 
-def _special_ids(family: Family, rows: ExportRows) -> dict[str, int | None]:
+def special_ids(family: Family, rows: ExportRows) -> dict[str, int | None]:
     ids = {"vocab_size": rows.size, "pad_token_id": rows.special_id(PAD), "eos_token_id": rows.special_id(EOS)}
     if family.start_token:
         # Some configs of the transformers library have a default for the forced last token.

@@ -131,5 +131,6 @@ def write_generation(settings: GenerationRecipe, rows: ExportRows, *, decoder_on
         "begin_suppress_tokens": sorted(map(rows.foreign_id, settings.suppress_first)) or None,
         "forced_bos_token_id": None if settings.forced_bos is None else rows.foreign_id(settings.forced_bos),
         "forced_eos_token_id": end if settings.forced_eos else None,
+        "forced_decoder_ids": [[n, rows.foreign_id(one)] for n, one in enumerate(settings.forced_prefix, 1)] or None,
     }
     return {**content, **{name: value for name, value in optional.items() if value is not None}}
