@@ -35,6 +35,7 @@ from transduce.objectives import Objective
 from transduce.recipe import DataRecipe, GenerationRecipe, ModelRecipe, Recipe
 from transduce.recipe.compatibility import (
     check_augmentation,
+    check_languages,
     check_noise,
     check_objective,
     check_positions,
@@ -134,6 +135,7 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
         check_augmentation(recipe, where)
         filled_in = complete(Augmentation, data.augmentation, f"{where}: data.augmentation")
         data = data.model_copy(update={"augmentation": filled_in})
+    check_languages(recipe, where)
     complete_strategy(recipe.generation, f"{where}: generation.strategy")
     for tracker in recipe.training.trackers:
         complete(contracts.Tracker, tracker, f"{where}: training.trackers")

@@ -90,7 +90,7 @@ def test_rate_one_replaces_every_letter_inside() -> None:
 
 
 def test_the_seed_alone_decides() -> None:
-    one, same, other = (augmented(Hallucination(examples=20), EXAMPLES, seed, 2) for seed in (1, 1, 2))
+    one, same, other = (augmented(Hallucination(examples=20), EXAMPLES, seed, 2)[0] for seed in (1, 1, 2))
     assert one == same
     assert one.fingerprint == same.fingerprint != other.fingerprint
 
@@ -155,3 +155,14 @@ def test_augmentation_needs_texts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="hallucination"):
         recipe_for(tmp_path, augmentation={"kind": "halucination"})
     assert not list(islice(Hallucination()([], Random(0)), 1))
+
+
+def test_letters_of_each_language_are_its_own() -> None:
+    examples = [
+        Example("<2de> abcde\tN", "abcdes"),
+        Example("<2ru> \u0430\u0431\u0432\u0433\tN", "\u0430\u0431\u0432\u0433"),
+    ]
+    german, russian = augmented(Hallucination(examples=9), examples, 1, 2)
+    assert (german.language, russian.language) == ("de", "ru")
+    assert all(one.source.startswith("<2de> a") and one.source.isascii() for one in german.examples)
+    assert all(one.source.startswith("<2ru> \u0430") and not (one.target or "").isascii() for one in russian.examples)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import median
 
+from transduce.data.languages import split_language
 from transduce.data.readers.corpus import DropCounter, Invalid, read_corpus
 from transduce.errors import InputError
 from transduce.evaluation.overlap_metrics import is_bio
@@ -104,4 +105,6 @@ def corpus_statistics(corpora: Corpora, invalid: Invalid) -> CorpusStatistics:
 def _sides(corpus: Corpus, example: Example) -> tuple[str, str]:
     """The columns of the source as one text, and the target; for text without a source, the text twice."""
     target = example.target or ""
-    return (example.source.replace("\t", " ") if corpus.format == "pairs" else target), target
+    tagged = corpus.language or corpus.language_column
+    source = split_language(example.source)[1] if tagged else example.source
+    return (source.replace("\t", " ") if corpus.format == "pairs" else target), target

@@ -12,11 +12,13 @@ from transduce.cli.options import (
     Beam,
     Combination,
     Device,
+    Language,
     Output,
     RunsArgument,
     Settings,
     TrustUserCode,
     Weights,
+    check_language,
     generation_settings,
     load_ensemble,
     load_model,
@@ -65,6 +67,7 @@ def evaluate(
         Path | None,
         typer.Option(help="Write an HTML page with the differences of every line.", rich_help_panel=FILES),
     ] = None,
+    to: Language = None,
     beam: Beam = None,
     settings: Settings = None,
     combination: Combination = None,
@@ -72,7 +75,7 @@ def evaluate(
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
 ) -> None:
-    """Evaluate a model on pairs: scores with 95 % confidence intervals, and scores by source length.
+    """Evaluate a model on pairs: scores with 95 % confidence intervals, by language, and by source length.
 
     Examples:
 
@@ -102,7 +105,7 @@ def evaluate(
     import json as json_format
 
     from transduce.cli.display import show_scores, show_scores_by_length
-    from transduce.evaluation.held_out import evaluate_output, load_held_out, predict
+    from transduce.evaluation.held_out import evaluate_languages, evaluate_output, load_held_out, predict
 
     console = open_console()
     model = load_ensemble(run, device, trust_user_code, combination, weights)
@@ -110,15 +113,19 @@ def evaluate(
     model.settings(**chosen)  # reports a wrong name or value before any data is read
     if against is not None and against.resolve() == run.resolve():
         raise InputError("this is the same run", where="--against", remedy="name another run")
-    name, lines = load_held_out(model, data)
+    check_language(model, to)
+    name, lines = load_held_out(model, data, to)
     outputs = predict(model, lines, model.recipe.evaluation.metrics, **chosen)
     scores = evaluate_output(model, lines, outputs)
-    show_scores({name: scores}, console)
+    languages = evaluate_languages(model, lines, outputs)
+    show_scores({name: scores, **{f"{name}: {one}": found for one, found in languages.items()}}, console)
     show_scores_by_length(scores, console)
     for metric, score in scores.scores.items():
         if score.signature != metric:  # one that says how the metric was computed
             console.print(score.signature, style="dim", highlight=False, markup=False)
-    content = {"set": name, **scores.to_json()}
+    content: dict[str, Any] = {"set": name, **scores.to_json()}
+    if languages:
+        content["languages"] = {one: found.to_json() for one, found in languages.items()}
     if against is not None:
         other = load_model(against, device, trust_user_code)
         other_outputs = predict(other, lines, model.recipe.evaluation.metrics, **chosen)

@@ -19,11 +19,13 @@ from transduce.cli.options import (
     Combination,
     Device,
     InputFile,
+    Language,
     Output,
     RunsArgument,
     Settings,
     TrustUserCode,
     Weights,
+    check_language,
     generation_settings,
     load_ensemble,
     load_model,
@@ -105,6 +107,7 @@ def generate(
             rich_help_panel=SEARCH,
         ),
     ] = 0,
+    to: Language = None,
     settings: Settings = None,
     combination: Combination = None,
     weights: Weights = None,
@@ -172,6 +175,8 @@ def generate(
 
         transduce generate runs/demo input.txt --glossary terms.tsv --avoid words.txt
 
+        transduce generate runs/multilingual input.txt --to de
+
     If the sources of the model are files, each line names one. A single file, or a folder of files, may be given
     instead of a list.
 
@@ -200,6 +205,7 @@ def generate(
         channel = NoisyChannel(back, alone, _channel_weights(channel_weights), nbest or 1)
         chosen["nbest"] = max(nbest or 1, model.settings(**chosen).beam)
     chosen["workers"] = workers
+    check_language(model, to)
     if draft is not None:
         chosen["draft"] = load_model(draft, device, trust_user_code, precision)
     if shortlist is not None:
@@ -214,7 +220,9 @@ def generate(
     text: OutputFormat = "multiline" if unconditional else several
     form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else text
     windows = _windows(model, file, unconditional)
-    reader = InputReader(file, prefix, json_input, _load_glossary(glossary), _load_avoided(avoid))
+    reader = InputReader(
+        file, prefix, json_input, _load_glossary(glossary), _load_avoided(avoid), to, model.source.languages
+    )
     with open_output(output, "" if unconditional else file) as stream:
         _write_outputs(
             model, windows, OutputWriter(form, file, _source_columns(model)), stream, reader, chosen, channel
@@ -296,6 +304,8 @@ class InputReader:
     json: bool  # True: lines are JSON objects
     glossary: Glossary | None
     avoided: tuple[str, ...]
+    language: str | None = None  # of every output
+    languages: tuple[str, ...] = ()  # of the model
 
     def arguments(self, lines: list[str], first_number: int) -> dict[str, Any]:
         from transduce.inference.terminology import ConstrainedLine, Constraints
@@ -311,7 +321,22 @@ class InputReader:
         if self.json or self.glossary is not None or self.avoided:
             terms = Constraints(banned=self.avoided)
             given["constraints"] = [row.constraints + terms + self._terms(row.text) for row in rows]
-        return {"texts": [row.text for row in rows], **given}
+        texts = [self._tagged(row.text, first_number + number) for number, row in enumerate(rows, 1)]
+        return {"texts": texts, **given}
+
+    def _tagged(self, text: str, number: int) -> str:
+        """The text with the tag of its language, where the model has several."""
+        from transduce.data.languages import split_language, tagged
+
+        if self.language is not None:
+            return tagged(text, self.language)
+        if self.languages and split_language(text)[0] is None:
+            raise InputError(
+                f"in which language? This run has {', '.join(self.languages)}",
+                where=f"{'standard input' if self.file == '-' else self.file}:{number}",
+                remedy=f"give --to {self.languages[0]}, or begin the line with <2{self.languages[0]}>",
+            )
+        return text
 
     def _terms(self, text: str) -> Constraints:
         from transduce.inference.terminology import Constraints

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
-from transduce.errors import InputError
+from transduce.errors import InputError, nearest
 from transduce.storage import open_text
 
 if TYPE_CHECKING:
@@ -117,6 +117,23 @@ def numbers(text: str, option: str, *, remedy: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"{text!r} are not numbers", where=option, remedy=remedy) from None
+
+
+Language = Annotated[
+    str | None,
+    typer.Option("--to", metavar="LANGUAGE", help="Language of the outputs, for a run with several languages."),
+]
+
+
+def check_language(model: Model, language: str | None) -> None:
+    """Refuses a language that the model has no tag for."""
+    if language is not None and language not in model.source.languages:
+        known = model.source.languages
+        raise InputError(
+            f"this run has no language {language!r}" if known else "this run has no languages",
+            where="--to",
+            remedy=nearest(language, known) if known else "leave out --to",
+        )
 
 
 def generation_settings(items: list[str] | None, **options: Any) -> dict[str, Any]:

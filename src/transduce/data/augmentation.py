@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import cycle, islice
@@ -18,6 +18,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from transduce.contracts import Augmentation, Count
+from transduce.data.languages import split_language, tagged
 from transduce.flow import Example
 
 ARTIFICIAL = "artificial examples"  # where an error or a report names a file
@@ -30,6 +31,8 @@ class ArtificialCorpus:
 
     examples: tuple[Example, ...]
     source_columns: int = 1
+    language: str | None = None  # of the targets, where sources are tagged
+    weight: float = 1.0
     format: str = "pairs"
 
     @property
@@ -40,11 +43,22 @@ class ArtificialCorpus:
 
 def augmented(
     augmentation: Augmentation, examples: Sequence[Example], seed: int, source_columns: int
-) -> ArtificialCorpus:
-    """The artificial examples for these training pairs."""
-    made = augmentation(examples, random.Random(f"augmentation {seed}"))
-    numbered = (replace(one, file=ARTIFICIAL, line=line) for line, one in enumerate(made, 1))
-    return ArtificialCorpus(tuple(numbered), source_columns)
+) -> list[ArtificialCorpus]:
+    """The artificial examples for these training pairs, those of each language from its own pairs."""
+    languages: dict[str | None, list[Example]] = {}
+    for example in examples:
+        language, source = split_language(example.source)
+        languages.setdefault(language, []).append(replace(example, source=source))
+    return [
+        _artificial(augmentation(languages[language], random.Random(f"augmentation {seed}")), source_columns, language)
+        for language in sorted(languages, key=str)
+    ]
+
+
+def _artificial(made: Iterable[Example], source_columns: int, language: str | None) -> ArtificialCorpus:
+    rows = (one if language is None else replace(one, source=tagged(one.source, language)) for one in made)
+    numbered = (replace(one, file=ARTIFICIAL, line=line) for line, one in enumerate(rows, 1))
+    return ArtificialCorpus(tuple(numbered), source_columns, language)
 
 
 class Hallucination(Augmentation):

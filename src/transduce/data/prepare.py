@@ -22,15 +22,16 @@ from transduce.data.batching import (
     with_similarities,
 )
 from transduce.data.filters import Filters
+from transduce.data.languages import split_language, temperature_weights
 from transduce.data.lm_blocks import BlockBatches, consecutive_blocks, hold_out_end, token_streams
 from transduce.data.noise import NoisyBatches, add_noise
 from transduce.data.packing import Packing
-from transduce.data.readers.corpus import read_corpus, text_parts
+from transduce.data.readers.corpus import by_language, read_corpus, text_parts
 from transduce.data.readers.formats import TAGS, TEXT_KINDS
-from transduce.data.row_selection import RowSubset, chunks, split
+from transduce.data.row_selection import RowSubset, chunks, corpus_sizes, split
 from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.errors import InputError
+from transduce.errors import InputError, nearest
 from transduce.flow import Batch, Example
 from transduce.recipe import Corpus, DataRecipe, Recipe, TextRecipe
 from transduce.recipe.compatibility import labels_per, uses_similarities
@@ -50,6 +51,7 @@ class PreparedData:
     dev: Store
     dev_rows: np.ndarray
     noise: Noise | None = None  # creates sources for text without sources
+    corpora: Sequence[Corpus | ArtificialCorpus] = ()  # of the training data, in the order of the store
 
     def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches | BlockBatches | TransformedBatches:
         training, tokens = recipe.training, recipe.tokens
@@ -68,7 +70,7 @@ class PreparedData:
             batch_tokens=training.budget if self.noise is None else -(-training.budget // 2),
             bucket_batches=training.bucket_batches,
             seed=training.seed,
-            weights=self._weights(recipe),
+            weights=self._weights(recipe.data.language_temperature),
             dropout=(tokens.source.dropout, tokens.target.dropout),
             tokenizers=tokenizers,
             packing=self.packing(recipe) if training.packing is True else None,
@@ -79,10 +81,13 @@ class PreparedData:
             return GradedBatches(clean)
         return clean if self.noise is None else NoisyBatches(clean, self.noise, training.seed)
 
-    def _weights(self, recipe: Recipe) -> list[float]:
-        """Of each corpus; artificial pairs, the last corpus of a store, have the weight 1."""
-        weights = [corpus.weight for corpus in recipe.data.train]
-        return weights if recipe.data.augmentation is None else [*weights, 1.0]
+    def _weights(self, temperature: float) -> list[float]:
+        """The weight of each corpus."""
+        weights = [corpus.weight for corpus in self.corpora]
+        if temperature == 1:
+            return weights
+        sizes = corpus_sizes(self.rows, self.train.corpus_of, len(weights))
+        return temperature_weights([corpus.language for corpus in self.corpora], sizes, weights, temperature)
 
     def packing(self, recipe: Recipe) -> Packing | None:
         """The shape of packed batches, by the lengths of the first pairs; None: the budget is too small."""
@@ -121,6 +126,8 @@ def train_tokenizers(recipe: Recipe, reused: Mapping[int, Tokenizer] | None = No
             for example in read_corpus(corpus, recipe.data.invalid):
                 for side in sides:  # tabs separate the parts of a source, so no token may span one
                     text = getattr(example, side) or ""
+                    if side == "source" and recipe.data.multilingual:
+                        text = split_language(text)[1]
                     yield from text_parts(text, corpus.modalities) if side == "source" else [text]
 
     if not recipe.data.train:
@@ -146,14 +153,17 @@ def _train(texts: Iterator[str], side: TextRecipe, oov_placeholders: int = 0) ->
 
 
 def _with_tags(tokenizer: Tokenizer, recipe: Recipe) -> Tokenizer:
-    """The source tokenizer with the tags of the training data, where a source is of kind `tags`."""
-    corpora = [corpus for corpus in recipe.data.train if TAGS in corpus.modalities]
+    """The source tokenizer with the languages of the training data, and the tags of sources of kind `tags`."""
+    data = recipe.data
+    languages = [one.language for one in by_language(data.train, data.invalid) if one.language]
+    tokenizer = tokenizer.with_languages(languages) if languages else tokenizer
+    corpora = [corpus for corpus in data.train if TAGS in corpus.modalities]
     if not corpora:
         return tokenizer
     return tokenizer.with_tags(
         text
         for corpus in corpora
-        for example in read_corpus(corpus, recipe.data.invalid)
+        for example in read_corpus(corpus, data.invalid)
         for text in text_parts(example.source, corpus.modalities, TAGS)
     )
 
@@ -176,7 +186,7 @@ def train_store(
     filters = Filters(data.min_length, data.max_length, data.max_ratio, data.duplicates == "drop")
     sides = build_modality_source(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
     active = filters if data.block_size is None else KEEP_ALL
-    corpora: list[Corpus | ArtificialCorpus] = [*data.train, *artificial]
+    corpora: list[Corpus | ArtificialCorpus] = [*by_language(data.train, data.invalid), *artificial]
     return build_store(corpora, *sides, active, data.invalid, cache_folder(data), progress=progress)
 
 
@@ -187,16 +197,18 @@ def prepare_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int
         return prepared
     examples = [prepared.train.example(int(row)) for part in chunks(prepared.rows) for row in part]
     made = augmented(augmentation, examples, recipe.training.seed, recipe.data.train[0].source_columns)
-    if not made.examples:
+    if not any(one.examples for one in made):
         warnings.warn("no artificial pair can be made from these: training goes on without", stacklevel=2)
-    train = train_store(recipe, tokenizers, progress, [made])
+    train = train_store(recipe, tokenizers, progress, made)
     held_out = prepared.dev_rows if prepared.dev is prepared.train else ()  # the given pairs come first
-    return replace(prepared, train=train, rows=RowSubset(len(train), held_out))
+    return replace(prepared, train=train, rows=RowSubset(len(train), held_out), corpora=[*prepared.corpora, *made])
 
 
 def _given_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int], None] | None) -> PreparedData:
     """The stored data of a recipe without artificial pairs."""
     data, noise = recipe.data, build_noise(recipe.data.noise, tokenizers[1])
+    corpora = by_language(data.train, data.invalid)
+    _check_languages(corpora, tokenizers[0])
     train = train_store(recipe, tokenizers, progress)
     if labels_per(recipe.model) == "word":
         _check_tags(train, tokenizers[0])
@@ -205,14 +217,25 @@ def _given_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int]
     if data.dev:
         sides = build_modality_source(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
         dev = build_store(data.dev, *sides, KEEP_ALL, data.invalid, cache_folder(data), progress=progress)
-        return PreparedData(train, RowSubset(len(train)), dev, np.arange(len(dev)), noise)
+        return PreparedData(train, RowSubset(len(train)), dev, np.arange(len(dev)), noise, corpora)
     rows: RowSubset | np.ndarray
     if data.block_size is not None:
         rows, dev_rows = hold_out_end(train, data.dev_size)
     else:
         seed = recipe.training.seed if data.dev_seed is None else data.dev_seed
         rows, dev_rows = split(len(train), _dev_size(data, len(train)), seed, train.groups())
-    return PreparedData(train, rows, train, dev_rows, noise)
+    return PreparedData(train, rows, train, dev_rows, noise, corpora)
+
+
+def _check_languages(corpora: Sequence[Corpus], source: Tokenizer) -> None:
+    """Checks that the vocabulary, which may be that of another run, has a tag for every language."""
+    for corpus in corpora:
+        if corpus.language is not None and corpus.language not in source.languages:
+            raise InputError(
+                f"the source vocabulary has no tag for the language {corpus.language!r}",
+                where=str(corpus.path or corpus.source),
+                remedy=nearest(corpus.language, source.languages) if source.languages else "train without init",
+            )
 
 
 def _check_tags(store: Store, source: Tokenizer, chunk: int = 10_000) -> None:

@@ -37,6 +37,7 @@ import numpy as np
 from transduce import cache
 from transduce.data.augmentation import ARTIFICIAL, ArtificialCorpus
 from transduce.data.filters import FilterReport, Filters, PairHashSet
+from transduce.data.languages import split_language
 from transduce.data.readers.corpus import DropCounter, Invalid, file_fingerprint, fingerprint, read_corpus
 from transduce.data.row_selection import PairLengths
 from transduce.data.tokenizers.oov import encode_sources, encode_targets
@@ -206,7 +207,7 @@ class StoreWriter:
         extras = [dict(chunk[index].extra) for index in kept]
         self._add_text("extra", [json.dumps(extra, ensure_ascii=False) if extra else "" for extra in extras])
         grouped = sources if self._format == "pairs" else targets
-        groups = map(_hash, (grouped[index] for index in kept))
+        groups = (_hash(split_language(grouped[index])[1]) for index in kept)  # one group in all languages
         self._write("group.uint64", np.fromiter(groups, np.uint64, len(kept)))
         self._write("corpus.uint8", np.full(len(kept), corpus, np.uint8))
         self._write("line.int64", np.array([chunk[index].line for index in kept], np.int64))
@@ -222,7 +223,8 @@ class StoreWriter:
 
     def _drop_reason(self, pair: tuple[str, str], source_length: int, target_length: int) -> str | None:
         source, target = pair
-        blank, lengths = not source.strip() or not target.strip(), (source_length, target_length)
+        blank = not split_language(source)[1].strip() or not target.strip()
+        lengths = source_length, target_length
         if self._format != "pairs" or self._items is not None:  # only the target has a length in tokens
             blank, lengths = not target.strip(), (target_length, target_length)
         reason = self._filters.reason(*lengths, blank=blank)

@@ -12,6 +12,7 @@ import torch
 from transduce import build
 from transduce.contracts import EmbeddedCorpus, ScoredText, ScoreMetric, TextMetric, VectorMetric
 from transduce.data.batching import batch_by_length, collate
+from transduce.data.languages import split_language
 from transduce.data.noise import add_noise
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import gold_similarity, read_corpus
@@ -203,11 +204,11 @@ def read_corpora(corpora: Corpora, model: Model) -> list[Example]:
     return [example for corpus in corpora for example in read_corpus(corpus, model.recipe.data.invalid)]
 
 
-def load_held_out(model: Model, data: str | None) -> tuple[str, list[HeldOutExample]]:
+def load_held_out(model: Model, data: str | None, language: str | None = None) -> tuple[str, list[HeldOutExample]]:
     """The given file, else the test set of the run, else its development set; with a name for the report."""
     settings = model.recipe
     if data is not None:
-        name, examples = data, read_corpora(settings.data.held_out(data), model)
+        name, examples = data, read_corpora(settings.data.held_out(data, language), model)
     elif settings.data.test:
         name, examples = "test", read_corpora(settings.data.test, model)
     else:
@@ -263,6 +264,21 @@ def evaluate_output(model: Model, examples: Sequence[HeldOutExample], output: Sy
         lengths = model.source_encoding.lengths([example.source or example.references[0] for example in examples])
     references = [example.references for example in examples]
     return evaluate(output, references, lengths, settings.metrics, settings.resamples)
+
+
+def evaluate_languages(model: Model, examples: Sequence[HeldOutExample], output: SystemOutput) -> dict[str, Evaluation]:
+    """The evaluation of the lines of each language that sources are tagged with; empty for one language."""
+    languages = [split_language(example.source)[0] if model.source.languages else None for example in examples]
+    names = sorted({name for name in languages if name is not None})
+    if len(names) < 2 or output.embedded is not None:
+        return {}
+    found = {}
+    for name in names:
+        rows = [row for row, language in enumerate(languages) if language == name]
+        texts = None if output.texts is None else [output.texts[row] for row in rows]
+        scored = None if output.scored is None else [output.scored[row] for row in rows]
+        found[name] = evaluate_output(model, [examples[row] for row in rows], SystemOutput(texts, scored))
+    return found
 
 
 def compare_outputs(

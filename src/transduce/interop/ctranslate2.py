@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from transduce.data.languages import tag_of
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
@@ -95,7 +96,7 @@ def _library() -> Any:
 def piece_names(tokenizer: Tokenizer) -> list[str]:
     """A distinct name per id: the piece, with its id appended where the piece occurs twice."""
     found: dict[str, None] = {}
-    for number, piece in enumerate(tokenizer.vocabulary.pieces):
+    for number, piece in enumerate((*tokenizer.vocabulary.pieces, *map(tag_of, tokenizer.languages))):
         found[piece if piece not in found else f"{piece}#{number}"] = None
     return list(found)
 

@@ -222,6 +222,18 @@ def check_augmentation(recipe: Recipe, where: str) -> None:
         )
 
 
+def check_languages(recipe: Recipe, where: str) -> None:
+    """A tag stands before the first source, which must be a text."""
+    first = next(iter(recipe.data.sources.values()), TEXT)
+    plain = recipe.data.format == "pairs" and recipe.data.noise is None
+    if recipe.data.multilingual and (not plain or first not in (TEXT, {"kind": TEXT})):
+        raise InputError(
+            "languages need pairs whose first source is a text",
+            where=f"{where}: data.train",
+            remedy="leave out `language` and `language_column`",
+        )
+
+
 def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> None:
     """The labels of the head must be the target tokens."""
     if recipe.model.output != "plain":

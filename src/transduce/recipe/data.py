@@ -51,6 +51,14 @@ class Corpus(Section):
         None,
         description="Word alignment in Pharaoh format (0-0 1-2): a column (column3), a field, or a third file.",
     )
+    language: str | None = Field(
+        None,
+        description="Language of the targets, such as de: sources are tagged with it. With `language_column`: only its "
+        "pairs.",
+    )
+    language_column: str | None = Field(
+        None, description="Column (column3) or field that holds the language of each target."
+    )
     format: Literal["pairs", "lines", "running"] = Field(
         "pairs", description="Follows `data.format` and `data.block_size`: lines and running text have no source."
     )
@@ -76,11 +84,15 @@ class Corpus(Section):
 
     def like(self, other: Corpus) -> Corpus:
         """With the columns of another corpus, unless it names its own; names only where both have the same format."""
+        named = self if self.language or self.language_column else self._with_language_column(other)
         differs = "source_columns" in self.model_fields_set and self.source_columns != other.source_columns
         if differs or "columns" in self.model_fields_set:
-            return self
+            return named
         columns = other.columns if self._extension == other._extension else ()
-        return self.model_copy(update={"source_columns": other.source_columns, "columns": columns})
+        return named.model_copy(update={"source_columns": other.source_columns, "columns": columns})
+
+    def _with_language_column(self, other: Corpus) -> Corpus:
+        return self.model_copy(update={"language_column": other.language_column})
 
     def absolute(self) -> Corpus:
         """With absolute file names: a run may be resumed from another directory. `hf://NAME` is no file."""
@@ -175,6 +187,11 @@ class DataRecipe(Section):
         description="Modality of each source by name, in column order: `{name: {kind: ..., option: ...}}`; `text`: a "
         "text; `tags`: morphological features such as V;IND;3;SG, one token each.",
     )
+    language_temperature: float = Field(
+        1.0,
+        ge=1,
+        description="Languages are sampled in proportion to p^(1/T), p being their shares of the pairs; 1: by size.",
+    )
     min_length: int = Field(1, ge=0, description="Minimal number of tokens on either side.")
     max_length: Positive = Field(
         512, description="Maximal number of tokens on either side; longer pairs are dropped and counted."
@@ -229,7 +246,15 @@ class DataRecipe(Section):
         training = info.data.get("train") or ()
         return tuple(corpus.like(training[0]) for corpus in corpora) if training else corpora
 
-    def held_out(self, files: str) -> tuple[Corpus, ...]:
-        """Files given after training, read like those of this run."""
+    @property
+    def multilingual(self) -> bool:
+        """Whether sources are tagged with languages."""
+        return any(corpus.language or corpus.language_column for corpus in self.train)
+
+    def held_out(self, files: str, language: str | None = None) -> tuple[Corpus, ...]:
+        """Files given after training, read like those of this run; all targets in one language, if it is given."""
         known = {"train": self.train, "format": self.format, "block_size": self.block_size, "sources": self.sources}
-        return DataRecipe.model_validate({**known, "test": files}).test
+        found = DataRecipe.model_validate({**known, "test": files}).test
+        if language is None:
+            return found
+        return tuple(one.model_copy(update={"language": language, "language_column": None}) for one in found)

@@ -18,12 +18,13 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
+from transduce.data.languages import check_name, split_language, tagged
 from transduce.data.readers.delimited import delimited_rows, named_columns, text_column
 from transduce.data.readers.files import open_bytes, stored_lines
 from transduce.data.readers.folders import folder_rows, idx_rows, is_idx, labelled_files, metadata_file
@@ -81,7 +82,9 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
     number = 0
     for number, row in rows:
         try:
-            yield _with_paths(parse(row, file, number), corpus.modalities, folder)
+            example = _with_language(parse(row, file, number), corpus)
+            if example is not None:
+                yield _with_paths(example, corpus.modalities, folder)
         except UnreadableError as bad:
             if invalid == "error":
                 remedy = bad.remedy or "correct the line, or set `data.invalid=drop` to drop and count such lines"
@@ -93,6 +96,36 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
     if number == 0:
         reason, remedy = EMPTY.get(corpus_format(corpus), ("the file is empty", ""))
         raise InputError(f"no pairs: {reason}", where=file, remedy=remedy)
+
+
+def _with_language(example: Example, corpus: Corpus) -> Example | None:
+    """The example with the tag of its language before its source; None: the corpus has another language."""
+    if corpus.language is None and corpus.language_column is None:
+        return example
+    found = corpus.language
+    if corpus.language_column is not None:
+        if corpus.language_column not in example.extra and (example.source or example.target):
+            raise UnreadableError(
+                "missing language", repr(corpus.language_column), nearest(corpus.language_column, example.extra)
+            )
+        found = example.extra.get(corpus.language_column, "").strip()
+        if not found and not (example.source or example.target):
+            return example
+        if corpus.language not in (None, found):
+            return None
+    return replace(example, source=tagged(example.source, check_name(found or "", f"{example.file}:{example.line}")))
+
+
+def by_language(corpora: Sequence[Corpus], invalid: Invalid = "error") -> list[Corpus]:
+    """The corpora, one with a language column as one corpus for each of its languages."""
+    found: list[Corpus] = []
+    for corpus in corpora:
+        if corpus.language_column is None or corpus.language is not None:
+            found.append(corpus)
+            continue
+        languages = {split_language(example.source)[0] for example in read_corpus(corpus, invalid)} - {None}
+        found += [corpus.model_copy(update={"language": language}) for language in sorted(map(str, languages))]
+    return found
 
 
 def _metadata_of(corpus: Corpus) -> str | None:
@@ -246,7 +279,9 @@ def numbered_texts(lines: Iterable[tuple[int, bytes]], path: str) -> Iterator[st
 
 def fingerprint(corpus: Corpus) -> str:
     """SHA-256 of everything that determines the pairs: the bytes of the files, their format and column names."""
-    facts = [corpus_format(corpus), corpus.format, corpus.source_columns, corpus.columns, corpus.header]
+    facts: list[Any] = [corpus_format(corpus), corpus.format, corpus.source_columns, corpus.columns, corpus.header]
+    if corpus.language or corpus.language_column:
+        facts += [corpus.language, corpus.language_column]
     digest = hashlib.sha256(json.dumps([*facts, corpus.alignment]).encode())
     for file in _stored_files(corpus, digest):
         with open_bytes(file) as stream:

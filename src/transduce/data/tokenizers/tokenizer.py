@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from transduce.data.languages import split_language, tag_of
 from transduce.data.tokenizers import normalisation as normalisations
 from transduce.data.tokenizers import vocabulary as vocabularies
 from transduce.data.tokenizers.backend import run_library
@@ -58,7 +59,7 @@ class Tokenizer:
         else:
             self._content = [piece.encode() for piece in vocabulary.pieces[len(SPECIALS) :]]
         # <unk> replaces text, so it is shown; <pad>, <s> and </s> have no text.
-        self._content = [b"", b"", b"", SPECIALS[UNK].encode(), *self._content]
+        self._content = [b"", b"", b"", SPECIALS[UNK].encode(), *self._content, *[b""] * len(vocabulary.languages)]
 
     @classmethod
     def train(
@@ -114,13 +115,26 @@ class Tokenizer:
         changed = replace(self.vocabulary, word_marks=marked)
         return self if changed == self.vocabulary else Tokenizer(changed)
 
+    def with_languages(self, languages: Iterable[str]) -> Tokenizer:
+        """The same tokenizer with a tag for every language."""
+        if self.kind == vocabularies.GIVEN:
+            raise InputError(
+                "an imported tokenizer has its own tags of languages", remedy="leave out `language` of the corpora"
+            )
+        return Tokenizer(replace(self.vocabulary, languages=tuple(sorted(set(languages)))))
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages that a source may be tagged with."""
+        return self.vocabulary.languages
+
     @property
     def kind(self) -> str:
         return self.vocabulary.kind
 
     @property
     def size(self) -> int:
-        return len(self.vocabulary.pieces)
+        return len(self.vocabulary.pieces) + len(self.vocabulary.languages)
 
     def __len__(self) -> int:
         return self.size
@@ -158,6 +172,8 @@ class Tokenizer:
         number %= self.size  # without its word mark
         if number < len(SPECIALS):
             return SPECIALS[number]
+        if number >= len(self.vocabulary.pieces):
+            return tag_of(self.languages[number - len(self.vocabulary.pieces)])
         return self._content[number].decode("utf-8", "backslashreplace").replace(" ", "▁")
 
     @cached_property
@@ -179,7 +195,7 @@ class Tokenizer:
             return [content[:1] == b" " and content != b" " for content in self._content]
         words = self.kind in ("words", "labels")
         return [
-            words and (number == UNK or (number >= len(SPECIALS) and not content.isspace()))
+            words and (number == UNK or (number >= len(SPECIALS) and bool(content) and not content.isspace()))
             for number, content in enumerate(self._content)
         ]
 
@@ -241,7 +257,7 @@ class Tokenizer:
 
     @cached_property
     def _id_of_content(self) -> dict[bytes, int]:
-        return {content: number for number, content in enumerate(self._content) if number >= len(SPECIALS)}
+        return {content: number for number, content in enumerate(self._content) if number >= len(SPECIALS) and content}
 
     def encode_tags(self, text: str) -> list[int]:
         """The ids of the tags in a text such as `V;IND;3;SG`; an unknown tag is <unk>."""
@@ -251,6 +267,15 @@ class Tokenizer:
     def _id_of_tag(self) -> dict[str, int]:
         first = len(SPECIALS)
         return {piece: number for number, piece in enumerate(self.vocabulary.pieces) if number >= first}
+
+    def _split_language(self, text: str) -> tuple[list[int], int]:
+        """The tag at the beginning of a source, if these sources have tags, and where the text after it begins."""
+        language, rest = split_language(text) if self.languages else (None, text)
+        if language is None:
+            return [], 0
+        if language not in self.languages:
+            raise InputError(f"this vocabulary has no language {language!r}", remedy=nearest(language, self.languages))
+        return [len(self.vocabulary.pieces) + self.languages.index(language)], len(text) - len(rest)
 
     def separates(self, columns: int) -> bool:
         """Whether a tab separates the parts of sources of so many columns; in an imported vocabulary it is text."""
@@ -262,10 +287,13 @@ class Tokenizer:
         Without `separated` a tab is text like any other. With `masked`, it is one text in which each `<mask>` becomes
         <unk>. Where tokens are words or begin with a space, the spaces around the mask are removed with it.
         """
-        prefix = list(self.prefix)
-        result = Encoding(prefix, [self.piece(number) for number in prefix], [(0, 0)] * len(prefix))
+        tag, first = self._split_language(text)
+        prefix = [*self.prefix, *tag]
+        spans = [*[(0, 0)] * len(self.prefix), *[(0, first)] * len(tag)]
+        result = Encoding(prefix, [self.piece(number) for number in prefix], spans)
         separator, number = self._separator(masked, separated)
         for begin, end, after in _between(text, separator):
+            begin = max(begin, first)
             part = self.encode(text[begin:end])
             result.ids.extend(part.ids)
             result.pieces.extend(part.pieces)
@@ -289,11 +317,15 @@ class Tokenizer:
 
     def encode_sources(self, texts: Sequence[str], *, masked: bool = False, separated: bool = True) -> list[list[int]]:
         separator, number = self._separator(masked, separated)
-        parts = [[text[begin:end] for begin, end, _ in _between(text, separator)] for text in texts]
+        tags = [self._split_language(text) for text in texts]
+        parts = [
+            [text[max(begin, first) : end] for begin, end, _ in _between(text, separator)]
+            for text, (_, first) in zip(texts, tags, strict=True)
+        ]
         encoded = iter(self.encode_batch([part for row in parts for part in row]))
         rows = []
-        for row in parts:
-            ids = [*self.prefix, *next(encoded)]
+        for row, (tag, _) in zip(parts, tags, strict=True):
+            ids = [*self.prefix, *tag, *next(encoded)]
             for _ in row[1:]:
                 ids = [*ids, number, *next(encoded)]
             rows.append([*ids, *self.suffix])
@@ -334,6 +366,10 @@ class Tokenizer:
 
         With `parts`, the text is a source: see `encode_source`.
         """
+        if parts and self.languages:
+            tag, after = self._split_language(text)
+            if tag:
+                return [*tag, *self.encode_with_dropout(text[after:], rate, rng, parts=True)]
         if parts and "\t" in text:
             begin, _, rest = text.partition("\t")
             first = self.encode_with_dropout(begin, rate, rng)

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from transduce.data.languages import NAME
 from transduce.data.tokenizers.backend import open_backend
 from transduce.data.tokenizers.normalisation import STEPS
 from transduce.flow import SPECIALS, UNK
@@ -67,6 +68,7 @@ class Vocabulary:
     suffix: tuple[int, ...] = ()  # given: ids at the end of every source
     normalisation: tuple[str, ...] = ()  # steps before tokenisation: see normalisation.py
     word_marks: bool = False  # given: see `Tokenizer.with_word_marks`
+    languages: tuple[str, ...] = ()  # each has a tag, whose id follows those of the pieces: see data/languages.py
 
     @property
     def reserved(self) -> int:
@@ -206,7 +208,8 @@ def _with_bytes(model: models.Model) -> Backend:
 def to_json(vocabulary: Vocabulary) -> str:
     """The content of the tokenizer file. It is deterministic: the fingerprint is computed from it."""
     content = asdict(vocabulary)
-    for name in ("oov_placeholders", "backend_json", "backend_ids", "prefix", "suffix", "normalisation", "word_marks"):
+    optional = ("oov_placeholders", "backend_json", "backend_ids", "prefix", "suffix", "normalisation")
+    for name in (*optional, "word_marks", "languages"):
         if not content[name]:
             del content[name]
     return json.dumps({"format": FORMAT, **content}, ensure_ascii=False, indent=0)
@@ -229,6 +232,7 @@ def from_json(text: str) -> Vocabulary:
         tuple(content.get("suffix", ())),
         tuple(content.get("normalisation", ())),
         bool(content.get("word_marks", False)),
+        tuple(content.get("languages", ())),
     )
     _check(vocabulary)
     return vocabulary
@@ -244,6 +248,8 @@ def _check(vocabulary: Vocabulary) -> None:
         raise ValueError("more out-of-vocabulary placeholders than pieces")
     if unknown := [step for step in vocabulary.normalisation if step not in STEPS]:
         raise ValueError(f"unknown normalisation {unknown[0]!r}")
+    if not all(isinstance(name, str) and NAME.fullmatch(name) for name in vocabulary.languages):
+        raise ValueError("an invalid name of a language")
     reserved = vocabulary.reserved
     if len(set(pieces[reserved:])) != len(pieces) - reserved:
         raise ValueError("a duplicate piece")

@@ -285,6 +285,12 @@ def _trained_backend(vocabulary: Vocabulary, folder: Path) -> Any:
             where=str(folder),
             remedy="use --to bundle or --to onnx, which keep the tokenizers of the run",
         )
+    if vocabulary.languages:
+        raise InputError(
+            "sources have tags of languages, which the transformers library would read as text",
+            where=str(folder),
+            remedy="use --to bundle or --to onnx, which keep the tokenizers of the run",
+        )
     content = json.loads(vocabularies.backend(vocabulary).to_str())
     pieces = content["model"]["vocab"]
     if taken := set(SPECIALS) & set(vocabulary.pieces[len(SPECIALS) :]):
