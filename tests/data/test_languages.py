@@ -49,7 +49,7 @@ def recipe_for(folder: Path, train_files: Any = None, **more: Any) -> dict[str, 
         "data": {"train": corpora, "dev_size": 20, "cache": str(folder / "cache"), **more},
         "tokens": {"source": {"kind": "chars"}, "target": {"kind": "chars"}, "shared": True},
         "model": {"encoder": part, "decoder": part},
-        "training": {"steps": 3, "batch_tokens": 256, "validate_every": 3, "checkpoint_every": 3, "tensorboard": False},
+        "training": {"steps": 3, "batch_tokens": 256, "validate_every": 3, "checkpoint_every": 3},
         "generation": {"strategy": "greedy", "max_length": 8},
         "evaluation": {"metrics": ["exact"], "resamples": 5},
     }
