@@ -75,7 +75,7 @@ class Vocabularies:
 
 
 @dataclass(frozen=True)
-class Example:
+class CheckExample:
     """Random inputs, the memory of the encoder, and tokens with the logits that follow each of them."""
 
     inputs: dict[str, Tensor]
@@ -132,7 +132,7 @@ def _library() -> Any:
     return onnxruntime
 
 
-def make_graphs(model: Model, vocabularies: Vocabularies, where: str) -> tuple[list[Graph], Example]:
+def make_graphs(model: Model, vocabularies: Vocabularies, where: str) -> tuple[list[Graph], CheckExample]:
     """The graphs of a model, and an example that checks them."""
     network = model.network
     source, target = TokenIds(vocabularies.source), TokenIds(vocabularies.target)
@@ -151,11 +151,11 @@ def make_graphs(model: Model, vocabularies: Vocabularies, where: str) -> tuple[l
 
 
 @torch.no_grad()
-def _head(graph: HeadGraph, model: Model) -> tuple[list[Graph], Example]:
+def _head(graph: HeadGraph, model: Model) -> tuple[list[Graph], CheckExample]:
     found = []
     for size, length, _ in EXAMPLES:
         inputs = _source_example(graph.encoder, size, length, model)
-        found.append(Example(inputs, None, torch.zeros(0), graph(tuple(inputs.values()))[0]))
+        found.append(CheckExample(inputs, None, torch.zeros(0), graph(tuple(inputs.values()))[0]))
     one, other = ((tuple(example.inputs.values()),) for example in found)
     output = "sentence_embedding" if graph.head.is_embedding else "logits"
     return [Graph(WHOLE, graph, (one, other), list(found[0].inputs), [output])], found[-1]
@@ -170,7 +170,7 @@ def _source_example(graph: EncoderGraph, size: int, length: int, model: Model) -
 
 
 @torch.no_grad()
-def _decoded(decoder: Decoder, ids: TokenIds, vocabulary: int, memory: Memory, steps: int) -> Example:
+def _decoded(decoder: Decoder, ids: TokenIds, vocabulary: int, memory: Memory, steps: int) -> CheckExample:
     """Random tokens, decoded one by one."""
     size, generator = memory.mask.size(0), torch.Generator().manual_seed(steps)
     native = torch.randint(len(SPECIALS), vocabulary, (size, steps), generator=generator)
@@ -181,19 +181,19 @@ def _decoded(decoder: Decoder, ids: TokenIds, vocabulary: int, memory: Memory, s
         made = decoder.advance(ids.read(tokens[:, step : step + 1], "target"), states[-1])
         states.append(made.state)
         logits.append(ids.order(made.logits))
-    return Example({}, memory, tokens, torch.cat(logits, 1), states)
+    return CheckExample({}, memory, tokens, torch.cat(logits, 1), states)
 
 
 def _encoder_decoder(
     network: EncoderDecoder, encoder: EncoderGraph, ids: TokenIds, model: Model
-) -> tuple[list[Graph], Example]:
+) -> tuple[list[Graph], CheckExample]:
     decoder, examples = network.decoder, []
     for size, length, steps in EXAMPLES:
         inputs = _source_example(encoder, size, length, model)
         with torch.no_grad():
             memory = encoder.memory(tuple(inputs.values()))
         decoded = _decoded(decoder, ids, model.target.size, memory, steps)
-        examples.append(Example(inputs, memory, decoded.tokens, decoded.logits, decoded.states))
+        examples.append(CheckExample(inputs, memory, decoded.tokens, decoded.logits, decoded.states))
     last = examples[-1]
     assert last.memory is not None
     fields = memory_fields(decoder, last.memory)
@@ -210,7 +210,7 @@ def _encoder_decoder(
 
 
 def _decoder_graphs(
-    decoder: Decoder, ids: TokenIds, examples: Sequence[Example], fields: Sequence[str], names: Mapping[str, str]
+    decoder: Decoder, ids: TokenIds, examples: Sequence[CheckExample], fields: Sequence[str], names: Mapping[str, str]
 ) -> list[Graph]:
     """The first call, with any number of tokens where the decoder takes them, and the calls for one token each."""
     inputs = [path for path in names if path != MASK or "mask" in fields]
@@ -241,7 +241,7 @@ def _integers(tensor: Tensor) -> Tensor:
     return tensor.long() if tensor.dtype == torch.bool else tensor
 
 
-def _decoder_only(decoder: Decoder, ids: TokenIds, vocabulary: int) -> tuple[list[Graph], Example]:
+def _decoder_only(decoder: Decoder, ids: TokenIds, vocabulary: int) -> tuple[list[Graph], CheckExample]:
     examples = [_decoded(decoder, ids, vocabulary, Memory.empty(size), steps) for size, _, steps in EXAMPLES]
     last = examples[-1]
     names = {path: name for path, name in state_names(decoder, last.states[-1], None).items() if path != MASK}
