@@ -62,6 +62,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Inspect": {
         "evaluate": evaluate.evaluate,
         "score": evaluate.score,
+        "probe": evaluate.probe,
         "explain": explain.explain,
         "align": explain.align,
         "explain-shapes": models.explain_shapes,

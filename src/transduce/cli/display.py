@@ -16,6 +16,7 @@ from rich.table import Table
 from transduce.autoconfig import Plan
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import Evaluation
+from transduce.evaluation.robustness import Probe
 from transduce.explain import html, png, terminal
 from transduce.explain.attention import AttentionMap, Explanation, to_words
 from transduce.inference import Prediction
@@ -79,6 +80,23 @@ def show_scores(scores: dict[str, Evaluation], console: Console) -> None:
             interval = f"{score.low:.2f} to {score.high:.2f}" if evaluation.count >= MIN_LINES else "too few lines"
             table.add_row(escape(name), f"{evaluation.count:,}", metric, f"{score.value:.2f}", interval)
     console.print(table)
+
+
+def show_probes(probes: Sequence[Probe], console: Console) -> None:
+    """Prints the effect of each perturbation, and some outputs that it changed."""
+    columns = ("perturbation", "sources changed", "outputs changed", "metric", "clean", "perturbed", "p")
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for one in probes:
+        shares = one.name, f"{one.changed_sources:.1f} %", f"{one.changed_outputs:.1f} %"
+        if not one.scores:
+            table.add_row(*shares)
+        for metric, score in one.scores.items():
+            table.add_row(*shares, metric, f"{score.clean:.2f}", f"{score.perturbed:.2f}", f"{score.p_value:.3f}")
+    console.print(table)
+    for one in probes:
+        for source, output, other_source, other_output in one.examples[:1]:
+            text = f"{one.name}: {source} -> {output}\n{' ' * len(one.name)}  {other_source} -> {other_output}"
+            console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def show_scores_by_length(evaluation: Evaluation, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Commands that measure the quality of a model: evaluate, score."""
+"""Commands that measure the quality of a model: evaluate, score, probe."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transduce.cli.options import (
     Device,
     Language,
     Output,
+    RunArgument,
     RunsArgument,
     Settings,
     TrustUserCode,
@@ -165,6 +166,57 @@ def _compare_runs(model: Model, lines: Any, outputs: dict[str, Any], console: Co
         console.print(f"{metric}: {verdict}", highlight=False)
     _, (name, other_outputs) = outputs.items()
     return {"run": name, "verdicts": verdicts, **evaluate_output(model, lines, other_outputs).to_json()}
+
+
+def probe(
+    run: RunArgument,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="PAIRS", help="Test pairs. [default: the run's test set, else its development set]"),
+    ] = None,
+    perturbations: Annotated[
+        str,
+        typer.Option(help="Perturbations, separated by commas: swap, delete, double, ocr, upper, lower, punctuation."),
+    ] = "swap,delete,double,ocr,upper,lower,punctuation",
+    rate: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the words or characters that are perturbed.")
+    ] = 0.1,
+    substitutions: Annotated[
+        Path | None, typer.Option(help="Words to exchange, `he TAB she` a line: a probe for bias.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the perturbations.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write all numbers and examples to this JSON file.")] = None,
+    device: Device = "auto",
+    trust_user_code: TrustUserCode = False,
+) -> None:
+    """Measure how outputs and scores change with typing errors, OCR errors, casing, punctuation, and exchanged words.
+
+    The references stay the same, so a score that falls shows a model that is not robust. With exchanged words, such as
+    `he` and `she`, the expected output is the original one with the same words exchanged; any other change is counted.
+
+    Examples:
+
+        transduce probe runs/demo test.tsv
+
+        transduce probe runs/en-de --substitutions pronouns.tsv --json probes.json
+    """
+    import json as json_format
+
+    from transduce.cli.display import show_probes
+    from transduce.data.readers.corpus import read_lines
+    from transduce.evaluation.held_out import load_held_out
+    from transduce.evaluation.robustness import ProbeSettings, parse_substitutions
+    from transduce.evaluation.robustness import probe as measure
+
+    names = [name for name in perturbations.split(",") if name]
+    pairs = None if substitutions is None else parse_substitutions(read_lines(substitutions), str(substitutions))
+    model = load_model(run, device, trust_user_code)
+    name, lines = load_held_out(model, data)
+    probes = measure(model, lines, ProbeSettings(names, rate, seed, pairs))
+    show_probes(probes, open_console())
+    if json is not None:
+        content = {"set": name, "rate": rate, "seed": seed, "probes": [one.to_json() for one in probes]}
+        replace_file(json, json_format.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def score(
