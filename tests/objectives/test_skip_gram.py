@@ -130,12 +130,12 @@ def test_words_with_the_same_contexts_become_neighbours(tmp_path: Path) -> None:
     wanted = small_recipe(
         data={"format": "text", "noise": {"kind": "nothing"}, "train": str(tmp_path / "text.txt"), "dev_size": 20},
         training={
-            "objective": {"kind": "skip_gram", "window": 4},
-            "steps": 250,
+            "objective": {"kind": "skip_gram", "window": 2},
+            "steps": 150,
             "batch_tokens": 1000,
-            "validate_every": 250,
-            "checkpoint_every": 250,
-            "optimiser": {"learning_rate": 0.05},
+            "validate_every": 150,
+            "checkpoint_every": 150,
+            "optimiser": {"learning_rate": 0.1},
         },
         evaluation={"metrics": ["accuracy"], "resamples": 5},
     )

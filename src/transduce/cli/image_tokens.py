@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -44,10 +45,12 @@ def encode_images(
         Path | None,
         typer.Option(help="Use this tokenizer, of the training images, instead of training one; it sets all sizes."),
     ] = None,
+    both: Annotated[bool, typer.Option("--both", help="Both columns are image files: from image to image.")] = False,
 ) -> None:
     """Encode images as lines of tokens, so that a model can be trained to generate images from text.
 
     The caption becomes the source, and the tokens in reading order become the target: `a red circle TAB c0 c0 c3`.
+    With --both, the first image becomes the source and the second the target: `c0 c3 c0 TAB c0 c0 c3`.
 
     Examples:
 
@@ -67,13 +70,14 @@ def encode_images(
 
     if tokenizer is not None:
         chosen = load_image_tokenizer(tokenizer)
-        captions, images = _read_images(file, chosen.height, chosen.width)
+        sources, images = _read_images(file, chosen.height, chosen.width, both)
     else:
         if kind == "vq":
             _check_patches(size, patch_size)
-        captions, images = _read_images(file, size, size)
-        chosen = _train_tokenizer(images, kind, codebook_size, patch_size)
-    _write_pairs(captions, images, chosen, output)
+        sources, images = _read_images(file, size, size, both)
+        shown = [one for one in (*sources, *images) if not isinstance(one, str)]
+        chosen = _train_tokenizer(shown, kind, codebook_size, patch_size)
+    _write_pairs(sources, images, chosen, output)
 
 
 def _check_patches(size: int, patch_size: int) -> None:
@@ -86,39 +90,49 @@ def _check_patches(size: int, patch_size: int) -> None:
 
 
 def _write_pairs(
-    captions: list[str], images: list[np.ndarray], chosen: PaletteTokenizer | VQTokenizer, output: Path
+    sources: Sequence[str | np.ndarray],
+    images: list[np.ndarray],
+    chosen: PaletteTokenizer | VQTokenizer,
+    output: Path,
 ) -> None:
     """Writes the tokenizer and pairs.tsv, and prints a summary."""
     from transduce.modalities.image.tokenizers import VQTokenizer
 
     pairs = output / "pairs.tsv"
-    lines = (f"{text}\t{chosen.encode(image)}\n" for text, image in zip(captions, images, strict=True))
+    texts = (one if isinstance(one, str) else chosen.encode(one) for one in sources)
+    lines = (f"{text}\t{chosen.encode(image)}\n" for text, image in zip(texts, images, strict=True))
     with staged_folder(output) as part:
         chosen.save(part / ("codes.safetensors" if isinstance(chosen, VQTokenizer) else "palette.json"))
         replace_file(part / pairs.name, "".join(lines))
-    summary = f"{len(captions):,} images of {chosen.height} x {chosen.width} pixels, {chosen.tokens} tokens each"
+    summary = f"{len(images):,} images of {chosen.height} x {chosen.width} pixels, {chosen.tokens} tokens each"
     open_console().print(f"{summary}, {chosen.count} {chosen.unit}: {pairs}", highlight=False, soft_wrap=True)
 
 
-def _read_images(file: Path, height: int, width: int) -> tuple[list[str], list[np.ndarray]]:
-    """The captions and the pixels of all images of a TSV."""
+def _read_images(
+    file: Path, height: int, width: int, both: bool
+) -> tuple[Sequence[str | np.ndarray], list[np.ndarray]]:
+    """The sources and the pixels of all images of a TSV: captions; or with `both`, the images of the first column."""
     from transduce.modalities.image.files import fit, read_image
 
-    captions, images = [], []
+    form = f"write: image file TAB {'image file' if both else 'caption'}"
+    sources: list[str | np.ndarray] = []
+    images = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        name, _, text = line.partition("\t")
-        if not text:
-            raise InputError(
-                "this line has no caption", where=f"{file}:{number}", remedy="write: image file TAB caption"
-            )
+        name, _, second = line.partition("\t")
+        if not second:
+            problem = "this line has no second image" if both else "this line has no caption"
+            raise InputError(problem, where=f"{file}:{number}", remedy=form)
         try:
-            images.append(fit(read_image(file.parent / name), height, width, "crop"))
+            image = fit(read_image(file.parent / name), height, width, "crop")
+            other = fit(read_image(file.parent / second), height, width, "crop") if both else second.replace("\t", " ")
         except UnreadableError as error:
             raise InputError(error.problem, where=f"{file}:{number}", remedy=error.remedy) from None
-        captions.append(text.replace("\t", " "))
+        source, target = (image, other) if not isinstance(other, str) else (other, image)
+        sources.append(source)
+        images.append(target)
     if not images:
-        raise InputError("the file is empty", where=str(file), remedy="write: image file TAB caption")
-    return captions, images
+        raise InputError("the file is empty", where=str(file), remedy=form)
+    return sources, images
 
 
 def _train_tokenizer(

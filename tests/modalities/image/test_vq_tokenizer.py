@@ -187,6 +187,26 @@ def test_commands_encode_and_decode_images(tmp_path, monkeypatch):
     assert wrong.exit_code != 0
 
 
+def test_pairs_of_images_become_pairs_of_sequences(tmp_path):
+    """A mirrored image has the tokens of each row in the other order, since both sides have one palette."""
+    lines = []
+    for number, picture in enumerate(icons(2, 5, 6)):
+        for name, pixels in (("one", picture), ("mirrored", picture[:, ::-1])):
+            Picture.fromarray(np.ascontiguousarray(pixels)).save(tmp_path / f"{name}{number}.png")
+        lines.append(f"one{number}.png\tmirrored{number}.png\n")
+    (tmp_path / "images.tsv").write_text("".join(lines))
+    call("encode-images", tmp_path / "images.tsv", "--both", "--size", 6, "--output", tmp_path / "coded")
+    for line in (tmp_path / "coded" / "pairs.tsv").read_text().splitlines():
+        source, target = (np.array(side.split()).reshape(6, 6) for side in line.split("\t"))
+        assert (source[:, ::-1] == target).all()
+        assert len(set(source.flatten())) > 1
+    (tmp_path / "images.tsv").write_text("one0.png\n")
+    wrong = CliRunner().invoke(
+        app, ["encode-images", str(tmp_path / "images.tsv"), "--both", "--output", str(tmp_path / "no")]
+    )
+    assert "no second image" in str(wrong.exception)
+
+
 def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
     return float(np.mean([(one.astype(float) - other) ** 2 for one, other in zip(drawn, true, strict=True)]))
 
