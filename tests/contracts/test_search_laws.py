@@ -106,25 +106,28 @@ def test_the_same_alone_and_together(case, model, batch):
             assert [one.ids for one in hypotheses] == [one.ids for one in together(case, strategy)[row]]
 
 
-def test_a_wide_beam_is_exhaustive(model):
-    """With few words allowed, every sequence is scored by brute force; the beam must find the best ones, in order."""
+def test_a_wide_beam_is_exhaustive(case, model):
+    """With few words allowed, every sequence is scored by brute force; the beam must find the best ones, in order.
+
+    The length penalty is no part of a model: every kind of decoder meets both.
+    """
     batch = example_batch([(3, 2), (5, 2)])
     words, most = [4, 5, 6], 3
     banned = [SuppressTokens(tokens=[token for token in range(SIZE) if token not in (*words, EOS)])]
     space = [(*ids, EOS) for length in range(most) for ids in itertools.product(words, repeat=length)]
     every = batch.select(torch.arange(batch.size).repeat_interleave(len(space)))
     totals = [sum(scores) for scores in score(model, with_targets(every, space * batch.size))]
-    for penalty in (0.0, 1.0):
-        strategy = Beam(width=60, length_penalty=penalty)
-        found = search(model, batch, strategy, max_lengths=longest(batch, most), processors=banned)
-        for row in range(batch.size):
-            scored = zip(totals[row * len(space) :], space, strict=False)
-            ranked = sorted(scored, key=lambda pair: -pair[0] / len(pair[1]) ** penalty)
-            complete = [one for one in found[row] if one.complete]
-            assert len(complete) == len(space)
-            expected = [total / len(ids) ** penalty for total, ids in ranked]
-            assert [one.rank for one in complete] == pytest.approx(expected, abs=1e-3)
-            assert complete[0].ids == ranked[0][1] or math.isclose(expected[0], expected[1], abs_tol=1e-3)
+    penalty = take_turns(case, (0.0, 1.0))
+    strategy = Beam(width=60, length_penalty=penalty)
+    found = search(model, batch, strategy, max_lengths=longest(batch, most), processors=banned)
+    for row in range(batch.size):
+        scored = zip(totals[row * len(space) :], space, strict=False)
+        ranked = sorted(scored, key=lambda pair: -pair[0] / len(pair[1]) ** penalty)
+        complete = [one for one in found[row] if one.complete]
+        assert len(complete) == len(space)
+        expected = [total / len(ids) ** penalty for total, ids in ranked]
+        assert [one.rank for one in complete] == pytest.approx(expected, abs=1e-3)
+        assert complete[0].ids == ranked[0][1] or math.isclose(expected[0], expected[1], abs_tol=1e-3)
 
 
 FEW = [name for name in CASES if name in ("recurrent>recurrent", "transformer>transformer", "alone>transformer")]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from transduce.contracts import Strategy
 from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoding import search as decoding_search
 from transduce.decoding import strategies
 from transduce.decoding.logits_processors import RepetitionPenalty
 from transduce.decoding.search import search
@@ -227,6 +228,11 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _caches_grow_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding_search, "INITIAL_CAPACITY", 8)
+
+
 def transformer(options: dict[str, Any], vocabulary: int = 23) -> EncoderDecoder:
     torch.manual_seed(1)
     options = {"layers": 2, "width": 16, "heads": 2, "ff_width": 24, **options}
@@ -239,7 +245,7 @@ def transformer(options: dict[str, Any], vocabulary: int = 23) -> EncoderDecoder
 
 def hypotheses(network: EncoderDecoder, strategy: Strategy, prefix: Padded | None = None) -> list[list[Hypothesis]]:
     source = Padded.from_rows([[5, 6, 4, 6, 2], [4, 2], [6, 6, 2]])
-    return search(network, Batch(source), strategy, max_lengths=torch.full((3,), 40), prefix=prefix)
+    return search(network, Batch(source), strategy, max_lengths=torch.full((3,), 14), prefix=prefix)
 
 
 PREFIXES = (None, Padded.from_rows([[5], [6, 4, 5], [4, 4]]))

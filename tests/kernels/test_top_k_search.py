@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoding import search as decoding_search
 from transduce.decoding.continuous_batching import SearchRequest, continuous_search
 from transduce.decoding.logits_processors import (
     ForcedBOS,
@@ -31,7 +32,7 @@ from transduce.kernels.native import library as libraries
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer
 
-SIZE, LONGEST = 23, 40  # more than the first capacity: caches grow during the search
+SIZE, LONGEST = 23, 14  # more than the first capacity: caches grow during the search
 SOURCES = [[5, 6, 4, 6, 2], [4, 2], [6, 6, 2], [7, 8, 9, 4, 4, 4, 2]]
 PREFIX = [[5], [6, 4, 5], [4, 4], []]
 STRATEGIES: list[Strategy] = [
@@ -52,6 +53,11 @@ PROCESSORS: list[list[LogitsProcessor]] = [
 SUPPRESSING = [*PROCESSORS[:2], [SuppressTokens(tokens=[7, 8])]]
 
 
+@pytest.fixture(autouse=True)
+def _caches_grow_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding_search, "INITIAL_CAPACITY", 8)
+
+
 def processor_names(processors: list[LogitsProcessor]) -> str:
     return "+".join(type(one).__name__ for one in processors) or "none"
 
@@ -67,7 +73,7 @@ def network(kind: str = "both", ending: float = 1.5) -> Transducer:
     with torch.no_grad():
         output.projection.bias[EOS] += ending
     if kind == "alone":
-        return DecoderOnly(TransformerDecoder(table, output, **sizes)).eval()
+        return DecoderOnly(TransformerDecoder(table, output, 0, **sizes)).eval()
     return EncoderDecoder(TransformerEncoder(table, **sizes), TransformerDecoder(table, output, 16, **sizes)).eval()
 
 
