@@ -26,6 +26,7 @@ from transduce.cli import (
     image_tokens,
     models,
     reproduce,
+    runs,
     train,
 )
 from transduce.cli.options import discard_output
@@ -38,7 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
 )
 
 # In the order of `transduce --help`.
@@ -60,6 +61,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "similarity": embed.similarity,
     },
     "Inspect": {
+        "list": runs.list_runs,
         "evaluate": evaluate.evaluate,
         "score": evaluate.score,
         "probe": evaluate.probe,
@@ -73,6 +75,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Convert": {
         "convert": convert.convert,
         "export": convert.export,
+        "push": runs.push,
         "merge": convert.merge,
         "quantise": convert.quantise,
         "shortlist": convert.shortlist,

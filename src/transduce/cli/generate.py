@@ -244,7 +244,7 @@ def backtranslate(
     ] = False,
     beam: Beam = None,
     settings: Settings = None,
-    tag: Annotated[str, typer.Option(help="Word before every synthetic source, such as <BT>.")] = "",
+    tag: Annotated[str, typer.Option(help="Word before every synthetic source, such as `<BT>`.")] = "",
     max_ratio: Annotated[float, typer.Option(min=1, help="Largest ratio of the lengths in characters.")] = 5.0,
     mix: Annotated[Path | None, typer.Option(metavar="PAIRS", help="TSV of real pairs to write too.")] = None,
     upsample: Annotated[int, typer.Option(min=1, help="Copies of the real pairs.")] = 1,
