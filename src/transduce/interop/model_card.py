@@ -10,8 +10,8 @@ from transduce.run import Run
 
 FILE = "README.md"
 LIMITS = (
-    "The scores hold for data like the training data. Outputs for other languages, domains or lengths were not measured. "
-    "A model can repeat what its training data say, errors and prejudice included."
+    "The scores hold for data like the training data. Outputs for other languages, domains or lengths were not "
+    "measured. A model can repeat what its training data say, errors and prejudice included."
 )
 LOADING = {
     "huggingface": "`{kind}.from_pretrained` of transformers, or `transduce.load`",
