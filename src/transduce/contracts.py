@@ -617,6 +617,8 @@ class Family:
     start_is_output: bool = False  # True: the start token is generated too, as any other
     languages: Literal["none", "optional", "required"] = "none"  # language codes around texts
     prompt: Callable[[Config, Languages | None], list[int]] | None = None  # forced first output ids
+    # Ids of which one is chosen for each source as the first of the prompt.
+    detected: Callable[[Config, Languages | None], list[int]] | None = None
     hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
     label_kind: str = ""  # tokenizer kind of the labels, `labels` or `words`; empty: outputs are tokens
 

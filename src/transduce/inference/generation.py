@@ -23,7 +23,7 @@ from transduce.decoding.search import search
 from transduce.decoding.speculative import speculative_search
 from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
-from transduce.flow import Batch, Example, Hypothesis, Padded
+from transduce.flow import BOS, Batch, Example, Hypothesis, Padded
 from transduce.inference.shortlist import NarrowedModel, OutputRows, Shortlist, ShortlistedModel, apply_shortlists
 from transduce.inference.terminology import PhraseIds, constrained_request
 from transduce.kernels.cuda_graph import SearchGraphs
@@ -190,10 +190,20 @@ class Searcher:
     ) -> list[list[Hypothesis]]:
         """Hypotheses of one batch; `numbers` seed the samples of each source."""
         batch, max_lengths = self.source_encoding.batch(sources), self._max_lengths(sources, settings)
+        if settings.detected_first:
+            prefixes = self._detect(batch, settings, prefixes or [list(settings.forced_prefix)] * batch.size)
         request = _request(settings, batch, max_lengths, prefixes, numbers)
         if phrases is not None:
             request = constrained_request(request, phrases, settings, self.max_target_length)
         return self._search(settings, request)
+
+    @torch.inference_mode()
+    def _detect(self, batch: Batch, settings: GenerationRecipe, prefixes: list[list[int]]) -> list[list[int]]:
+        """The prefixes with the most probable of the tokens `detected_first` at their beginning, such as a language."""
+        begin = torch.full((batch.size, 1), BOS, device=self.device)
+        logits = self.network.advance(begin, self.network.start(batch.to(self.device))).logits[:, -1]
+        best = logits[:, list(settings.detected_first)].argmax(1).tolist()
+        return [[settings.detected_first[one], *prefix[1:]] for one, prefix in zip(best, prefixes, strict=True)]
 
     def search_speculatively(
         self, draft: Transducer, sources: Sequence[EncodedSource], settings: GenerationRecipe

@@ -294,7 +294,7 @@ def _check_token_labels(kind: str, head: type, recipe: Recipe, where: str) -> No
 def check_search(settings: GenerationRecipe, width: int, model: ModelRecipe, size: int) -> None:
     """Ids must be those of a target vocabulary of this size, and the beam of one source must fit the memory."""
     forced = () if settings.forced_bos is None else (settings.forced_bos,)
-    named = {"forced_bos": forced, "forced_prefix": settings.forced_prefix}
+    named = {"forced_bos": forced, "forced_prefix": settings.forced_prefix, "detected_first": settings.detected_first}
     for name, ids in {**named, "suppress": settings.suppress, "suppress_first": settings.suppress_first}.items():
         for number in ids:
             if not 0 <= number < size:

@@ -213,6 +213,9 @@ class GenerationRecipe(Section):
     )
     forced_bos: int | None = Field(None, ge=0, description="Id of the token that every output begins with.")
     forced_prefix: tuple[int, ...] = Field((), description="Ids that every output begins with, not scored.")
+    detected_first: tuple[int, ...] = Field(
+        (), description="Ids of which the most probable one after <s> replaces the first of forced_prefix: a language."
+    )
     suppress: tuple[int, ...] = Field((), description="Ids of tokens that are never generated.")
     suppress_first: tuple[int, ...] = Field((), description="Ids of tokens that no output begins with.")
     forced_eos: bool = Field(False, description="End an output that reaches max_length with </s>.")

@@ -103,11 +103,33 @@ def test_generation_equals_transformers_token_for_token(tmp_path, recordings, nu
         assert one.text == " ".join(piece for piece in decoder_ids if not piece.startswith("<|"))
 
 
-def test_english_is_assumed_with_a_warning(tmp_path, recordings):
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_language_of_each_recording_is_detected_as_in_transformers(tmp_path, recordings, number):
+    hf_model = make_whisper(tmp_path / "given", **SEARCHES[number])
+    model = transduce.load(tmp_path / "given", device="cpu")
+    heard = [english_or_german(hf_model, name) for name in recordings]
+    assert "<|de|>" in heard  # not what is expected without detection
+    with torch.no_grad():
+        rows = [hf_model.generate(features([name]), task="transcribe")[0] for name in recordings]  # it detects them too
+    for one, tag, row in zip(model.generate(recordings), heard, rows, strict=True):
+        prompt = [tag, "<|transcribe|>", "<|notimestamps|>"]
+        assert list(one.tokens[:3]) == prompt
+        decoder_ids = [PIECES[token] for token in row.tolist() if token not in (END, START)]
+        decoder_ids = decoder_ids[len(prompt) :] if decoder_ids[: len(prompt)] == prompt else decoder_ids
+        assert [piece for piece in one.tokens[3:] if piece != "</s>"] == decoder_ids
+    assert list(model.generate(recordings[:1], prefixes=["w7"])[0].tokens[:4]) == [heard[0], *PROMPT[1:], "w7"]
+
+
+def english_or_german(hf_model, name):
+    with torch.no_grad():
+        found = hf_model.detect_language(features([name]))
+    return PIECES[int(found)]
+
+
+def test_a_given_language_is_not_detected(tmp_path):
     make_whisper(tmp_path / "given")
-    with pytest.warns(UserWarning, match="English is expected"):
-        found = transduce.load(tmp_path / "given", device="cpu").generate(recordings[:1])[0]
-    assert list(found.tokens[:3]) == ["<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    assert converted(tmp_path / "given", tmp_path / "run").recipe.generation.detected_first == ()
+    assert interop.read(tmp_path / "given").recipe.generation.detected_first
 
 
 def test_forced_decoder_ids_of_older_folders_are_the_prompt(tmp_path, recordings):

@@ -119,7 +119,7 @@ def _text_model(
     sentence: SentenceTransformer | None,
 ) -> Parts:
     search = _search_options(folder, config)
-    prompt = None
+    prompt, detected = None, [] if family.detected is None else family.detected(search, languages)
     if family.prompt is not None:
         prompt, languages = family.prompt(search, languages), None
     languages = _check_languages(family, languages, search, config)
@@ -148,6 +148,7 @@ def _text_model(
         generation = read_generation(search, rows, decoder_only=decoder_only)
         generation |= {"forced_bos": target.prefix[0]} if languages is not None and target.prefix else {}
         generation |= {} if prompt is None else _prompted_generation(search, target, config)
+        generation |= {"detected_first": tuple(map(rows.native_id, detected))} if detected else {}
     if sentence is not None:
         model["head"] = sentence.head
         generation |= {"max_source_length": sentence.max_length - 1} if sentence.max_length else {}

@@ -150,18 +150,22 @@ def _forced_ids(search: Config, size: int) -> dict[int, int]:
 def _language_id(search: Config, languages: Languages, size: int) -> int:
     """The token of the spoken language."""
     given = languages.source or languages.target or search.content.get("language")
-    if given is None:
-        warnings.warn(
-            f"{search.where}: the spoken language is not given, English is expected; "
-            "set another with transduce convert FOLDER RUN --source-language de",
-            stacklevel=2,
-        )
     name, known = str(given or "en"), search.section("lang_to_id")
     spelt = name if name in known else f"<|{name}|>"
     if spelt not in known:
         names = [one.strip("<|>") for one in known]
         raise InputError(f"no token is the language {name[:80]!r}", where=search.where, remedy=nearest(name, names))
     return _listed_id(search, "lang_to_id", spelt, size)
+
+
+def _detected(search: Config, languages: Languages | None) -> list[int]:
+    """The languages of which one is heard in each recording, where none is given."""
+    size = search.count("vocab_size")
+    if languages is not None or search.content.get("language") is not None or 1 in _forced_ids(search, size):
+        return []
+    if search.content.get("is_multilingual") is False:
+        return []
+    return [_listed_id(search, "lang_to_id", name, size) for name in search.section("lang_to_id")]
 
 
 def _task_id(search: Config, languages: Languages, forced: Mapping[int, int], size: int) -> int | None:
@@ -190,6 +194,7 @@ FAMILIES = {
         read_sources=_read_sources,
         modality="audio",
         prompt=_prompt,
+        detected=_detected,
         hidden_tokens=TIMESTAMPS,
     )
 }
