@@ -153,11 +153,20 @@ PRONUNCIATION = ("g2p low", "g2p medium")
 INFLECTIONS = ("inflect low", "inflect medium", "inflect high")
 CHARACTER_VARIANTS = (
     Variant("chosen"),
+    Variant("chosen, without augmentation", settings=("data.augmentation=null",), groups=INFLECTIONS[:2]),
     Variant("hard monotonic, 2 layers", _hard(2, 0.4), _schedule(1e-3, 2048, **PLAIN), groups=PRONUNCIATION),
+    Variant("hard monotonic, dropout 0.5", _hard(2, 0.5), _schedule(1e-3, 2048, **PLAIN), groups=PRONUNCIATION),
+    Variant("hard monotonic, 1 layer", _hard(1, 0.4), _schedule(1e-3, 2048, **PLAIN), groups=PRONUNCIATION),
     Variant("hard, order 0", _hard(2, 0.4, order=0), _schedule(1e-3, 2048), groups=PRONUNCIATION),
     Variant("edit transducer", _edit(2, 0.4), _schedule(1e-3, 1024, **PLAIN), groups=PRONUNCIATION),
     Variant("edit transducer, copying", _edit(1, 0.4, copies=True), _schedule(1e-3, 1024, **PLAIN), groups=INFLECTIONS),
     Variant("lstm 256 x 2", _recurrent("lstm", 256, 2, 0.4), _schedule(1e-3, 2048), groups=PRONUNCIATION),
+    Variant(
+        "lstm 256 x 2, not smoothed",
+        _recurrent("lstm", 256, 2, 0.4),
+        _schedule(1e-3, 2048, **PLAIN),
+        groups=PRONUNCIATION,
+    ),
     Variant("lstm 256, luong", _recurrent("lstm", 256, 1, 0.4, "luong"), _schedule(1e-3, 2048), groups=PRONUNCIATION),
     Variant(
         "transformer 256 x 4, rotary",

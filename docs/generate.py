@@ -18,7 +18,7 @@ from typing import Any
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from transduce.autoconfig.sizes import GRID, LETTERS, MANY_LETTERS, MANY_SENTENCES, SENTENCES
+from transduce.autoconfig.sizes import GRID, LETTERS, MANY_LETTERS, MANY_SENTENCES, MONOTONIC, SENTENCES
 from transduce.claims import CLAIMS
 from transduce.claims.figure import save_png
 from transduce.claims.report import markdown, read_record, verdict
@@ -367,7 +367,12 @@ def autoconfig_page() -> str:
 
 def _candidates() -> list[str]:
     lines = []
-    for kind, table, rest in (("Letters and phones", LETTERS, MANY_LETTERS), ("Sentences", SENTENCES, MANY_SENTENCES)):
+    tables = (
+        ("Pronunciation and transliteration", MONOTONIC, MANY_LETTERS),
+        ("Letters and phones", LETTERS, MANY_LETTERS),
+        ("Sentences", SENTENCES, MANY_SENTENCES),
+    )
+    for kind, table, rest in tables:
         lines += [
             "",
             f"| {kind}: pairs | network | updates x tokens | learning rate | reason |",
@@ -386,7 +391,9 @@ def _network(model: Mapping[str, Any]) -> str:
     """A network in a few words, by its encoder."""
     part = model["encoder"]
     name = "Transformer" if part["kind"] == "transformer" else part["cell"].upper()
-    more = "".join(f", {value}" for value in (part.get("position"), model["decoder"].get("context")) if value)
+    decoder = model["decoder"]
+    hard = decoder["kind"].replace("_", " ") if decoder["kind"] != part["kind"] else None
+    more = "".join(f", {value}" for value in (part.get("position"), decoder.get("context"), hard) if value)
     return f"{name} {part['width']} x {part['layers']}{more}, dropout {part['dropout']}"
 
 

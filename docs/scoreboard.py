@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from transduce.evaluation.reproduction import margins
@@ -66,7 +67,7 @@ def page() -> str:
         lines += ["|---|---:|---:|---:|---:|---|---:|---:|"]
         lines += [_details(name, record) for name, record in known.items()]
     for name, record in known.items():
-        lines += _kinds(name, record)
+        lines += [*_parts(name, record), *_kinds(name, record)]
     lines += ["", "## Remarks", ""]
     lines += [f"- `{name}`: {row.title}. Data: {row.origin}. {row.remark}".rstrip() for name, row in ROWS.items()]
     return "\n".join(lines) + "\n"
@@ -104,6 +105,15 @@ def _details(name: str, record: dict[str, Any]) -> str:
     overlap = f"{sum(one['pairs'] for one in leakage):,}, {sum(one['sources'] for one in leakage):,}"
     cells = [f"`{name}`", seeds, f"{first['parameters']:,}", f"{max(first['updates']):,}", f"{minutes:.1f}"]
     return f"| {' | '.join(map(str, cells))} | {record['hardware']} | {tests:,} | {overlap} |"
+
+
+def _parts(name: str, record: dict[str, Any]) -> Iterator[str]:
+    """Scores by part of the data (a language, a speaker), means over the seeds."""
+    seeds, metric = list(record["seeds"].values()), ROWS[name].metrics[0]
+    if len(seeds[0]) > 1:
+        yield from ["", f"`{name}` by part:", "", f"| part | {NAMES[metric]} |", "|---|---:|"]
+        for part in seeds[0]:
+            yield f"| {part} | {fmean(seed[part]['scores'][metric]['value'] for seed in seeds):.1f} |"
 
 
 def _kinds(name: str, record: dict[str, Any]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from transduce.autoconfig.sizes import (
     LETTERS,
     MANY_LETTERS,
     MANY_SENTENCES,
+    MONOTONIC,
     SENTENCES,
     TimeBudget,
     affordable,
@@ -146,7 +147,7 @@ def test_a_plan_has_a_reason_for_what_it_chose(pairs: list[tuple[str, str]], tmp
 def test_every_candidate_trains_and_its_record_exists() -> None:
     lines = (Path(__file__).parents[2] / GRID).read_text(encoding="utf-8").splitlines()
     trials = {(trial["group"], trial["variant"]) for trial in map(json.loads, lines)}
-    every = [one for table in (LETTERS, SENTENCES) for rows in table.values() for one in rows]
+    every = [one for table in (LETTERS, MONOTONIC, SENTENCES) for rows in table.values() for one in rows]
     for one in [*every, *MANY_LETTERS, *MANY_SENTENCES]:
         assert one.record == ("", "") or one.record in trials
         with torch.device("meta"):
@@ -156,8 +157,8 @@ def test_every_candidate_trains_and_its_record_exists() -> None:
 def test_the_time_and_the_device_decide_the_network() -> None:
     """More time never means a cheaper network; without a limit it is the first, and for no time the last."""
     for pairs in (20, 800, 8_000, 100_000, 10**6):
-        for sentences in (False, True):
-            rows = candidates_for(pairs, sentences)
+        for sentences, monotonic in ((False, False), (True, False), (False, True)):
+            rows = candidates_for(pairs, sentences, monotonic)
             assert affordable(rows, TimeBudget("cuda")) is rows[0]
             assert affordable(rows, TimeBudget("cpu", 1e-9)) is rows[-1]
             assert affordable(rows, TimeBudget("cpu", 1e9)) is rows[0]

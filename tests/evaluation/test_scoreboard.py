@@ -136,7 +136,7 @@ def test_preparation_of_recordings_shakespeare_and_inflection(tmp_path):
     for name in ("train-low", "dev", "test"):
         (tmp_path / f"spanish-{name}.tsv").write_text("ser\tera\tV;IND;3\n")
     files = ROWS["inflection2017-low"].prepare(tmp_path, tmp_path / "forms", "spanish")
-    assert Path(files["test"]).read_text() == "ser\tV IND 3\tera\n"
+    assert Path(files["test"]).read_text() == "ser\tV;IND;3\tera\n"
 
 
 def test_scores_by_kind_count_the_lines_of_each():

@@ -42,21 +42,23 @@ def test_the_better_half_goes_on_with_twice_the_training():
         asked.append((variant.name, share))
         return float(variant.name)
 
-    assert successive_halving(variants(6), evaluate, SHARES).name == "5"
+    assert [one.name for one in successive_halving(variants(6), evaluate, SHARES)] == ["5", "4", "3", "2", "1", "0"]
     assert [name for name, share in asked if share == 1 / 8] == ["0", "1", "2", "3", "4", "5"]
     assert [name for name, share in asked if share == 1 / 4] == ["5", "4", "3"]
     assert [name for name, share in asked if share == 1 / 2] == ["5", "4"]
 
 
 def test_of_equal_variants_the_first_wins_and_one_needs_no_trial():
-    assert successive_halving(variants(5), lambda *_: 1.0, SHARES).name == "0"
-    assert successive_halving(variants(1), lambda *_: pytest.fail("nothing to compare"), SHARES).name == "0"
+    assert [one.name for one in successive_halving(variants(5), lambda *_: 1.0, SHARES)] == list("01234")
+    (only,) = successive_halving(variants(1), lambda *_: pytest.fail("nothing to compare"), SHARES)
+    assert only.name == "0"
 
 
 @pytest.mark.parametrize("count", range(1, 17))
-def test_one_variant_is_left_whatever_their_number(count):
-    best = successive_halving(variants(count), lambda variant, _: -abs(int(variant.name) - count // 2), SHARES)
-    assert best.name == str(count // 2)
+def test_all_variants_are_ranked_whatever_their_number(count):
+    found = successive_halving(variants(count), lambda variant, _: -abs(int(variant.name) - count // 2), SHARES)
+    assert found[0].name == str(count // 2)
+    assert sorted(int(one.name) for one in found) == list(range(count))
 
 
 @pytest.mark.parametrize("kind", ["chars", "words"])
@@ -163,7 +165,9 @@ def test_finished_trials_are_used_again_and_the_ensemble_is_the_run(pairs, begun
     assert rows(folder)[:2] == finished
     assert [one["name"] for one in rows(folder)[2:]] == [NORMAL, "member 1", "member 2"]
     assert found.run.members() == [folder / "members" / "1", folder / "members" / "2"]
-    assert Run(folder / "members" / "1").recipe().model.encoder["dropout"] == 0.1
+    networks = [Run(folder / "members" / number).recipe().model for number in "12"]
+    assert networks[0].encoder["dropout"] == 0.1
+    assert networks[1] == resolve(recipe(pairs)).model  # the second best
     loaded = transduce.load(folder)
     assert loaded.generate(["red blue"])[0].score == found.model.generate(["red blue"])[0].score
 

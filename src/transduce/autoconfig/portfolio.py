@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transduce.autoconfig.sizes import LETTERS
+from transduce.autoconfig.sizes import LETTERS, MONOTONIC
 from transduce.errors import InputError
 from transduce.recipe import Recipe, parse
 
 EFFORTS = ("quick", "normal", "best")
 QUICK_SHARE = 1 / 5  # of the updates and of the time
 NORMAL = "normal"
-SMOOTH = {"kind": "cross_entropy", "label_smoothing": 0.1}
 
 
 @dataclass(frozen=True)
@@ -84,24 +83,21 @@ def _sizes(model: dict[str, Any], resizable: bool) -> dict[str, dict[str, Any]]:
 
 
 def _letters() -> dict[str, dict[str, Any]]:
-    """The recorded networks for letters, with their rates and batches, and exact hard attention."""
-    changes = {
+    """The recorded networks for letters, with their rates, batches and smoothing."""
+    return {
         one.record[1]: {
             "model": one.model,
             "training": {
                 "optimiser": {"learning_rate": one.learning_rate},
                 "batch_tokens": one.batch_tokens,
-                "objective": SMOOTH,
+                "objective": {"kind": "cross_entropy", "label_smoothing": one.label_smoothing},
             },
         }
-        for candidates in LETTERS.values()
+        for table in (LETTERS, MONOTONIC)
+        for candidates in table.values()
         for one in candidates
         if one.record[1]
     }
-    part = {"width": 256, "cell": "lstm", "dropout": 0.4}
-    hard = {"encoder": {"kind": "recurrent", "layers": 2, **part}, "decoder": {"kind": "hard_attention", **part}}
-    training = {"optimiser": {"learning_rate": 1e-3}, "batch_tokens": 2048, "objective": SMOOTH}
-    return {**changes, "hard monotonic, 2 layers": {"model": hard, "training": training}}
 
 
 def _scaled(tree: Any, options: Sequence[str], factor: float, plus: float = 0) -> Any:

@@ -27,7 +27,7 @@ def _spell(target: dict[str, Any], rate: str) -> Callable[[CorpusStatistics, Tim
         by_task, pairs = "the task: letters to letters or phones", statistics.pairs
         letters = letters_of(statistics.target, pairs, by_task) if target == CHARACTERS else Chosen(target, by_task)
         tokens = {"source": letters_of(statistics.source, pairs, by_task), "target": letters, "shared": False}
-        chosen = pairs_recipe(statistics, tokens, ["exact", rate], False, budget)
+        chosen = pairs_recipe(statistics, tokens, ["exact", rate], False, budget, monotonic=True)
         return {**chosen, "evaluation": {**chosen["evaluation"], "references": "by_source"}}
 
     return recipe

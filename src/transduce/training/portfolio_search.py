@@ -1,4 +1,4 @@
-"""Successive halving over a portfolio of recipes, then the winner and an ensemble of it (`train --effort best`)."""
+"""Successive halving over a portfolio of recipes, then the best networks and their ensemble (`train --effort best`)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ from transduce.training.report import TrainingTable, read_log
 from transduce.training.resolve import resolve
 
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the updates, in each rung; after each, the better half goes on (Jamieson 2016)
+# Different networks of the final ensemble. On the development sets of the grid four networks together were better than
+# the best one of them alone (benchmarks/results/autoconfig.jsonl: mixed: 4 networks).
+NETWORKS = 4
 
 
 class InterruptedSearchError(Exception):
@@ -42,20 +45,25 @@ class InterruptedSearchError(Exception):
 
 def successive_halving(
     variants: Sequence[Variant], evaluate: Callable[[Variant, float], float], shares: Sequence[float]
-) -> Variant:
-    """The variant that is left when after each share of the training the better half goes on; higher is better.
+) -> list[Variant]:
+    """The variants in the order in which they are best: after each share of the training the better half goes on.
 
-    Of equal variants the earlier one goes on.
+    Higher values are better. Those that leave together are in the order of their values, and equal ones as given.
     """
-    left = list(variants)
+    left, gone = list(variants), list[Variant]()
     for share in shares:
         if len(left) > 1:
-            values = {one.name: evaluate(one, share) for one in left}
-            left = sorted(left, key=lambda one: -values[one.name])[: -(-len(left) // 2)]
+            left = _ranked(left, evaluate, share)
+            half = -(-len(left) // 2)
+            left, gone = left[:half], [*left[half:], *gone]
     if len(left) > 1:
-        values = {one.name: evaluate(one, shares[-1]) for one in left}
-        left = sorted(left, key=lambda one: -values[one.name])
-    return left[0]
+        left = _ranked(left, evaluate, shares[-1])
+    return [*left, *gone]
+
+
+def _ranked(variants: Sequence[Variant], evaluate: Callable[[Variant, float], float], share: float) -> list[Variant]:
+    values = {one.name: evaluate(one, share) for one in variants}
+    return sorted(variants, key=lambda one: -values[one.name])
 
 
 @dataclass
@@ -112,7 +120,7 @@ def train_best(
     allow_changes: Sequence[str] = (),
     console: Console | None = None,
 ) -> EnsembleResult:
-    """Searches a portfolio, trains the winner with several seeds, and keeps what is best on the development set.
+    """Searches a portfolio, trains the best networks in full, and keeps what is best on the development set.
 
     The recipe as it is takes part in the final comparison, so that the result is never worse on the development set.
     With `resume`, trainings that are finished are used again.
@@ -126,27 +134,31 @@ def train_best(
     with lock_run(run.folder, Processes()), TrainingTable(console or Console(quiet=True)) as table:
         search = Search(run, table, criterion, 1 if names[criterion].higher_is_better else -1, allow_changes)
         try:
-            winner = successive_halving(portfolio(requested), search.trial, SHARES)
-            return _final_comparison(search, winner, requested, members)
+            ranking = successive_halving(portfolio(requested), search.trial, SHARES)
+            return _final_comparison(search, ranking[:NETWORKS], requested, members)
         except InterruptedSearchError as stopped:
             done = {f"{one['name']}, {one['note']}": one["scores"] for one in search.trials}
             return EnsembleResult(run, None, done, {}, stopped.signal)
 
 
-def _final_comparison(search: Search, winner: Variant, normal: Recipe, members: int) -> EnsembleResult:
-    """The recipe as it was, the winner and an ensemble of it, all trained in full: the best becomes the run."""
+def _final_comparison(search: Search, best_ones: Sequence[Variant], normal: Recipe, members: int) -> EnsembleResult:
+    """The recipe as it was, the best networks and their ensemble, all trained in full: the best becomes the run.
+
+    The members take turns among the networks; each round has another seed.
+    """
     run, seed = search.run, normal.training.seed
     scores: dict[str, dict[str, float]] = {}
     folders = [run.folder / "members" / str(number) for number in range(1, members + 1)]
     choices = {f"member {number}": [own] for number, own in enumerate(folders, 1)}
-    if winner.name != NORMAL:
+    if best_ones[0].name != NORMAL:
         alone = run.folder / "normal"
         scores[NORMAL] = search.train(NORMAL, "in full", normal, alone)
         choices = {NORMAL: [alone], **choices}
     for number, own in enumerate(folders, 1):
-        recipe = with_seed(winner.recipe, seed + number - 1)
+        turn, one = divmod(number - 1, len(best_ones))
+        recipe = with_seed(best_ones[one].recipe, seed + turn)
         name = f"member {number}"
-        scores[name] = search.train(name, f"{winner.name}, seed {recipe.training.seed}", recipe, own)
+        scores[name] = search.train(name, f"{best_ones[one].name}, seed {recipe.training.seed}", recipe, own)
     row = search.table.row("ensemble", f"{members} members")
     run.save_members(folders)
     model, evaluations = evaluate_ensemble(run, normal.training.device)
