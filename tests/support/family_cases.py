@@ -81,7 +81,8 @@ def _larger_end(model: Any) -> None:
 
 
 def _likely_end(model: Any) -> None:
-    model.final_logits_bias[0, model.config.eos_token_id] = -1.0 if model.config.model_type == "blenderbot" else 3.5
+    unlikely = {"blenderbot": -1.0, "led": 0.0}
+    model.final_logits_bias[0, model.config.eos_token_id] = unlikely.get(model.config.model_type, 3.5)
 
 
 SCALED = {"scale_embedding": True, "activation_function": "relu", "encoder_layers": 1, "decoder_layers": 3}
@@ -109,6 +110,19 @@ BERT_SIZES = {
     "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
     "max_position_embeddings": 40, "pad_token_id": 0,
 }  # fmt: skip
+
+
+LED_SIZES = {key: value for key, value in BART_SIZES.items() if key != "max_position_embeddings"} | {
+    "max_encoder_position_embeddings": 40, "max_decoder_position_embeddings": 30, "attention_window": 4,
+}  # fmt: skip
+FSMT_SIZES = {key: value for key, value in BART_SIZES.items() if key != "vocab_size"} | {
+    "src_vocab_size": 24, "tgt_vocab_size": 24, "langs": ["a", "b"], "num_beams": 1,
+}  # fmt: skip
+
+
+def _larger_output(model: Any) -> None:
+    """As `_larger_end`, of FSMT, whose output projection the library does not name."""
+    model.model.decoder.output_projection.weight[model.config.eos_token_id] *= 2
 
 
 def _decoder_only(name: str, kind: str, sizes: Changes, *settings: Changes) -> Case:
@@ -142,6 +156,18 @@ CASES = {
         Case(
             "bert2bert", "EncoderDecoderModel", "EncoderDecoderConfig", {}, "bert", ({}, {"hidden_size": 20}),
             0.6, configure=_bert_to_bert,
+        ),
+        Case(
+            "FSMT", "FSMTForConditionalGeneration", "FSMTConfig", FSMT_SIZES, "fsmt",
+            ({}, {**SCALED, "tie_word_embeddings": True, "scale_embedding": False}), prepare=_larger_output,
+        ),
+        Case(
+            "LED", "LEDForConditionalGeneration", "LEDConfig", LED_SIZES, "bart",
+            ({}, {"attention_window": [6, 6], "activation_function": "relu", "decoder_layers": 3}), prepare=_likely_end,
+        ),
+        Case(
+            "LongT5", "LongT5ForConditionalGeneration", "LongT5Config", {**T5_SIZES, "local_radius": 2}, "t5",
+            ({}, {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 3, "local_radius": 3}), 0.1, _larger_end,
         ),
         _bart_case("PLBart", "PLBart", {"scale_embedding": False}),
         _bart_case("MVP", "Mvp"),
@@ -190,7 +216,8 @@ def logit_difference(one: Built) -> float:
             state = model.network.start(Batch(target=Padded.from_rows(STARTS.tolist())))
         else:
             source, numbers, mask = encode_sources_for_both(model)
-            given = {"input_ids": numbers, "attention_mask": mask}
+            # With a cache FSMT expects single tokens, and has no causal mask.
+            given = {"input_ids": numbers, "attention_mask": mask, "use_cache": False}
             expected = library(**given, decoder_input_ids=read).logits.log_softmax(-1)
             state = model.network.start(Batch(source))
         found = model.network.advance(STARTS, state).logits.log_softmax(-1)

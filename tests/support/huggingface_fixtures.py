@@ -53,6 +53,7 @@ PIECES = {
     "marian": ["</s>", "<unk>", *WORDS, "extra", "<pad>"],
     "pegasus": ["<pad>", "</s>", "<unk>", *WORDS, "extra"],
     "bart": ["<s>", "<pad>", "</s>", "<unk>", *WORDS],
+    "fsmt": ["<s>", "<pad>", "</s>", "<unk>", *WORDS],
     "mbart": ["<s>", "<pad>", "</s>", "<unk>", *WORDS],
     "t5": ["<pad>", "</s>", "<unk>", *WORDS],  # the model has more rows than these
     "gpt2": [*WORDS, "a", "b", "c", "<|endoftext|>"],
@@ -87,6 +88,7 @@ FRAMES = {
     "pegasus": "$A </s>",
     "t5": "$A </s>",
     "bart": "<s> $A </s>",
+    "fsmt": "$A </s>",
     "mbart": "<s> $A </s>",
     "bert": "[CLS] $A [SEP]",
     "distilbert": "[CLS] $A [SEP]",

@@ -132,3 +132,33 @@ def test_unknown_layout_of_a_sentencepiece_file_is_refused(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "XLNetTokenizer"}')
     with pytest.raises(InputError, match="class XLNet"):
         read_tokenizer_files(tmp_path, "")
+
+
+def write_fsmt(folder, target=None):
+    merges = ["t h 12", "th e</w> 9", "c a 5", "ca t</w> 3", "a n", "an d</w>"]
+    pieces = ["t", "h", "e</w>", "th", "the</w>", "c", "a", "ca", "t</w>", "b", "d</w>", "n", "and</w>", "a</w>"]
+    vocabulary = {piece: number for number, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces])}
+    (folder / "vocab-src.json").write_text(json.dumps(vocabulary))
+    (folder / "vocab-tgt.json").write_text(json.dumps(target or vocabulary))
+    (folder / "merges.txt").write_text("\n".join(merges) + "\n")
+    return vocabulary, [tuple(line.split()[:2]) for line in merges]
+
+
+def test_fsmt_equals_transformers(library, tmp_path):
+    """Merges as the library applies them, whether or not the vocabulary has their results (`an`, `cat`)."""
+    vocabulary, merges = write_fsmt(tmp_path)
+    theirs = object.__new__(library.FSMTTokenizer)
+    theirs.bpe_ranks, theirs.cache = {pair: rank for rank, pair in enumerate(merges)}, {}
+    found = read_tokenizer_files(tmp_path, "fsmt")
+    back = {theirs_: ours for ours, theirs_ in found.ids.items()}
+    for text in ("the cat and a", "cat  ant thec", "zebra than", "b an and"):
+        pieces = [piece for word in text.split() for piece in theirs.bpe(word).split(" ")]
+        ids = [back.get(number, found.unknown) for number in found.backend.encode(text).ids]
+        assert ids == [vocabulary.get(piece, 3) for piece in pieces], text
+    assert found.backend.decode([vocabulary[piece] for piece in ("the</w>", "ca", "t</w>")]) == "the cat"
+
+
+def test_fsmt_with_two_vocabularies_is_refused(tmp_path):
+    write_fsmt(tmp_path, target={"<unk>": 0})
+    with pytest.raises(InputError, match="vocabularies of their own"):
+        read_tokenizer_files(tmp_path, "fsmt")

@@ -1,6 +1,7 @@
 """BART and its relatives: one weight layout; norms and positions differ.
 
-Marian, BART, mBART, PLBart, MVP, Pegasus, M2M100, NLLB, Blenderbot and BlenderbotSmall; OPT is the decoder alone.
+Marian, BART, mBART, PLBart, MVP, Pegasus, M2M100, NLLB, Blenderbot, BlenderbotSmall, FSMT and LED, whose encoder has a
+window; OPT is the decoder alone.
 """
 
 from __future__ import annotations
@@ -183,6 +184,53 @@ def _blenderbot_small_weights(config: Config, names: Collection[str]) -> WeightM
     return WeightMap({**LAYERS, **EMBEDDING_NORM, **PLAIN_POSITIONS}, OUTPUT, TIED, combine=combine)
 
 
+def _fsmt(config: Config, names: Collection[str]) -> Content:
+    """Files of version 5 of the library have the position tables, which training may have changed; others have none."""
+    if config.count("d_model") % 2:
+        raise config.wrong("d_model", config.count("d_model"), "is odd", "an even width is supported")
+    position = {**SINUSOIDAL, "inclusive": True, "offset": config.count("pad_token_id") + 1}
+    if set(SINUSOIDS) <= set(names):
+        position = {"kind": "learned", "max_positions": config.count("max_position_embeddings", 1024)}
+    tied = "all" if FSMT_SOURCE not in names else "target"
+    return {
+        **{side: _stack(config, side, "post", position) for side in ("encoder", "decoder")},
+        "tie": "none" if FSMT_OUTPUT in names else tied,
+        "scale_embedding": config.flag("scale_embedding", True),
+    }
+
+
+def _fsmt_vocabulary(config: Config) -> Config:
+    """One vocabulary for both sides, under the key that other families have."""
+    config.require("src_vocab_size", config.count("tgt_vocab_size"))
+    return Config({**config.content, "vocab_size": config.count("tgt_vocab_size")}, config.where)
+
+
+def _fsmt_weights(config: Config, names: Collection[str]) -> WeightMap:
+    stored = {FSMT_SOURCE: TOKENS.names[0], FSMT_OUTPUT: TOKENS.names[2]}
+    tables = {hf: TensorMap((native,)) for hf, native in stored.items() if hf in names}
+    tables["model.decoder.embed_tokens.weight"] = TensorMap(
+        (TOKENS.names[1], *(native for hf, native in stored.items() if hf not in names))
+    )
+    offset = config.count("pad_token_id") + 1
+    for side in ("encoder", "decoder"):
+        native = f"{side}.position.embed_positions.weight"
+        tables[f"model.{side}.embed_positions.weight"] = TensorMap((native,), lambda table: [table[offset:]])
+    return WeightMap(LAYERS, tables)
+
+
+def _led(config: Config, names: Collection[str]) -> Content:
+    """Rows of the encoder see half a window on each side; no token has global attention, as the library has it."""
+    windows = config.numbers("attention_window") or (512,)
+    if len(set(windows)) > 1 or windows[0] < 2 or windows[0] % 2:
+        raise config.wrong("attention_window", list(windows), "is not one even number for all layers")
+    model = _model(config, "post")
+    for side in ("encoder", "decoder"):
+        positions = config.count(f"max_{side}_position_embeddings", 1024)
+        model[side]["position"] = {"kind": "learned", "max_positions": positions}
+    model["encoder"]["window"] = int(windows[0]) // 2
+    return model
+
+
 def _opt(config: Config, names: Collection[str]) -> Content:
     width = config.count("hidden_size")
     for name, value in (
@@ -256,6 +304,27 @@ def _position_tables(config: Mapping[str, Any]) -> Weights:
     return {name: table.clone() for name in SINUSOIDS}
 
 
+FSMT_SOURCE, FSMT_OUTPUT = "model.encoder.embed_tokens.weight", "model.decoder.output_projection.weight"
+LED_ATTENTION = "led.encoder.layers.*.self_attn"
+LED_MODULES = {
+    **{hf.replace("model.", "led.", 1): native for hf, native in (LAYERS | EMBEDDING_NORM | PLAIN_POSITIONS).items()},
+    f"{LED_ATTENTION}.output": "encoder.layers.*.self_attention.out_proj",
+    **{
+        f"{LED_ATTENTION}.longformer_self_attn.{hf}": f"encoder.layers.*.self_attention.{native}_proj"
+        for hf, native in (("query", "q"), ("key", "k"), ("value", "v"))
+    },
+}
+LED_GLOBAL = tuple(  # of tokens with global attention
+    f"{LED_ATTENTION}.longformer_self_attn.{name}_global.{leaf}"
+    for name in ("query", "key", "value")
+    for leaf in ("weight", "bias")
+)
+LED_WEIGHTS = WeightMap(
+    LED_MODULES,
+    {"led.shared.weight": TOKENS, "final_logits_bias": OUTPUT["final_logits_bias"]},
+    {hf.replace("model.", "led."): original.replace("model.", "led.") for hf, original in TIED.items()},
+    LED_GLOBAL,
+)
 BART_WEIGHTS = WeightMap({**LAYERS, **EMBEDDING_NORM}, {**OUTPUT, **POSITIONS}, TIED)
 FAMILIES = {
     "MarianMTModel": Family(
@@ -285,5 +354,7 @@ FAMILIES = {
         _blenderbot, WeightMap({**LAYERS, **FINAL_NORM, **PLAIN_POSITIONS}, OUTPUT, TIED), _config("blenderbot")
     ),
     "BlenderbotSmallForConditionalGeneration": Family(_blenderbot_small, _blenderbot_small_weights),
+    "FSMTForConditionalGeneration": Family(_fsmt, _fsmt_weights, flatten=_fsmt_vocabulary),
+    "LEDForConditionalGeneration": Family(_led, LED_WEIGHTS),
     "OPTForCausalLM": Family(_opt, OPT_WEIGHTS, data={"format": "text"}, source_eos=False, start_token="bos_token_id"),
 }

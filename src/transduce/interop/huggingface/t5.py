@@ -1,6 +1,6 @@
 """T5, mT5, UMT5, ByT5 and FLAN-T5: RMS pre-norm, no biases, unscaled dot products, relative position bias.
 
-T5 and mT5 have one bias for all layers, UMT5 one for each layer.
+T5 and mT5 have one bias for all layers, UMT5 one for each layer. The encoder of LongT5 has a window.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ FEED_FORWARD = {  # gated or not
 }
 
 
+LOCAL = "encoder.block.*.layer.0.SelfAttention", "encoder.block.*.layer.0.LocalSelfAttention"
 POSITION = "position.relative_attention_bias"
 LAYER_POSITION = "position.layers.*.relative_attention_bias"  # of UMT5
 
@@ -89,7 +90,7 @@ def _major_version(config: Config) -> int:
 
 def _feed_forward(config: Config) -> str:
     """The activation, with `gated-` before it where there is a gate."""
-    default = "relu" if config.content.get("model_type", "t5") == "t5" else "gated-gelu"
+    default = "relu" if config.content.get("model_type", "t5") in ("t5", "longt5") else "gated-gelu"
     return str(config.content.get("feed_forward_proj") or default)
 
 
@@ -130,8 +131,12 @@ def _stack(config: Config, layers: int) -> Content:
 
 def _to_recipe(config: Config, names: Collection[str]) -> Content:
     layers = config.count("num_layers")
+    window = {}
+    if config.content.get("model_type") == "longt5":
+        config.require("encoder_attention_type", "local")
+        window = {"window": config.count("local_radius", 127)}
     return {
-        "encoder": _stack(config, layers),
+        "encoder": {**_stack(config, layers), **window},
         "decoder": _stack(config, config.count("num_decoder_layers", layers)),
         "tie": "none" if OUTPUT in names else "all",
         # T5 divides by sqrt(d_model) before a tied output; here the tied table is divided once, on import, and
@@ -184,6 +189,8 @@ def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
     """Output and embedding are one matrix or two, and the output is scaled or not: one table, four cases."""
     position = LAYER_POSITION if config.content.get("model_type") == "umt5" else POSITION
     modules = _modules(_feed_forward(config).startswith("gated"), position)
+    if config.content.get("model_type") == "longt5":
+        modules = {name.replace(*LOCAL): native for name, native in modules.items()}
     scaling = divide_by(config.count("d_model") ** 0.5) if _scales_output(config) else ()
     tensors = {"shared.weight": TensorMap(ALL_TABLES, *scaling)}
     if OUTPUT in names:
@@ -200,4 +207,5 @@ FAMILIES = {
     "T5ForConditionalGeneration": Family(_to_recipe, _weight_map, _to_config, required_names=_required_names),
     "MT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
     "UMT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
+    "LongT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
 }

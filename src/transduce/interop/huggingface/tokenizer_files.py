@@ -20,6 +20,7 @@ from transduce.interop.huggingface.sentencepiece import to_tokenizer as sentence
 CONFIG = "tokenizer_config.json"
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "sentencepiece.model")
 WORDPIECE, MERGES, VOCABULARY = "vocab.txt", "merges.txt", "vocab.json"
+FSMT_FILES = ("vocab-src.json", "vocab-tgt.json")
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # the first pieces of fairseq's vocabularies
 PEGASUS_OFFSET = 103
 BYTE_EXTRA_IDS, T5_EXTRA_IDS = 125, 100
@@ -60,6 +61,8 @@ def read_tokenizer_files(folder: Path, model_type: str) -> ForeignTokenizer | No
         return _sentencepiece(folder, model, kind, settings)
     if WORDPIECE in present:
         return _wordpiece(folder, settings)
+    if kind == "FSMT" and inside(folder, FSMT_FILES[0]).is_file():
+        return _fsmt(folder)
     if {MERGES, VOCABULARY} <= present:
         return _byte_level(folder, kind, settings)
     return None
@@ -70,7 +73,7 @@ CLASSES = {
     "t5": "T5", "mt5": "T5", "umt5": "T5", "longt5": "T5", "pegasus": "Pegasus", "mbart": "MBart", "plbart": "PLBart",
     "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "albert": "Albert", "deberta-v2": "DebertaV2",
     "gpt2": "GPT2", "gpt_neox": "GPTNeoX", "opt": "OPT", "roberta": "Roberta", "bart": "Bart", "mvp": "Mvp",
-    "led": "LED", "blenderbot": "Blenderbot",
+    "led": "LED", "blenderbot": "Blenderbot", "fsmt": "FSMT",
 }  # fmt: skip
 
 
@@ -247,6 +250,36 @@ def _byte_level(folder: Path, kind: str, settings: Mapping[str, Any]) -> Foreign
     backend.add_special_tokens([one for one in named if one in vocabulary])
     template = {"Roberta": ["<s>", "</s>"], "Blenderbot": ["</s>"]}.get("Roberta" if kind in FRAMED else kind, [])
     return _same_ids(backend, template, "<unk>")
+
+
+def _fsmt(folder: Path) -> ForeignTokenizer:
+    """BPE within Moses tokens, which are separated by spaces; a word ends with </w>.
+
+    Merges do not ask whether their result is in the vocabulary: such pieces are unknown.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    source, target = (read_json(folder, name, needed=True) for name in FSMT_FILES)
+    if source != target:
+        raise InputError(
+            "source and target have vocabularies of their own", where=str(folder), remedy="one for both is supported"
+        )
+    if not all(isinstance(number, int) and number >= 0 for number in source.values()) or "<unk>" not in source:
+        raise InputError("expected pieces with their ids", where=str(folder / FSMT_FILES[0]), remedy="fetch it again")
+    merges = [
+        [*line.split(), "", ""][:2] for line in _lines(folder, MERGES) if line and not line.startswith("#version")
+    ]
+    numbers, last = dict(source), max(source.values())
+    for piece in dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right)):
+        if piece not in numbers:
+            numbers[piece] = last = last + 1
+    backend = Tokenizer(models.BPE(numbers, [(a, b) for a, b in merges], unk_token="<unk>", end_of_word_suffix="</w>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder("</w>")
+    backend.add_special_tokens([one for one in FAIRSEQ if one in source])
+    made = _same_ids(backend, ["</s>"], "<unk>")
+    known = set(source.values())
+    pieces = {number: piece for number, piece in made.pieces.items() if number in known}
+    return replace(made, pieces=pieces, ids={number: number for number in known})
 
 
 FRAMED = ("Roberta", "Bart", "Mvp", "LED")  # <s> and </s> surround a text
