@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image as Picture
 
 import transduce
 from transduce.modalities.image.files import fit, read_image
@@ -15,19 +16,53 @@ from transduce.synthetic import write_files
 pytestmark = pytest.mark.slow
 
 
-def pictures(folder: Path, count: int, size: int) -> list[tuple[str, np.ndarray]]:
+def pictures(folder: Path, size: int) -> list[tuple[str, np.ndarray]]:
     """Texts and pictures of the invented set."""
-    pairs = write_files("icons", folder, count, 1)
-    lines = [line.split("\t") for line in pairs.read_text().splitlines()]
+    lines = [line.split("\t") for line in (folder / "pairs.tsv").read_text().splitlines()]
     return [(text, fit(read_image(folder / name), size, size, "crop")) for name, text in lines]
 
 
+@pytest.fixture(scope="module")
+def icons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("icons")
+    write_files("icons", folder / "seen", 600, 1)
+    write_files("icons", folder / "new", 60, 2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def codes(icons: Path) -> VQTokenizer:
+    return VQTokenizer.fit([picture for _, picture in pictures(icons / "seen", 16)], 128, 4, updates=450)
+
+
+def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
+    return float(np.mean([(one.astype(float) - other) ** 2 for one, other in zip(drawn, true, strict=True)]))
+
+
+def test_vq_reconstruction_is_better_than_a_palette_of_equal_length(icons: Path, codes: VQTokenizer) -> None:
+    """16 tokens for 256 pixels, on new pictures: the pixels of a palette would have to be 4 x 4, and drawn larger."""
+    seen, new = ([picture for _, picture in pictures(icons / part, 16)] for part in ("seen", "new"))
+    drawn = [codes.decode(codes.encode(picture)) for picture in new]
+    assert all(fits for _, fits in drawn)
+
+    def resized(picture: np.ndarray, side: int, how: Picture.Resampling) -> np.ndarray:
+        return np.asarray(Picture.fromarray(picture).resize((side, side), how))
+
+    palette = PaletteTokenizer.fit([resized(picture, 4, Picture.Resampling.BOX) for picture in seen], 128)
+    small = [palette.decode(palette.encode(resized(picture, 4, Picture.Resampling.BOX)))[0] for picture in new]
+    assert codes.tokens == palette.tokens == 16
+    best = min(
+        squared([resized(picture, 16, how) for picture in small], new)
+        for how in (Picture.Resampling.NEAREST, Picture.Resampling.BICUBIC)
+    )
+    assert squared([picture for picture, _ in drawn], new) < 0.5 * best
+
+
 @pytest.mark.parametrize("kind", ["colours", "codes"])
-def test_image_generation_from_text_learns(tmp_path, kind):
+def test_image_generation_from_text_learns(tmp_path, icons, codes, kind):
     """In 64 tokens, each a pixel; or in 16, each a square of 16 pixels."""
-    seen = pictures(tmp_path / "seen", 600, 8 if kind == "colours" else 16)
-    shown = [picture for _, picture in seen]
-    palette = PaletteTokenizer.fit(shown, 24) if kind == "colours" else VQTokenizer.fit(shown, 128, 4, updates=450)
+    seen = pictures(icons / "seen", 8 if kind == "colours" else 16)
+    palette = PaletteTokenizer.fit([picture for _, picture in seen], 24) if kind == "colours" else codes
     (tmp_path / "train.tsv").write_text("".join(f"{text}\t{palette.encode(picture)}\n" for text, picture in seen))
     part = {"kind": "transformer", "width": 48, "heads": 4, "ff_width": 96, "dropout": 0.0}
     recipe = {

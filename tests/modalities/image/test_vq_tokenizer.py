@@ -25,7 +25,6 @@ from transduce.modalities.image.tokenizers import (
     CODE_SIZE,
     VQVAE,
     Codebook,
-    PaletteTokenizer,
     VQTokenizer,
     load_image_tokenizer,
 )
@@ -205,28 +204,3 @@ def test_pairs_of_images_become_pairs_of_sequences(tmp_path):
         app, ["encode-images", str(tmp_path / "images.tsv"), "--both", "--output", str(tmp_path / "no")]
     )
     assert "no second image" in str(wrong.exception)
-
-
-def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
-    return float(np.mean([(one.astype(float) - other) ** 2 for one, other in zip(drawn, true, strict=True)]))
-
-
-@pytest.mark.slow
-def test_vq_reconstruction_is_better_than_a_palette_of_equal_length():
-    """16 tokens for 256 pixels, on new pictures: the pixels of a palette would have to be 4 x 4, and drawn larger."""
-    seen, new = icons(1, 400, 16), icons(2, 60, 16)
-    codes = VQTokenizer.fit(seen, 128, 4, updates=400)
-    drawn = [codes.decode(codes.encode(picture)) for picture in new]
-    assert all(fits for _, fits in drawn)
-
-    def resized(picture: np.ndarray, side: int, how: Picture.Resampling) -> np.ndarray:
-        return np.asarray(Picture.fromarray(picture).resize((side, side), how))
-
-    palette = PaletteTokenizer.fit([resized(picture, 4, Picture.Resampling.BOX) for picture in seen], 128)
-    small = [palette.decode(palette.encode(resized(picture, 4, Picture.Resampling.BOX)))[0] for picture in new]
-    assert codes.tokens == palette.tokens == 16
-    best = min(
-        squared([resized(picture, 16, how) for picture in small], new)
-        for how in (Picture.Resampling.NEAREST, Picture.Resampling.BICUBIC)
-    )
-    assert squared([picture for picture, _ in drawn], new) < 0.5 * best
