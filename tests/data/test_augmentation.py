@@ -113,6 +113,7 @@ def test_held_out_pairs_are_neither_artificial_nor_augmented(own_dev: bool, tmp_
     assert ARTIFICIAL not in {one.file for one in held_out}
     rows = [data.train.example(int(row)) for row in np.asarray(data.rows)]
     artificial = [one for one in rows if one.file == ARTIFICIAL]
+    assert data.train.describe()[-1] == "30 of them artificial"
     assert len(artificial) == 30
     assert len(rows) == 30 + 40 - (0 if own_dev else 10)
     ends = {one.source[0] for one in held_out}

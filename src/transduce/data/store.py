@@ -351,7 +351,12 @@ class Store:
 
     def describe(self) -> list[str]:
         """The numbers of pairs kept and dropped, as lines of text."""
-        return self.report.lines(self.names, self.unit)
+        lines = self.report.lines(self.names, self.unit)
+        if artificial := sum(
+            np.count_nonzero(self.corpus_of == n) for n, one in enumerate(self.names) if one == ARTIFICIAL
+        ):
+            lines.append(f"{artificial:,} of them artificial")
+        return lines
 
     @cached_property
     def lengths(self) -> PairLengths:

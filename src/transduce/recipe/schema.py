@@ -50,10 +50,11 @@ class TextRecipe(Section):
     cls: bool = Field(
         False, description="<s> before every text: the <cls> that a head with `pooling: first` reads (Devlin 2019)."
     )
-    normalisation: tuple[Literal["nfd", "nfc", "case"], ...] = Field(
+    normalisation: tuple[Literal["nfd", "nfc", "case", "case_words"], ...] = Field(
         (),
         description="Steps before tokenisation, undone in the output. `nfd`: Hangul as jamo, accents as marks; `nfc`: "
-        "composed letters, for data in NFD; `case`: capitals as a mark and a small letter.",
+        "composed letters, for data in NFD; `case`: capitals as a mark and a small letter; "
+        "`case_words`: words in small letters after a mark of their case, for pieces and words.",
     )
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.data.prepare import train_tokenizers
-from transduce.data.tokenizers.normalisation import CAPITAL, KEPT, aligned, apply, undo
+from transduce.data.tokenizers.normalisation import CAPITAL, KEPT, TITLE, UPPER, aligned, apply, undo
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import from_json, to_json
 from transduce.errors import InputError
@@ -18,8 +18,11 @@ from transduce.recipe import parse
 
 KOREAN = ["한국어 말", "각 가 힣", "바다"]
 WAYS = [("nfd",), ("nfc",), ("case",), ("case", "nfd"), ("nfd", "case"), ("case", "nfc")]
+WAYS += [("case_words",), ("case_words", "nfd"), ("nfd", "case_words")]
 # Letters that decompose, compose, change their case oddly, reorder, are excluded from composition, and the marks.
-HARD = "aZéÉñẹ́ǭ각한ᄀ\u1161\u11a8İıßẞǅςΣ\u0301\u0323\u0344\u0958\u212b\u2126\u2000 \t\n" + KEPT + CAPITAL
+HARD = (
+    "aZéÉñẹ́ǭ각한ᄀ\u1161\u11a8İıßẞǅςΣ\u0301\u0323\u0344\u0958\u212b\u2126\u2000 \t\n" + KEPT + CAPITAL + TITLE + UPPER
+)
 TEXTS = st.text() | st.text(alphabet=HARD)
 
 
@@ -52,6 +55,10 @@ def test_what_the_steps_do():
     assert apply("e\u0301 각", ["nfd"]) == f"{KEPT}e\u0301 \u1100\u1161\u11a8"  # the first word keeps its form
     assert apply("e\u0301", ["nfc"]) == "é"
     assert apply("Paris UN", ["case"]) == f"{CAPITAL}paris {CAPITAL}u{CAPITAL}n"
+    words = "Paris UN I (Élan) iPhone straße 3D ÑÑa"
+    marked = f"{TITLE} paris {UPPER} un {TITLE} i {TITLE} (élan) iPhone straße {TITLE} 3d ÑÑa"
+    assert apply(words, ["case_words"]) == marked
+    assert apply(f"{TITLE} Paris", ["case_words"]) == f"{KEPT}{TITLE} {TITLE} paris"
     assert apply("\u1e9e", ["case"]) == "\u1e9e"  # its small letter has another capital
 
 
@@ -67,6 +74,17 @@ def test_tokenizers_apply_and_undo_it(kind, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (loaded.fingerprint, loaded.normalisation) == (tokenizer.fingerprint, ("nfd",))
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe", "unigram"])
+def test_words_share_their_pieces_in_both_cases(kind):
+    texts = ["the city of paris is large", "the city is old", "paris is old"] * 9
+    tokenizer = Tokenizer.train([*texts, "Paris PARIS The"], kind, 400, normalisation=("case_words",))
+    for small, text in (("paris is", "Paris is"), ("the city", "THE city"), ("old city", "Old City")):
+        wanted, found = tokenizer.encode(small).ids, tokenizer.encode(text)
+        assert set(wanted) <= set(found.ids)
+        assert tokenizer.decode(found.ids) == text
+        assert text[found.offsets[0][0] : found.offsets[-1][1]] == text
 
 
 def test_unseen_syllables_have_known_jamo():

@@ -1,8 +1,10 @@
 """Reversible normalisation of text before tokenisation: Unicode decomposition and composition, case marks.
 
-    nfd    text in NFC is read decomposed: Hangul syllables as jamo, accented letters as letter and mark
-    nfc    text in NFD is read composed
-    case   a capital letter is read as a mark and its small letter
+    nfd         text in NFC is read decomposed: Hangul syllables as jamo, accented letters as letter and mark
+    nfc         text in NFD is read composed
+    case        a capital letter is read as a mark and its small letter
+    case_words  a word with a capital, or in capitals, is read as a mark, a space and the word in small letters, which
+                has the same pieces then; words in mixed case stay
 
 `undo(apply(text)) == text` for every text. A word that a step could not restore (one in another form, or with one of
 the marks below) keeps its own form, after a mark of its own.
@@ -16,10 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # For private use: hardly any text contains them, and where one does, its word keeps its form.
-KEPT, CAPITAL = "\ue0c0", "\ue0c1"
-STEPS = ("nfd", "nfc", "case")
+KEPT, CAPITAL, TITLE, UPPER = "\ue0c0", "\ue0c1", "\ue0c2", "\ue0c3"
+STEPS = ("nfd", "nfc", "case", "case_words")
 _SPACES = re.compile(r"(\s+)")
 _CAPITALS = re.compile(f"{CAPITAL}(.)", re.DOTALL)
+_MARKED_WORD = re.compile(rf"(?<!\S)(?:([{TITLE}{UPPER}]) )?(\S+)")
 
 Part = tuple[str, int, int]  # a piece of normalised text, and its span in the text it was made from
 
@@ -48,6 +51,9 @@ def apply(text: str, steps: Sequence[str]) -> str:
 
 def undo(text: str, steps: Sequence[str]) -> str:
     for step in reversed(steps):
+        if step == "case_words":
+            text = _with_case(text)
+            continue
         text = "".join(part if not part or part.isspace() else _restored(part, step) for part in _SPACES.split(text))
     return text
 
@@ -70,7 +76,7 @@ def aligned(text: str, steps: Sequence[str]) -> NormalisedText:
 
 
 def _changed(word: str, step: str) -> str:
-    if word.isascii() and step != "case":
+    if word.isascii() and step in ("nfd", "nfc"):
         return word
     return "".join(part for part, _, _ in _parts(word, step))
 
@@ -79,12 +85,15 @@ def _parts(word: str, step: str) -> list[Part]:
     """A word after one step, in parts; unchanged after a mark where the step could not be undone."""
     parts = _WAYS[step](word)
     found = "".join(part for part, _, _ in parts)
-    if word.startswith(KEPT) or _restored(found, step) != word:
+    mark = step == "case_words" and word in (TITLE, UPPER)
+    if mark or word.startswith(KEPT) or _restored(found, step) != word:
         return [(KEPT, 0, 0), *((character, place, place + 1) for place, character in enumerate(word))]
     return parts
 
 
 def _restored(word: str, step: str) -> str:
+    if step == "case_words":
+        return _with_case(word)
     if word.startswith(KEPT):
         return word[len(KEPT) :]
     if step == "case":
@@ -117,4 +126,32 @@ def _marked(word: str) -> list[Part]:
     return parts
 
 
-_WAYS: dict[str, Callable[[str], list[Part]]] = {"nfd": _decomposed, "nfc": _composed, "case": _marked}
+def _case_marked(word: str) -> list[Part]:
+    """The word in small letters after a mark and a space; unchanged in mixed case and in small letters."""
+    small = "".join(one.lower() if len(one.lower()) == 1 else one for one in word)
+    for mark in (TITLE, UPPER):
+        if small != word and _cased(small, mark) == word:
+            return [(f"{mark} ", 0, 0), *((one, place, place + 1) for place, one in enumerate(small))]
+    return [(one, place, place + 1) for place, one in enumerate(word)]
+
+
+def _cased(small: str, mark: str) -> str:
+    """A word in small letters with its first letter, or all of them, as capitals; letters without one capital stay."""
+    capitals = [one.upper() if len(one.upper()) == 1 else one for one in small]
+    if mark == UPPER:
+        return "".join(capitals)
+    first = next((place for place, one in enumerate(small) if capitals[place] != one), None)
+    return small if first is None else small[:first] + capitals[first] + small[first + 1 :]
+
+
+def _with_case(text: str) -> str:
+    """Undoes `case_words`: the word after a mark gets its capitals."""
+    return _MARKED_WORD.sub(lambda found: _cased(found[2], found[1]) if found[1] else found[2].removeprefix(KEPT), text)
+
+
+_WAYS: dict[str, Callable[[str], list[Part]]] = {
+    "nfd": _decomposed,
+    "nfc": _composed,
+    "case": _marked,
+    "case_words": _case_marked,
+}
