@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transduce.inference.shortlist import Shortlist
     from transduce.inference.terminology import Constraints, Glossary
 
+DOCUMENTS = (".srt", ".vtt", ".html", ".htm")  # extensions of files that are not lines
 OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs", "nbest"]
 
 
@@ -108,6 +109,14 @@ def generate(
         ),
     ] = 0,
     to: Language = None,
+    document: Annotated[
+        bool,
+        typer.Option(
+            "--document",
+            help="The file is running text, translated sentence by sentence; .srt, .vtt and .html files always are.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     settings: Settings = None,
     combination: Combination = None,
     weights: Weights = None,
@@ -177,6 +186,8 @@ def generate(
 
         transduce generate runs/multilingual input.txt --to de
 
+        transduce generate runs/de-en film.srt --output film.en.srt
+
     If the sources of the model are files, each line names one. A single file, or a folder of files, may be given
     instead of a list.
 
@@ -219,14 +230,44 @@ def generate(
     several: OutputFormat = "nbest" if nbest is not None and nbest > 1 else "text"
     text: OutputFormat = "multiline" if unconditional else several
     form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else text
-    windows = _windows(model, file, unconditional)
     reader = InputReader(
         file, prefix, json_input, _load_glossary(glossary), _load_avoided(avoid), to, model.source.languages
     )
+    if document or Path(file).suffix.lower() in DOCUMENTS:
+        _write_document(model, output, reader, chosen, channel, plain=form == "text" and not unconditional)
+        return
+    windows = _windows(model, file, unconditional)
     with open_output(output, "" if unconditional else file) as stream:
         _write_outputs(
             model, windows, OutputWriter(form, file, _source_columns(model)), stream, reader, chosen, channel
         )
+
+
+def _write_document(
+    model: Model,
+    output: Path | None,
+    reader: InputReader,
+    options: dict[str, Any],
+    channel: NoisyChannel | None,
+    *,
+    plain: bool,
+) -> None:
+    """Translates a document and writes it in its own format."""
+    from transduce.inference.documents import read_document, translate_document
+
+    if not plain or reader.json or model.sourceless or not model.source_encoding.reads_text:
+        raise InputError(
+            "documents need a model that reads text, and are written in their own format",
+            where=reader.file,
+            remedy="leave out --json, --json-input, --align, --pairs and --nbest",
+        )
+
+    def generate(texts: list[str]) -> list[Prediction]:
+        predictions = model.generate(**reader.arguments(texts, 0), **options)
+        return predictions if channel is None else channel.rerank(predictions)
+
+    with open_output(output, reader.file) as stream:
+        stream.write(str(translate_document(model, read_document(reader.file), generate=generate, **options)))
 
 
 def backtranslate(
