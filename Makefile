@@ -47,10 +47,11 @@ records: $(STAMP)
 # the tests compare with. Then the differences are measured again, which docs/interop.md states.
 ORACLES := .venv-oracles
 RECORDED := tests/interop/legacy/recorded
+TOOLKITS ?= # some of marian opennmt fairseq_models joeynmt_models; empty: all
 oracles: $(STAMP)
 	$(PYTHON) -m venv $(ORACLES)
 	$(ORACLES)/bin/python tests/oracles/toolkits/install.py $(ORACLES)
-	OMP_NUM_THREADS=1 $(ORACLES)/bin/python tests/oracles/toolkits $(RECORDED)
+	OMP_NUM_THREADS=1 $(ORACLES)/bin/python tests/oracles/toolkits $(RECORDED) $(TOOLKITS)
 	rm -f benchmarks/results/toolkits.json
 	OMP_NUM_THREADS=1 RECORD_TOOLKITS=benchmarks/results/toolkits.json $(BIN)/python -m pytest tests/interop/legacy/test_recorded.py
 	rm -f benchmarks/results/onnx.json
