@@ -137,9 +137,11 @@ def pad_to_bucket(batch: Batch, budget: int, max_length: int | None = None) -> B
     made = _pad_columns(batch, max_length)
     columns = sum(part.values.size(1) for part in (made.source, made.target) if part is not None)
     extra = -batch.size % max(1, budget // columns // ROW_FRACTION)
+    if not extra:
+        return made
     made = batch.select(torch.cat((torch.arange(batch.size), torch.zeros(extra, dtype=torch.long))))
     made = _pad_columns(made, max_length)
-    if made.target is not None and extra:
+    if made.target is not None:
         mask = made.target.mask.clone()
         mask[batch.size :] = False
         made = replace(made, target=Padded(made.target.values, mask))

@@ -47,6 +47,8 @@ class MicroBatch:
 
 def split_batch(batch: Batch, processes: Processes, accumulate: int) -> list[MicroBatch]:
     """The rows of this process, a contiguous part of the batch, in `accumulate` micro-batches without empty ones."""
+    if processes.size * accumulate == 1:
+        return [MicroBatch(0, batch)]
     parts = torch.arange(batch.size).tensor_split(processes.size * accumulate)
     parts_of_rank = parts[processes.rank * accumulate : (processes.rank + 1) * accumulate]
     return [MicroBatch(int(rows[0]), batch.select(rows)) for rows in parts_of_rank if len(rows)]
