@@ -234,8 +234,8 @@ class PairEmbeddings:
 class EmbeddingModel(Transducer):
     """an encoder and a head that give one vector per text
 
-    Both sides of a pair go through the same encoder, or the targets through one of their own with its own head, as for
-    images and sentences (Radford 2021). It generates no tokens.
+    Both sides of a pair go through the same encoder, or the targets through one of their own with its own head, so that
+    the sides may be of different modalities (Radford 2021). It generates no tokens.
     """
 
     def __init__(self, encoder: Encoder, head: Head, target: tuple[Encoder, Head] | None = None) -> None:
