@@ -62,6 +62,9 @@ def shard(folder: Path) -> dict[str, str]:
 def test_unknown_architecture_is_refused_with_suggestions(folder):
     change_config(folder, architectures=["MarianMTModle"])
     refused(folder, "'MarianMTModle' is not supported", "did you mean 'MarianMTModel'?")
+    change_config(folder, architectures=["SomethingNobodyHasSeenBeforeForCausalLM"])
+    refused(folder, "is not supported", "closest of the same shape is")
+    refused(folder, "is not supported", "ForCausalLM'")
     change_config(folder, architectures=["SpeechThing"])
     refused(folder, "'SpeechThing' is not supported", "transduce convert --list")
     change_config(folder, architectures=None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +210,18 @@ def _architecture(config: Config, *, encoder_only: bool) -> str:
     name = base if encoder_only and base in FAMILIES else name
     if name not in FAMILIES:
         close, every = nearest(name, FAMILIES), "`transduce convert --list` shows what can be imported"
-        remedy = every if close.startswith("known") else f"{close} {every}"
+        close = _closest(name) if close.startswith("known") else close
+        remedy = f"{close} {every}" if close else every
         raise InputError(f"the architecture {name!r} is not supported", where=config.where, remedy=remedy)
     return name
+
+
+def _closest(name: str) -> str:
+    """The supported architecture of the same shape that is spelt most like this one; empty: none has its shape."""
+    shape = re.search(r"(For[A-Z]\w+|LMHeadModel|EncoderDecoderModel|Model)$", name)
+    alike = [known for known in FAMILIES if shape and known.endswith(shape[0])]
+    found = get_close_matches(name, alike, n=1, cutoff=0.0)
+    return f"closest of the same shape is {found[0]!r}." if found else ""
 
 
 def _layer_counts(config: Mapping[str, Any]) -> list[int]:
