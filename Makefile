@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 # Two OpenMP threads that wait actively slow each other down tenfold when anything else runs.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test quick fuzz claims check docs records install clean oracles families
+.PHONY: demo test quick fuzz claims check docs records release-check install clean oracles families
 
 install: $(STAMP)
 
@@ -18,6 +18,8 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 
 demo: $(STAMP)
 	$(BIN)/transduce demo
+	@echo
+	@echo "The commands above need the environment of this folder: source $(BIN)/activate"
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -74,6 +76,10 @@ check: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 	NO_COLOR=1 $(BIN)/zensical build --clean --strict
+
+# Wheel and source archive, their files and metadata, and the demo from the wheel in a fresh environment.
+release-check: $(STAMP)
+	$(BIN)/python .ci/release_check.py
 
 clean:
 	rm -rf $(VENV) dist build runs site
