@@ -23,8 +23,8 @@ from transduce.storage import replace_file
 from transduce.training.report import draw_curves
 
 # A search for counter-examples belongs to development; what lands must not depend on its luck.
-hypothesis_settings.register_profile("landing", derandomize=True, deadline=None, max_examples=30)
-hypothesis_settings.register_profile("search", deadline=None, max_examples=30)
+hypothesis_settings.register_profile("landing", derandomize=True, deadline=None, max_examples=50)
+hypothesis_settings.register_profile("search", deadline=None, max_examples=50)
 hypothesis_settings.load_profile("landing" if os.environ.get("CI") else "search")
 
 

@@ -6,13 +6,15 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
-from training_fixtures import ForkedCommand, run_processes
+from training_fixtures import ForkedCommand
 
 from transduce.synthetic.algorithmic import generate
 
@@ -44,6 +46,10 @@ def arguments(pairs: Path, run: Path, *settings: str) -> list[str]:
     recipe.write_text("")
     data = [f"data.train={pairs}", f"data.cache={pairs.parent / 'cache'}"]
     return ["train", str(recipe), *data, *SMALL, *settings, "--run-dir", str(run), "--resume", "-q"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -106,8 +112,8 @@ def test_two_processes_train_like_one(pairs, tmp_path):
     exact = ["model.encoder.dropout=0", "model.decoder.dropout=0", "training.checkpoint_every=6"]
     assert ForkedCommand(arguments(pairs, tmp_path / "one", *exact, "training.steps=12")).wait() == 0
     two = tmp_path / "two"
-    command = arguments(pairs, two, *exact, "training.steps=6")
-    assert run_processes({"do": "together", "size": 2, "options": {"command": command}}) == [[0, 0]]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "transduce"]
+    subprocess.run([*torchrun, *arguments(pairs, two, *exact, "training.steps=6")], check=True, env=environment())
     assert ForkedCommand(arguments(pairs, two, *exact, "training.steps=12")).wait() == 0
     expected, got = losses(tmp_path / "one"), losses(two)
     assert list(got) == list(expected) == list(range(1, 13))
