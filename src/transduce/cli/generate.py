@@ -43,122 +43,139 @@ if TYPE_CHECKING:
 DOCUMENTS = (".srt", ".vtt", ".html", ".htm")  # extensions of files that are not lines
 OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs", "nbest"]
 
+NBest = Annotated[
+    int | None,
+    typer.Option(
+        help="Hypotheses per line, one each: `NUMBER ||| TEXT ||| F0= SCORE ||| SCORE`; with --json in its object.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Sample = Annotated[
+    bool, typer.Option("--sample", help="Sample from the model instead of searching.", rich_help_panel=SEARCH)
+]
+Prefix = Annotated[str | None, typer.Option(help="Text that every output must begin with.", rich_help_panel=SEARCH)]
+GlossaryFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Terms and their translations (`term TAB translation`), which outputs for these terms must contain.",
+        rich_help_panel=SEARCH,
+    ),
+]
+AvoidFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Phrases that no output may contain, one per line.", rich_help_panel=SEARCH),
+]
+JsonInput = Annotated[
+    bool,
+    typer.Option(
+        "--json-input",
+        help='Input lines are JSON: {"text": ..., "constraints": [...], "avoid": [...], "prefix": ...}.',
+        rich_help_panel=SEARCH,
+    ),
+]
+ReverseRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Noisy channel: a run from target to source, which scores the n-best list.",
+        rich_help_panel=SEARCH,
+    ),
+]
+LanguageModelRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN", help="Noisy channel: a language model of the target, which does too.", rich_help_panel=SEARCH
+    ),
+]
+ChannelWeights = Annotated[
+    str,
+    typer.Option(metavar="A,B", help="Weights of the reverse and the language model.", rich_help_panel=SEARCH),
+]
+Unconditional = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Language models: generate N texts without a prompt; no input is read.",
+        rich_help_panel=SEARCH,
+    ),
+]
+DocumentFlag = Annotated[
+    bool,
+    typer.Option(
+        "--document",
+        help="The file is running text, translated sentence by sentence; .srt, .vtt and .html files always are.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+JsonOutput = Annotated[
+    bool,
+    typer.Option("--json", help="One JSON object per line: text, tokens, scores, n-best.", rich_help_panel=OUTPUT),
+]
+AlignOutput = Annotated[
+    bool, typer.Option("--align", help="Word alignments instead of text: 0-0 1-2.", rich_help_panel=OUTPUT)
+]
+PairsOutput = Annotated[
+    bool,
+    typer.Option(
+        "--pairs",
+        help="`source TAB output`, as training pairs for sequence-level distillation.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        help="Arithmetic on a CPU: auto and fp32 are exact; bf16 and int8 round the weights.",
+        rich_help_panel=PERFORMANCE,
+    ),
+]
+Workers = Annotated[
+    int,
+    typer.Option(min=1, help="Number of batches in parallel, each on one core.", rich_help_panel=PERFORMANCE),
+]
+DraftRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Speculative decoding: a small run with the same vocabulary. Greedy outputs do not change.",
+        rich_help_panel=PERFORMANCE,
+    ),
+]
+ShortlistFile = Annotated[
+    Path | None,
+    typer.Option(help="Lexical shortlist, a file of `transduce shortlist`.", rich_help_panel=PERFORMANCE),
+]
+
 
 def generate(
     run: RunsArgument,
     file: InputFile = "-",
     beam: Beam = None,
-    nbest: Annotated[
-        int | None,
-        typer.Option(
-            help="Hypotheses per line, one each: `NUMBER ||| TEXT ||| F0= SCORE ||| SCORE`; with --json in its object.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample from the model instead of searching.", rich_help_panel=SEARCH)
-    ] = False,
-    prefix: Annotated[
-        str | None, typer.Option(help="Text that every output must begin with.", rich_help_panel=SEARCH)
-    ] = None,
-    glossary: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Terms and their translations (`term TAB translation`), which outputs for these terms must contain.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    avoid: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Phrases that no output may contain, one per line.", rich_help_panel=SEARCH),
-    ] = None,
-    json_input: Annotated[
-        bool,
-        typer.Option(
-            "--json-input",
-            help='Input lines are JSON: {"text": ..., "constraints": [...], "avoid": [...], "prefix": ...}.',
-            rich_help_panel=SEARCH,
-        ),
-    ] = False,
-    reverse: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Noisy channel: a run from target to source, which scores the n-best list.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    language_model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN", help="Noisy channel: a language model of the target, which does too.", rich_help_panel=SEARCH
-        ),
-    ] = None,
-    channel_weights: Annotated[
-        str,
-        typer.Option(metavar="A,B", help="Weights of the reverse and the language model.", rich_help_panel=SEARCH),
-    ] = "1,1",
-    unconditional: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Language models: generate N texts without a prompt; no input is read.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = 0,
+    nbest: NBest = None,
+    sample: Sample = False,
+    prefix: Prefix = None,
+    glossary: GlossaryFile = None,
+    avoid: AvoidFile = None,
+    json_input: JsonInput = False,
+    reverse: ReverseRun = None,
+    language_model: LanguageModelRun = None,
+    channel_weights: ChannelWeights = "1,1",
+    unconditional: Unconditional = 0,
     to: Language = None,
-    document: Annotated[
-        bool,
-        typer.Option(
-            "--document",
-            help="The file is running text, translated sentence by sentence; .srt, .vtt and .html files always are.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
+    document: DocumentFlag = False,
     settings: Settings = None,
     combination: Combination = None,
     weights: Weights = None,
     output: Output = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object per line: text, tokens, scores, n-best.", rich_help_panel=OUTPUT),
-    ] = False,
-    align: Annotated[
-        bool, typer.Option("--align", help="Word alignments instead of text: 0-0 1-2.", rich_help_panel=OUTPUT)
-    ] = False,
-    pairs: Annotated[
-        bool,
-        typer.Option(
-            "--pairs",
-            help="`source TAB output`, as training pairs for sequence-level distillation.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="Arithmetic on a CPU: auto and fp32 are exact; bf16 and int8 round the weights.",
-            rich_help_panel=PERFORMANCE,
-        ),
-    ] = "auto",
-    workers: Annotated[
-        int,
-        typer.Option(min=1, help="Number of batches in parallel, each on one core.", rich_help_panel=PERFORMANCE),
-    ] = 1,
-    draft: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Speculative decoding: a small run with the same vocabulary. Greedy outputs do not change.",
-            rich_help_panel=PERFORMANCE,
-        ),
-    ] = None,
-    shortlist: Annotated[
-        Path | None,
-        typer.Option(help="Lexical shortlist, a file of `transduce shortlist`.", rich_help_panel=PERFORMANCE),
-    ] = None,
+    json: JsonOutput = False,
+    align: AlignOutput = False,
+    pairs: PairsOutput = False,
+    precision: Precision = "auto",
+    workers: Workers = 1,
+    draft: DraftRun = None,
+    shortlist: ShortlistFile = None,
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
 ) -> None:
@@ -211,9 +228,10 @@ def generate(
     model.settings(**chosen)  # reports a wrong name or value before any input is read
     channel = None
     if reverse is not None or language_model is not None:
-        back = None if reverse is None else load_model(reverse, device, trust_user_code)
-        alone = None if language_model is None else load_model(language_model, device, trust_user_code)
-        channel = NoisyChannel(back, alone, _channel_weights(channel_weights), nbest or 1)
+        scorers = [
+            None if one is None else load_model(one, device, trust_user_code) for one in (reverse, language_model)
+        ]
+        channel = NoisyChannel(*scorers, _channel_weights(channel_weights), nbest or 1)
         chosen["nbest"] = max(nbest or 1, model.settings(**chosen).beam)
     chosen["workers"] = workers
     check_language(model, to)
@@ -227,8 +245,7 @@ def generate(
             where="--pairs",
             remedy="leave out one of the two",
         )
-    several: OutputFormat = "nbest" if nbest is not None and nbest > 1 else "text"
-    text: OutputFormat = "multiline" if unconditional else several
+    text: OutputFormat = "multiline" if unconditional else "nbest" if nbest is not None and nbest > 1 else "text"
     form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else text
     reader = InputReader(
         file, prefix, json_input, _load_glossary(glossary), _load_avoided(avoid), to, model.source.languages
@@ -280,9 +297,7 @@ def backtranslate(
             "--forward", help="The run goes from source to target: self-training, sequence-level distillation."
         ),
     ] = False,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample from the model instead of searching.", rich_help_panel=SEARCH)
-    ] = False,
+    sample: Sample = False,
     beam: Beam = None,
     settings: Settings = None,
     tag: Annotated[str, typer.Option(help="Word before every synthetic source, such as `<BT>`.")] = "",
