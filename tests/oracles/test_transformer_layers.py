@@ -77,7 +77,7 @@ def test_incompatible_heads_raise_input_errors():
         ({"token_mixer": "ssru", "window": 2}, "leave window out"),
         ({"token_mixer": "average", "position": "alibi"}, "choose position: sinusoidal"),
         ({"projections": "none", "width": 32}, "one width"),
-        ({"norm_kind": "group"}, "'layer', 'rms' or 'batch'"),
+        ({"norm_kind": "group"}, "'layer', 'rms', 'batch'"),
         ({"kind": "convolutional", "position": "rotary"}, "choose position: sinusoidal"),
     ],
 )

@@ -105,9 +105,6 @@ def inspect(
     given = [*([] if columns is None else [f"data.columns={columns}"]), *(settings or [])]
     plan = plan_for(source, ["data.invalid=drop", *given], task)
     found = inspect_data(plan.recipe.data)
-    show_inspection(found, console)
-    console.print("\n`transduce train` would choose:", highlight=False)
-    show_plan(plan, None, console)
     if json is not None:
         content = {"data": source, **found.to_json(), "recipe": plan.recipe.model_dump(mode="json")}
         replace_file(json, json_format.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -116,6 +113,9 @@ def inspect(
         replace_file(png, picture)
     if html is not None:
         replace_file(html, inspection_page(source, found, picture))
+    show_inspection(found, console)
+    console.print("\n`transduce train` would choose:", highlight=False)
+    show_plan(plan, None, console)
 
 
 def show_inspection(found: Inspection, console: Console) -> None:

@@ -72,7 +72,7 @@ def write_synthetic_pairs(
         raise InputError("a language model does not translate", remedy="give a model that reads a source")
     folder = output.with_name(f"{output.name}.parts")
     _check_settings(
-        folder, {"text": _digest(text), "options": asdict(options), "settings": settings, "model": repr(model)}
+        folder, {"text": _digest(text), "options": asdict(options), "settings": settings, "model": _model_digest(model)}
     )
     parts, first_number = [], 0
     for number, lines in enumerate(read_windows(text)):
