@@ -84,10 +84,7 @@ CONVERTERS |= {"MBart": "MBartConverter", "MBart50": "MBart50Converter", "T5": "
 @pytest.mark.parametrize("kind", CONVERTERS)
 def test_ids_of_sentencepiece_files_equal_transformers(library, tmp_path, kind):
     """The library itself needs the sentencepiece package to read the file, but not to number its pieces."""
-    convert_slow_tokenizer = import_module(
-        "transformers.convert_slow_tokenizer"
-    )  # the package has a function of this name
-
+    module = import_module("transformers.convert_slow_tokenizer")  # the package has a function of this name too
     own = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)] if kind in ("T5", "Pegasus") else None
     write_sentencepiece(tmp_path / "spiece.model", PIECES, special=own)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{kind}Tokenizer"}))
