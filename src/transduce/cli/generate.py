@@ -228,10 +228,9 @@ def generate(
     model.settings(**chosen)  # reports a wrong name or value before any input is read
     channel = None
     if reverse is not None or language_model is not None:
-        scorers = [
-            None if one is None else load_model(one, device, trust_user_code) for one in (reverse, language_model)
-        ]
-        channel = NoisyChannel(*scorers, _channel_weights(channel_weights), nbest or 1)
+        back = None if reverse is None else load_model(reverse, device, trust_user_code)
+        alone = None if language_model is None else load_model(language_model, device, trust_user_code)
+        channel = NoisyChannel(back, alone, _channel_weights(channel_weights), nbest or 1)
         chosen["nbest"] = max(nbest or 1, model.settings(**chosen).beam)
     chosen["workers"] = workers
     check_language(model, to)
