@@ -12,6 +12,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -66,8 +67,6 @@ REPLACES = {
     "generate": "generate RUN lines.txt --output OUT",
     "generate json": "generate RUN lines.txt --json --output OUT",
     "evaluate": "evaluate RUN pairs.tsv --json OUT",
-    "inspect": "inspect pairs.tsv --json OUT",
-    "inspect png": "inspect pairs.tsv --png OUT.png",
     "probe": "probe RUN pairs.tsv --perturbations upper --json OUT",
     "score": "score RUN pairs.tsv --output OUT",
     "align": "align RUN pairs.tsv --output OUT",
@@ -189,8 +188,17 @@ def test_every_command_that_writes_a_file_is_in_the_tables() -> None:
     named = {line.split()[0] for line in (*REPLACES.values(), *CREATES.values())}
     training = {"train", "distil", "compare", "claims", "reproduce", "demo"}  # they write run directories: below
     others = {"edit-recipe", "search", "models", "schema", "cache", "list"}  # below, or they print
-    others.add("backtranslate")  # it keeps its parts, with which it continues
+    others |= {"backtranslate", "inspect"}  # one keeps its parts, with which it continues; the other: below
     assert named | training | others == {name for group in GROUPS.values() for name in group}
+
+
+def test_a_full_disk_of_temporary_files_is_named(place: Path, command: Command, tmp_path: Path) -> None:
+    """The table of duplicates is a temporary file, which comes before the output."""
+    with too_large(2000):
+        called = command("inspect", place / "pairs.tsv", "--json", tmp_path / "out")
+    assert called.code == 2
+    assert f"error: {tempfile.gettempdir()}: cannot be written: File too large" in called.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_recipe_that_cannot_be_edited_stays_as_it_was(place: Path, command: Command) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from transduce.storage import WriteError
+
 Place = tuple[int, int]  # corpus number from 0, line from 1
 MIN_TABLE = 1 << 14  # numbers in the smallest hash table
 
@@ -84,11 +86,14 @@ class PairHashSet:
 
 def _mapped_table(numbers: int, folder: Path | None) -> memoryview:
     """A table of zeros in a file whose blocks are allocated at once: a full disk is reported here and not later."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.truncate(8 * numbers)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, 8 * numbers)
-        return memoryview(mmap.mmap(file.fileno(), 8 * numbers)).cast("Q")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(8 * numbers)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, 8 * numbers)
+            return memoryview(mmap.mmap(file.fileno(), 8 * numbers)).cast("Q")
+    except OSError as error:
+        raise WriteError(str(folder or tempfile.gettempdir()), error) from None
 
 
 @dataclass
