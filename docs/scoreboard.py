@@ -30,6 +30,7 @@ transduce reproduce scan-simple --data scan --quick
 data. *Ours* is the mean over the seeds, with the standard deviation where there are several. A difference is positive
 where ours is better. *(memory)* marks published figures that were quoted from memory of the paper and need
 confirmation; the others were read in the source named. A row without a record has not been run yet: no row is dropped.
+With `--jobs N`, N trainings share the device, and the minutes of a record are longer than those of a training alone.
 """
 NAMES = {
     "bleu_tokenised": "BLEU, tokenised",
