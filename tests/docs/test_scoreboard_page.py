@@ -9,7 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 import scoreboard  # noqa: E402
-
 from transduce.evaluation.scoreboard import ROWS  # noqa: E402
 
 
