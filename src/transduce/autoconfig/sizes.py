@@ -139,7 +139,7 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
             4096,
             1e-3,
             480,
-            "the best network of the grid for 800 words",
+            "the best network with soft attention of the grid for 800 words",
             ("g2p low", "transformer 256 x 4, rotary"),
         ),
         MeasuredNetwork(
@@ -148,7 +148,7 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
             2048,
             1e-3,
             110,
-            "the best recurrent network of the grid for 800 words, at a quarter of the time of a Transformer",
+            "a recurrent network of the grid for 800 words, which takes less time than the Transformer",
             ("g2p low", "lstm 256, luong"),
         ),
         GRU_128,
@@ -160,7 +160,7 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
             2048,
             1e-3,
             186,
-            "the best network of the grid for 8,000 words",
+            "the best network with soft attention of the grid for 8,000 words",
             ("g2p medium", "lstm 256 x 2"),
         ),
         MeasuredNetwork(
