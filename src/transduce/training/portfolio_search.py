@@ -30,8 +30,8 @@ from transduce.training.report import TrainingTable, read_log
 from transduce.training.resolve import resolve
 
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the updates, in each rung; after each, the better half goes on (Jamieson 2016)
-# Different networks of the final ensemble. On average over the development sets of the grid, four networks together were
-# better than the best one of them alone (benchmarks/results/autoconfig.jsonl: mixed: 4 networks).
+# Different networks of the final ensemble. On average over the development sets of the grid, four networks together
+# were better than the best one of them alone (benchmarks/results/autoconfig.jsonl: mixed: 4 networks).
 NETWORKS = 4
 
 
