@@ -17,6 +17,7 @@ from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss
 from transduce.recipe import Recipe, parse
 from transduce.run import Run
+from transduce.training import batch_size
 from transduce.training.batch_size import (
     DEFAULT_TOKENS,
     MARGIN,
@@ -121,9 +122,20 @@ def test_precision_auto_is_bf16_where_the_device_computes_with_it(monkeypatch: p
     assert resumed_recipe(with_precision(recipe, torch.device("cpu")), recipe, "").training.precision == "fp32"
 
 
-def test_seconds_per_update_are_positive_and_grow_with_the_batch() -> None:
+def test_seconds_per_update_are_the_clock_of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that counts slots in place of seconds: the time of an update is the size of its batch."""
+    clock = 0.0
+
+    class SlotClock(CrossEntropy):
+        def __call__(self, model: Any, batch: Batch) -> Loss:
+            nonlocal clock
+            clock += batch.slots
+            return super().__call__(model, batch)
+
+    monkeypatch.setattr(batch_size, "CrossEntropy", SlotClock)
+    monkeypatch.setattr(batch_size.time, "monotonic", lambda: clock)
     part = {"kind": "recurrent", "width": 16}
-    recipes = ({"model": {"encoder": part, "decoder": part}, "training": {"batch_tokens": n}} for n in (40, 10_000))
-    recipes = [build.complete_recipe(parse(recipe)) for recipe in recipes]
-    times = [seconds_per_update(recipe, torch.device("cpu"), (12, 9), (6, 5)) for recipe in recipes]
-    assert 0 < times[0] < times[1]
+    for tokens in (40, 1_000):
+        recipe = parse({"model": {"encoder": part, "decoder": part}, "training": {"batch_tokens": tokens}})
+        found = seconds_per_update(build.complete_recipe(recipe), torch.device("cpu"), (12, 9), (6, 5))
+        assert tokens - 15 < found <= tokens
