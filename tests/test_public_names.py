@@ -26,7 +26,7 @@ def test_public_names_and_their_modules_agree() -> None:
 
 def test_import_does_not_load_torch() -> None:
     code = "import sys, transduce\nassert not {'torch', 'numpy', 'pydantic'} & sys.modules.keys(), sys.modules.keys()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 

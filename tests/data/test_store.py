@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -189,23 +189,29 @@ def test_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(build_store([corpus], WORDS, BYTES, Filters(), "error", tmp_path / "s")) == 43
 
 
-def _build(corpus: Corpus, folder: Path, result: Path) -> None:
+def _build(corpus: Corpus, folder: Path, result: Path, killed_after: int | None = None) -> None:
+    def progress(read: int) -> None:
+        if killed_after is not None and read >= killed_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     store_module.CHUNK = 50
-    store = build_store([corpus], BYTES, BYTES, Filters(), "error", folder)
+    store = build_store([corpus], BYTES, BYTES, Filters(), "error", folder, progress=progress)
     result.write_text(f"{len(store)} {store.folder.name}")
 
 
 @pytest.mark.slow
 def test_killed_build_is_rebuilt(tmp_path: Path) -> None:
-    corpus = _corpus(tmp_path / "a.tsv", [(f"source {n}", f"target {n}") for n in range(30_000)])
+    corpus = _corpus(tmp_path / "a.tsv", [(f"source {n}", f"target {n}") for n in range(6000)])
     fork = multiprocessing.get_context("fork")  # a process that imports everything again takes longer than the build
     results = [tmp_path / f"result{number}" for number in range(3)]
-    builders = [fork.Process(target=_build, args=(corpus, tmp_path / "s", result)) for result in results]
+    kills = (3000, None, None)
+    builders = [
+        fork.Process(target=_build, args=(corpus, tmp_path / "s", result, killed))
+        for result, killed in zip(results, kills, strict=True)
+    ]
     builders[0].start()
-    while not list((tmp_path / "s").glob(".unfinished-*/source.text")) and builders[0].is_alive():
-        time.sleep(0.001)
-    builders[0].kill()
     builders[0].join()
+    assert builders[0].exitcode == -signal.SIGKILL
     assert not results[0].exists()
     assert not list((tmp_path / "s").glob("[!.]*"))
     unfinished = list((tmp_path / "s").glob(".unfinished-*"))
@@ -219,7 +225,7 @@ def test_killed_build_is_rebuilt(tmp_path: Path) -> None:
         assert builder.exitcode == 0
     first, second = (result.read_text() for result in results[1:])
     assert first == second
-    assert first.startswith("30000 ")
+    assert first.startswith("6000 ")
     assert len(list((tmp_path / "s").glob("[!.]*"))) == 1
     assert not unfinished[0].exists()  # old enough to have no builder
 

@@ -61,7 +61,7 @@ class Failure:
 
 
 def fuzz(
-    name: str, subject: str, attempt: Attempt, *, cases: int, seconds: float = 10.0, memory: int = 2 * GIGABYTE
+    name: str, subject: str, attempt: Attempt, *, cases: int, seconds: float = 120.0, memory: int = 2 * GIGABYTE
 ) -> Counter[str]:
     """Runs the attempt with `cases` seeds, and fails with the seeds that broke the property.
 

@@ -211,10 +211,13 @@ def run_processes(*requests: dict[str, Any]) -> list[Any]:
 
 
 class ForkedCommand:
-    """A `transduce` command in a process of its own, which starts in milliseconds instead of seconds."""
+    """A `transduce` command in a process of its own, which starts in milliseconds instead of seconds.
 
-    def __init__(self, arguments: list[str]) -> None:
-        (self.pid,) = run_processes({"do": "begin", "options": {"command": arguments}})
+    `options`: when to die (see `main`).
+    """
+
+    def __init__(self, arguments: list[str], **options: int) -> None:
+        (self.pid,) = run_processes({"do": "begin", "options": {"command": arguments, **options}})
         self.code: int | None = None
 
     def running(self) -> bool:
@@ -230,10 +233,14 @@ class ForkedCommand:
 
 
 def main(options: dict[str, Any]) -> None:
-    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `failing`, when to die (`die_at`); or `recipe`.
+    """Trains in `folder`; options: `settings`, `dropout`, `rows`, `failing`, when to die (`die_at_batch`); or `recipe`.
 
-    Or the command line, with the arguments `command`.
+    Or the command line, with the arguments `command`. Each may die during a save (`die_at`).
     """
+    if "die_at" in options:
+        die_at(options["die_at"], os, "fsync", "replace", "chmod", "unlink", "rmdir")
+    if "die_at_batch" in options:
+        die_at(options["die_at_batch"], TinyBatches, "at")
     if "command" in options:
         sys.argv = ["transduce", *options["command"]]
         cli.main()
@@ -242,8 +249,6 @@ def main(options: dict[str, Any]) -> None:
     if "recipe" in options:
         outcome = experiment.train(options["recipe"], folder, resume=True).outcome
         sys.exit(128 + outcome.signal if outcome.signal else 0)
-    if "die_at" in options:
-        die_at(options["die_at"])
     device = pick_device("cpu")
     with Processes.start(device) as processes:
         batches = TinyBatches(options.get("rows", 6))
@@ -261,8 +266,8 @@ def main(options: dict[str, Any]) -> None:
         sys.exit(128 + outcome.signal if outcome.signal else 0)
 
 
-def die_at(count: int) -> None:
-    """SIGKILL at the count-th file operation of a save: before or after a sync, a rename or a removal."""
+def die_at(count: int, owner: Any, *names: str) -> None:
+    """SIGKILL before or after a call of these functions, such as the file operations of a save."""
     remaining = [count]
 
     def mortal(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -278,8 +283,8 @@ def die_at(count: int) -> None:
 
         return run
 
-    for name in ("fsync", "replace", "chmod", "unlink", "rmdir"):
-        setattr(os, name, mortal(getattr(os, name)))
+    for name in names:
+        setattr(owner, name, mortal(getattr(owner, name)))
 
 
 def fork(options: dict[str, Any], environment: dict[str, str] | None = None) -> int:
@@ -319,23 +324,18 @@ def start_together(options: dict[str, Any], size: int) -> list[int]:
 def await_line(options: dict[str, Any]) -> None:
     """Waits until the log grows, i.e. until training is under way."""
     log = Path(options["folder"]) / "log.jsonl"
-    before, end = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 20
+    before, end = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 240
     while time.monotonic() < end and (not log.exists() or log.stat().st_mtime_ns == before):
         time.sleep(0.001)
 
 
 def kill_until_done(options: dict[str, Any], kills: int, seed: int) -> dict[str, int]:
-    """Kills a training process at random moments, every second time during a save, and lets the last one finish."""
+    """Kills a training process, now with a batch, now during a save, and lets the last one finish."""
     draw = random.Random(seed)
     died = 0
     for number in range(kills):
-        how = {"die_at": draw.randint(1, 60)} if number % 2 else {}
-        child = fork(options | how)
-        if not how:
-            await_line(options)
-            time.sleep(draw.uniform(0.0, 0.1))
-            os.kill(child, signal.SIGKILL)
-        died += wait(child) == -signal.SIGKILL
+        how = {"die_at": draw.randint(1, 60)} if number % 2 else {"die_at_batch": draw.randint(1, 24)}
+        died += wait(fork(options | how)) == -signal.SIGKILL
     return {"died": died, "code": wait(fork(options))}
 
 

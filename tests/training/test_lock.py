@@ -57,7 +57,9 @@ def test_a_dead_holder_on_this_host_is_recovered_at_once(tmp_path: Path) -> None
         assert f"process {2**22 + 1}" in lock.recovered
 
 
-def test_a_holder_on_another_host_is_dead_after_a_silence(tmp_path: Path) -> None:
+def test_a_holder_on_another_host_is_dead_after_a_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     left_by(tmp_path, "elsewhere", age=SILENCE / 2)
     with pytest.raises(InputError, match=r"on elsewhere .*last sign of life was 60 seconds ago"):
         RunLock(tmp_path).acquire()
@@ -104,7 +106,7 @@ def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
     options = {"recipe": recipe(tmp_path, 10**6), "folder": str(tmp_path / "run")}
     child = fork(options)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not (log := tmp_path / "run" / "log.jsonl").exists() or not log.read_text():
             assert time.monotonic() < end
             time.sleep(0.02)
