@@ -272,7 +272,8 @@ def _build_decoder(
     else:
         target = Embedding(size, embedding_width(recipe.decoder), scale_embedding=recipe.scale_embedding)
     transform = output_transform(width, recipe.decoder.get("norm_eps")) if recipe.output == "deep" else []
-    output = Output(width, size, target if recipe.tie != "none" else None, transform)
+    tied = target if recipe.tie != "none" else None
+    output = Output(width, size, tied, transform, cap=recipe.logit_cap)
     memory_width = encoder.width if encoder is not None else 0
     decoder: contracts.Decoder = factory(contracts.Decoder, recipe.decoder)(target, output, memory_width)
     if recipe.share != "none" and encoder is not None:

@@ -303,6 +303,11 @@ class CacheSlots:
         return visible.unflatten(0, (-1, self.beams))[:, None]
 
     @cached_property
+    def without_window(self) -> CacheSlots:
+        """The same slots for layers that attend to all earlier rows."""
+        return replace(self, window=None)
+
+    @cached_property
     def additive_mask(self) -> Tensor:
         """The additive form of `mask`, computed once for all layers."""
         return additive_mask(self.mask)

@@ -66,6 +66,17 @@ BLOCKS = (
     {"projections": "none", "score": "dot", "heads": 1},
     {"projections": "none", "window": 1},
     {"norm": "parallel", "position": "rotary"},
+    {
+        "norm": "sandwich",
+        "norm_kind": "rms",
+        "window": 1,
+        "global_every": 2,
+        "global_first": 1,
+        "head_width": 6,
+        "position": "rotary",
+        "kv_heads": 1,
+        "score": {"kind": "capped_dot", "cap": 1.5, "divisor": 5.0},
+    },
     {"embedding_width": 6, "embedding_norm": True, "position": "learned"},
     {"embedding_width": 20, "position": "rotary"},
     *({"token_mixer": mixer} for mixer in TOKEN_MIXERS),
@@ -165,6 +176,7 @@ def _cases() -> dict[str, dict]:
         add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
         add(None, {**SMALL["transformer"], **part})
     add({**SMALL["transformer"], "layers": 4}, {**SMALL["transformer"], "layers": 1})  # deep, shallow
+    add(SMALL["transformer"], SMALL["transformer"], logit_cap=1.5)
     local = {"window": 1, "global_every": 2, "position": "rotary", "local_position": "alibi", "first_norm": False}
     add({**SMALL["transformer"], "layers": 3, "embedding_norm": True, **local}, SMALL["transformer"])
     add({**base_encoder, "bidirectional": False, "reverse": True}, base_decoder, "all", copy={})

@@ -115,6 +115,13 @@ BERT_SIZES = {
 LED_SIZES = {key: value for key, value in BART_SIZES.items() if key != "max_position_embeddings"} | {
     "max_encoder_position_embeddings": 40, "max_decoder_position_embeddings": 30, "attention_window": 4,
 }  # fmt: skip
+GEMMA_SIDE = {
+    "vocab_size": 24, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 6, "query_pre_attn_scalar": 5, "sliding_window": 3, "rms_norm_eps": 0.01,
+    "attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0, "bos_token_id": 0, "pad_token_id": 1,
+    "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
 FSMT_SIZES = {key: value for key, value in BART_SIZES.items() if key != "vocab_size"} | {
     "src_vocab_size": 24, "tgt_vocab_size": 24, "langs": ["a", "b"], "num_beams": 1,
 }  # fmt: skip
@@ -139,6 +146,26 @@ def _bert_to_bert(library: Any, changes: Changes) -> Any:
     for key, value in (("decoder_start_token_id", 2), ("pad_token_id", 0), ("eos_token_id", 3), ("vocab_size", 24)):
         setattr(config, key, value)
     return config
+
+
+def _t5gemma(library: Any, changes: Changes) -> Any:
+    """`changes`: of the encoder, the decoder, or both."""
+    sides = {side: {**GEMMA_SIDE, **changes.get(side, {})} for side in ("encoder", "decoder")}
+    both = {key: value for key, value in changes.items() if key not in sides}
+    config = library.T5GemmaConfig(**sides, vocab_size=24, **both)
+    config.tie_word_embeddings = config.decoder.tie_word_embeddings = both.get("tie_word_embeddings", True)
+    return config
+
+
+GEMMA_SETTINGS = (
+    {},
+    {
+        "tie_word_embeddings": False,
+        "encoder": {"hidden_size": 20, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+        "decoder": {"layer_types": ["full_attention"] * 3, "attn_logit_softcapping": None,
+                    "final_logit_softcapping": None, "attention_bias": True, "hidden_activation": "silu"},
+    },
+)  # fmt: skip
 
 
 CASES = {
@@ -168,6 +195,10 @@ CASES = {
         Case(
             "LongT5", "LongT5ForConditionalGeneration", "LongT5Config", {**T5_SIZES, "local_radius": 2}, "t5",
             ({}, {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 3, "local_radius": 3}), 0.1, _larger_end,
+        ),
+        Case(
+            "T5Gemma", "T5GemmaForConditionalGeneration", "T5GemmaConfig", {}, "bart", GEMMA_SETTINGS, 0.5,
+            _larger_end, _t5gemma,
         ),
         _bart_case("PLBart", "PLBart", {"scale_embedding": False}),
         _bart_case("MVP", "Mvp"),

@@ -249,15 +249,6 @@ def embedded_only(position: PositionEncoding, part: str) -> PositionEncoding:
     return position
 
 
-def free_of_heads(position: PositionEncoding, head_width: int | None) -> None:
-    """Raises an InputError for an encoding of head vectors, whose width is the width of the model by the heads."""
-    if isinstance(position, (Rotary, Shaw)):
-        raise InputError(
-            f"{type(position).__name__} positions need heads that share the width evenly, not head_width {head_width}",
-            remedy="leave head_width out, or choose position: relative, learned, sinusoidal, alibi or none",
-        )
-
-
 POSITIONS: dict[str, type[PositionEncoding]] = {
     "none": NoPosition,
     "sinusoidal": Sinusoidal,

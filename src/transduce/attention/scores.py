@@ -1,10 +1,12 @@
-"""Attention scores: dot product, bilinear, additive, coverage, location."""
+"""Attention scores: dot product, capped dot product, bilinear, additive, coverage, location."""
 
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 from torch import Tensor, nn
 
 from transduce.contracts import AttentionScore, Count
@@ -23,10 +25,10 @@ class Dot(AttentionScore):
                 f"a dot product needs equal widths, not {query_width} and {memory_width}",
                 remedy="give encoder and decoder the same width, or use the bilinear or mlp score",
             )
-        self.scale: float = 1.0
+        self.scale: float | None = 1.0
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return query @ keys.transpose(-1, -2) * self.scale  # ... T S
+        return query @ keys.transpose(-1, -2) * (self.scale or 1.0)  # ... T S
 
 
 class ScaledDot(Dot):
@@ -35,6 +37,27 @@ class ScaledDot(Dot):
     def __init__(self, query_width: int, memory_width: int) -> None:
         super().__init__(query_width, memory_width)
         self.scale = 1 / math.sqrt(query_width)
+
+
+class CappedDot(ScaledDot):
+    """c tanh(s . h / (c sqrt(d))): scores stay between -c and c (Gemma Team 2024)"""
+
+    def __init__(
+        self,
+        query_width: int,
+        memory_width: int,
+        *,
+        cap: Annotated[float, Gt(0)] | None = 50.0,
+        divisor: Annotated[float, Gt(0)] | None = None,
+    ) -> None:
+        """`cap: null`: scores are not capped. `divisor`: a number in the place of d, the width of a head."""
+        super().__init__(query_width, memory_width)
+        self.cap, self.factor = cap, 1 / math.sqrt(divisor or query_width)
+        self.scale = self.factor if cap is None else None
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        scores = query @ keys.transpose(-1, -2) * self.factor
+        return scores if self.cap is None else torch.tanh(scores / self.cap) * self.cap  # ... T S
 
 
 class Bilinear(AttentionScore):
@@ -123,6 +146,7 @@ class Location(MLP):
 SCORES: dict[str, type[AttentionScore]] = {
     "dot": Dot,
     "scaled_dot": ScaledDot,
+    "capped_dot": CappedDot,
     "bilinear": Bilinear,
     "mlp": MLP,
     "coverage": Coverage,

@@ -50,7 +50,8 @@ class TransformerDecoder(TransformerStack, Decoder):
 
     def pack(self, state: State, rows: PackedLayout) -> State:
         mask = rows.same_segment(rows.segment_ids).tril()
-        packed = {"positions": rows.positions, "mask": mask if self.window is None else mask.triu(-self.window)}
+        windowed = mask if self.window is None else mask.triu(-self.window)
+        packed = {"positions": rows.positions, "mask": windowed, "global_mask": mask}
         memory_mask = rows.same_segment(state.fixed["segment_ids"])[:, 0]
         return replace(state, fixed={**state.fixed, "mask": memory_mask, "packed": packed})
 
@@ -123,7 +124,8 @@ class TransformerDecoder(TransformerStack, Decoder):
         """
         if "packed" in state.fixed:
             packed = state.fixed["packed"]
-            return SequenceContext(self.position, packed["positions"], packed["positions"], packed["mask"]), {}
+            places, masks = packed["positions"], (packed["mask"], packed["global_mask"])
+            return SequenceContext(self.position, places, places, masks[0], global_mask=masks[1]), {}
         rows, steps = tokens.shape
         new = torch.arange(steps, device=tokens.device)
         if not self.has_kv_cache:
@@ -137,23 +139,30 @@ class TransformerDecoder(TransformerStack, Decoder):
             queries = keys[:, before:]
             causal = bool(before == 0) and self.window is None  # a plain causal mask
             visible = None if causal or (steps == 1 and self.window is None) else self._visible(queries, keys)
-            return SequenceContext(self.position, queries, keys, visible, causal), {}
+            everywhere = None if visible is None else self._everywhere(visible, queries, keys)
+            return SequenceContext(self.position, queries, keys, visible, causal, global_mask=everywhere), {}
         fresh = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         real = torch.cat((state.past.get("real", fresh.new_ones(rows, before)), fresh), 1)
         queries = real[:, :before].sum(1, keepdim=True) + new  # R T
         unpadded = torch.arange(before, device=tokens.device).expand(rows, -1)
         keys = torch.cat((state.past.get("positions", unpadded), queries), 1)  # R U
         visible = self._visible(queries, keys, real)
-        return SequenceContext(self.position, queries, keys, visible), {"real": real, "positions": keys}
+        everywhere = self._everywhere(visible, queries, keys, real)
+        context = SequenceContext(self.position, queries, keys, visible, global_mask=everywhere)
+        return context, {"real": real, "positions": keys}
 
-    def _visible(self, queries: Tensor, keys: Tensor, real: Tensor | None = None) -> Tensor:
+    def _everywhere(self, visible: Tensor, queries: Tensor, keys: Tensor, real: Tensor | None = None) -> Tensor:
+        """The mask of layers without the window that others have."""
+        return visible if self.global_every is None else self._visible(queries, keys, real, windowed=False)
+
+    def _visible(self, queries: Tensor, keys: Tensor, real: Tensor | None = None, *, windowed: bool = True) -> Tensor:
         """. 1 T U: a new token attends to itself and to earlier real tokens within the window."""
         steps, total = queries.size(1), keys.size(1)
         square = torch.ones(steps, total, dtype=torch.bool, device=queries.device)
         visible = square.tril(total - steps)[None]
         if real is not None:
             visible = visible & real[:, None]
-        if self.window is not None:
+        if windowed and self.window is not None:
             visible = visible & (queries[:, :, None] - keys[:, None] <= self.window)
         # Padded rows attend to themselves: the softmax of an empty row would be nan.
         itself = square.tril(total - steps) & square.triu(total - steps)

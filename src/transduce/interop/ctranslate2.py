@@ -107,8 +107,10 @@ def check(recipe: ModelRecipe, where: str) -> None:
         raise InputError("CTranslate2 supports models with a decoder", where=where, remedy="use --to bundle")
     if recipe.copy is not None:
         raise InputError("copy: CTranslate2 cannot copy words of the source", where=where, remedy="use --to onnx")
-    if recipe.output != "plain":
-        raise InputError(f"output: {recipe.output} does not fit CTranslate2", where=where, remedy="use --to onnx")
+    for key, plain in (("output", "plain"), ("logit_cap", None)):
+        if getattr(recipe, key) != plain:
+            problem = f"{key}: {getattr(recipe, key)} does not fit CTranslate2"
+            raise InputError(problem, where=where, remedy="use --to onnx")
     parts = {side: part for side in ("encoder", "decoder") if (part := getattr(recipe, side)) is not None}
     for side, part in parts.items():
         for key, known in SUPPORTED.items():

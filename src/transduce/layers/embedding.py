@@ -49,11 +49,21 @@ def output_transform(
 class Output(nn.Module):
     """Logits W x + b; W may be the weight of an embedding (Press & Wolf 2017).
 
-    `deep` comes first: see `output_transform`. So does a linear layer to the width of a tied embedding.
+    `deep` comes first: see `output_transform`. So does a linear layer to the width of a tied embedding. Capped logits
+    are c tanh((W x + b) / c) (Gemma Team 2024).
     """
 
-    def __init__(self, width: int, size: int, tied: Embedding | None = None, deep: Sequence[nn.Module] = ()) -> None:
+    def __init__(
+        self,
+        width: int,
+        size: int,
+        tied: Embedding | None = None,
+        deep: Sequence[nn.Module] = (),
+        *,
+        cap: float | None = None,
+    ) -> None:
         super().__init__()
+        self.cap = cap
         if tied is not None and tied.width != width:  # narrower embeddings are an output of a linear layer
             deep, width = [*deep, dense(width, tied.width)], tied.width
         self.transform = nn.Sequential(*deep) if deep else None
@@ -63,6 +73,12 @@ class Output(nn.Module):
         if tied is not None:
             self.projection.weight = tied.weight
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether logits are W x + b and no more."""
+        return self.transform is None and self.cap is None
+
     def forward(self, values: Tensor) -> Tensor:
         values = values if self.transform is None else self.transform(values)
-        return output_projection(self.projection, values)  # ... V
+        logits = output_projection(self.projection, values)  # ... V
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap

@@ -1,4 +1,4 @@
-"""Layer norm, RMS norm, batch norm, and the residual connection with pre-norm, post-norm or parallel sub-layers."""
+"""Layer norm, RMS norm, batch norm, and the residual connection: pre-norm, post-norm, both, parallel sub-layers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ NORMALISATIONS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-NormPlacement = Literal["pre", "post", "parallel"]
+NormPlacement = Literal["pre", "post", "parallel", "sandwich"]
 
 
 def make_norm(kind: Normalisation, width: int, bias: bool = True, eps: float | None = None) -> nn.Module:
@@ -98,11 +98,13 @@ class Residual(NamedTuple):
     """pre: x + f(norm(x)) (Xiong 2020); post: norm(x + f(x)) (Vaswani 2017)
 
     parallel: x + f(norm_1(x)) + g(norm_2(x)) (Wang & Komatsuzaki 2021), one sum for the sub-layers of a layer.
+    sandwich: x + norm_2(f(norm_1(x))) (Ding 2021).
     """
 
     norm: nn.Module
     place: NormPlacement
     dropout: nn.Dropout
+    output_norm: nn.Module | None = None  # norm_2 of a sandwich
 
     def enter(self, values: ResidualStream, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """The residual, and the input of the layer."""
@@ -115,6 +117,7 @@ class Residual(NamedTuple):
 
     def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> ResidualStream:
         """The residual stream after the layer, whose output is `change`."""
+        change = change if self.output_norm is None else self.output_norm(change, real)
         if self.place != "post":
             return add_residual(values, change, self.dropout)
         return add_norm(self.norm, values, change, self.dropout, real)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transduce.attention.multihead import CrossAttention
-from transduce.attention.positions import AdditivePosition, LayerPositions, Sinusoidal, embedded_only, free_of_heads
+from transduce.attention.positions import AdditivePosition, LayerPositions, Sinusoidal, embedded_only
 from transduce.attention.self_attention import SelfAttention
 from transduce.contracts import Count, FrontEnd, PositionEncoding, Rate, SequenceContext, TokenMixer
 from transduce.errors import InputError
@@ -54,7 +56,8 @@ class SequenceOptions:
     position_per_layer: bool = False  # True: weights of its own for each layer
     token_mixer: type[TokenMixer] = SelfAttention
     window: Count | None = None  # rows attend to rows at most this far away; None: to all
-    global_every: Count | None = None  # of an encoder: layers 0, n, 2n ... have no window (Warner 2024); None: all have
+    global_every: Count | None = None  # every nth layer has no window (Warner 2024); None: all have
+    global_first: Annotated[int, Ge(0)] = 0  # the first layer that has none
     local_position: type[PositionEncoding] | None = None  # of layers with a window; None: the same as of the others
 
 
@@ -86,24 +89,24 @@ class TransformerStack(nn.Module):
         super().__init__()
         width, sublayers, norm, sequence = options.width, options.sublayers, options.norm, options.sequence
         attention, bias = sublayers.attention, sublayers.bias
-        self.width, self.window, self.global_every = width, sequence.window, sequence.global_every
+        self.width, self.window = width, sequence.window
+        self.global_every, self.global_first = sequence.global_every, sequence.global_first
         self.embedding, self.dropout = embedding, Dropout(options.dropout)
         embedded = sequence.embedding_width or width
         self.embedding_proj = None if sequence.embedding_width is None else dense(embedded, width)
         number = options.layers if sequence.position_per_layer else 1
-        positions = [sequence.position(width, attention.heads, self.causal) for _ in range(number)]
-        if embedded != width and isinstance(positions[0], AdditivePosition):
+        columns = width if attention.head_width is None else attention.head_width * attention.heads
+        positions = [sequence.position(columns, attention.heads, self.causal) for _ in range(number)]
+        if embedded != columns and isinstance(positions[0], AdditivePosition):
             positions = [sequence.position(embedded, attention.heads, self.causal)]
-        if attention.head_width not in (None, width // attention.heads):
-            free_of_heads(positions[0], attention.head_width)
         self.position = LayerPositions(positions) if sequence.position_per_layer else positions[0]
-        self.local_position = self._local_position(sequence, width, attention.heads)
+        self.local_position = self._local_position(sequence, columns, attention.heads)
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             TransformerLayer(
                 sequence.token_mixer(width, sublayers),
                 CrossAttention(width, memory_width, attention, bias) if memory_width else None,
                 sublayers.feed_forward.make(width, bias),
-                [norm.make(width, bias) for _ in range(3 if memory_width else 2)],
+                [norm.make(width, bias) for _ in range((3 if memory_width else 2) * (1 + (norm.norm == "sandwich")))],
                 norm.norm,
                 options.dropout,
             )
@@ -120,21 +123,23 @@ class TransformerStack(nn.Module):
 
     def _local_position(self, sequence: SequenceOptions, width: int, heads: int) -> PositionEncoding | None:
         """The encoding of layers with a window, where other layers have none."""
-        if sequence.global_every is not None and (self.causal or sequence.window is None):
-            raise InputError("global_every is for encoders with a window", remedy="leave it out, or set window")
+        if sequence.global_every is not None and sequence.window is None:
+            raise InputError("global_every is for layers with a window", remedy="leave it out, or set window")
         if sequence.local_position is None:
             return None
         made = sequence.local_position(width, heads, self.causal)
-        if sequence.global_every is None or type(made).add is not PositionEncoding.add:
+        unfit = self.causal or sequence.global_every is None
+        if unfit or type(made).add is not PositionEncoding.add:
             raise InputError(
-                "local_position acts in the attention of layers with a window, beside layers without one",
+                "local_position acts in the attention of encoder layers with a window, beside layers without one",
                 remedy="set global_every, and choose rotary, relative, shaw or alibi",
             )
         return made
 
     def _is_global(self, number: int) -> bool:
         """Whether a layer has no window, though others have."""
-        return self.global_every is not None and number % self.global_every == 0
+        every, first = self.global_every, self.global_first
+        return every is not None and number >= first and (number - first) % every == 0
 
     @property
     def supports_packing(self) -> bool:
@@ -164,7 +169,10 @@ class TransformerStack(nn.Module):
             position = self.local_position
         if position is sequence.position and not everywhere:
             return sequence
-        return replace(sequence, position=position, mask=sequence.global_mask if everywhere else sequence.mask)
+        if not everywhere:
+            return replace(sequence, position=position)
+        slots = None if sequence.slots is None else sequence.slots.without_window
+        return replace(sequence, position=position, mask=sequence.global_mask, slots=slots)
 
     def run_layers(
         self,
@@ -206,25 +214,30 @@ class TransformerLayer(nn.Module):
         self_attention: TokenMixer,
         cross_attention: CrossAttention | None,
         feed_forward: FeedForward,
-        norms: Sequence[nn.Module],  # one for each of the above
+        norms: Sequence[nn.Module],  # one for each of the above; of a sandwich, the same number again
         norm_place: NormPlacement,
         dropout: float,
     ) -> None:
         super().__init__()
         self.self_attention, self.cross_attention, self.feed_forward = self_attention, cross_attention, feed_forward
-        self.self_attention_norm = norms[0]
-        self.cross_attention_norm = None if cross_attention is None else norms[1]
-        self.feed_forward_norm = norms[-1]
+        number = 2 if cross_attention is None else 3
+        before, after = norms[:number], norms[number:] or [None] * number
+        self.self_attention_norm, self.self_attention_output_norm = before[0], after[0]
+        self.cross_attention_norm, self.cross_attention_output_norm = None, None
+        if cross_attention is not None:
+            self.cross_attention_norm, self.cross_attention_output_norm = before[1], after[1]
+        self.feed_forward_norm, self.feed_forward_output_norm = before[-1], after[-1]
         self.norm_place, self.dropout = norm_place, Dropout(dropout)
 
     @property
     def residuals(self) -> list[Residual]:
         """The residual connection around each sub-layer, in the order in which they run."""
-        norms = (self.self_attention_norm, self.cross_attention_norm, self.feed_forward_norm)
-        return [self._residual(norm) for norm in norms if norm is not None]
-
-    def _residual(self, norm: nn.Module) -> Residual:
-        return Residual(norm, self.norm_place, self.dropout)
+        norms = (
+            (self.self_attention_norm, self.self_attention_output_norm),
+            (self.cross_attention_norm, self.cross_attention_output_norm),
+            (self.feed_forward_norm, self.feed_forward_output_norm),
+        )
+        return [Residual(norm, self.norm_place, self.dropout, after) for norm, after in norms if norm is not None]
 
     def run(
         self, values: ResidualStream, past: Tree, sequence: SequenceContext, source: tuple[KeysValues, Tensor] | None
@@ -242,7 +255,7 @@ class TransformerLayer(nn.Module):
         self, values: ResidualStream, past: Tree, sequence: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
         """As `run`, with sub-layers that all have the input of the layer."""
-        total, rows = self._residual(self.self_attention_norm).enter(values, sequence.real)
+        total, rows = self.residuals[0].enter(values, sequence.real)
         cross_weights, inputs = None, total
         change, past, self_weights = self.self_attention(rows, past, sequence)
         total = total + self.dropout(change)
@@ -258,7 +271,7 @@ class TransformerLayer(nn.Module):
     def apply_self_attention(
         self, values: ResidualStream, past: Tree, sequence: SequenceContext
     ) -> tuple[ResidualStream, Tree, Tensor | None]:
-        residual = self._residual(self.self_attention_norm)
+        residual = self.residuals[0]
         values, rows = residual.enter(values, sequence.real)
         change, past, weights = self.self_attention(rows, past, sequence)
         return residual.leave(values, change, sequence.real), past, weights
@@ -267,14 +280,13 @@ class TransformerLayer(nn.Module):
         self, values: ResidualStream, memory: KeysValues, mask: Tensor, sequence: SequenceContext
     ) -> tuple[ResidualStream, Tensor | None]:
         assert self.cross_attention is not None
-        assert self.cross_attention_norm is not None
-        residual = self._residual(self.cross_attention_norm)
+        residual = self.residuals[1]
         values, rows = residual.enter(values, sequence.real)
         change, weights = self.cross_attention(rows, *memory, mask, with_attention=sequence.with_attention)
         return residual.leave(values, change, sequence.real), weights
 
     def apply_feed_forward(self, values: ResidualStream, sequence: SequenceContext) -> ResidualStream:
-        residual = self._residual(self.feed_forward_norm)
+        residual = self.residuals[-1]
         values, rows = residual.enter(values, sequence.real)
         return residual.leave(values, self.feed_forward(rows), sequence.real)
 

@@ -240,6 +240,8 @@ def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> 
         raise InputError(
             "output: deep is for decoders", where=where, remedy="leave output out; the head mlm has such a layer"
         )
+    if recipe.model.logit_cap is not None:
+        raise InputError("logit_cap is for decoders", where=where, remedy="leave logit_cap out")
     if gives_vectors(recipe.model):
         return
     kind = head if isinstance(head, str) else head.get("kind", "")

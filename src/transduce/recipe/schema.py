@@ -144,6 +144,9 @@ class ModelRecipe(Section):
     output: Literal["plain", "deep"] = Field(
         "plain", description="`deep`: a dense layer, GELU and a norm precede the output projection (BERT)."
     )
+    logit_cap: float | None = Field(
+        None, gt=0, le=1e6, description="Logits of a decoder are c tanh(logits / c); null: as they are."
+    )
     source_eos: bool = Field(True, description="Read the </s> at the end of the source; false as in OpenNMT-py.")
     weight_dtype: Literal["fp32", "int8"] = Field(
         "fp32",

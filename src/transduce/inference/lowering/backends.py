@@ -254,7 +254,7 @@ def native_backend(program: DecoderProgram, decoder: TransformerDecoder) -> Nati
     if len(blocks) < len(program.blocks) or not _all_fp32(program.final_norm):
         return None
     output = decoder.output
-    finds_top_k = output.transform is None and getattr(output.projection, "native", None) is not None
+    finds_top_k = output.is_linear and getattr(output.projection, "native", None) is not None
     return NativeBackend(program, blocks, finds_top_k=finds_top_k)
 
 

@@ -71,6 +71,7 @@ def lower_decoder(decoder: nn.Module) -> DecoderProgram | None:
         type(decoder) is not TransformerDecoder
         or not decoder.has_kv_cache
         or not position_in_embedding(decoder.position)
+        or decoder.global_every is not None
     ):
         return None
     norms = (decoder.embedding_norm, decoder.final_norm)
@@ -85,7 +86,7 @@ def lower_block(layer: TransformerLayer) -> BlockProgram | None:
     attention, cross, feed_forward = layer.self_attention, layer.cross_attention, layer.feed_forward
     if type(layer) is not TransformerLayer or not isinstance(attention, JointSelfAttention):
         return None
-    if layer.norm_place == "parallel":
+    if layer.norm_place not in ("pre", "post"):
         return None
     norms = [one.norm for one in layer.residuals]
     if not isinstance(cross, JointCrossAttention | None) or not all(type(norm) is LayerNorm for norm in norms):
@@ -122,7 +123,7 @@ def has_embedding_tables(decoder: TransformerDecoder) -> bool:
     """Whether entry and output are table lookups and one linear layer, which a single kernel computes."""
     position, output = decoder.position, decoder.output
     known = type(position) in (Learned, NoPosition, Sinusoidal) and getattr(position, "concat_proj", None) is None
-    known = known and type(decoder.embedding) is Embedding and type(output) is Output and output.transform is None
+    known = known and type(decoder.embedding) is Embedding and type(output) is Output and output.is_linear
     return known and decoder.embedding_proj is None and is_plain(output.projection)
 
 

@@ -41,6 +41,7 @@ MODEL_DEFAULTS = {
     "copy": None,
     "source_eos": True,
     "output": "plain",
+    "logit_cap": None,
 }
 
 
@@ -227,15 +228,7 @@ def _differences(model: ModelRecipe, imported: Mapping[str, Any]) -> list[str]:
         other = complete(contracts.Head, imported["head"], "head")
         native = {key: value for key, value in model.head.items() if key not in TRAINING_OPTIONS}
         found += _different_options("head", native, other)
-    defaults = {
-        "tie": "none",
-        "scale_embedding": True,
-        "share": "none",
-        "copy": None,
-        "source_eos": True,
-        "output": "plain",
-    }
-    for key, default in defaults.items():
+    for key, default in MODEL_DEFAULTS.items():
         value = imported.get(key, default)
         if getattr(model, key) != value:
             found.append(_difference(key, getattr(model, key), value))

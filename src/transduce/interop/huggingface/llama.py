@@ -1,4 +1,8 @@
-"""Llama, Mistral and Qwen2: decoder-only models with rotary positions, RMS pre-norm and gated feed-forward layers."""
+"""Llama, Mistral, Qwen2 and T5Gemma: rotary positions, RMS norms and gated feed-forward layers.
+
+Llama, Mistral and Qwen2 are decoders. T5Gemma has an encoder and a decoder of Gemma 2 layers: norms before and after
+each sub-layer, capped attention scores and logits, and a window in some layers.
+"""
 
 from __future__ import annotations
 
@@ -82,9 +86,109 @@ def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
     return WeightMap(MODULES, tensors, {}, ignored, combine=combine, prefix="model.")
 
 
+GEMMA_SUBLAYERS = {
+    "encoder": {"self_attn": "self_attention", "feedforward": "feed_forward"},
+    "decoder": {"self_attn": "self_attention", "cross_attn": "cross_attention", "feedforward": "feed_forward"},
+}
+GEMMA_EMBEDDINGS = {side: f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")}
+GEMMA_OUTPUT = "lm_head.out_proj.weight"
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def _gemma_windows(config: Config, layers: int) -> Content:
+    """The window, and the layers without one, which must follow each other at one distance."""
+    kinds = config.content.get("layer_types") or [SLIDING if number % 2 == 0 else FULL for number in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+        raise config.wrong("layer_types", kinds, f"is not a list of {FULL} and {SLIDING}, one for each layer")
+    if SLIDING not in kinds:
+        return {}
+    window: Content = {"window": config.count("sliding_window", 4096) - config.flag("is_decoder")}
+    full = [number for number, kind in enumerate(kinds) if kind == FULL]
+    if full:
+        window |= {"global_first": full[0], "global_every": full[1] - full[0] if len(full) > 1 else layers}
+        if full != list(range(full[0], layers, window["global_every"])):
+            raise config.wrong("layer_types", kinds, "cannot be imported", f"every nth layer is {FULL}, or none")
+    return window
+
+
+def _gemma_biases(config: Config) -> bool:
+    """Whether attention has biases on one side or both; then all linear layers get them."""
+    return any(Config(config.section(side), config.where).flag("attention_bias") for side in GEMMA_SUBLAYERS)
+
+
+def _gemma_stack(config: Config, model: Config) -> Content:
+    """One side; `model`: the config of both."""
+    layers, cap = config.count("num_hidden_layers"), config.number("attn_logit_softcapping", 1e-6)
+    return {
+        "kind": "transformer",
+        "layers": layers,
+        "width": config.count("hidden_size"),
+        "heads": config.count("num_attention_heads"),
+        "kv_heads": config.count("num_key_value_heads"),
+        "head_width": config.count("head_dim", 256),
+        "score": {"kind": "capped_dot", "cap": cap, "divisor": float(config.count("query_pre_attn_scalar", 256))},
+        "ff_width": config.count("intermediate_size"),
+        "activation": config.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "gated": True,
+        "norm": "sandwich",
+        "norm_kind": "rms",
+        "norm_eps": config.rate("rms_norm_eps", 1e-6),
+        "bias": _gemma_biases(model),
+        "position": rotary(config),
+        "dropout": model.rate("dropout_rate"),
+        "attention_dropout": model.rate("attention_dropout"),
+        **_gemma_windows(config, layers),
+    }
+
+
+def _t5gemma(config: Config, names: Collection[str]) -> Content:
+    encoder, decoder = (Config(config.section(side), f"{config.where}: {side}") for side in GEMMA_SUBLAYERS)
+    return {
+        "encoder": _gemma_stack(encoder, config),
+        "decoder": _gemma_stack(Config({**decoder.content, "is_decoder": True}, decoder.where), config),
+        "tie": "none" if GEMMA_OUTPUT in names else "target",
+        "logit_cap": decoder.number("final_logit_softcapping", 1e-6),
+    }
+
+
+def _t5gemma_weights(config: Config, names: Collection[str]) -> WeightMap:
+    modules, tensors, tied = {}, {}, GEMMA_OUTPUT not in names
+    norms = {f"model.{side}.norm.weight": f"{side}.final_norm.weight" for side in GEMMA_SUBLAYERS}
+    for side, sublayers in GEMMA_SUBLAYERS.items():
+        foreign, native = f"model.{side}.layers.*", f"{side}.layers.*"
+        for hf, name in sublayers.items():
+            norms[f"{foreign}.pre_{hf}_layernorm.weight"] = f"{native}.{name}_norm.weight"
+            norms[f"{foreign}.post_{hf}_layernorm.weight"] = f"{native}.{name}_output_norm.weight"
+            if hf != "feedforward":
+                modules |= {f"{foreign}.{hf}.{one}_proj": f"{native}.{name}.{one}_proj" for one in "qkv"}
+                modules[f"{foreign}.{hf}.o_proj"] = f"{native}.{name}.out_proj"
+        modules |= {
+            f"{foreign}.mlp.{hf}_proj": f"{native}.feed_forward.{name}"
+            for hf, name in (("gate", "fc1"), ("up", "fc_gate"), ("down", "fc2"))
+        }
+    # The weight of a norm is stored without its 1.
+    tensors = {hf: TensorMap((native,), lambda weight: [weight.float() + 1]) for hf, native in norms.items()}
+    tensors[GEMMA_EMBEDDINGS["encoder"]] = TensorMap(("encoder.embedding.weight",))
+    tensors[GEMMA_EMBEDDINGS["decoder"]] = TensorMap(TABLES if tied else TABLES[:1])
+    if not tied:
+        tensors[GEMMA_OUTPUT] = TensorMap(TABLES[1:])
+    return WeightMap(modules, tensors, combine=zero_biases if _gemma_biases(config) else dict)
+
+
+def _gemma_tokens(config: Config) -> Config:
+    """The special tokens and the vocabulary of the decoder, where the model names none; it starts with <bos>."""
+    own = {name: value for name, value in config.content.items() if value is not None}
+    decoder = dict(config.section("decoder"))
+    start = own.get("bos_token_id", decoder.get("bos_token_id"))
+    return Config({**decoder, "decoder_start_token_id": start, **own}, config.where)
+
+
 FAMILIES = {
-    f"{name}ForCausalLM": Family(
-        _to_recipe, _weight_map, data={"format": "text"}, source_eos=False, start_token="bos_token_id"
-    )
-    for name in ("Llama", "Mistral", "Qwen2")
+    "T5GemmaForConditionalGeneration": Family(_t5gemma, _t5gemma_weights, flatten=_gemma_tokens),
+    **{
+        f"{name}ForCausalLM": Family(
+            _to_recipe, _weight_map, data={"format": "text"}, source_eos=False, start_token="bos_token_id"
+        )
+        for name in ("Llama", "Mistral", "Qwen2")
+    },
 }
