@@ -16,7 +16,7 @@ from transduce.attention import positions
 from transduce.decoders import transformer
 from transduce.errors import InputError
 from transduce.flow import Batch
-from transduce.layers import recurrent
+from transduce.layers import feed_forward, recurrent
 from transduce.objectives import OBJECTIVES, CrossEntropy
 
 # A number for the host, a shape that depends on numbers, or numbers of the host in a new tensor (a copy that waits).
@@ -66,7 +66,8 @@ OBJECTIVES_KEPT = [name for name, kind in OBJECTIVES.items() if kind.capturable]
 @pytest.fixture(autouse=True)
 def as_recorded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "packs", lambda layer, values: False)
-    monkeypatch.setattr(positions, "host_may_read", lambda values: False)
+    for module in (positions, feed_forward):
+        monkeypatch.setattr(module, "host_may_read", lambda values: False)
     monkeypatch.setattr(transformer, "zeros", lambda shape, like: like.new_zeros(shape))
 
 

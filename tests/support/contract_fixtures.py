@@ -65,6 +65,8 @@ BLOCKS = (
     {"gated": True, "activation": "gelu_tanh", "bias": False},
     {"projections": "none", "score": "dot", "heads": 1},
     {"projections": "none", "window": 1},
+    {"experts": 3, "experts_first": 1, "gated": True},
+    {"experts": 3, "experts_per_token": 2, "norm": "post"},
     {"norm": "parallel", "position": "rotary"},
     {
         "norm": "sandwich",
@@ -163,6 +165,10 @@ def _cases() -> dict[str, dict]:
     for cell in ("gru", "lstm"):
         deep = {"cell": cell, "layers": 2}
         add({**base_encoder, **deep, "summary": "states"}, {**base_decoder, **deep, "bridge": "states"})
+    deep = {"layers": 2, "cell": "lstm"}
+    unbounded = {"kind": "luong", "score": "mlp", "bias": True, "activation": "none"}
+    encoder, decoder = {"summary": "states"}, {"bridge": "relu", "context": unbounded}
+    add({**base_encoder, **deep, **encoder}, {**base_decoder, **deep, **decoder})
     fed = {"kind": "luong", "bias": True}
     add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "context": fed}, source_eos=False)
     waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "offset": 2}}

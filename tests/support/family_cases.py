@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -83,6 +84,20 @@ def _larger_end(model: Any) -> None:
 def _likely_end(model: Any) -> None:
     unlikely = {"blenderbot": -1.0, "led": 0.0}
     model.final_logits_bias[0, model.config.eos_token_id] = unlikely.get(model.config.model_type, 3.5)
+
+
+def _nllb_moe(model: Any) -> None:
+    """Experts by their equation: the experts of transformers 5.22 take the places 0 and 1 for those of a token."""
+
+    def forward(experts: Any, rows: Any, chosen: Any, gates: Any) -> Any:
+        parts = (gates[:, number, None] * experts[f"expert_{number}"](rows) for number in range(gates.shape[1]))
+        return sum(parts) * (1 - experts.moe_token_dropout)
+
+    for part in model.modules():
+        if type(part).__name__ == "NllbMoeExperts":
+            part.forward = MethodType(forward, part)
+    model.get_input_embeddings().weight[model.config.eos_token_id] *= 2
+    model.generation_config.forced_bos_token_id = 23
 
 
 SCALED = {"scale_embedding": True, "activation_function": "relu", "encoder_layers": 1, "decoder_layers": 3}
@@ -199,6 +214,19 @@ CASES = {
         Case(
             "T5Gemma", "T5GemmaForConditionalGeneration", "T5GemmaConfig", {}, "bart", GEMMA_SETTINGS, 0.5,
             _larger_end, _t5gemma,
+        ),
+        Case(
+            "Switch Transformers", "SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig",
+            {**T5_SIZES, "num_layers": 3, "num_sparse_encoder_layers": 1, "num_experts": 3, "num_decoder_layers": 2,
+             "num_sparse_decoder_layers": 2},
+            "t5", ({}, {"router_bias": True, "num_sparse_encoder_layers": 0, "dense_act_fn": "gelu"}), 0.1,
+            _larger_end,
+        ),
+        Case(
+            "NLLB-MoE", "NllbMoeForConditionalGeneration", "NllbMoeConfig",
+            {**BART_SIZES, "decoder_layers": 2, "encoder_sparse_step": 2, "decoder_sparse_step": 1, "num_experts": 4},
+            "m2m", ({}, {"router_bias": True, "moe_token_dropout": 0.0, "decoder_sparse_step": 0}),
+            prepare=_nllb_moe,
         ),
         _bart_case("PLBart", "PLBart", {"scale_embedding": False}),
         _bart_case("MVP", "Mvp"),

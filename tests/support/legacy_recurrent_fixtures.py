@@ -21,8 +21,14 @@ class Translator(nn.Module):
     LSTM's state; else it is the last state of the same layer of the encoder.
     """
 
-    def __init__(self, cell: str, layers: int, score: str, *, bridge: bool, both: bool = True) -> None:
+    def __init__(
+        self, cell: str, layers: int, score: str, *, bridge: bool, both: bool = True, states_bridge: bool = False
+    ) -> None:
         super().__init__()
+        self.bounded = bridge or score != "mlp"
+        size = HIDDEN // (2 if both else 1) * layers
+        self.states_bridge = nn.ModuleList(nn.Linear(size, size) for _ in range(2 if cell == "lstm" else 1))
+        self.has_states_bridge = states_bridge
         self.kind, self.score, self.both = cell, score, both
         self.source, self.target = nn.Embedding(len(WORDS) + 4, EMBEDDING), nn.Embedding(len(WORDS) + 1, EMBEDDING)
         self.encoder = CELLS[cell](
@@ -31,9 +37,9 @@ class Translator(nn.Module):
         self.decoder = CELLS[cell](EMBEDDING + HIDDEN, HIDDEN, layers, batch_first=True)
         self.bridge = nn.Linear(HIDDEN, HIDDEN) if bridge else None
         self.keys = nn.Linear(HIDDEN, HIDDEN, bias=False)
-        self.query = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.query = nn.Linear(HIDDEN, HIDDEN, bias=not self.bounded)
         self.energy = nn.Linear(HIDDEN, 1, bias=False)
-        self.combine = nn.Linear(2 * HIDDEN, HIDDEN, bias=bridge)  # [c; s]
+        self.combine = nn.Linear(2 * HIDDEN, HIDDEN, bias=bridge or not self.bounded)  # [c; s]
         self.output = nn.Linear(HIDDEN, len(WORDS) + 1, bias=not bridge)
 
     def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
@@ -47,16 +53,23 @@ class Translator(nn.Module):
             query = hidden[:, 0]
             weights = self.scores(query, memory).masked_fill(~mask, -torch.inf).softmax(-1)
             context = torch.einsum("bs,bsd->bd", weights, memory)
-            combined = torch.tanh(self.combine(torch.cat((context, query), -1)))
+            combined = self.combine(torch.cat((context, query), -1))
+            combined = torch.tanh(combined) if self.bounded else combined
             found.append(self.output(combined))
         return torch.stack(found, 1)
 
     def start(self, last):
         directions = 2 if self.both else 1
-        parts = [
-            part.unflatten(0, (-1, directions)).transpose(1, 2).flatten(2)  # L B H
-            for part in (last if isinstance(last, tuple) else (last,))
-        ]
+        lasts = last if isinstance(last, tuple) else (last,)
+        if self.has_states_bridge:  # relu(W s + b) for the first and for the second half of all states
+            layers = self.encoder.num_layers
+            lasts = [
+                torch.relu(torch.cat([linear(part.transpose(0, 1).flatten(1)) for part in one.split(layers)], -1))
+                .unflatten(1, (layers * directions, -1))
+                .transpose(0, 1)
+                for linear, one in zip(self.states_bridge, lasts, strict=True)
+            ]
+        parts = [part.unflatten(0, (-1, directions)).transpose(1, 2).flatten(2) for part in lasts]  # L B H
         if self.bridge is not None:
             first = torch.tanh(self.bridge(parts[0][-1])).expand_as(parts[0]).contiguous()
             parts = [first] * len(parts)
@@ -115,14 +128,22 @@ def save_opennmt_cells(folder: Path, model: Translator) -> None:
     state = {f"encoder.{words}": model.source.weight, f"decoder.{words}": model.target.weight}
     state |= {f"encoder.rnn.{name}": tensor for name, tensor in cells(model, "encoder").items()}
     state |= {f"decoder.rnn.layers.{name}": tensor for name, tensor in single(model).items()}
-    state["decoder.attn.linear_out.weight"] = model.combine.weight
-    if model.score != "dot":
+    state |= {f"decoder.attn.linear_out.{name}": tensor for name, tensor in model.combine.state_dict().items()}
+    if model.has_states_bridge:
+        state |= {f"encoder.bridge.{name}": tensor for name, tensor in model.states_bridge.state_dict().items()}
+    if model.score == "mlp":
+        parts = {"linear_context": model.keys, "linear_query": model.query, "v": model.energy}
+        state |= {
+            f"decoder.attn.{a}.{name}": one for a, part in parts.items() for name, one in part.state_dict().items()
+        }
+    elif model.score != "dot":
         state["decoder.attn.linear_in.weight"] = model.keys.weight.T.contiguous()
     specials = ["<unk>", "<blank>", "<s>", "</s>"]
     options = argparse.Namespace(
         encoder_type="brnn" if model.both else "rnn", decoder_type="rnn", rnn_type=model.kind.upper(),
         enc_layers=layers_of(model), dec_layers=layers_of(model), hidden_size=HIDDEN, word_vec_size=EMBEDDING,
-        global_attention="dot" if model.score == "dot" else "general", input_feed=1, bridge=False, dropout=[0.3],
+        global_attention={"bilinear": "general"}.get(model.score, model.score), input_feed=1,
+        bridge=model.has_states_bridge, dropout=[0.3],
         copy_attn=False, coverage_attn=False, global_attention_function="softmax", generator_function="softmax",
     )  # fmt: skip
     vocabulary = {"src": [*specials, *WORDS], "tgt": [*specials, *WORDS[:-3]], "decoder_start_token": "<s>"}

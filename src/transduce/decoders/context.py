@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -153,7 +154,7 @@ class Bahdanau(AttentionContext):
 
 
 class Luong(AttentionContext):
-    """attention with the new state: tanh(W [c_t; s_t]), optionally an input of the next step (Luong 2015)"""
+    """attention with the new state: f(W [c_t; s_t]), optionally an input of the next step (Luong 2015)"""
 
     def __init__(
         self,
@@ -165,10 +166,12 @@ class Luong(AttentionContext):
         window: type[Window] | None = None,
         input_feeding: bool = True,
         bias: bool = False,
+        activation: Literal["tanh", "none"] = "tanh",
     ) -> None:
+        """`activation`: f; `none` as in OpenNMT-py with an MLP score."""
         super().__init__(width, memory_width, score, normaliser, None if window is None else window(width))
         self.combine = dense(memory_width + width, width, bias=bias)
-        self.input_feeding = input_feeding
+        self.input_feeding, self.bounded = input_feeding, activation == "tanh"
         self.stepwise = input_feeding or self.stateful
         self.feed_width, self.output_width = width if input_feeding else 0, width
 
@@ -187,7 +190,8 @@ class Luong(AttentionContext):
         self, hidden: Tensor, fed: ContextOutput | None, state: State, with_attention: bool
     ) -> ContextOutput:
         read = self.read(hidden, state, with_attention)
-        combined = torch.tanh(self.combine(torch.cat((read.output, hidden), -1)))  # R T D
+        combined = self.combine(torch.cat((read.output, hidden), -1))  # R T D
+        combined = torch.tanh(combined) if self.bounded else combined
         past = {**read.past, "combined": combined[:, -1]} if self.input_feeding else read.past
         return replace(read, output=combined, past=past)
 

@@ -39,13 +39,13 @@ class RecurrentDecoder(Decoder):
         layers: Count = 1,
         width: Count = 256,
         context: type[ContextMechanism] = Bahdanau,
-        bridge: Literal["dense", "tanh", "linear", "none", "states"] = "dense",
+        bridge: Literal["dense", "tanh", "linear", "none", "states", "relu"] = "dense",
         residual: bool = False,
         dropout: Rate = 0.1,
     ) -> None:
         """`bridge` maps the summary of the memory to the initial state; `none`: the summary is that state. `tanh`: the
         cell state of an LSTM is bounded too. `linear`: no state is bounded. `states`: the summary holds the states of
-        all layers."""
+        all layers. `relu`: a layer maps them to the initial ones."""
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
         # A language model has no memory, so no context.
@@ -55,7 +55,9 @@ class RecurrentDecoder(Decoder):
         )
         states = layers * width * self.rnn.tensors
         self.has_memory, self.bounded, self.linear = memory_width > 0, bridge == "tanh", bridge == "linear"
-        self.bridge = dense(memory_width, states) if memory_width and bridge in ("dense", "tanh", "linear") else None
+        self.rectified = bridge == "relu"
+        summary_width = states if self.rectified else memory_width
+        self.bridge = dense(summary_width, states) if memory_width and bridge not in ("none", "states") else None
         if self.has_memory and bridge == "none" and memory_width != states:
             raise InputError(
                 f"without a bridge a summary of width {memory_width} cannot be an initial state of width {states}",
@@ -76,8 +78,9 @@ class RecurrentDecoder(Decoder):
         if not self.has_memory:
             return self.rnn.zeros(memory.mask.size(0), self.embedding.weight)
         states = memory.summary if self.bridge is None else self.bridge(memory.summary)
+        states = torch.relu(states) if self.rectified else states
         states = states.unflatten(-1, (len(self.rnn.layers), self.rnn.tensors, -1))  # B L 1 W; LSTM: B L 2 W
-        if self.bridge is None or self.linear:
+        if self.bridge is None or self.linear or self.rectified:
             return tuple(layer.unbind(1) for layer in states.unbind(1))
         # The hidden state of every cell is in (-1, 1); the cell state of an LSTM is unbounded.
         states = torch.tanh(states) if self.bounded else states

@@ -28,6 +28,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of recipe options
     "first_norm": (True,),
     "projections": ("all",),
     "activation": tuple(ACTIVATIONS),
+    "experts": (None,),
     "norm": ("pre", "post"),
     "norm_kind": ("layer", "rms"),
     "position": ("sinusoidal", "learned", "none", "relative", "rotary"),

@@ -11,13 +11,13 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, Literal, get_type_hints
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from torch import nn
 
 from transduce.attention.normalisers import Softmax
 from transduce.attention.scores import ScaledDot
 from transduce.contracts import AttentionScore, Count, Normaliser, Rate
-from transduce.layers.feed_forward import Activation, FeedForward
+from transduce.layers.feed_forward import Activation, FeedForward, MixtureOfExperts
 from transduce.layers.norm import Normalisation, NormPlacement, make_norm
 
 Init = Callable[..., None]
@@ -48,9 +48,20 @@ class FeedForwardOptions:
     activation: Activation = "relu"
     gated: bool = False
     activation_dropout: Rate = 0.0
+    experts: Count | None = None  # networks in each layer, of which a router chooses; None: one, without a router
+    experts_per_token: Count = 1
+    experts_every: Count = 1  # every nth layer has experts
+    experts_first: Annotated[int, Ge(0)] = 0  # the first layer that has them
 
     def make(self, width: int, bias: bool = True) -> FeedForward:
         return FeedForward(width, self.ff_width, self.activation, self.activation_dropout, gated=self.gated, bias=bias)
+
+    def make_layer(self, number: int, width: int, bias: bool = True) -> FeedForward | MixtureOfExperts:
+        """The network of a layer: one, or a mixture of experts."""
+        after = number - self.experts_first
+        if self.experts is None or after < 0 or after % self.experts_every:
+            return self.make(width, bias)
+        return MixtureOfExperts(width, [self.make(width, bias) for _ in range(self.experts)], self.experts_per_token)
 
 
 @dataclass(frozen=True)

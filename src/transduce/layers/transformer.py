@@ -21,7 +21,7 @@ from transduce.flow import Tree
 from transduce.kernels.add_norm import NormPair, ResidualStream, norm_stream
 from transduce.kernels.linear import linear
 from transduce.layers.embedding import Embedding
-from transduce.layers.feed_forward import Dropout, FeedForward, dense
+from transduce.layers.feed_forward import Dropout, FeedForward, MixtureOfExperts, dense
 from transduce.layers.norm import NoNorm, NormPlacement, Residual
 from transduce.layers.option_groups import NormOptions, SublayerOptions
 
@@ -105,12 +105,12 @@ class TransformerStack(nn.Module):
             TransformerLayer(
                 sequence.token_mixer(width, sublayers),
                 CrossAttention(width, memory_width, attention, bias) if memory_width else None,
-                sublayers.feed_forward.make(width, bias),
+                sublayers.feed_forward.make_layer(layer, width, bias),
                 [norm.make(width, bias) for _ in range((3 if memory_width else 2) * (1 + (norm.norm == "sandwich")))],
                 norm.norm,
                 options.dropout,
             )
-            for _ in range(options.layers)
+            for layer in range(options.layers)
         )
         self.has_kv_cache = self.layers[0].self_attention.has_kv_cache
         _check_token_mixer(self.layers[0].self_attention, self.position, self.window)
@@ -213,7 +213,7 @@ class TransformerLayer(nn.Module):
         self,
         self_attention: TokenMixer,
         cross_attention: CrossAttention | None,
-        feed_forward: FeedForward,
+        feed_forward: FeedForward | MixtureOfExperts,
         norms: Sequence[nn.Module],  # one for each of the above; of a sandwich, the same number again
         norm_place: NormPlacement,
         dropout: float,

@@ -357,11 +357,11 @@ def check_widths(model: ModelRecipe, where: str) -> None:
 
 def _check_states(encoder: Mapping[str, Any], decoder: Mapping[str, Any], where: str) -> None:
     """A decoder that starts from the encoder states of every layer needs the same layers."""
-    gives, takes = encoder.get("summary") == "states", decoder.get("bridge") == "states"
+    gives, takes = encoder.get("summary") == "states", decoder.get("bridge") in ("states", "relu")
     alike = all(encoder.get(name) == decoder.get(name) for name in ("cell", "layers", "width"))
     if gives != takes or (gives and not alike):
         raise InputError(
-            "summary: states of an encoder and bridge: states of a decoder need each other, and equal layers",
+            "summary: states of an encoder and bridge: states or relu of a decoder need each other, and equal layers",
             where=f"{where}: model",
             remedy="give both the same cell, layers and width; or leave both options out",
         )

@@ -97,11 +97,19 @@ def test_imported_model_is_exported_to_ctranslate2(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cell", "layers", "score", "both"),
-    [("lstm", 2, "bilinear", True), ("gru", 2, "dot", True), ("lstm", 1, "bilinear", False)],
+    ("cell", "layers", "score", "both", "bridge"),
+    [
+        ("lstm", 2, "bilinear", True, False),
+        ("gru", 2, "dot", True, False),
+        ("lstm", 1, "bilinear", False, False),
+        ("gru", 1, "mlp", False, False),
+        ("lstm", 2, "mlp", True, True),
+        ("gru", 3, "bilinear", True, True),
+        ("lstm", 2, "dot", False, True),
+    ],
 )
-def test_recurrent_model_equals_the_equations(cell, layers, score, both, tmp_path):
-    reference = randomised(Translator(cell, layers, score, bridge=False, both=both))
+def test_recurrent_model_equals_the_equations(cell, layers, score, both, bridge, tmp_path):
+    reference = randomised(Translator(cell, layers, score, bridge=False, both=both, states_bridge=bridge))
     save_opennmt_cells(tmp_path, reference)
     model = transduce.load(tmp_path / "model.pt", device="cpu")
     source, foreign = read(model)
@@ -130,6 +138,7 @@ def test_state_bridge_needs_matching_encoder_states():
     for encoder, decoder in (
         ({"summary": "states"}, {}),
         ({}, {"bridge": "states"}),
+        ({}, {"bridge": "relu"}),
         ({"summary": "states", "layers": 2}, {"bridge": "states"}),
         ({"summary": "states", "cell": "lstm"}, {"bridge": "states"}),
     ):

@@ -22,6 +22,7 @@ from transduce.inference.lowering.joint_projections import JointCrossAttention, 
 from transduce.kernels.dispatch import has_hooks
 from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Embedding, Output
+from transduce.layers.feed_forward import FeedForward
 from transduce.layers.norm import LayerNorm
 from transduce.layers.transformer import TransformerLayer
 
@@ -86,7 +87,7 @@ def lower_block(layer: TransformerLayer) -> BlockProgram | None:
     attention, cross, feed_forward = layer.self_attention, layer.cross_attention, layer.feed_forward
     if type(layer) is not TransformerLayer or not isinstance(attention, JointSelfAttention):
         return None
-    if layer.norm_place not in ("pre", "post"):
+    if layer.norm_place not in ("pre", "post") or not isinstance(feed_forward, FeedForward):
         return None
     norms = [one.norm for one in layer.residuals]
     if not isinstance(cross, JointCrossAttention | None) or not all(type(norm) is LayerNorm for norm in norms):

@@ -1,11 +1,12 @@
 """BART and its relatives: one weight layout; norms and positions differ.
 
 Marian, BART, mBART, PLBart, MVP, Pegasus, M2M100, NLLB, Blenderbot, BlenderbotSmall, FSMT and LED, whose encoder has a
-window; OPT is the decoder alone.
+window; NLLB-MoE, some of whose layers are mixtures of experts; OPT is the decoder alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
@@ -25,7 +26,9 @@ from transduce.interop.huggingface.family import (
     max_positions,
 )
 from transduce.interop.huggingface.llama import zero_biases
+from transduce.interop.huggingface.t5 import expert_modules, zero_router_biases
 from transduce.recipe import Recipe
+from transduce.recipe.registry import LARGEST
 
 POSITION_OFFSET = 2  # rows of a learned position table before that of the first token
 
@@ -147,6 +150,49 @@ def _pegasus(config: Config, names: Collection[str]) -> Content:
 def _m2m100(config: Config, names: Collection[str]) -> Content:
     """The first token is at position pad_token_id + 1, as in fairseq."""
     return _model(config, "pre", {**SINUSOIDAL, "inclusive": True, "offset": config.count("pad_token_id") + 1})
+
+
+def _nllb_moe(config: Config, names: Collection[str]) -> Content:
+    """A row is the sum of two experts. The library limits their rows by a share of the batch; the whole is no limit."""
+    if (config.number("moe_eval_capacity_token_fraction", -math.inf) or 1.0) < 1:
+        share = config.content["moe_eval_capacity_token_fraction"]
+        problem = "drops tokens by the size of the batch, so that an output would depend on the others"
+        raise config.wrong("moe_eval_capacity_token_fraction", share, problem, "from 1 on no token is dropped")
+    config.require("second_expert_policy", "all")
+    model = _m2m100(config, names)
+    for side in ("encoder", "decoder"):
+        every = config.integer(f"{side}_sparse_step", 0, LARGEST)
+        every = 4 if every is None else every
+        if every:
+            number = config.count("num_experts", 128)
+            model[side] |= {"experts": number, "experts_per_token": 2, "experts_every": every}
+            model[side]["experts_first"] = every - 1
+    return model
+
+
+def _nllb_moe_weights(config: Config, names: Collection[str]) -> WeightMap:
+    renamed = (
+        ("encoder_attn_layer_norm", "cross_attention_layer_norm"), ("encoder_attn", "cross_attention"),
+        (".final_layer_norm", ".ff_layer_norm"), (".fc", ".ffn.fc"),
+    )  # fmt: skip
+    modules = dict(LAYERS)
+    for old, new in renamed:
+        modules = {hf.replace(old, new): native for hf, native in modules.items()}
+    dense = {hf: native for hf, native in modules.items() if ".ffn." in hf}
+    kept = 1 - config.rate("moe_token_dropout", 0.2)  # outputs of experts are multiplied by it outside of training
+
+    def combine(weights: Weights) -> Weights:
+        weights = zero_router_biases(weights)
+        scaled = [name for name in weights if ".experts." in name and ".fc2." in name]
+        return {**weights, **{name: weights[name] * kept for name in scaled}}
+
+    return WeightMap(
+        {**modules, **expert_modules(config, dense), **FINAL_NORM},
+        {"model.shared.weight": TOKENS},
+        TIED,
+        SINUSOIDS,
+        combine=combine,
+    )
 
 
 def _mvp(config: Config, names: Collection[str]) -> Content:
@@ -344,6 +390,7 @@ FAMILIES = {
         WeightMap({**LAYERS, **FINAL_NORM}, {"model.shared.weight": TOKENS}, TIED, SINUSOIDS),
         languages="required",
     ),
+    "NllbMoeForConditionalGeneration": Family(_nllb_moe, _nllb_moe_weights, languages="required"),
     "PegasusForConditionalGeneration": Family(
         _pegasus,
         WeightMap({**LAYERS, **FINAL_NORM}, OUTPUT, TIED, SINUSOIDS),

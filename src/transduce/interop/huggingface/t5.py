@@ -1,6 +1,8 @@
-"""T5, mT5, UMT5, ByT5 and FLAN-T5: RMS pre-norm, no biases, unscaled dot products, relative position bias.
+"""T5, mT5, UMT5, ByT5, FLAN-T5 and Switch: RMS pre-norm, no biases, unscaled dot products, relative position bias.
 
-T5 and mT5 have one bias for all layers, UMT5 one for each layer. The encoder of LongT5 has a window.
+T5 and mT5 have one bias for all layers, UMT5 one for each layer. The encoder of LongT5 has a window. Some layers of
+Switch Transformers are mixtures of experts. There the library drops tokens beyond `expert_capacity` for one expert and
+text, but not where it generates token by token; here none are dropped.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from transduce.interop.huggingface.family import (
     Names,
     TensorMap,
     WeightMap,
+    Weights,
     hf_activation,
 )
 from transduce.recipe import Recipe
@@ -90,8 +93,43 @@ def _major_version(config: Config) -> int:
 
 def _feed_forward(config: Config) -> str:
     """The activation, with `gated-` before it where there is a gate."""
+    if config.content.get("model_type") == "switch_transformers":
+        return str(config.content.get("dense_act_fn") or "relu")
     default = "relu" if config.content.get("model_type", "t5") in ("t5", "longt5") else "gated-gelu"
     return str(config.content.get("feed_forward_proj") or default)
+
+
+def _experts(config: Config, side: str, layers: int) -> Content:
+    """Layers of experts, by their number on one side of a Switch Transformer."""
+    if config.content.get("model_type") != "switch_transformers":
+        return {}
+    sparse = config.integer(f"num_sparse_{side}_layers", 0)
+    every = layers // sparse if sparse else layers
+    if every == 0:
+        return {}
+    return {
+        "experts": config.count("num_experts", 8),
+        "experts_every": every,
+        "experts_first": 0 if every == 1 else 1,
+    }
+
+
+def expert_modules(config: Config, modules: Mapping[str, str], experts: str = "experts.expert_{}") -> dict[str, str]:
+    """The modules of every expert, and of the router, from those of a feed-forward network."""
+    table = {}
+    for hf, native in modules.items():
+        (foreign, leaf), (network, own) = hf.rsplit(".", 1), native.rsplit(".", 1)
+        for number in range(config.count("num_experts", 8)):
+            table[f"{foreign}.{experts.format(number)}.{leaf}"] = f"{network}.experts.{number}.{own}"
+        table[f"{foreign}.router.classifier"] = f"{network}.router"
+    return table
+
+
+def zero_router_biases(weights: Weights) -> Weights:
+    """Routers without a bias get zeros."""
+    for name in [name for name in weights if name.endswith(".router.weight")]:
+        weights.setdefault(name.replace("weight", "bias"), torch.zeros_like(weights[name][:, 0]))
+    return weights
 
 
 def _stack(config: Config, layers: int) -> Content:
@@ -131,13 +169,13 @@ def _stack(config: Config, layers: int) -> Content:
 
 def _to_recipe(config: Config, names: Collection[str]) -> Content:
     layers = config.count("num_layers")
-    window = {}
+    target_layers, window = config.count("num_decoder_layers", layers), {}
     if config.content.get("model_type") == "longt5":
         config.require("encoder_attention_type", "local")
         window = {"window": config.count("local_radius", 127)}
     return {
-        "encoder": {**_stack(config, layers), **window},
-        "decoder": _stack(config, config.count("num_decoder_layers", layers)),
+        "encoder": {**_stack(config, layers), **_experts(config, "encoder", layers), **window},
+        "decoder": {**_stack(config, target_layers), **_experts(config, "decoder", target_layers)},
         "tie": "none" if OUTPUT in names else "all",
         # T5 divides by sqrt(d_model) before a tied output; here the tied table is divided once, on import, and
         # embeddings are multiplied by sqrt(d_model) when they are read.
@@ -191,12 +229,17 @@ def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
     modules = _modules(_feed_forward(config).startswith("gated"), position)
     if config.content.get("model_type") == "longt5":
         modules = {name.replace(*LOCAL): native for name, native in modules.items()}
+    combine: Callable[[Weights], Weights] = dict
+    if config.content.get("model_type") == "switch_transformers":
+        modules = {name.replace("DenseReluDense", "mlp"): native for name, native in modules.items()}
+        dense = {name: native for name, native in modules.items() if ".mlp." in name}
+        modules, combine = {**modules, **expert_modules(config, dense)}, zero_router_biases
     scaling = divide_by(config.count("d_model") ** 0.5) if _scales_output(config) else ()
     tensors = {"shared.weight": TensorMap(ALL_TABLES, *scaling)}
     if OUTPUT in names:
         output = TensorMap(("decoder.output.projection.weight",), *scaling)
         tensors = {"shared.weight": TensorMap(EMBEDDINGS), OUTPUT: output}
-    return WeightMap(modules, tensors, TIED_EMBEDDINGS, IGNORED)
+    return WeightMap(modules, tensors, TIED_EMBEDDINGS, IGNORED, combine=combine)
 
 
 def _required_names(config: Mapping[str, Any]) -> Names:
@@ -208,4 +251,5 @@ FAMILIES = {
     "MT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
     "UMT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
     "LongT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
+    "SwitchTransformersForConditionalGeneration": Family(_to_recipe, _weight_map),
 }

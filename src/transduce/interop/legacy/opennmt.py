@@ -6,16 +6,18 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap
+from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.model import (
     BILINEAR,
     COMBINE,
     RECURRENT_MODULES,
+    SCORE,
     LegacyModel,
     LegacyVocabulary,
     recurrent_sections,
@@ -32,6 +34,9 @@ FEED_FORWARD = {
 }
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 GATED = ("silu", "gated-gelu")
+SCORES = {"general": "bilinear", "dot": "dot", "mlp": "mlp"}
+UNBOUNDED = {"bias": True, "activation": "none"}  # W [c; s] + b after an MLP score
+BRIDGE = "states_bridge"
 NORMS = {"standard": "layer", "rms": "rms"}
 ROTARY = -1  # as max_relative_positions
 POSITIONS: dict[str, Any] = {
@@ -147,7 +152,6 @@ def _transformer(config: Config, names: Collection[str]) -> Content:
 
 def _recurrent(config: Config, names: Collection[str]) -> Content:
     for name, value in (
-        ("bridge", False),
         ("copy_attn", False),
         ("coverage_attn", False),
         ("input_feed", 1),
@@ -156,8 +160,8 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
     ):
         config.require(name, value)
     cell, score = config.content.get("rnn_type", "LSTM"), config.content.get("global_attention", "general")
-    if cell not in ("LSTM", "GRU") or score not in ("general", "dot"):
-        remedy = "supported: LSTM and GRU; general and dot"
+    if cell not in ("LSTM", "GRU") or score not in SCORES:
+        remedy = f"supported: LSTM and GRU; {', '.join(SCORES)}"
         raise InputError(f"{cell} with attention {score!r} cannot be imported", where=config.where, remedy=remedy)
     encoder = {
         "layers": config.count("enc_layers"),
@@ -168,12 +172,39 @@ def _recurrent(config: Config, names: Collection[str]) -> Content:
     decoder = {
         "layers": config.count("dec_layers"),
         "width": _width(config, "decoder"),
-        "bridge": "states",
-        "context": {"kind": "luong", "score": "bilinear" if score == "general" else "dot"},
+        "bridge": "relu" if config.flag("bridge") else "states",
+        "context": {"kind": "luong", "score": SCORES[score], **(UNBOUNDED if score == "mlp" else {})},
     }
     shared = {"cell": cell.lower(), "dropout": _first_rate(config, "dropout")}
     model = recurrent_sections(shared, encoder, decoder)
     return model | {"tie": "target" if config.flag("share_decoder_embeddings") else "none", "source_eos": False}
+
+
+def _bridge_weights(weights: Weights) -> Weights:
+    """One matrix for the states of all layers (h and c by turns), of one for all h and one for all c.
+
+    Theirs reads the states of both directions in two halves of the layers: l0 forward, l0 backward, l1 forward ...
+    """
+    parts = [
+        (weights.pop(f"{BRIDGE}.{part}.weight"), weights.pop(f"{BRIDGE}.{part}.bias"))
+        for part in range(2)
+        if f"{BRIDGE}.{part}.weight" in weights and f"{BRIDGE}.{part}.bias" in weights
+    ]
+    hidden = weights.get("decoder.rnn.layers.0.weight_hh_l0")
+    if not parts or hidden is None:
+        return weights
+    width, layers = hidden.size(1), sum(name.startswith("decoder.rnn.layers") and "hh" in name for name in weights) // 2
+    directions = layers * width // max(len(parts[0][1]), 1)
+    matrices = [torch.block_diag(*[matrix] * directions) for matrix, _ in parts]
+    order = torch.arange(len(parts) * layers * width).view(layers, len(parts), width).transpose(0, 1).flatten()
+    inverse = order.argsort()
+    weights["decoder.bridge.weight"] = torch.block_diag(*matrices)[inverse][:, inverse]
+    weights["decoder.bridge.bias"] = torch.cat([bias.repeat(directions) for _, bias in parts])[inverse]
+    return weights
+
+
+def _combine(weights: Weights) -> Weights:
+    return widen_embeddings(_bridge_weights(dict(weights)))
 
 
 def _halves(heads: int, weight: Tensor) -> list[Tensor]:
@@ -203,9 +234,17 @@ RECURRENT = WeightMap(
         **RECURRENT_MODULES,
         **{name: MODULES[name] for name in ("encoder.embeddings.words", "decoder.embeddings.words", "generator")},
         "decoder.attn.linear_out": COMBINE,
+        "decoder.attn.v": f"{SCORE}.energy_proj",
+        "encoder.bridge.*": f"{BRIDGE}.*",
     },
-    {"decoder.attn.linear_in.weight": BILINEAR},
-    combine=widen_embeddings,
+    {
+        "decoder.attn.linear_in.weight": BILINEAR,
+        "decoder.attn.linear_context.weight": TensorMap((f"{SCORE}.k_proj.weight",)),
+        "decoder.attn.linear_query.weight": TensorMap((f"{SCORE}.q_proj.weight",)),
+        # One bias inside the tanh: there it is that of the query.
+        "decoder.attn.linear_query.bias": TensorMap((f"{SCORE}.k_proj.bias",)),
+    },
+    combine=_combine,
 )
 
 
