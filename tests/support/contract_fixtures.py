@@ -65,8 +65,7 @@ BLOCKS = (
     {"gated": True, "activation": "gelu_tanh", "bias": False},
     {"projections": "none", "score": "dot", "heads": 1},
     {"projections": "none", "window": 1},
-    {"experts": 3, "experts_first": 1, "gated": True},
-    {"experts": 3, "experts_per_token": 2, "norm": "post"},
+    {"experts": 3, "experts_per_token": 2, "experts_first": 1, "gated": True},
     {"norm": "parallel", "position": "rotary"},
     {
         "norm": "sandwich",

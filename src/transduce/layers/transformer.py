@@ -221,7 +221,8 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.self_attention, self.cross_attention, self.feed_forward = self_attention, cross_attention, feed_forward
         number = 2 if cross_attention is None else 3
-        before, after = norms[:number], norms[number:] or [None] * number
+        before: Sequence[nn.Module] = norms[:number]
+        after: Sequence[nn.Module | None] = norms[number:] or [None] * number
         self.self_attention_norm, self.self_attention_output_norm = before[0], after[0]
         self.cross_attention_norm, self.cross_attention_output_norm = None, None
         if cross_attention is not None:

@@ -152,7 +152,8 @@ def _t5gemma(config: Config, names: Collection[str]) -> Content:
 
 
 def _t5gemma_weights(config: Config, names: Collection[str]) -> WeightMap:
-    modules, tensors, tied = {}, {}, GEMMA_OUTPUT not in names
+    modules: dict[str, str] = {}
+    tied = GEMMA_OUTPUT not in names
     norms = {f"model.{side}.norm.weight": f"{side}.final_norm.weight" for side in GEMMA_SUBLAYERS}
     for side, sublayers in GEMMA_SUBLAYERS.items():
         foreign, native = f"model.{side}.layers.*", f"{side}.layers.*"
