@@ -13,12 +13,12 @@ from transduce.modalities.audio.files import soundfile, stored_frame_width
 from transduce.modalities.audio.modality import AudioFeatures
 from transduce.recipe import parse
 
-HIGHEST = 16_000  # samples per second that speech needs; lower rates are kept
-FRAMES = 250  # assumed per utterance: two and a half seconds
-SPREAD = {"time_masks": 2, "time_width": 20, "frequency_masks": 1}
+SPEECH_RATE = 16_000  # samples per second that speech needs; lower rates are kept
+UTTERANCE_FRAMES = 250  # assumed per utterance: two and a half seconds
+SPECAUGMENT = {"time_masks": 2, "time_width": 20, "frequency_masks": 1}
 
 
-def heard(data: dict[str, Any]) -> dict[str, Any]:
+def audio_source(data: dict[str, Any]) -> dict[str, Any]:
     """The source of the first line: a recording with its sampling rate, or features with their width."""
     parsed = parse({"data": {**data, "sources": {"sound": {"kind": "audio"}}}}).data
     example = next((one for corpus in parsed.train for one in read_corpus(corpus, parsed.invalid)), None)
@@ -28,21 +28,21 @@ def heard(data: dict[str, Any]) -> dict[str, Any]:
         )
     named, place = example.source.split("\t")[0], f"{example.file}:{example.line}"
     try:
-        return {"sources": {"sound": _spec(named)}, "max_length": 512}
+        return {"sources": {"sound": _audio_spec(named)}, "max_length": 512}
     except UnreadableError as bad:
         raise InputError(bad.problem, where=place, remedy=bad.remedy) from None
 
 
-def _spec(named: str) -> dict[str, Any]:
+def _audio_spec(named: str) -> dict[str, Any]:
     if Path(named.partition("#")[0]).suffix.lower() in AudioFeatures.extensions:
-        return {"kind": "audio_features", "size": stored_frame_width(named), **SPREAD}
+        return {"kind": "audio_features", "size": stored_frame_width(named), **SPECAUGMENT}
     library = soundfile()
     try:
         rate = int(library.info(named).samplerate)
     except Exception as error:  # whatever the library raises, the file is not one that it reads
         raise UnreadableError("not a readable audio file", f"{named}: {error}") from None
-    rate = min(rate, HIGHEST)
-    return {"kind": "audio", "rate": rate, "mels": 40 if rate < HIGHEST else 80, "speed": 0.1, **SPREAD}
+    rate = min(rate, SPEECH_RATE)
+    return {"kind": "audio", "rate": rate, "mels": 40 if rate < SPEECH_RATE else 80, "speed": 0.1, **SPECAUGMENT}
 
 
 def transcribe(statistics: CorpusStatistics) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def transcribe(statistics: CorpusStatistics) -> dict[str, Any]:
         "ff_width": 4 * width,
         "dropout": dropout,
     }
-    an_epoch = max(1, statistics.pairs * FRAMES // 8192)
+    an_epoch = max(1, statistics.pairs * UTTERANCE_FRAMES // 8192)
     steps = int(min(100_000, max(800, 30 * an_epoch)))
     check = max(50, min(1000, steps // 10))
     return {

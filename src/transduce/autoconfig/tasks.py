@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from transduce.autoconfig.audio import heard, transcribe
+from transduce.autoconfig.audio import audio_source, transcribe
 from transduce.autoconfig.image import LONGEST, PICTURED, PICTURES, QUESTION_SOURCES, ask, draw
 from transduce.autoconfig.sizes import TimeBudget, cosine, metrics_for, pairs_recipe, tokens_for, tokens_of, transformer
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.autoconfig.text import PAIRS, TEXTS
-from transduce.autoconfig.video import SHOWN, caption_videos, classify_videos
+from transduce.autoconfig.video import VIDEO_SOURCE, caption_videos, classify_videos
 
 
 def _generate(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
@@ -164,10 +164,10 @@ DATA_SECTIONS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, A
     "summarise": {"max_length": 1000},
     **PICTURED,
     "vqa": QUESTION_SOURCES,
-    "caption-videos": SHOWN,
-    "classify-videos": SHOWN,
+    "caption-videos": VIDEO_SOURCE,
+    "classify-videos": VIDEO_SOURCE,
     "draw": {"max_length": LONGEST - 100},
-    "transcribe": heard,
+    "transcribe": audio_source,
 }
 # Number of leading TSV columns that form the source; None: all but the last.
 SOURCE_COLUMNS: dict[str, int | None] = {"entail": 2, "answer": 2, "converse": None}

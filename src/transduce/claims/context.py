@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.pronouns import ANIMAL_WORDS, PLACE_WORDS, PronounSentence, resolver, sentences
-from transduce.claims.pronouns import examples as pronoun_examples
+from transduce.claims.pronouns import ANIMAL_WORDS, PLACE_WORDS, PronounSentence, pronoun_examples, pronoun_resolver, pronoun_sentences
 from transduce.claims.tasks import exact_match, training
 from transduce.errors import InputError
 from transduce.flow import Example
@@ -74,7 +73,7 @@ def context_distances(model: Model, count: int) -> dict[str, list[float]]:
     `same`: both words are said of an animal, or both of a place. `other`: one of each.
     """
     chosen: list[tuple[str, str, str]] = []
-    for number, one in enumerate(islice(sentences(5, held_out=True), count)):
+    for number, one in enumerate(islice(pronoun_sentences(5, held_out=True), count)):
         words = (ANIMAL_WORDS, PLACE_WORDS) if one.word in ANIMAL_WORDS else (PLACE_WORDS, ANIMAL_WORDS)
         same = [word for word in words[0] if word != one.word][number % (len(words[0]) - 1)]
         other = words[1][number % len(words[1])]
@@ -89,7 +88,7 @@ def context_distances(model: Model, count: int) -> dict[str, list[float]]:
 
 
 def measure_context(budget: Budget) -> Measurement:
-    trained = resolver(budget)
+    trained = pronoun_resolver(budget)
     found = {"trained here": context_distances(trained, 64)}
     if budget.model is not None:
         found["imported"] = context_distances(load(budget.model, device=budget.device), 64)

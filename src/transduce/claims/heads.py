@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transduce.attention.multihead import MultiHeadAttention
 from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
 from transduce.claims.context import PRONOUN, transformer_encoder
-from transduce.claims.pronouns import PronounSentence, resolver, sentences
+from transduce.claims.pronouns import PronounSentence, pronoun_resolver, pronoun_sentences
 from transduce.claims.tasks import encode_pairs
 from transduce.flow import Batch, Example
 from transduce.inference import Model
@@ -120,8 +120,8 @@ def pruning_costs(model: Model, batch: Batch) -> dict[str, tuple[float, float]]:
 
 
 def measure_heads(budget: Budget) -> Measurement:
-    model = resolver(budget)
-    chosen = list(islice(sentences(9, held_out=True), budget.pick(200, 500)))
+    model = pronoun_resolver(budget)
+    chosen = list(islice(pronoun_sentences(9, held_out=True), budget.pick(200, 500)))
     found, base = mean_patterns(model, chosen)
     batch = encode_pairs(model, [Example(one.text, one.referent) for one in chosen])
     costs = pruning_costs(model, batch)

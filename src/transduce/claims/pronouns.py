@@ -34,7 +34,7 @@ ANIMALS = [
 PLACES = ["street", "river", "road", "bridge", "field", "valley", "lake", "canal", "square", "forest", "swamp", "hill"]
 ANIMAL_WORDS = ["tired", "hungry", "scared", "lazy", "sick", "young", "weak", "sleepy"]  # what an animal is
 PLACE_WORDS = ["wide", "deep", "steep", "busy", "icy", "flooded", "narrow", "dark"]  # what a place is
-FRAMES = (
+PRONOUN_FRAMES = (
     "the {animal} did not cross the {place} because it was {degree} {word}",
     "the {animal} avoided the {place} since it was {degree} {word}",
     "today the {animal} left the {place} because it was {degree} {word}",
@@ -49,7 +49,7 @@ class PronounSentence:
     animal: str
     place: str
     word: str
-    frame: str = FRAMES[0]
+    frame: str = PRONOUN_FRAMES[0]
     degree: str = "too"
 
     @property
@@ -61,25 +61,25 @@ class PronounSentence:
         return self.animal if self.word in ANIMAL_WORDS else self.place
 
 
-def sentences(seed: int, *, held_out: bool) -> Iterator[PronounSentence]:
+def pronoun_sentences(seed: int, *, held_out: bool) -> Iterator[PronounSentence]:
     """Random sentences; combinations of animal, place and last word are held out."""
     chance = random.Random(f"{seed} {held_out}")
     while True:
         chosen = chance.choice(ANIMALS), chance.choice(PLACES), chance.choice([*ANIMAL_WORDS, *PLACE_WORDS])
         if is_held_out(" ".join(chosen)) == held_out:
-            yield PronounSentence(*chosen, chance.choice(FRAMES), chance.choice(DEGREES))
+            yield PronounSentence(*chosen, chance.choice(PRONOUN_FRAMES), chance.choice(DEGREES))
 
 
-def examples(count: int, seed: int, *, held_out: bool) -> list[Example]:
+def pronoun_examples(count: int, seed: int, *, held_out: bool) -> list[Example]:
     """Pairs of a sentence and the noun that its pronoun refers to."""
-    return [Example(one.text, one.referent) for one in islice(sentences(seed, held_out=held_out), count)]
+    return [Example(one.text, one.referent) for one in islice(pronoun_sentences(seed, held_out=held_out), count)]
 
 
-def resolver(budget: Budget) -> Model:
+def pronoun_resolver(budget: Budget) -> Model:
     """A Transformer that was trained to name the referent."""
     data = {
-        "train": budget.write_pairs("pronouns-train", examples(6000, 1, held_out=False)),
-        "dev": budget.write_pairs("pronouns-dev", examples(200, 2, held_out=True)),
+        "train": budget.write_pairs("pronouns-train", pronoun_examples(6000, 1, held_out=False)),
+        "dev": budget.write_pairs("pronouns-dev", pronoun_examples(200, 2, held_out=True)),
         "cache": str(budget.folder / "cache"),
     }
     model = {"encoder": {**LAYERS, "ff_width": 128}, "decoder": {**LAYERS, "layers": 1, "ff_width": 128}}

@@ -14,7 +14,7 @@ import torch
 from transduce.flow import BOS, PAD, Batch, PackedLayout, Padded
 
 TARGET_FILL = 0.99  # initial number of bins: total length / capacity / this; pairs that do not fit open further bins
-STRIP = 64  # pairs of similar length among which the best for both sides of a bin are chosen
+SIMILAR_PAIRS = 64  # pairs of similar length among which the best for both sides of a bin are chosen
 LENGTH_MULTIPLE = 16  # row lengths are multiples of this
 # Maximum row length of the short-row attention kernel. Attention over rows of 64, forward and backward, took 66
 # microseconds a layer where rows of 128 took 140 (16,384 tokens), but rows of 64 were filled to 87 %, of 128 to 95 %.
@@ -103,7 +103,7 @@ def assign_bins(widths: np.ndarray, capacity: np.ndarray) -> np.ndarray:
         for begin in range(0, len(left), count):
             pairs = left[begin : begin + count]
             candidates = np.argsort(-free.min(1), kind="stable")[: len(pairs)]
-            strip = np.arange(len(pairs)) // STRIP
+            strip = np.arange(len(pairs)) // SIMILAR_PAIRS
             pairs = pairs[np.lexsort((needed[pairs] @ [1, -1], strip))]
             candidates = candidates[np.lexsort((free[candidates] @ [1, -1], strip))]
             fits = (needed[pairs] <= free[candidates]).all(1)

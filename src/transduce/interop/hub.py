@@ -14,7 +14,7 @@ from transduce.interop.model_card import FILE, model_card, with_run
 from transduce.run import Run
 from transduce.storage import make_folder, replace_file
 
-FORMATS = {"huggingface": "", "bundle": "model.zip"}  # the file in the repository; empty: the folder itself
+REPOSITORY_FILES = {"huggingface": "", "bundle": "model.zip"}  # the file in the repository; empty: the folder itself
 
 
 def upload_run(
@@ -29,8 +29,8 @@ def upload_run(
     """Exports a run and uploads it; returns the address. With `folder`, the files are written there instead."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise InputError(f"{name!r} is no name of a repository", where="NAME", remedy="write USER/NAME")
-    if to not in FORMATS:
-        raise InputError(f"a run cannot be pushed as {to!r}", where="--to", remedy=nearest(to, FORMATS))
+    if to not in REPOSITORY_FILES:
+        raise InputError(f"a run cannot be pushed as {to!r}", where="--to", remedy=nearest(to, REPOSITORY_FILES))
     api = None if folder is not None else _hub().HfApi()  # a missing library is reported before the export
     if folder is not None:
         return str(_write_files(Path(run), folder, to, licence))
@@ -41,9 +41,9 @@ def upload_run(
 
 def _write_files(run: Path, folder: Path, to: str, licence: str | None) -> Path:
     """The files of the repository: the exported model and its card."""
-    if FORMATS[to]:
+    if REPOSITORY_FILES[to]:
         make_folder(folder)
-        export(run, folder / FORMATS[to], to)
+        export(run, folder / REPOSITORY_FILES[to], to)
         card = model_card(load(run, device="cpu"), to)
     else:
         export(run, folder, to)
