@@ -20,11 +20,10 @@ from benchmarks.harness import OURS, Implementation, Measurement, measure
 from benchmarks.marian import PLACES, SIZES, Size, ours, theirs
 from transduce.attention.positions import max_positions
 from transduce.data.batching import collate
-from transduce.data.epoch_plan import EpochPlan
-from transduce.data.packing import Packing, packed_lengths
+from transduce.data.epoch_plan import EpochPlan, Packing, packed_lengths
 from transduce.data.rng import RandomPermutation, SeededRandom
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
-from transduce.kernels.training_graph import pad_to_bucket
+from transduce.kernels.cuda_graph import pad_to_bucket
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.training.distributed import Processes

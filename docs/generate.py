@@ -20,8 +20,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from transduce.autoconfig.sizes import GRID, LETTERS, MANY_LETTERS, MANY_SENTENCES, MONOTONIC, SENTENCES
 from transduce.claims import CLAIMS
-from transduce.claims.figure import save_png
-from transduce.claims.report import markdown, read_record, verdict
+from transduce.claims.report import markdown, read_record, save_png, verdict
 from transduce.cli import GROUPS
 from transduce.interop import FAMILIES
 from transduce.recipe.reference import recipe_reference
@@ -42,9 +41,9 @@ MODULES = (
     "transduce.model",
     "transduce.recipe",
     "transduce.explain.alignment",
-    "transduce.retrieval.embeddings",
-    "transduce.retrieval.search",
-    "transduce.retrieval.clustering",
+    "transduce.retrieval",
+    "transduce.retrieval",
+    "transduce.retrieval",
     "transduce.transfer",
     "transduce.interop",
 )

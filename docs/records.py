@@ -171,7 +171,7 @@ class Workplace:
 def make_record(command: Command, place: Path, seconds: float) -> dict[str, Any]:
     """The record of a command that has run."""
     import transduce
-    from transduce.evaluation.leakage import recipe_leakage
+    from transduce.data.filters import recipe_leakage
     from transduce.run import Run
 
     record: dict[str, Any] = {"page": command.page, "command": command.line, "version": transduce.__version__}

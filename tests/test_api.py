@@ -56,8 +56,8 @@ def test_an_open_file_is_read_line_by_line(model: transduce.Model, tmp_path: Pat
 
 
 def test_a_stream_reads_no_more_than_it_needs(model: transduce.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.data.readers.windows.LINES", 2)
-    monkeypatch.setattr("transduce.data.readers.windows.in_windows.__kwdefaults__", {"size": 2, "ready": lambda: True})
+    monkeypatch.setattr("transduce.data.readers.corpus.WINDOW_LINES", 2)
+    monkeypatch.setattr("transduce.data.readers.corpus.in_windows.__kwdefaults__", {"size": 2, "ready": lambda: True})
     read = []
 
     def lines() -> Iterable[str]:

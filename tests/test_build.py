@@ -208,7 +208,7 @@ def test_a_recipe_is_checked_without_torchs_compiler() -> None:
 import sys
 from transduce.attention.positions import POSITIONS
 from transduce.build import complete_recipe
-from transduce.layers.meta_init import meta_device
+from transduce.build import meta_device
 from transduce.modalities import FRONT_ENDS
 from transduce.recipe import parse
 for position in POSITIONS:

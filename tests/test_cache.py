@@ -21,7 +21,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.interop import as_run, bundle
 from transduce.recipe import Corpus
-from transduce.retrieval.embeddings import cached_embeddings
+from transduce.retrieval import cached_embeddings
 from transduce.storage import cache_directory
 
 BYTES = Tokenizer.train([], "bytes", 260)

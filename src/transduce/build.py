@@ -1,18 +1,21 @@
-"""Construction of a run from its recipe: defaults, model, objective, noise, search."""
+"""Construction of a run from its recipe: defaults, model, objective, noise, search; models without values."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from transduce import contracts
 from transduce.contracts import Augmentation, Noise
-from transduce.data.readers.formats import TAGS, TEXT_KINDS
+from transduce.data.readers.files import TAGS, TEXT_KINDS
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoders.copy import PointerGeneratorDecoder
 from transduce.decoders.joint_ctc import JointCTCDecoder
@@ -27,7 +30,6 @@ from transduce.decoding.logits_processors import (
 from transduce.errors import InputError
 from transduce.flow import EOS
 from transduce.layers.embedding import Embedding, Output, output_transform
-from transduce.layers.meta_init import meta_device
 from transduce.modalities.source_encoding import ModalitySourceEncoding, SourceEncoding, TextSourceEncoding
 from transduce.modalities.sources import ModalitySource, TagsModality, TextModality
 from transduce.model import CTCModel, DecoderOnly, EmbeddingModel, EncoderDecoder, EncoderOnly, Transducer
@@ -48,7 +50,45 @@ from transduce.recipe.compatibility import (
 )
 from transduce.recipe.registry import Spec, complete, factory, find, options
 
+MAX_TENSORS = 20_000  # parameters of a model: a Transformer of a thousand layers has fewer
 EMBEDDING = "embedding."  # rows stand for tokens: `share: all` decides about the embedding
+
+
+class SkipInitialisation(TorchFunctionMode):
+    """Random initialisation does nothing: on the meta device it would import torch's compiler, which takes a second.
+
+    So would arithmetic there. Tensors that a constructor computes, such as the frequencies of positions, begin with a
+    range; it is made on the CPU, so that the rest is computed there too.
+    """
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        if func is torch.arange:
+            kwargs = {"device": "cpu", **kwargs}
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """Modules built inside have shapes and no values. A model with too many tensors is refused while it is built."""
+    count = 0
+
+    def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal count
+        count += 1
+        if count > MAX_TENSORS:
+            raise InputError(
+                f"the model would have more than {MAX_TENSORS:,} weight tensors", remedy="reduce the number of layers"
+            )
+
+    counting = register_module_parameter_registration_hook(check)
+    try:
+        with torch.device("meta"), SkipInitialisation():
+            yield
+    finally:
+        counting.remove()
 
 
 def share_weights(one: nn.Module, other: nn.Module) -> list[str]:

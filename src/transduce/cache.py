@@ -1,7 +1,7 @@
 """Cached files of the user: what there is, its size and age, and eviction of the least recently used.
 
 <cache directory>/stores/KEY/      tokenised data with their raw text: data/store.py
-                  vectors/KEY/     embeddings of the lines of a file: retrieval/embeddings.py
+                  vectors/KEY/     embeddings of the lines of a file: retrieval.py
                   imported/KEY/    converted models of other libraries, hub/NAME/ downloaded ones: interop/conversion.py
                   native/          compiled kernels
                   limit            the limit in bytes, where it was set

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transduce.errors import InputError
 from transduce.flow import Batch, CacheSlots, Example, Memory, PackedLayout, Padded, State, Step, Tree
 
-if TYPE_CHECKING:  # only named in the contract of a family
+if TYPE_CHECKING:
     from transduce.interop.huggingface.family import Config, WeightMap
     from transduce.interop.huggingface.languages import Languages
     from transduce.recipe import Recipe

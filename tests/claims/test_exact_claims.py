@@ -7,8 +7,7 @@ import torch
 
 from transduce.attention.positions import POSITIONS
 from transduce.claims import causality, complexity, gradient, order
-from transduce.claims.claim import Budget, fitted_exponent, power_law
-from transduce.claims.tasks import random_batch, untrained
+from transduce.claims.claim import Budget, fitted_exponent, power_law, random_batch, untrained
 from transduce.decoders import DECODERS
 from transduce.objectives import CrossEntropy
 from transduce.objectives.language_modelling import TruncatedBPTT

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.claims import bottleneck, context, context_vector, exposure_bias, heads, pronouns, scaling
-from transduce.claims.claim import Budget
-from transduce.claims.tasks import (
+from transduce.claims import bottleneck, context, context_vector, exposure_bias, heads, scaling
+from transduce.claims import context as pronouns
+from transduce.claims.claim import (
     ATTENTION,
     LAYERS,
     ONE_VECTOR,
+    Budget,
     Validation,
     encode_pairs,
     recipe,
@@ -24,7 +25,7 @@ from transduce.claims.tasks import (
     seconds_per_update,
     untrained,
 )
-from transduce.evaluation.by_length import LengthBucket
+from transduce.evaluation.evaluate import LengthBucket
 from transduce.evaluation.significance import ConfidenceInterval, PairedTestResult
 from transduce.flow import Example
 from transduce.inference import Model

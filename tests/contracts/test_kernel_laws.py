@@ -26,9 +26,9 @@ from transduce.inference.lowering.program import LoweredDecoder
 from transduce.kernels import OPERATIONS, dispatch
 from transduce.kernels.cuda_graph import tensors_of
 from transduce.kernels.dispatch import Backend, captured_pass
+from transduce.kernels.linear import cast_weights
 from transduce.kernels.native.library import library
 from transduce.kernels.packed_linear import PackedFloat32
-from transduce.kernels.weight_cast import cast_weights
 from transduce.model import Transducer
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}

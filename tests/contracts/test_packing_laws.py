@@ -12,7 +12,7 @@ from test_capture_laws import Steady
 from torch.testing import assert_close
 
 from transduce.data.batching import collate
-from transduce.data.packing import Packing, assign_bins
+from transduce.data.epoch_plan import Packing, assign_bins
 from transduce.flow import Batch
 from transduce.objectives import OBJECTIVES
 

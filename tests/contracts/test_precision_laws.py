@@ -19,7 +19,7 @@ from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Padded
 from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.lowering.backends import NativeBackend, NativeEncoderBlock, OperationsBackend
-from transduce.inference.lowering.joint_projections import JointSelfAttention
+from transduce.inference.lowering.program import JointSelfAttention
 from transduce.kernels.packed_linear import PackedLinear
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder, Transducer

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_batching import _batches, _natural
 
 from transduce.data.batching import Batches, DataPosition, gather
+from transduce.data.epoch_plan import ROW_LENGTH, Packing, assign_bins, packed_lengths
 from transduce.data.filters import Filters
-from transduce.data.packing import ROW_LENGTH, Packing, assign_bins, packed_lengths
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, EOS, Batch

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.evaluation.by_length import bucket_edges, by_length, draw_by_length
-from transduce.evaluation.evaluate import evaluate
+from transduce.evaluation.evaluate import bucket_edges, by_length, draw_by_length, evaluate
 from transduce.evaluation.text_metrics import ExactMatch
 
 

@@ -10,10 +10,19 @@ import pytest
 
 import transduce
 from transduce.errors import InputError
-from transduce.inference.documents import FORMATS, read_document, translate_document
-from transduce.inference.documents.document import InlineTag, parse_document, plain_text, separate_tags
-from transduce.inference.documents.sentences import split_long, split_sentences
-from transduce.inference.documents.translation import insert_tags, wrap_lines
+from transduce.inference.documents import (
+    FORMATS,
+    InlineTag,
+    insert_tags,
+    parse_document,
+    plain_text,
+    read_document,
+    separate_tags,
+    split_long,
+    split_sentences,
+    translate_document,
+    wrap_lines,
+)
 
 PIECES = [
     *("Hello", "Dr.", "J.", "3.", "März", "e.g.", "…", "!?", '."', " ", "  ", "\n", "\n\n", "\t", "。", "你好", "🙂"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transduce.attention.positions import max_positions
 from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
-from transduce.kernels.training_graph import COLUMN_MULTIPLE, ROW_FRACTION, Pass, TrainingGraphs, pad_to_bucket
+from transduce.kernels.cuda_graph import COLUMN_MULTIPLE, ROW_FRACTION, Pass, TrainingGraphs, pad_to_bucket
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 
@@ -122,11 +122,11 @@ def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor
 def test_a_repeated_shape_is_captured_and_accumulates_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     often, rare = batch_of([(3, 5), (9, 2)]), batch_of([(2, 2)])
     batches = [often, rare, often, often, often, rare]
-    monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.PassGraph", Pretended)
     monkeypatch.setattr(Pretended, "made", 0)
     found, graphs = gradients(batches)
     assert Pretended.made == len(graphs.captured) == 1
-    monkeypatch.setattr("transduce.kernels.training_graph.MIN_OCCURRENCES", 99)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.MIN_OCCURRENCES", 99)
     plain, _ = gradients(batches)
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
@@ -135,11 +135,11 @@ def test_a_repeated_shape_is_captured_and_accumulates_the_same_gradient(monkeypa
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_every_update_starts_from_zero_gradients(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The first pass writes over what is there, the others add to it; an update without any has none."""
-    monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.PassGraph", Pretended)
     batches = [batch_of([(3, 5), (9, 2)])] * count
     found, graphs = gradients(batches, updates=5)
     assert {key[0] for key in graphs.captured} == {1: {True}, 3: {True, False}}.get(count, set())
-    monkeypatch.setattr("transduce.kernels.training_graph.MIN_OCCURRENCES", 99)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.MIN_OCCURRENCES", 99)
     plain, _ = gradients(batches)
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
@@ -147,7 +147,7 @@ def test_every_update_starts_from_zero_gradients(monkeypatch: pytest.MonkeyPatch
 
 def test_the_first_capture_keeps_its_gradient_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """And all others write theirs to the same places, so that whoever moves the weights finds them there."""
-    monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", Pretended)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.PassGraph", Pretended)
     copies = Counter[str]()
     for name in ("_foreach_copy_", "_foreach_add_"):
         monkeypatch.setattr(torch, name, counted(getattr(torch, name), copies, name))
@@ -175,9 +175,9 @@ def test_a_failed_capture_is_reported_and_training_continues(monkeypatch: pytest
 
     batches = [batch_of([(3, 5), (9, 2)])] * 5
     with monkeypatch.context() as never:
-        never.setattr("transduce.kernels.training_graph.MIN_OCCURRENCES", 99)
+        never.setattr("transduce.kernels.cuda_graph.MIN_OCCURRENCES", 99)
         plain, _ = gradients(batches)
-    monkeypatch.setattr("transduce.kernels.training_graph.PassGraph", refuse)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.PassGraph", refuse)
     with pytest.warns(UserWarning, match="cannot be captured"):
         found, graphs = gradients(batches)
     assert graphs.failed

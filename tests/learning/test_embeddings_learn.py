@@ -6,7 +6,7 @@ import pytest
 
 from transduce.autoconfig import recipe_for
 from transduce.evaluation.retrieval_metrics import normalise_rows
-from transduce.retrieval.clustering import k_means, purity
+from transduce.retrieval import k_means, purity
 from transduce.synthetic.paraphrases import generate
 from transduce.training.experiment import TrainingResult, train
 

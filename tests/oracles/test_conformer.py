@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from transduce.attention.positions import NoPosition
 from transduce.encoders.conformer import ConformerEncoder
 from transduce.flow import Batch, Padded
-from transduce.modalities.audio.front_ends import FrameStacking
+from transduce.modalities.audio.modality import FrameStacking
 
 WIDTH, HEADS, HIDDEN, KERNEL = 16, 4, 24, 5
 

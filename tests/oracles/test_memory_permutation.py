@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from transduce.attention.attend import WINDOWS
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.scores import SCORES
-from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
 from transduce.flow import Memory

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from transduce.attention.attend import WINDOWS
 from transduce.attention.normalisers import NORMALISERS, Monotonic
 from transduce.attention.scores import MLP, Coverage, Location
-from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded

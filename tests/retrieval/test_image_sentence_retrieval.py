@@ -20,7 +20,7 @@ from transduce.flow import Batch, Padded
 from transduce.model import EmbeddingModel, PairEmbeddings
 from transduce.objectives import Contrastive
 from transduce.recipe import parse
-from transduce.retrieval.search import nearest_neighbours
+from transduce.retrieval import nearest_neighbours
 from transduce.training.experiment import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from transduce.retrieval import search
-from transduce.retrieval.search import nearest_neighbours
+from transduce import retrieval as search
+from transduce.retrieval import nearest_neighbours
 
 
 def random_vectors(seed: int, *shape: int) -> np.ndarray:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from transduce.attention.attend import WINDOWS
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
 from transduce.attention.self_attention import TOKEN_MIXERS
-from transduce.attention.windows import WINDOWS
 from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
 from transduce.decoders.context import CONTEXT_MECHANISMS

@@ -17,15 +17,15 @@ from training_fixtures import fork, run_processes, wait
 
 import transduce
 from transduce.errors import InputError
+from transduce.run import HEARTBEAT, LOCK_FILE, SILENCE, RunLock, lock_run
 from transduce.training.distributed import Processes
-from transduce.training.lock import HEARTBEAT, NAME, SILENCE, RunLock, lock_run
 
 ALONE = Processes()
 
 
 def left_by(folder: Path, host: str, age: float, pid: int = 2**22 + 1) -> Path:
     """The lock file of a holder that was killed."""
-    path = folder / NAME
+    path = folder / LOCK_FILE
     path.write_text(json.dumps({"pid": pid, "host": host, "since": time.time() - age}))
     os.utime(path, (time.time() - age,) * 2)
     return path
@@ -36,7 +36,7 @@ def test_a_second_holder_is_refused_with_the_name_of_the_first(tmp_path: Path) -
         told = rf"process {os.getpid()} on {re.escape(socket.gethostname())} \(since 20.*\) is training in this folder"
         with pytest.raises(InputError, match=told), lock_run(tmp_path, ALONE):
             pass
-        assert (tmp_path / NAME).exists()  # the refused one did not remove it
+        assert (tmp_path / LOCK_FILE).exists()  # the refused one did not remove it
     with lock_run(tmp_path, ALONE) as lock:
         assert lock.recovered == ""
     assert not list(tmp_path.iterdir())
@@ -122,7 +122,7 @@ def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
     alive.write_text("being written")
     assert transduce.train(recipe(tmp_path, 1), tmp_path / "run", resume=True).outcome.step >= 1
     assert [path.name for path in (tmp_path / "run").glob(".part-*")] == [alive.name]
-    assert not (tmp_path / "run" / NAME).exists()
+    assert not (tmp_path / "run" / LOCK_FILE).exists()
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from transduce.build import complete_recipe
 from transduce.errors import InputError
 from transduce.recipe import Recipe, dump, parse
 from transduce.run import Run
-from transduce.training import ensemble_run, experiment, portfolio_search
-from transduce.training.ensemble_run import EnsembleResult, development_scores
-from transduce.training.portfolio_search import SHARES, successive_halving, train_best
+from transduce.training import ensemble_run, experiment
+from transduce.training import ensemble_run as portfolio_search
+from transduce.training.ensemble_run import SHARES, EnsembleResult, development_scores, successive_halving, train_best
 from transduce.training.resolve import resolve
 
 SMALL = {"encoder": {**RECURRENT, "width": 8}, "decoder": {**RECURRENT, "width": 8}}

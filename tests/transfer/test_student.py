@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import transduce
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded
-from transduce.objectives.distillation import Distillation
+from transduce.objectives.cross_entropy import Distillation
 from transduce.recipe import parse
 from transduce.run import Run
 from transduce.training.ensemble_run import train_ensemble

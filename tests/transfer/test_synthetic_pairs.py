@@ -46,7 +46,7 @@ def test_real_pairs_are_mixed_in_and_upsampled(attention_run, text, tmp_path, co
 
 
 def test_an_interrupted_command_continues_to_the_same_bytes(attention_run, text, tmp_path, command, monkeypatch):
-    monkeypatch.setattr("transduce.data.readers.windows.in_windows.__kwdefaults__", {"size": 4, "ready": lambda: True})
+    monkeypatch.setattr("transduce.data.readers.corpus.in_windows.__kwdefaults__", {"size": 4, "ready": lambda: True})
     whole, output = tmp_path / "whole.tsv", tmp_path / "part.tsv"
     assert command("backtranslate", attention_run, text, "--output", whole, "--sample").code == 0
     calls, generate = Counter(), Model.generate

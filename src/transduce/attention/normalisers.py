@@ -101,7 +101,7 @@ class StochasticHard(Normaliser):
 
     The weights are 1 at the row and 0 elsewhere, times exp(log p - log p without gradient): their value is exact and
     their gradient is that of log p(row) (the DiCE operator, Foerster 2018). So a sample is returned like any other
-    weights, and objectives/reinforce.py needs nothing else.
+    weights, and objectives/attention_losses.py needs nothing else.
     """
 
     stochastic = True

@@ -11,7 +11,7 @@ from typing import Any
 from transduce.autoconfig.sizes import Chosen, MeasuredNetwork, TimeBudget, affordable, training_for
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.data.readers.corpus import Invalid, read_corpus
-from transduce.data.readers.formats import TAGS, TEXT, corpus_format
+from transduce.data.readers.files import TAGS, TEXT, corpus_format
 from transduce.data.tokenizers.vocabulary import split_tags
 from transduce.recipe import Corpus, parse
 

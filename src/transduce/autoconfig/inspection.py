@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from transduce.autoconfig.statistics import SAMPLE
-from transduce.data.filters import PairHashSet
+from transduce.data.filters import Leakage, PairHashSet, count_leakage
 from transduce.data.readers.corpus import DropCounter, read_corpus, text_parts
-from transduce.data.readers.formats import TEXT_KINDS
-from transduce.evaluation.leakage import Leakage, count_leakage
+from transduce.data.readers.files import TEXT_KINDS
 from transduce.flow import Example
 from transduce.recipe import Corpora, Corpus, DataRecipe
 

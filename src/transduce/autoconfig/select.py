@@ -13,7 +13,7 @@ from transduce.autoconfig.sizes import FEW_PAIRS, TimeBudget, separate
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
 from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASKS, recipe_of_task
 from transduce.data.readers.corpus import Invalid, name_columns, read_corpus
-from transduce.data.readers.formats import corpus_format
+from transduce.data.readers.files import corpus_format
 from transduce.errors import InputError, nearest
 from transduce.interop import as_run
 from transduce.recipe import Corpus, Recipe, changed_keys, load, override, parse

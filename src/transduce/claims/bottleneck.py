@@ -9,12 +9,23 @@ from typing import Any
 import numpy as np
 
 from transduce.build import complete_recipe
-from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.tasks import ATTENTION, ONE_VECTOR, letters, recipe, scaled
+from transduce.claims.claim import (
+    ATTENTION,
+    ONE_VECTOR,
+    Budget,
+    Check,
+    Claim,
+    ClaimTable,
+    Measurement,
+    Panel,
+    Series,
+    letters,
+    recipe,
+    scaled,
+)
 from transduce.data.readers.corpus import read_corpus
-from transduce.evaluation.by_length import LengthBucket, by_length
 from transduce.evaluation.candidates import match_parameters
-from transduce.evaluation.evaluate import find_metric
+from transduce.evaluation.evaluate import LengthBucket, by_length, find_metric
 from transduce.evaluation.significance import SIGNIFICANCE_LEVEL, PairedTestResult, approximate_randomisation
 from transduce.flow import Example
 from transduce.inference import Model

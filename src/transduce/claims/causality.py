@@ -7,10 +7,16 @@ from typing import Any
 
 import torch
 
-from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.tasks import (
+from transduce.claims.claim import (
     LAYERS,
     TRANSFORMER,
+    Budget,
+    Check,
+    Claim,
+    ClaimTable,
+    Measurement,
+    Panel,
+    Series,
     encode_pairs,
     exact_match,
     letters,

@@ -11,12 +11,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.tasks import TRANSFORMER, letters, random_batch, recipe, untrained
+from transduce.claims.claim import (
+    TRANSFORMER,
+    Budget,
+    Check,
+    Claim,
+    ClaimTable,
+    Measurement,
+    Panel,
+    Series,
+    letters,
+    random_batch,
+    recipe,
+    untrained,
+)
 from transduce.flow import SPECIALS, Batch, Example, Memory, Padded
 from transduce.inference import Model
 from transduce.model import EncoderDecoder, Transducer
-from transduce.retrieval.clustering import pca
+from transduce.retrieval import pca
 
 NAMES = ("anna", "ben", "clara", "david", "emma", "felix", "greta", "hugo")
 VERBS = {"sees": "seen", "helps": "helped", "calls": "called", "thanks": "thanked", "hears": "heard", "likes": "liked"}

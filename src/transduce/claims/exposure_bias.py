@@ -9,8 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.tasks import ATTENTION, encode_pairs, recipe, scaled, teacher_forced
+from transduce.claims.claim import (
+    ATTENTION,
+    Budget,
+    Check,
+    Claim,
+    ClaimTable,
+    Measurement,
+    Panel,
+    Series,
+    encode_pairs,
+    recipe,
+    scaled,
+    teacher_forced,
+)
 from transduce.flow import Example
 from transduce.inference import Model
 

@@ -10,8 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.tasks import TRANSFORMER, encode_pairs, exact_match, random_batch, recipe, untrained
+from transduce.claims.claim import (
+    TRANSFORMER,
+    Budget,
+    Check,
+    Claim,
+    ClaimTable,
+    Measurement,
+    Panel,
+    Series,
+    encode_pairs,
+    exact_match,
+    random_batch,
+    recipe,
+    untrained,
+)
 from transduce.flow import Batch, Example, Padded
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer
 from transduce.objectives import CrossEntropy, Objective

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.attention.multihead import MultiHeadAttention
-from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.context import PRONOUN, transformer_encoder
-from transduce.claims.pronouns import PronounSentence, pronoun_resolver, pronoun_sentences
-from transduce.claims.tasks import encode_pairs
+from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series, encode_pairs
+from transduce.claims.context import PRONOUN, PronounSentence, pronoun_resolver, pronoun_sentences, transformer_encoder
 from transduce.flow import Batch, Example
 from transduce.inference import Model
 from transduce.layers.transformer import TransformerStack

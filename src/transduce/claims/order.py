@@ -7,8 +7,18 @@ from torch import Tensor
 
 from transduce.attention.positions import POSITIONS
 from transduce.attention.self_attention import SelfAttention
-from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.tasks import LAYERS, TRANSFORMER, untrained
+from transduce.claims.claim import (
+    LAYERS,
+    TRANSFORMER,
+    Budget,
+    Check,
+    Claim,
+    ClaimTable,
+    Measurement,
+    Panel,
+    Series,
+    untrained,
+)
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Padded
 from transduce.model import EncoderDecoder

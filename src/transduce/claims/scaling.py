@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transduce.claims.claim import (
+    ATTENTION,
+    ONE_VECTOR,
+    TRANSFORMER,
     Budget,
     Check,
     Claim,
@@ -13,10 +16,14 @@ from transduce.claims.claim import (
     Measurement,
     Panel,
     Series,
+    Validation,
     fitted_exponent,
+    letters,
     power_law,
+    recipe,
+    scaled,
+    validations,
 )
-from transduce.claims.tasks import ATTENTION, ONE_VECTOR, TRANSFORMER, Validation, letters, recipe, scaled, validations
 
 SYMBOLS = tuple("abcdefghij")
 WIDTH = 64

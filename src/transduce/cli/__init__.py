@@ -14,8 +14,6 @@ import typer
 
 import transduce
 from transduce.cli import (
-    cache,
-    claims,
     convert,
     data,
     demo,
@@ -29,6 +27,8 @@ from transduce.cli import (
     runs,
     train,
 )
+from transduce.cli import reproduce as claims
+from transduce.cli import runs as cache
 from transduce.cli.options import discard_output
 from transduce.errors import InputError
 from transduce.storage import DISK_ERRORS, WriteError

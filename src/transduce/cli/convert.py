@@ -104,8 +104,8 @@ def export(
 
         transduce export runs/words words.txt --to vectors
     """
-    from transduce.interop.export import check_model
     from transduce.interop.export import export as write
+    from transduce.interop.onnx import check_model
 
     for option, given, forms in (("--precision", precision, ("ctranslate2", "onnx")), ("--check", check, ("onnx",))):
         if given and to not in forms:

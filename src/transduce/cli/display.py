@@ -22,8 +22,7 @@ from transduce.explain.attention import AttentionMap, Explanation, to_words
 from transduce.inference import Prediction
 from transduce.recipe import Recipe, TrainingRecipe
 from transduce.recipe.compatibility import gives_vectors
-from transduce.retrieval.clustering import Clustering, distinctive_words
-from transduce.retrieval.search import Hit
+from transduce.retrieval import Clustering, Hit, distinctive_words
 from transduce.storage import json_line
 from transduce.training.ensemble_run import EnsembleResult
 from transduce.training.experiment import TrainingResult

@@ -29,12 +29,12 @@ from transduce.cli.options import (
 from transduce.errors import InputError
 from transduce.storage import replace_file
 
-FILES = "Files of outputs"  # panel of --help
-
 if TYPE_CHECKING:
     from rich.console import Console
 
     from transduce.inference import Model
+
+FILES = "Files of outputs"  # panel of --help
 
 
 def evaluate(

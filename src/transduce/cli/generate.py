@@ -451,7 +451,7 @@ def _source_columns(model: Model) -> int:
 
 def _windows(model: Model, file: str, unconditional: int) -> Iterator[list[str]]:
     """The sources to generate for, in windows: empty prompts, files, or the lines of a file."""
-    from transduce.data.readers.windows import in_windows
+    from transduce.data.readers.corpus import in_windows
 
     if unconditional and not model.sourceless:
         raise InputError("this model needs a source", where="--unconditional", remedy="give a file of input lines")

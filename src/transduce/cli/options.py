@@ -182,7 +182,7 @@ def discard_output() -> None:
 
 def source_windows(model: Model, file: str) -> Iterator[list[str]]:
     """The sources of an input, in windows: a file or a folder that the model reads, or the lines of a text file."""
-    from transduce.data.readers.windows import in_windows
+    from transduce.data.readers.corpus import in_windows
 
     files = model.source_encoding.sources_in(file)  # the argument itself is a source, or a folder of sources
     if not files and not model.source_encoding.reads_text and Path(file).is_dir():
@@ -196,8 +196,7 @@ def source_windows(model: Model, file: str) -> Iterator[list[str]]:
 
 def _line_windows(model: Model, file: str) -> Iterator[list[str]]:
     """The lines of a file, or of standard input. File names in a line are relative to the folder of that file."""
-    from transduce.data.readers.corpus import resolve_paths
-    from transduce.data.readers.windows import read_windows
+    from transduce.data.readers.corpus import read_windows, resolve_paths
 
     reads = next((corpus.modalities for corpus in model.recipe.data.train), ())
     folder = Path() if file == "-" else Path(file).parent

@@ -175,7 +175,7 @@ def _seconds_per_update(plan: Plan) -> float | None:
 
 def _with_second_file(source: str, settings: list[str]) -> tuple[str, list[str]]:
     """`a.en a.de` stands for the parallel files `a.en,a.de`."""
-    from transduce.data.readers.formats import is_table
+    from transduce.data.readers.files import is_table
 
     files = [item for item in settings if "=" not in item]
     if not files:
@@ -218,8 +218,7 @@ def _train_ensemble(
     """Trains an ensemble, after a search for its recipe with the effort `best`. Raises `typer.Exit` after a signal."""
     from transduce.cli.display import show_ensemble
     from transduce.kernels.native.library import keep_freed_memory
-    from transduce.training.ensemble_run import train_ensemble
-    from transduce.training.portfolio_search import train_best
+    from transduce.training.ensemble_run import train_best, train_ensemble
 
     keep_freed_memory()
     train_members = train_best if effort == "best" else train_ensemble
@@ -262,7 +261,7 @@ def distil(
         transduce distil runs/large model.encoder.layers=2 model.decoder.layers=1
     """
     from transduce.recipe.registry import check_user_code
-    from transduce.transfer.student import Level, student_recipe
+    from transduce.transfer.synthetic_pairs import Level, student_recipe
 
     console = open_console(quiet)
     folder = run or Path(f"{teacher.partition(',')[0].rstrip('/')}-distilled")
@@ -285,9 +284,8 @@ def edit_recipe(
 
         transduce edit-recipe runs/demo
     """
-    from transduce.run import Run
+    from transduce.run import Run, lock_run
     from transduce.training.distributed import Processes
-    from transduce.training.lock import lock_run
 
     with lock_run(run, Processes()):
         changes = Run(run).edit_recipe(settings or [])

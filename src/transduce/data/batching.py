@@ -17,8 +17,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from transduce.data.epoch_plan import EpochPlan, IndexMap, batch_starts
-from transduce.data.packing import Packing
+from transduce.data.epoch_plan import EpochPlan, IndexMap, Packing, batch_starts
 from transduce.data.readers.corpus import gold_similarity
 from transduce.data.rng import RandomPermutation, SeededRandom
 from transduce.data.row_selection import CorpusMixture, RowSubset, corpus_sizes

@@ -21,13 +21,13 @@ from transduce.data.batching import (
     gather,
     with_similarities,
 )
+from transduce.data.epoch_plan import Packing
 from transduce.data.filters import Filters
 from transduce.data.languages import split_language, temperature_weights
 from transduce.data.lm_blocks import BlockBatches, consecutive_blocks, hold_out_end, token_streams
 from transduce.data.noise import NoisyBatches, add_noise
-from transduce.data.packing import Packing
 from transduce.data.readers.corpus import by_language, read_corpus, text_parts
-from transduce.data.readers.formats import TAGS, TEXT_KINDS
+from transduce.data.readers.files import TAGS, TEXT_KINDS
 from transduce.data.row_selection import RowSubset, chunks, corpus_sizes, split
 from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer

@@ -30,17 +30,7 @@ from transduce.decoding.search_state import (
     uniform_noise,
 )
 from transduce.decoding.strategies import Beam, length_power
-from transduce.flow import (
-    BOS,
-    Batch,
-    Hypothesis,
-    LexicalConstraints,
-    Padded,
-    State,
-    TopK,
-    TopKRequest,
-    map_tensors,
-)
+from transduce.flow import BOS, Batch, Hypothesis, LexicalConstraints, Padded, State, TopK, TopKRequest, map_tensors
 from transduce.kernels.beam_update import BEAM_UPDATE, BeamState, FinishedHypotheses, StateMismatchError
 from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, tensors_of
 from transduce.kernels.native.inference import MAX_K

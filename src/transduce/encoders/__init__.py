@@ -3,9 +3,8 @@
 from transduce.contracts import Encoder
 from transduce.encoders.conformer import ConformerEncoder
 from transduce.encoders.convolutional import ConvolutionalEncoder
-from transduce.encoders.elmo import ElmoEncoder
 from transduce.encoders.multi_source import IdentityEncoder, MultiSourceEncoder
-from transduce.encoders.recurrent import RecurrentEncoder
+from transduce.encoders.recurrent import ElmoEncoder, RecurrentEncoder
 from transduce.encoders.transformer import TransformerEncoder
 
 ENCODERS: dict[str, type[Encoder]] = {

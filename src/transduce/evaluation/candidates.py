@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 
 from transduce import build
+from transduce.build import meta_device
 from transduce.data.prepare import Tokenizers, train_tokenizers
 from transduce.errors import InputError
-from transduce.layers.meta_init import meta_device
 from transduce.recipe import ModelRecipe, Recipe, registry
 from transduce.recipe import load as load_recipe
 from transduce.run import Run

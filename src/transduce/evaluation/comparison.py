@@ -19,7 +19,6 @@ from transduce.contracts import Metric, TextMetric
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError, check_path
-from transduce.evaluation.by_length import draw_by_length
 from transduce.evaluation.candidates import (
     Candidate,
     Equal,
@@ -30,7 +29,15 @@ from transduce.evaluation.candidates import (
     time_limits,
     train_candidate,
 )
-from transduce.evaluation.evaluate import Evaluation, SystemOutput, evaluate, find_metric, line_statistics, metric_class
+from transduce.evaluation.evaluate import (
+    Evaluation,
+    SystemOutput,
+    draw_by_length,
+    evaluate,
+    find_metric,
+    line_statistics,
+    metric_class,
+)
 from transduce.evaluation.held_out import HeldOutExample, group_references, predict
 from transduce.evaluation.significance import SIGNIFICANCE_LEVEL, PairedTestResult, paired_bootstrap, verdict
 from transduce.inference import load

@@ -15,20 +15,21 @@ from transduce.data.batching import batch_by_length, collate
 from transduce.data.languages import split_language
 from transduce.data.noise import add_noise
 from transduce.data.prepare import prepare_data
-from transduce.data.readers.corpus import gold_similarity, read_corpus
-from transduce.data.readers.windows import example_characters, in_windows
+from transduce.data.readers.corpus import example_characters, gold_similarity, in_windows, read_corpus
 from transduce.data.tokenizers.tokenizer import MASK, Tokenizer
 from transduce.decoding.scoring import score
 from transduce.evaluation.evaluate import (
+    CharacterPerplexity,
     Evaluation,
     NoisedInput,
+    Perplexity,
     SystemOutput,
+    WordPerplexity,
     evaluate,
     find_metric,
     line_statistics,
     metric_class,
 )
-from transduce.evaluation.perplexity import CharacterPerplexity, Perplexity, WordPerplexity
 from transduce.evaluation.significance import paired_bootstrap, verdict
 from transduce.flow import SPECIALS, UNK, Batch, Example
 from transduce.inference import Model, PairScore

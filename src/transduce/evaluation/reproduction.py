@@ -16,11 +16,11 @@ import torch
 
 import transduce
 from transduce.autoconfig import recipe_for
+from transduce.data.filters import recipe_leakage
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import SystemOutput, evaluate, find_metric, line_statistics
 from transduce.evaluation.held_out import HeldOutExample, group_references, predict
-from transduce.evaluation.leakage import recipe_leakage
 from transduce.evaluation.scoreboard import Row, find_row
 from transduce.inference import Model
 from transduce.inference import load as load_model

@@ -7,8 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from transduce.data.readers.corpus import read_corpus, read_lines
-from transduce.data.readers.windows import example_characters, in_windows
+from transduce.data.readers.corpus import example_characters, in_windows, read_corpus, read_lines
 from transduce.errors import InputError
 from transduce.explain.attention import Explanation, Link, links, to_words
 from transduce.inference import Model

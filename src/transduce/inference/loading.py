@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transduce import build, interop
+from transduce.build import meta_device
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, check_path
 from transduce.inference.ensemble import Combination, build_ensemble
@@ -16,7 +17,6 @@ from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.model import Model
 from transduce.interop import bundle
 from transduce.kernels.cuda_graph import SearchGraphs
-from transduce.layers.meta_init import meta_device
 from transduce.model import Transducer
 from transduce.recipe import Recipe, registry
 from transduce.run import Run

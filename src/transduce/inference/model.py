@@ -16,7 +16,7 @@ from torch import Tensor
 from transduce import build
 from transduce.contracts import ScoredText
 from transduce.data.batching import batch_by_length, collate
-from transduce.data.readers.windows import in_windows
+from transduce.data.readers.corpus import in_windows
 from transduce.data.tokenizers.oov import encode_targets
 from transduce.data.tokenizers.running_text import count_text
 from transduce.data.tokenizers.tokenizer import Tokenizer

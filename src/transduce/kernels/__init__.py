@@ -8,24 +8,16 @@ are built once for a network (inference/lowering) instead of chosen for each cal
 of lowered decoders are in `inference.lowering.backends`. Recurrent layers have no fused step: their cells are torch's.
 """
 
-from transduce.kernels import fork  # noqa: F401 (it registers what a forked child does)
 from transduce.kernels.add_norm import NORM, POST_NORM, PRE_NORM
 from transduce.kernels.additive_attention import ADDITIVE_CONTEXT, ADDITIVE_SCORES
 from transduce.kernels.attention import ATTENTION
 from transduce.kernels.beam_update import BEAM_UPDATE
 from transduce.kernels.cross_entropy import CROSS_ENTROPY
-from transduce.kernels.decode_step import (
-    CACHE_ATTENTION,
-    DECODE_EMBEDDING,
-    DECODE_LINEAR,
-    DECODE_QKV,
-    MEMORY_ATTENTION,
-)
+from transduce.kernels.decode_step import CACHE_ATTENTION, DECODE_EMBEDDING, DECODE_LINEAR, DECODE_QKV, MEMORY_ATTENTION
 from transduce.kernels.dispatch import Operation
 from transduce.kernels.dropout import DROPOUT, DROPOUT_ADD
-from transduce.kernels.linear import LINEAR, OUTPUT_PROJECTION, SPLIT
+from transduce.kernels.linear import LINEAR, OUTPUT_PROJECTION, SPLIT, WEIGHT_CAST
 from transduce.kernels.top_k import TOP_K, TOP_K_TOKENS
-from transduce.kernels.weight_cast import WEIGHT_CAST
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation

@@ -237,7 +237,7 @@ def _accepts_triton(
 def triton_beam_update(
     strategy: Strategy, beams: BeamState, selection: Selection, log_probs: Tensor, num_results: int, power: float | None
 ) -> BeamState:
-    from transduce.kernels.triton.beam_update import beam_update as kernel
+    from transduce.kernels.triton.decode_step import beam_update as kernel
 
     sources, width, columns = beams.history.shape
     before = beams.finished

@@ -6,6 +6,7 @@ An operation is computed by the first of its backends that accepts the arguments
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -53,7 +54,7 @@ class TrainingPass:
 
     captured: bool = False  # True: the pass is captured as a CUDA graph
     native: bool = True  # False: without the C kernels
-    cast_weights: Mapping[Tensor, Tensor] = field(default_factory=dict)  # see weight_cast.py
+    cast_weights: Mapping[Tensor, Tensor] = field(default_factory=dict)  # see linear.py
 
 
 _EAGER = TrainingPass()
@@ -147,3 +148,15 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 def to_matmul_dtype(x: Tensor) -> Tensor:
     """x in the precision of matrix products: an input of several products is cast once."""
     return x.to(matmul_dtype(x))
+
+
+def _use_one_thread() -> None:
+    """Fork safety. The threads of an OpenMP pool do not survive a fork: a child that asks for them waits for ever, as
+    after `torch.set_num_threads(2)`, a generation, and `os.fork()` or `multiprocessing` with the start method `fork`.
+    With one thread it asks for none. A child of `spawn` or `forkserver` has a pool of its own and all its threads."""
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_use_one_thread)

@@ -1,8 +1,7 @@
 """Registries of modalities and front ends: a new one is one class and one row here."""
 
 from transduce.contracts import FrontEnd, Modality
-from transduce.modalities.audio.front_ends import ConvSubsampling, FrameStacking
-from transduce.modalities.audio.modality import Audio, AudioFeatures
+from transduce.modalities.audio.modality import Audio, AudioFeatures, ConvSubsampling, FrameStacking
 from transduce.modalities.image.front_ends import CNNGrid, FeatureGrid, PatchEmbedding
 from transduce.modalities.image.modality import Image, ImageFeatures
 from transduce.modalities.video import FrameEmbedding, TubeletEmbedding, Video

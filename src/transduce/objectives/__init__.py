@@ -1,16 +1,13 @@
 """Training objectives and their registry."""
 
 from transduce.contracts import Loss, Objective
-from transduce.objectives.attention_losses import AttentionPenalty, GuidedAlignment
+from transduce.objectives.attention_losses import AttentionPenalty, GuidedAlignment, Reinforce
 from transduce.objectives.contrastive import Contrastive, CoSENT, CosineRegression
-from transduce.objectives.cross_entropy import CrossEntropy, RDrop, ScheduledSampling
+from transduce.objectives.cross_entropy import CrossEntropy, Distillation, RDrop, ScheduledSampling
 from transduce.objectives.ctc import CTC, JointCTC, ctc_loss
-from transduce.objectives.distillation import Distillation
 from transduce.objectives.imitation import Imitation
-from transduce.objectives.language_modelling import PrefixLM, TruncatedBPTT
+from transduce.objectives.language_modelling import PrefixLM, SkipGram, TruncatedBPTT
 from transduce.objectives.minimum_risk import MinimumRisk
-from transduce.objectives.reinforce import Reinforce
-from transduce.objectives.skip_gram import SkipGram
 
 __all__ = [
     "CTC",

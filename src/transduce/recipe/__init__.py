@@ -4,8 +4,7 @@ The defaults of a run are in the schema; the defaults of parts are in the signat
 """
 
 from transduce.recipe.data import Corpora, Corpus, DataRecipe
-from transduce.recipe.overrides import override
-from transduce.recipe.recipe import Recipe, changed_keys, describe_changes, dump, explain_error, load, parse
+from transduce.recipe.recipe import Recipe, changed_keys, describe_changes, dump, explain_error, load, override, parse
 from transduce.recipe.schema import (
     AdaptersRecipe,
     CopyRecipe,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from transduce import contracts
-from transduce.data.readers.formats import TEXT
+from transduce.data.readers.files import TEXT
 from transduce.errors import InputError, nearest
 from transduce.objectives import Objective
 from transduce.recipe import GenerationRecipe, ModelRecipe, Recipe

@@ -12,11 +12,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from transduce import contracts
+from transduce.attention.attend import WINDOWS
 from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import SCORES
 from transduce.attention.self_attention import TOKEN_MIXERS
-from transduce.attention.windows import WINDOWS
 from transduce.contracts import Noise
 from transduce.data.augmentation import AUGMENTATIONS
 from transduce.data.noise import NOISES

@@ -1,28 +1,35 @@
-"""Training of an ensemble: members with different seeds in one run directory."""
+"""Training of several networks: ensembles, and successive halving over a portfolio of recipes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from transduce.autoconfig.portfolio import NORMAL, Variant, portfolio, shortened
 from transduce.data.prepare import prepare_data
 from transduce.errors import InputError
-from transduce.evaluation.evaluate import Evaluation
+from transduce.evaluation.evaluate import Evaluation, metric_class
 from transduce.evaluation.held_out import evaluate_output, group_references, predict, read_corpora
 from transduce.inference import Model, load
 from transduce.recipe import Recipe
-from transduce.run import Run
-from transduce.storage import optional_write
+from transduce.run import Run, lock_run
+from transduce.storage import json_line, optional_write, replace_file
 from transduce.training.distributed import Processes
 from transduce.training.experiment import is_finished, train
-from transduce.training.lock import lock_run
-from transduce.training.report import Report, TrainingTable
+from transduce.training.report import Report, TrainingTable, read_log
 from transduce.training.resolve import resolve
 from transduce.training.trainer import Outcome
+
+SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the updates, in each rung; after each, the better half goes on (Jamieson 2016)
+# Different networks of the final ensemble. On average over the development sets of the grid, four networks together
+# were better than the best one of them alone (benchmarks/results/autoconfig.jsonl: mixed: 4 networks).
+NETWORKS = 4
 
 
 @dataclass(frozen=True)
@@ -140,3 +147,140 @@ def save_ensemble_metrics(
     }
     with optional_write(run.metrics_file, "the scores are only printed"):
         run.save_metrics(content)
+
+
+class InterruptedSearchError(Exception):
+    """A signal ended a training."""
+
+    def __init__(self, signal: int | None) -> None:
+        super().__init__("interrupted")
+        self.signal = signal
+
+
+def successive_halving(
+    variants: Sequence[Variant], evaluate: Callable[[Variant, float], float], shares: Sequence[float]
+) -> list[Variant]:
+    """The variants in the order in which they are best: after each share of the training the better half goes on.
+
+    Higher values are better. Those that leave together are in the order of their values, and equal ones as given.
+    """
+    left, gone = list(variants), list[Variant]()
+    for share in shares:
+        if len(left) > 1:
+            left = _ranked(left, evaluate, share)
+            half = -(-len(left) // 2)
+            left, gone = left[:half], [*left[half:], *gone]
+    if len(left) > 1:
+        left = _ranked(left, evaluate, shares[-1])
+    return [*left, *gone]
+
+
+def _ranked(variants: Sequence[Variant], evaluate: Callable[[Variant, float], float], share: float) -> list[Variant]:
+    values = {one.name: evaluate(one, share) for one in variants}
+    return sorted(variants, key=lambda one: -values[one.name])
+
+
+@dataclass
+class Search:
+    """The trainings of one folder: each a run of its own, and a line of trials.jsonl."""
+
+    run: Run
+    table: TrainingTable
+    criterion: str  # the metric that decides
+    sign: int  # -1 where lower is better
+    allow_changes: Sequence[str] = ()
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def value(self, scores: dict[str, float]) -> float:
+        return self.sign * scores[self.criterion]
+
+    def train(self, name: str, note: str, recipe: Recipe, folder: Path) -> dict[str, float]:
+        """Development scores of a run, which is trained, resumed or, where it is finished, used again."""
+        row = self.table.row(name, note)
+        outcome = train_once(recipe, folder, row, self.allow_changes)
+        if outcome is not None and outcome.reason == "interrupted":
+            raise InterruptedSearchError(outcome.signal)
+        run = Run(folder)
+        scores = development_scores(run)
+        row.finish(scores)
+        updates = [entry for entry in read_log(run.log) if entry.get("kind") == "update"]
+        self.trials.append(
+            {
+                "name": name,
+                "note": note,
+                "folder": folder.relative_to(self.run.folder).as_posix(),
+                "scores": scores,
+                "steps": run.metrics()["training"]["step"],
+                "seconds": updates[-1]["seconds"] if updates else None,
+                "parameters": run.metrics()["parameters"],
+                "recipe": recipe.model_dump(mode="json"),
+            }
+        )
+        replace_file(self.run.folder / "trials.jsonl", "".join(json_line(one) + "\n" for one in self.trials))
+        return scores
+
+    def trial(self, variant: Variant, share: float) -> float:
+        """The development score of a variant after a share of its training."""
+        folder = self.run.folder / "trials" / f"{re.sub(r'[^a-z0-9]+', '-', variant.name)}-{share:g}"
+        return self.value(self.train(variant.name, f"{share:.1%}", shortened(variant.recipe, share), folder))
+
+
+def train_best(
+    recipe: Recipe,
+    folder: str | Path,
+    members: int,
+    *,
+    resume: bool = False,
+    allow_changes: Sequence[str] = (),
+    console: Console | None = None,
+) -> EnsembleResult:
+    """Searches a portfolio, trains the best networks in full, and keeps what is best on the development set.
+
+    The recipe as it is takes part in the final comparison, so that the result is never worse on the development set.
+    With `resume`, trainings that are finished are used again.
+    """
+    run, requested = Run(Path(folder)), resolve(recipe)
+    check_folder(run, members, resume)
+    requested = with_seed(requested, requested.training.seed)
+    names = {metric_class(name).name: metric_class(name) for name in requested.evaluation.metrics}
+    monitor = requested.training.monitor
+    criterion = monitor if monitor in names else next(iter(names))
+    with lock_run(run.folder, Processes()), TrainingTable(console or Console(quiet=True)) as table:
+        search = Search(run, table, criterion, 1 if names[criterion].higher_is_better else -1, allow_changes)
+        try:
+            ranking = successive_halving(portfolio(requested), search.trial, SHARES)
+            return _final_comparison(search, ranking[:NETWORKS], requested, members)
+        except InterruptedSearchError as stopped:
+            done = {f"{one['name']}, {one['note']}": one["scores"] for one in search.trials}
+            return EnsembleResult(run, None, done, {}, stopped.signal)
+
+
+def _final_comparison(search: Search, best_ones: Sequence[Variant], normal: Recipe, members: int) -> EnsembleResult:
+    """The recipe as it was, the best networks and their ensemble, all trained in full: the best becomes the run.
+
+    The members take turns among the networks; each round has another seed.
+    """
+    run, seed = search.run, normal.training.seed
+    scores: dict[str, dict[str, float]] = {}
+    folders = [run.folder / "members" / str(number) for number in range(1, members + 1)]
+    choices = {f"member {number}": [own] for number, own in enumerate(folders, 1)}
+    if best_ones[0].name != NORMAL:
+        alone = run.folder / "normal"
+        scores[NORMAL] = search.train(NORMAL, "in full", normal, alone)
+        choices = {NORMAL: [alone], **choices}
+    for number, own in enumerate(folders, 1):
+        turn, one = divmod(number - 1, len(best_ones))
+        recipe = with_seed(best_ones[one].recipe, seed + turn)
+        name = f"member {number}"
+        scores[name] = search.train(name, f"{best_ones[one].name}, seed {recipe.training.seed}", recipe, own)
+    row = search.table.row("ensemble", f"{members} members")
+    run.save_members(folders)
+    model, evaluations = evaluate_ensemble(run, normal.training.device)
+    together = {name: score.value for name, score in evaluations["dev"].scores.items()}
+    row.finish(together)
+    best = max(scores, key=lambda name: search.value(scores[name]))  # the first of equal ones
+    if search.value(scores[best]) > search.value(together):
+        run.save_members(choices[best])
+        model, evaluations = evaluate_ensemble(run, normal.training.device)
+    save_ensemble_metrics(run, model, evaluations, {**scores, "ensemble": together})
+    return EnsembleResult(run, model, {**scores, "ensemble": together}, evaluations)

@@ -32,12 +32,11 @@ from transduce.model import Transducer
 from transduce.objectives import Objective
 from transduce.recipe import Recipe, load, registry
 from transduce.recipe.compatibility import gives_vectors
-from transduce.run import Run
+from transduce.run import Run, lock_run
 from transduce.storage import optional_write, remove_incomplete, replace_file
 from transduce.training import trainer
 from transduce.training.batch_size import with_batch_tokens
 from transduce.training.distributed import Processes, deterministic, pick_device, seed_everything
-from transduce.training.lock import lock_run
 from transduce.training.report import Report, Reports, RunReport, SilentReport, draw_curves
 from transduce.training.resolve import resolve, resumed_recipe, with_packing, with_precision, with_resolved_values
 from transduce.training.resume import Provenance

@@ -14,7 +14,7 @@ import torch
 from transduce.attention.positions import max_positions
 from transduce.data.batching import DataPosition
 from transduce.flow import Batch
-from transduce.kernels.training_graph import pad_to_bucket
+from transduce.kernels.cuda_graph import pad_to_bucket
 from transduce.training.update import MicroBatch, Update, UpdateBatch, split_batch
 
 

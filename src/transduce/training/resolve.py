@@ -12,13 +12,13 @@ from torch import nn
 from transduce import build, transfer
 from transduce.attention.attend import Attend
 from transduce.attention.positions import max_positions
+from transduce.build import meta_device
 from transduce.contracts import Metric, PositionEncoding, TextMetric, VectorMetric
-from transduce.data.packing import ROW_LENGTH
+from transduce.data.epoch_plan import ROW_LENGTH
 from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.errors import InputError, nearest
 from transduce.evaluation.evaluate import METRICS
 from transduce.interop import as_run
-from transduce.layers.meta_init import meta_device
 from transduce.model import Transducer
 from transduce.objectives import Objective
 from transduce.recipe import Corpus, Recipe, changed_keys, describe_changes, parse

@@ -14,9 +14,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from transduce.errors import InputError
 from transduce.flow import Batch
+from transduce.kernels.cuda_graph import TrainingGraphs
+from transduce.kernels.linear import ALIGNMENT, cast_weights
 from transduce.kernels.native.library import library
-from transduce.kernels.training_graph import TrainingGraphs
-from transduce.kernels.weight_cast import ALIGNMENT, cast_weights
 from transduce.layers.transformer import enable_gradient_checkpointing
 from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe

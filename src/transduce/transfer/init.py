@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce import build
+from transduce.build import meta_device
 from transduce.data.prepare import Tokenizers, train_tokenizers
 from transduce.data.readers.word_vectors import WordVectors, read_word_vectors
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -18,7 +19,6 @@ from transduce.errors import InputError
 from transduce.flow import SPECIALS
 from transduce.inference.quantisation import check_learns
 from transduce.layers.embedding import Embedding
-from transduce.layers.meta_init import meta_device
 from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe
 from transduce.recipe.compatibility import labels_per
 from transduce.run import Run

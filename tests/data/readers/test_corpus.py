@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from transduce.autoconfig import recipe_for
 from transduce.data.readers.corpus import DropCounter, fingerprint, read_corpus, read_lines
-from transduce.data.readers.parallel import suspicious_line
+from transduce.data.readers.translation_files import suspicious_line
 from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Corpus, parse

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from transduce.autoconfig import recipe_for
-from transduce.data.readers.columns import find_columns, is_header
 from transduce.data.readers.corpus import DropCounter, fingerprint, read_corpus
+from transduce.data.readers.delimited import find_columns, is_header
 from transduce.data.readers.records import _array_rows
 from transduce.errors import InputError
 from transduce.recipe import Corpus, parse

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.readers import files, windows
-from transduce.data.readers.corpus import read_lines
-from transduce.data.readers.windows import in_windows, read_windows
+from transduce.data.readers import corpus as windows
+from transduce.data.readers import files
+from transduce.data.readers.corpus import in_windows, read_lines, read_windows
 from transduce.errors import InputError
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.modalities.image.augmentation import ImageAugmentation, colour_jitter, resampled_window
+from transduce.modalities.image.files import ImageAugmentation, colour_jitter, resampled_window
 
 enhance = pytest.importorskip("kornia.enhance")
 transform = pytest.importorskip("kornia.geometry.transform")

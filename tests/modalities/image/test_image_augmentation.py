@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.modalities.image.augmentation import ImageAugmentation, colour_jitter, resampled_window
+from transduce.modalities.image.files import ImageAugmentation, colour_jitter, resampled_window
 from transduce.modalities.image.modality import Image
 
 KINDS = {"flip": 0.9, "shift": 0.2, "crop": 0.5, "rotate": 30.0, "colour": 0.4}

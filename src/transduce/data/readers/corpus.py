@@ -1,6 +1,6 @@
 """Corpora: streaming readers of text pairs, with their errors, dropped lines and fingerprints.
 
-A corpus is a file in one of the formats of `formats.py`, two parallel files, a folder of files, or an IDX file; text
+A corpus is a file in one of the formats of `files.py`, two parallel files, a folder of files, or an IDX file; text
 may be compressed (.gz, .zst).
 
 A line ends only at a line feed, so U+2028, form feeds and the like stay inside their line; a carriage return before the
@@ -18,17 +18,15 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from transduce.data.languages import check_name, split_language, tagged
 from transduce.data.readers.delimited import delimited_rows, named_columns, text_column
-from transduce.data.readers.files import open_bytes, stored_lines
-from transduce.data.readers.folders import folder_rows, idx_rows, is_idx, labelled_files, metadata_file
-from transduce.data.readers.formats import (
+from transduce.data.readers.files import (
     TEXT,
     TEXT_KINDS,
     Parse,
@@ -36,10 +34,14 @@ from transduce.data.readers.formats import (
     decode,
     is_table,
     names_files,
+    open_bytes,
+    open_lines,
     plain_line,
+    stored_lines,
 )
-from transduce.data.readers.parallel import mismatch, parallel_pair, parallel_rows
+from transduce.data.readers.folders import folder_rows, idx_rows, is_idx, labelled_files, metadata_file
 from transduce.data.readers.records import READERS, arrow_files, record_columns, record_rows
+from transduce.data.readers.translation_files import mismatch, parallel_pair, parallel_rows
 from transduce.data.word_alignment import ALIGNMENT, AlignmentError, check_alignment
 from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example
@@ -52,6 +54,8 @@ EMPTY = {
     "tmx": ("there is no translation unit", "a unit is a <tu> with a <tuv> for each language"),
     "xml": ("there is no segment", "a test set has <doc> elements with <src> and <ref>"),
 }
+WINDOW_LINES, WINDOW_CHARACTERS = 2000, 1 << 20  # of one window
+Item = TypeVar("Item")
 
 
 class DropCounter(Counter[str]):
@@ -318,3 +322,34 @@ def file_fingerprint(corpus: Corpus, invalid: Invalid) -> str:
                 except OSError:
                     digest.update(f"{part}\0missing\n".encode())
     return digest.hexdigest()
+
+
+def in_windows(
+    items: Iterable[Item],
+    characters: Callable[[Any], int] = len,
+    *,
+    size: int = WINDOW_LINES,
+    ready: Callable[[], bool] = lambda: True,
+) -> Iterator[list[Item]]:
+    """Groups of items, in order. A window ends at its limits, or where the next item would have to be waited for."""
+    window: list[Item] = []
+    total = 0
+    for item in items:
+        window.append(item)
+        total += characters(item)
+        if len(window) >= size or total >= WINDOW_CHARACTERS or not ready():
+            yield window
+            window, total = [], 0
+    if window:
+        yield window
+
+
+def example_characters(example: Example) -> int:
+    """The characters of a source and its target."""
+    return len(example.source) + len(example.target or "")
+
+
+def read_windows(path: str | Path) -> Iterator[list[str]]:
+    """The lines of a text file, or of standard input for "-". Of a pipe or a terminal, those that have come so far."""
+    with open_lines(str(path)) as lines:
+        yield from in_windows(numbered_texts(lines, str(path)), ready=lines.ready)

@@ -1,4 +1,4 @@
-"""File access: decompression and numbered lines, with errors that name the file."""
+"""File access: formats by name, decompression, numbered lines, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,34 @@ import select
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, Literal
 
-from transduce.errors import InputError
+from transduce.errors import InputError, UnreadableError
+from transduce.flow import Example
+from transduce.recipe import Corpus
 
 _BOM = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
 LONGEST_LINE = 1 << 26  # bytes: a file of other content may have no line feed at all
+TEXT, TAGS = "text", "tags"  # kinds of sources: a text; tags such as V;IND;3;SG
+TEXT_KINDS = (TEXT, TAGS)  # a source of any other kind names a file
+Format = Literal["tsv", "csv", "jsonl", "json", "parquet", "arrow", "tmx", "po", "xml", "hub", "parallel", "folder"]
+EXTENSIONS: dict[str, Format] = {
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".tmx": "tmx",
+    ".po": "po",
+    ".pot": "po",
+    ".xml": "xml",
+}
+DATASET_FILES = ("dataset_dict.json", "state.json")  # of a folder that the datasets library wrote
+Parse = Callable[[Any, str, int], Example]
 
 
 @contextmanager
@@ -180,3 +200,49 @@ class _Zstandard(io.RawIOBase):
         self._compressed = b""
         if self._current.eof:
             self._compressed, self._current = self._current.unused_data, None
+
+
+def corpus_format(corpus: Corpus) -> Format:
+    """The file format of a corpus, by the extension of its name."""
+    if corpus.path is None:
+        return "parallel"
+    if corpus.path.startswith("hf://"):
+        return "hub"
+    path = Path(corpus.path)
+    if path.is_dir() and any((path / name).is_file() for name in DATASET_FILES):
+        return "arrow"
+    if names_files(corpus) and path.is_dir():
+        return "folder"
+    return EXTENSIONS.get(_extension(corpus.path), "tsv")
+
+
+def _extension(path: str) -> str:
+    """The extension of a file name, without that of a compression."""
+    return Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+
+
+def is_table(name: str) -> bool:
+    """Whether the extension of a name is that of a file with columns."""
+    return _extension(name) in (*EXTENSIONS, ".tsv", ".tab")
+
+
+def names_files(corpus: Corpus) -> bool:
+    """Whether a source, or a part of it, names a file."""
+    return any(kind not in TEXT_KINDS for kind in corpus.modalities)
+
+
+def decode(raw: bytes) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+        remedy = "the file looks like UTF-16: convert it to UTF-8" if utf16 else ""
+        detail = f"byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line"
+        raise UnreadableError("invalid UTF-8", detail, remedy) from None
+    if "\0" in text:
+        raise UnreadableError("NUL character", f"at character {text.index(chr(0)) + 1} of the line")
+    return text
+
+
+def plain_line(raw: bytes, file: str, number: int) -> Example:
+    return Example("", decode(raw), {}, file, number)

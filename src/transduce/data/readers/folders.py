@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.data.readers.files import open_bytes, stored_lines
-from transduce.data.readers.formats import Parse, decode
+from transduce.data.readers.files import Parse, decode, open_bytes, stored_lines
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
 from transduce.recipe import Corpus

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transduce.data.readers.columns import find_columns, find_text_column
-from transduce.data.readers.files import open_bytes, open_content, stored_lines
-from transduce.data.readers.formats import Format, Parse, decode
+from transduce.data.readers.delimited import find_columns, find_text_column
+from transduce.data.readers.files import Format, Parse, decode, open_bytes, open_content, stored_lines
 from transduce.data.readers.translation_files import po_messages, tmx_units, wmt_segments
 from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example

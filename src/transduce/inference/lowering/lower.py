@@ -22,9 +22,11 @@ from transduce.inference.lowering.backends import (
     NativeEncoderBlock,
     native_block,
 )
-from transduce.inference.lowering.joint_projections import JointCrossAttention, JointSelfAttention, has_projections
 from transduce.inference.lowering.program import (
+    JointCrossAttention,
+    JointSelfAttention,
     LoweredDecoder,
+    has_projections,
     lower_block,
     lower_decoder,
     with_backend,

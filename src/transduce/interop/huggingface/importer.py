@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce import build
+from transduce.build import meta_device
 from transduce.contracts import Family
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN
@@ -25,7 +26,6 @@ from transduce.interop.huggingface.languages import Languages
 from transduce.interop.huggingface.tokenizers import SpecialIds, TextFormat, read_tokenizers
 from transduce.interop.huggingface.weights import ImportRows, check_weights, read_weights
 from transduce.interop.legacy.checkpoint_process import open_checkpoint
-from transduce.layers.meta_init import meta_device
 from transduce.recipe import Recipe, parse
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from transduce import build
+from transduce.build import meta_device
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
 from transduce.errors import InputError
@@ -32,7 +33,6 @@ from transduce.interop.huggingface.sentencepiece import (
 )
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.huggingface.weights import MISSING, ImportRows, Shapes
-from transduce.layers.meta_init import meta_device
 from transduce.recipe import Recipe, parse
 
 MAX_LENGTH = 512  # tokens of a training text

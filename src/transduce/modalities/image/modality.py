@@ -18,9 +18,8 @@ from transduce.data.readers.folders import idx_array
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.layers.option_groups import flat_options
-from transduce.modalities.image.augmentation import ImageAugmentation
 from transduce.modalities.image.efficientnet import CHANNELS, grid_features, load_efficientnet
-from transduce.modalities.image.files import EXTENSIONS, Resampling, fit, pillow, read_image
+from transduce.modalities.image.files import EXTENSIONS, ImageAugmentation, Resampling, fit, pillow, read_image
 
 THUMBNAIL = 8  # pixels per side of the stored thumbnail of a cell
 
@@ -33,7 +32,7 @@ def cell_labels(grid: Sequence[int]) -> list[str]:
 class Image(Modality):
     """an image resized to a fixed size: rows of pixels, (value - mean) / std
 
-    In training batches it is augmented at random: flip, shift, crop, rotate, colour (image/augmentation.py).
+    In training batches it is augmented at random: flip, shift, crop, rotate, colour (image/files.py).
     `FILE#17` names one image of an IDX file.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from transduce.evaluation.leakage import count_leakage, recipe_leakage
+from transduce.data.filters import count_leakage, recipe_leakage
 from transduce.flow import Example
 from transduce.recipe import parse
 

@@ -1,25 +1,165 @@
-"""K-means clustering of embeddings: clusters, their distinctive words, and a map in two dimensions."""
+"""Sentence embeddings: storage, nearest-neighbour search, clustering."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
+from transduce import cache
+from transduce.data.prepare import cache_folder
+from transduce.data.readers.corpus import gold_similarity, in_windows, read_corpus
+from transduce.data.store import checksums
 from transduce.errors import InputError
+from transduce.evaluation.retrieval_metrics import normalise_rows
 from transduce.explain.png import fonts
-from transduce.storage import atomic_path
+from transduce.inference import Model
+from transduce.recipe import parse
+from transduce.storage import atomic_path, open_atomic, staged_folder, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_DTYPE = np.dtype("<f4")
+_VECTORS = "vectors.npy"
+_CHUNK = 100_000  # documents compared per matrix product
 _MAX_ITERATIONS = 300  # of Lloyd's algorithm; far more than any run needs in practice
+
+
+def embed_windows(model: Model, windows: Iterable[list[str]]) -> Iterator[np.ndarray]:
+    """Yields embeddings (n D) in blocks of some thousand lines: one row per line, in order."""
+    return map(model.embed, windows)
+
+
+def write_npy(blocks: Iterable[np.ndarray], path: Path) -> tuple[int, int]:
+    """Streams rows to a float32 .npy file and returns (rows, width). The file appears only when it is complete."""
+    rows, width = 0, 0
+    with open_atomic(path) as stream:
+        _write_header(stream, rows, width)
+        for block in blocks:
+            stream.write(np.ascontiguousarray(block, dtype=_DTYPE).tobytes())
+            rows, width = rows + len(block), block.shape[1]
+        stream.seek(0)
+        _write_header(stream, rows, width)  # the same length as before, so no row moves
+    return rows, width
+
+
+_HEADER_BYTES = 128
+
+
+def _write_header(stream: IO[bytes], rows: int, width: int) -> None:
+    """A header of .npy format 1.0 with a fixed length, because the number of rows is known only at the end."""
+    description = f"{{'descr': '{_DTYPE.str}', 'fortran_order': False, 'shape': ({rows}, {width})}}"
+    magic = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
+    stream.write(magic + description.ljust(_HEADER_BYTES - 11).encode("ascii") + b"\n")
+
+
+def cached_embeddings(model: Model, lines: list[str]) -> np.ndarray:
+    """The embeddings of the lines (n D), from the cache if the same model embedded the same lines before."""
+    folder = cache_folder(model.recipe.data, "vectors") / _cache_key(model, lines)
+    if folder.exists():
+        try:
+            cache.mark_used(folder)
+            return _read_vectors(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            warnings.warn(f"{folder}: damaged embeddings: {error}: computing them again", stacklevel=2)
+    if not lines:
+        raise InputError("there are no lines to embed", remedy="give a file with at least one line")
+    with staged_folder(folder) as part:
+        rows, width = write_npy(embed_windows(model, in_windows(lines)), part / _VECTORS)
+        meta = {"names": [f"{rows:,} lines, {width} numbers each"], "checksums": checksums(part, [_VECTORS])}
+        write_file(part / cache.META, json.dumps(meta).encode())
+    cache.added(folder)
+    return _read_vectors(folder)
+
+
+def _read_vectors(folder: Path) -> np.ndarray:
+    expected = json.loads((folder / cache.META).read_bytes())["checksums"]
+    if checksums(folder, [_VECTORS]) != expected:
+        raise ValueError(f"{_VECTORS} differs from what was written")
+    vectors: np.ndarray = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
+    return vectors
+
+
+def _cache_key(model: Model, lines: list[str]) -> str:
+    """A hash of everything that the vectors depend on: model options, vocabulary, weights, text, stamps of files."""
+    settings = [
+        model.recipe.model.model_dump(mode="json"),
+        model.recipe.generation.max_source_length,
+        model.source.fingerprint,
+    ]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, tensor in sorted(model.network.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().float().cpu().numpy().tobytes())
+    for line in lines:
+        digest.update(line.encode() + b"\n")
+        if not model.source_encoding.reads_text:
+            for file in filter(Path.is_file, map(Path, line.split("\t"))):
+                digest.update(f"{file.stat().st_size} {file.stat().st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document in the result of a query: its row, counted from 0, and the cosine similarity."""
+
+    row: int
+    cosine: float
+
+
+def nearest_neighbours(queries: np.ndarray, documents: np.ndarray, top: int) -> list[list[Hit]]:
+    """The `top` documents (M D) most similar to each query (Q D), the best first; ties are won by the lower row."""
+    queries = normalise_rows(queries)
+    best = np.full((len(queries), 0), -np.inf, dtype=np.float32)  # Q K: the best cosines so far
+    rows = np.zeros((len(queries), 0), dtype=np.int64)
+    for start in range(0, len(documents), _CHUNK):
+        chunk = normalise_rows(np.asarray(documents[start : start + _CHUNK]))
+        best = np.concatenate((best, queries @ chunk.T), 1)
+        new_rows = np.broadcast_to(np.arange(start, start + len(chunk)), (len(queries), len(chunk)))
+        rows = np.concatenate((rows, new_rows), 1)
+        order = np.argsort(-best, axis=1, kind="stable")[:, :top]  # stable: among ties the lower row stays first
+        best, rows = np.take_along_axis(best, order, 1), np.take_along_axis(rows, order, 1)
+    return [
+        [Hit(int(row), float(cosine)) for row, cosine in zip(*ranking, strict=True)]
+        for ranking in zip(rows, best, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class PairSimilarity:
+    """The cosine similarity of a sentence pair, and the gold similarity where there is one."""
+
+    cosine: float
+    gold: float | None
+
+
+def pair_similarities(model: Model, pairs: str) -> Iterator[PairSimilarity]:
+    """The similarity of each pair of a file. The gold similarity is the third column, or the field `score`."""
+    (corpus,) = parse({"data": {"test": pairs}}).data.test
+    examples = list(read_corpus(corpus, model.recipe.data.invalid))
+    texts = [[example.source for example in examples], [example.target or "" for example in examples]]
+    sides = zip((model.embed, model.embed_targets), texts, strict=True)
+    blocks = ([embed(window) for window in in_windows(side)] for embed, side in sides)
+    first, second = (normalise_rows(np.concatenate(side)) for side in blocks)
+    golds = [gold_similarity(example) for example in examples]
+    if len({gold is None for gold in golds}) > 1:
+        line = examples[golds.index(None)].line
+        raise InputError(
+            "this line has no gold similarity, but other lines have one",
+            where=f"{pairs}:{line}",
+            remedy="give all lines a third column, or none",
+        )
+    for cosine, gold in zip((first * second).sum(-1).tolist(), golds, strict=True):
+        yield PairSimilarity(cosine, gold)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,252 @@
+"""Recipes for images, video and speech: captions, labels, visual questions, image generation, transcription."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transduce.autoconfig.sizes import cosine, pieces_for
+from transduce.autoconfig.statistics import CorpusStatistics
+from transduce.data.readers.corpus import read_corpus
+from transduce.errors import InputError, UnreadableError
+from transduce.modalities.audio.files import soundfile, stored_frame_width
+from transduce.modalities.audio.modality import AudioFeatures
+from transduce.recipe import parse
+
+SIDE = 64  # pixels of a side
+IMAGE = {"kind": "image", "size": SIDE}
+CELLS = {"kind": "cnn_grid", "channels": 32, "stages": 3}
+VIDEO_FRAMES, VIDEO_SIZE = 8, 32
+VIDEO_SOURCE = {"sources": {"video": {"kind": "video", "frames": VIDEO_FRAMES, "size": VIDEO_SIZE}}}
+SPEECH_RATE = 16_000  # samples per second that speech needs; lower rates are kept
+UTTERANCE_FRAMES = 250  # assumed per utterance: two and a half seconds
+SPECAUGMENT = {"time_masks": 2, "time_width": 20, "frequency_masks": 1}
+
+
+def _training(statistics: CorpusStatistics, epochs: int, monitor: str) -> dict[str, Any]:
+    """Batches of 64 pictures; small sets are seen more often."""
+    steps = int(min(60_000, max(400, epochs * statistics.pairs / 64)))
+    check = max(25, min(1000, steps // 12))
+    return {
+        **cosine(steps, check, 1e-3),
+        "batch_tokens": 64 * (SIDE + 2 + int(statistics.target.words)),
+        "objective": {"label_smoothing": 0.0},
+        "monitor": monitor,
+        "patience": 6,
+    }
+
+
+def _classify(statistics: CorpusStatistics) -> dict[str, Any]:
+    """One label: a Transformer over the cells of a small convolutional network, which needs fewer pictures than
+    patches do (Xiao 2021)."""
+    encoder = {
+        "kind": "transformer",
+        "width": 128,
+        "layers": 3,
+        "heads": 4,
+        "ff_width": 256,
+        "activation": "gelu",
+        "position": "none",
+        "front": CELLS,
+    }
+    return {
+        "tokens": {"target": {"kind": "labels"}},
+        "model": {"encoder": encoder, "head": {"kind": "classifier", "pooling": "mean", "activation": "none"}},
+        "training": _training(statistics, 15, "accuracy"),
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ["accuracy", "macro_f1"]},
+    }
+
+
+def _caption(statistics: CorpusStatistics) -> dict[str, Any]:
+    """A sentence: the cells of a convolutional network, read by a recurrent decoder with soft attention (Xu 2015)."""
+    rare = 5 if statistics.pairs >= 20_000 else 2 if statistics.pairs >= 5_000 else 1
+    return {
+        "tokens": {"target": {"kind": "words", "size": 10_000, "min_count": rare}},
+        "model": {
+            "encoder": {"kind": "identity", "width": 256, "dropout": 0.2, "front": CELLS},
+            "decoder": {"kind": "recurrent", "cell": "gru", "width": 256, "context": "bahdanau", "dropout": 0.2},
+        },
+        "training": _training(statistics, 20, "bleu"),
+        "generation": {"beam": 5},
+        "evaluation": {"metrics": ["bleu", "bleu1", "cider", "exact"], "references": "by_source"},
+    }
+
+
+PICTURES: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {"caption": _caption, "classify-images": _classify}
+PICTURED: dict[str, dict[str, Any]] = {task: {"sources": {"picture": IMAGE}} for task in PICTURES}
+
+
+QUESTION_SOURCES = {"sources": {"picture": {"kind": "image", "size": 64}, "question": {"kind": "text"}}}
+
+
+def ask(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Cells of a convolutional network and the words of a question in one memory, and a decoder that looks at both."""
+    width, dropout = (128, 0.1) if statistics.pairs < 50_000 else (256, 0.1)
+    words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
+    an_epoch = max(1, statistics.pairs // 64)
+    steps = int(min(100_000, max(1_500, 40 * an_epoch)))
+    check = max(50, min(1000, steps // 15))
+    part = {"width": width, "dropout": dropout}
+    return {
+        "tokens": {"source": words, "target": words},
+        "model": {
+            "encoder": {
+                "kind": "multi_source",
+                "width": width,
+                "parts": {
+                    "picture": {"kind": "identity", **part, "front": {"kind": "cnn_grid", "stages": 3, "channels": 32}},
+                    "question": {"kind": "recurrent", "cell": "gru", **part},
+                },
+            },
+            "decoder": {"kind": "transformer", **part, "layers": 2, "heads": 4, "ff_width": 2 * width},
+        },
+        "training": {
+            **cosine(steps, check, 1e-3),
+            "batch_tokens": 64 * (64 + 12),  # a picture counts its rows of pixels
+            "objective": {"label_smoothing": 0.0},
+            "monitor": "exact",
+            "patience": 15,
+        },
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ["exact", "token_f1"]},
+    }
+
+
+LONGEST = 4200  # pixels of the largest picture, and a little
+
+
+def draw(statistics: CorpusStatistics) -> dict[str, Any]:
+    """A Transformer says one pixel after the other; where it is, its learned positions tell."""
+    pixels = int(statistics.target.words)
+    words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
+    width = 128 if statistics.pairs < 20_000 else 256
+    part = {"kind": "transformer", "width": width, "heads": 4, "ff_width": 4 * width, "dropout": 0.1}
+    steps = int(min(50_000, max(1_000, 20 * statistics.pairs * pixels // 8192)))
+    return {
+        "tokens": {"source": words, "target": {"kind": "words", "size": 2000}},
+        "model": {
+            "encoder": {**part, "layers": 1},
+            "decoder": {**part, "layers": 2, "position": {"kind": "learned", "max_positions": LONGEST}},
+        },
+        "training": {
+            **cosine(steps, max(50, min(1000, steps // 15)), 1e-3),
+            "batch_tokens": 8192,
+            "objective": {"label_smoothing": 0.0},
+            "validate_examples": 100,
+            "patience": 15,
+        },
+        # A picture is as long as it is, however short its text.
+        "generation": {"strategy": "greedy", "max_length": pixels + 1, "max_ratio": float(pixels)},
+        "evaluation": {"metrics": ["wer"]},
+    }
+
+
+def _video_encoder(statistics: CorpusStatistics) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """A recurrent network over the frames; the training that goes with it; its width."""
+    width = 128 if statistics.pairs < 20_000 else 256
+    front = {"kind": "frames", "stages": 3, "channels": 16}
+    steps = int(min(50_000, max(1_000, 40 * statistics.pairs // 64)))
+    training = {
+        **cosine(steps, max(50, min(1000, steps // 15)), 2e-3),
+        "batch_tokens": 64 * (VIDEO_FRAMES + 8),
+        "objective": {"label_smoothing": 0.0},
+        "patience": 15,
+    }
+    return {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "front": front}, training, width
+
+
+def caption_videos(statistics: CorpusStatistics) -> dict[str, Any]:
+    """A recurrent encoder over the frames, and a decoder with attention that generates the caption."""
+    encoder, training, width = _video_encoder(statistics)
+    words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
+    return {
+        "tokens": {"target": words},
+        "model": {
+            "encoder": encoder,
+            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "context": "bahdanau"},
+        },
+        "training": {**training, "monitor": "bleu"},
+        "generation": {"beam": 5},
+        "evaluation": {"metrics": ["exact", "bleu"]},
+    }
+
+
+def classify_videos(statistics: CorpusStatistics) -> dict[str, Any]:
+    """The same encoder with a classification head."""
+    encoder, training, _ = _video_encoder(statistics)
+    return {
+        "tokens": {"target": {"kind": "labels"}},
+        "model": {"encoder": encoder, "head": {"kind": "classifier", "pooling": "mean"}},
+        "training": {**training, "monitor": "accuracy"},
+        "generation": {"strategy": "greedy"},
+        "evaluation": {"metrics": ["accuracy", "macro_f1"]},
+    }
+
+
+def audio_source(data: dict[str, Any]) -> dict[str, Any]:
+    """The source of the first line: a recording with its sampling rate, or features with their width."""
+    parsed = parse({"data": {**data, "sources": {"sound": {"kind": "audio"}}}}).data
+    example = next((one for corpus in parsed.train for one in read_corpus(corpus, parsed.invalid)), None)
+    if example is None:
+        raise InputError(
+            "there is nothing to transcribe", where=str(parsed.train[0].path), remedy="give lines: FILE TAB TEXT"
+        )
+    named, place = example.source.split("\t")[0], f"{example.file}:{example.line}"
+    try:
+        return {"sources": {"sound": _audio_spec(named)}, "max_length": 512}
+    except UnreadableError as bad:
+        raise InputError(bad.problem, where=place, remedy=bad.remedy) from None
+
+
+def _audio_spec(named: str) -> dict[str, Any]:
+    if Path(named.partition("#")[0]).suffix.lower() in AudioFeatures.extensions:
+        return {"kind": "audio_features", "size": stored_frame_width(named), **SPECAUGMENT}
+    library = soundfile()
+    try:
+        rate = int(library.info(named).samplerate)
+    except Exception as error:  # whatever the library raises, the file is not one that it reads
+        raise UnreadableError("not a readable audio file", f"{named}: {error}") from None
+    rate = min(rate, SPEECH_RATE)
+    return {"kind": "audio", "rate": rate, "mels": 40 if rate < SPEECH_RATE else 80, "speed": 0.1, **SPECAUGMENT}
+
+
+def transcribe(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Joint CTC and attention (Watanabe 2017)."""
+    small = statistics.pairs < 5_000
+    width, dropout = (128, 0.2) if small else (256, 0.1)
+    encoder = {
+        "kind": "conformer",
+        "width": width,
+        "layers": 3 if small else 8,
+        "ff_width": 4 * width,
+        "dropout": dropout,
+    }
+    an_epoch = max(1, statistics.pairs * UTTERANCE_FRAMES // 8192)
+    steps = int(min(100_000, max(800, 30 * an_epoch)))
+    check = max(50, min(1000, steps // 10))
+    return {
+        "tokens": {"target": _tokens(statistics)},
+        "model": {
+            "encoder": {**encoder, "front": {"kind": "conv_subsampling"}},
+            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout, "context": "bahdanau"},
+            "ctc": {},
+        },
+        "training": {
+            **cosine(steps, check, 3e-3 if small else 1e-3),
+            "batch_tokens": 8192,
+            "objective": {"kind": "joint_ctc", "weight": 0.3},
+            "monitor": "wer",
+            "patience": 10,
+        },
+        "generation": {"beam": 5},
+        "evaluation": {"metrics": ["wer", "cer"]},
+    }
+
+
+def _tokens(statistics: CorpusStatistics) -> dict[str, Any]:
+    """Words for small vocabularies, else characters; BPE for much text."""
+    if statistics.target.closed_vocabulary or (statistics.target.vocabulary <= 200 and statistics.target.unseen < 0.01):
+        return {"kind": "words", "size": 2000}
+    return {"kind": "chars", "size": 1000} if statistics.pairs < 50_000 else pieces_for(statistics.pairs)

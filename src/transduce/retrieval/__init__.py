@@ -1,1 +1,0 @@
-"""Sentence embeddings: storage, nearest-neighbour search, clustering."""
