@@ -620,7 +620,8 @@ class Family:
     # Ids of which one is chosen for each source as the first of the prompt.
     detected: Callable[[Config, Languages | None], list[int]] | None = None
     hidden_tokens: re.Pattern[str] | None = None  # special tokens that the tokenizer does not mark as special
-    label_kind: str = ""  # tokenizer kind of the labels, `labels` or `words`; empty: outputs are tokens
+    # Tokenizer kind of the labels, `labels` or `words`; `paths`: tokens of CTC paths; empty: outputs are tokens.
+    label_kind: str = ""
 
     # Export
     required_names: Callable[[Mapping[str, Any]], Names] = field(default=lambda config: ())  # for `to_recipe`
@@ -632,7 +633,7 @@ class Family:
         """Encoder-decoder, decoder-only, or an encoder with what its outputs are."""
         if self.start_token:
             return "encoder-decoder" if self.source_eos else "decoder-only"
-        outputs = {"labels": "one label", "words": "one label per word"}.get(self.label_kind, "vectors")
+        outputs = {"labels": "one label", "words": "one label per word", "paths": "CTC"}.get(self.label_kind, "vectors")
         return f"encoder, {'masked tokens' if self.masked_lm else outputs}"
 
     @property

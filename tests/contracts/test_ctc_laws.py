@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby, product
 
 import pytest
@@ -17,7 +18,7 @@ from transduce.build import build_model, complete_recipe
 from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
 from transduce.decoding.scoring import score
 from transduce.decoding.search import search
-from transduce.decoding.strategies import Beam, Greedy
+from transduce.decoding.strategies import Beam, BestPath, Greedy
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded, State
@@ -89,6 +90,22 @@ def test_score_is_the_ctc_probability_and_search_returns_it(model, batch):
             assert row[0].token_scores == pytest.approx(scores, abs=1e-3)
 
 
+def test_best_path_is_the_text_of_the_most_probable_tokens_with_its_ctc_probability(model, batch):
+    paths, rows = (model.start(Batch(batch.source)).fixed[name] for name in ("paths", "rows"))
+    found = search(model, Batch(batch.source), BestPath(), max_lengths=torch.full((4,), 20))
+    for row, (one,) in enumerate(found):
+        assert one.text_ids == spelt(paths[row, : int(rows[row])].argmax(-1).tolist())
+    targets = Padded.from_rows([[BOS, *one.ids] for (one,) in found])
+    for (one,), scores in zip(found, score(model, Batch(batch.source, targets)), strict=True):
+        assert one.token_scores == pytest.approx(scores, abs=1e-3)
+        assert one.rank == pytest.approx(one.score)
+    longest = max(len(one.ids) for (one,) in found)
+    (cut, *_), *_ = search(model, Batch(batch.source), BestPath(), max_lengths=torch.full((4,), 1))
+    assert len(cut.ids) == 1
+    assert cut.complete == (found[0][0].ids == (EOS,))
+    assert longest > 1
+
+
 def test_cross_entropy_and_ctc_have_equal_loss_and_gradient(model, batch):
     gradients, totals = [], []
     for objective in (CrossEntropy(label_smoothing=0.0), CTC()):
@@ -103,7 +120,7 @@ def test_cross_entropy_and_ctc_have_equal_loss_and_gradient(model, batch):
         assert_close(one, gradients[1][name], rtol=1e-3, atol=1e-4)
 
 
-def spelt(path: tuple[int, ...]) -> tuple[int, ...]:
+def spelt(path: Sequence[int]) -> tuple[int, ...]:
     return tuple(token for token, _ in groupby(path) if token != PAD)
 
 

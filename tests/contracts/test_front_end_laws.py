@@ -17,7 +17,14 @@ WIDTH = 8
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 # Rows as modalities give them: frames of sound, and pictures or films of one size, whose shape may tell their rows too.
 SHAPES = ((5,), (16, 16, 3), (16, 16, 1), (4, 16, 16, 3), (8, 16, 16, 1))
-OPTIONS = {"conv_subsampling": ({}, {"strides": (1, 2), "activation": "gelu"}), "frame_stacking": ({}, {"stack": 3})}
+SAMPLES = {
+    "conv_widths": (6, 4), "kernels": (3, 2), "strides": (2, 1), "position_kernel": 4, "position_groups": 2,
+}  # fmt: skip
+OPTIONS = {
+    "conv_subsampling": ({}, {"strides": (1, 2), "activation": "gelu"}),
+    "frame_stacking": ({}, {"stack": 3}),
+    "waveform_convolution": (SAMPLES, {**SAMPLES, "conv_norm": "all", "conv_bias": True, "position_kernel": 3}),
+}
 
 
 def build(name: str, shape: tuple[int, ...], options: dict) -> FrontEnd | None:

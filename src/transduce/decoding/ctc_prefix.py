@@ -34,6 +34,14 @@ def read_paths(logits: Tensor, mask: Tensor) -> dict[str, Tensor]:
     return {"paths": torch.where(mask[..., None], logs, padding), "rows": mask.sum(1)}
 
 
+def best_paths(fixed: dict[str, Tensor]) -> list[list[int]]:
+    """The tokens of the most probable path of each source, without repeats and blanks."""
+    best = fixed["paths"].argmax(-1)  # B S
+    before = torch.nn.functional.pad(best[:, :-1], (1, 0), value=BLANK)
+    kept = (best != before) & (best != BLANK)  # padding rows are blanks
+    return [row[real].tolist() for row, real in zip(best, kept, strict=True)]
+
+
 def begin_paths(fixed: dict[str, Tensor]) -> dict[str, Tensor]:
     """The state of the empty prefix: B S+1, from before the first row to after the last; in double precision."""
     blank = _sums(fixed["paths"][..., BLANK].double())

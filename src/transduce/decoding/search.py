@@ -8,6 +8,7 @@ ones take their slots (continuous_batching.py).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from transduce.attention.positions import max_positions
 from transduce.contracts import LogitsProcessor, Selection, Strategy
+from transduce.decoding.ctc_prefix import best_paths
 from transduce.decoding.lexical_constraints import LOWEST_LOG_PROB, constrained_scores, select_from_banks
 from transduce.decoding.logits_processors import NEVER_GENERATED
 from transduce.decoding.search_state import (
@@ -29,12 +31,23 @@ from transduce.decoding.search_state import (
     rounded_shape,
     uniform_noise,
 )
-from transduce.decoding.strategies import Beam, length_power
-from transduce.flow import BOS, Batch, Hypothesis, LexicalConstraints, Padded, State, TopK, TopKRequest, map_tensors
+from transduce.decoding.strategies import Beam, BestPath, length_power
+from transduce.flow import (
+    BOS,
+    EOS,
+    Batch,
+    Hypothesis,
+    LexicalConstraints,
+    Padded,
+    State,
+    TopK,
+    TopKRequest,
+    map_tensors,
+)
 from transduce.kernels.beam_update import BEAM_UPDATE, BeamState, FinishedHypotheses, StateMismatchError
 from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, tensors_of
 from transduce.kernels.native.inference import MAX_K
-from transduce.model import Transducer
+from transduce.model import CTCModel, Transducer
 
 INITIAL_CAPACITY = 32  # positions of the first KV caches of a search; they double
 
@@ -216,6 +229,9 @@ def search(
     constraints: LexicalConstraints | None = None,  # such a search is not captured
 ) -> list[list[Hypothesis]]:
     """Hypotheses of each source, best first (fewer than requested where the space is smaller)."""
+    changed = bool(processors) or prefix is not None or constraints is not None
+    if isinstance(strategy, BestPath) and isinstance(model, CTCModel) and not changed:
+        return [[one] for one in _best_paths(model, batch, max_lengths)]
     graphs = graphs if constraints is None else None
     options: dict[str, Any] = {"nbest": nbest, "prefixed": prefix is not None, "capturable": graphs is not None}
     options["constrained"] = constraints is not None
@@ -230,6 +246,23 @@ def search(
     free = torch.full((given.batch.size - batch.size,), FREE)
     loop.run(beams, torch.cat((torch.arange(batch.size), free)))
     return loop.hypotheses(batch.size)
+
+
+def _best_paths(model: CTCModel, batch: Batch, max_lengths: Tensor) -> list[Hypothesis]:
+    """The text of the best path of each source, with its probability over all paths."""
+    state = model.start(batch)
+    found = best_paths(state.fixed)
+    limits = max_lengths.tolist()
+    complete = [len(ids) < limit for ids, limit in zip(found, limits, strict=True)]
+    rows = [[*ids, EOS][:limit] for ids, limit in zip(found, limits, strict=True)]
+    labels = Padded.from_rows(rows).to(batch.device)
+    begin = torch.full_like(labels.values[:, :1], BOS)
+    step = model.advance(torch.cat((begin, labels.values[:, :-1]), 1), state)
+    scores = step.logits.log_softmax(-1).gather(-1, labels.values[..., None]).squeeze(-1)  # B T
+    return [
+        Hypothesis(tuple(ids), tuple(row[: len(ids)]), math.fsum(row[: len(ids)]), done)
+        for ids, row, done in zip(rows, scores.tolist(), complete, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Search strategies: greedy, beam search, diverse beam search, sampling, minimum Bayes risk."""
+"""Search strategies: greedy, best path, beam search, diverse beam search, sampling, minimum Bayes risk."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ class Greedy(Strategy):
         tokens = tokens.squeeze(-1)  # B 1
         first = torch.zeros_like(tokens)
         return Selection(first, tokens, totals + best.squeeze(-1), first)
+
+
+class BestPath(Greedy):
+    """the text of the most probable path of a CTC model (Graves 2006); greedy search of other models
+
+    Greedy search of a CTC model sums over paths at every token and is mostly better; the best path takes one pass.
+    """
 
 
 class Beam(Strategy):
@@ -194,6 +201,7 @@ class MinimumBayesRisk(Sample):
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "greedy": Greedy,
+    "best_path": BestPath,
     "beam": Beam,
     "huggingface_beam": HuggingFaceBeam,
     "diverse_beam": DiverseBeam,

@@ -1,8 +1,9 @@
-"""Gated, dilated convolution."""
+"""Gated, dilated convolution; positional convolution."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,6 +35,23 @@ class GatedConvolution(nn.Module):
         """R (T + before) D -> R T D."""
         both = self.conv(self.dropout(rows).transpose(1, 2)).transpose(1, 2)
         return F.glu(both, -1)
+
+
+class PositionalConvolution(nn.Module):
+    """x + f(conv x): relative positions from the rows around each row (Mohamed 2019, Baevski 2020)"""
+
+    def __init__(self, width: int, kernel: int, groups: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = activation
+        if width % groups:
+            raise InputError(f"a width of {width} cannot be divided into {groups} groups", remedy="choose a divisor")
+        self.conv = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
+
+    def forward(self, rows: Tensor, real: Tensor) -> Tensor:
+        """R T D -> R T D. Padding is zero, like the rows beyond the end."""
+        rows = rows * real[..., None]
+        context = self.conv(rows.transpose(1, 2))[..., : rows.size(1)]  # an even kernel gives one row more
+        return rows + self.activation(context).transpose(1, 2)
 
 
 def dilations(layers: int, kernel: int, growth: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Layer norm, RMS norm, batch norm, and the residual connection: pre-norm, post-norm, both, parallel sub-layers."""
+"""Layer, RMS, batch and instance norm, and the residual connection: pre-norm, post-norm, both, parallel sub-layers."""
 
 from __future__ import annotations
 
@@ -71,6 +71,26 @@ class BatchNorm(nn.Module):
                 # Training skips a non-finite batch, which must not stay in the running statistics.
                 running.lerp_(torch.where(torch.isfinite(now), now, running), self.momentum)
         return mean, variance
+
+
+class InstanceNorm(nn.Module):
+    """each feature by its mean and deviation over the unpadded rows of its own sequence (Ulyanov 2016)
+
+    Equal to group norm with one group per feature, of a sequence without padding.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, values: Tensor, real: Tensor) -> Tensor:
+        weights = real[..., None].float()  # R T 1
+        count = weights.sum(1, keepdim=True).clamp(min=1)
+        mean = (values.float() * weights).sum(1, keepdim=True) / count
+        variance = ((values.float() - mean).square() * weights).sum(1, keepdim=True) / count
+        scaled = (values.float() - mean) * torch.rsqrt(variance + self.eps)
+        return (scaled * self.weight + self.bias).to(values.dtype)
 
 
 class NoNorm(nn.Module):

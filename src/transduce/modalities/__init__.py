@@ -1,7 +1,14 @@
 """Registries of modalities and front ends: a new one is one class and one row here."""
 
 from transduce.contracts import FrontEnd, Modality
-from transduce.modalities.audio.modality import Audio, AudioFeatures, ConvSubsampling, FrameStacking
+from transduce.modalities.audio.modality import (
+    Audio,
+    AudioFeatures,
+    ConvSubsampling,
+    FrameStacking,
+    Waveform,
+    WaveformConvolution,
+)
 from transduce.modalities.image.front_ends import CNNGrid, FeatureGrid, PatchEmbedding
 from transduce.modalities.image.modality import Image, ImageFeatures
 from transduce.modalities.video import FrameEmbedding, TubeletEmbedding, Video
@@ -11,6 +18,7 @@ MODALITIES: dict[str, type[Modality]] = {
     "image_features": ImageFeatures,
     "audio": Audio,
     "audio_features": AudioFeatures,
+    "waveform": Waveform,
     "video": Video,
 }
 
@@ -21,6 +29,7 @@ FRONT_ENDS: dict[str, type[FrontEnd]] = {
     "feature_grid": FeatureGrid,
     "conv_subsampling": ConvSubsampling,
     "frame_stacking": FrameStacking,
+    "waveform_convolution": WaveformConvolution,
     "frames": FrameEmbedding,
     "tubelets": TubeletEmbedding,
 }

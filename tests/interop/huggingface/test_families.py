@@ -9,17 +9,22 @@ import pytest
 import torch
 from family_cases import CASES, SEARCHES, built, logit_difference, outputs
 from huggingface_fixtures import TEXTS, record
+from media_cases import MEDIA_CASES, built_media
 
 from transduce.interop import FAMILIES, read
 from transduce.interop.export import export
 
-SETTINGS = [(name, number) for name, case in CASES.items() for number in range(len(case.settings))]
+EVERY = {**CASES, **MEDIA_CASES}
+SETTINGS = [(name, number) for name, case in EVERY.items() for number in range(len(case.settings))]
 
 
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)
 def test_probabilities_equal_transformers(name, setting):
-    difference = logit_difference(built(name, setting))
-    record(name, CASES[name].architecture, logits=difference)
+    if name in MEDIA_CASES:
+        difference = built_media(name, setting).logit_difference()
+    else:
+        difference = logit_difference(built(name, setting))
+    record(name, EVERY[name].architecture, logits=difference)
     assert difference < 1e-4
 
 
@@ -28,6 +33,16 @@ def test_probabilities_equal_transformers(name, setting):
 def test_outputs_equal_transformers(name, search):
     expected, found = outputs(built(name), search)
     record(name, CASES[name].architecture, searches={search: (found, expected)})
+    assert found == expected
+    assert len(set(map(tuple, expected))) > 1  # the sources matter
+
+
+@pytest.mark.parametrize(
+    ("name", "search"), [(case.name, search) for case in MEDIA_CASES.values() for search in case.searches]
+)
+def test_outputs_of_media_equal_transformers(name, search):
+    expected, found = built_media(name).outputs(search)
+    record(name, MEDIA_CASES[name].architecture, searches={search: (found, expected)})
     assert found == expected
     assert len(set(map(tuple, expected))) > 1  # the sources matter
 
@@ -47,7 +62,7 @@ def test_import_export_import_gives_the_same_bits(name, tmp_path):
 def test_record_of_the_documentation_holds_what_is_claimed():
     """docs/interop.md is written from this record (`make families`)."""
     rows = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "families.json").read_text())
-    assert {case.name for case in CASES.values() if case.name in rows}
+    assert EVERY.keys() <= rows.keys()
     for name, row in rows.items():
         assert row["architecture"] in FAMILIES, name
         assert row["logits"] < 1e-4, name

@@ -10,7 +10,7 @@ from huggingface_fixtures import write_sentencepiece
 
 from transduce.data.tokenizers.vocabulary import byte_letters
 from transduce.errors import InputError
-from transduce.interop.huggingface.tokenizer_files import read_tokenizer_files
+from transduce.interop.huggingface.tokenizer_files import read_characters, read_tokenizer_files
 
 TEXTS = ["a ab", "Abc  ba", " the café 1,2 ", "", "zz 日本 ab,ab", "a<extra_id_1> b", "ÀB\u0301 don't"]
 PIECES = {"▁": -3.0, "▁a": -1.0, "a": -2.0, "b": -2.0, "▁b": -2.5, "ab": -1.5, "c": -4.0, ",": -3.0}
@@ -162,3 +162,29 @@ def test_fsmt_with_two_vocabularies_is_refused(tmp_path):
     write_fsmt(tmp_path, target={"<unk>": 0})
     with pytest.raises(InputError, match="vocabularies of their own"):
         read_tokenizer_files(tmp_path, "fsmt")
+
+
+def write_characters(folder, **settings):
+    pieces = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABDEN'", "SCH"]
+    (folder / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Wav2Vec2CTCTokenizer", **settings}))
+
+
+def test_characters_equal_transformers(library, tmp_path):
+    write_characters(tmp_path)
+    theirs, found = library.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json")), read_characters(tmp_path)
+    for text in ("A BAND", "ABEND  'N", "", "SCHADE", "a?B"):
+        ids = theirs(text).input_ids
+        assert found.backend.encode(text).ids == ids, text
+        assert found.backend.decode(ids) == theirs.decode(ids, group_tokens=False), text
+    assert found.backend.decode([4, 5, 4, 4, 6, 4]) == theirs.decode([4, 5, 4, 0, 4, 6, 4]) == "A  B"
+
+
+@pytest.mark.parametrize("settings", [{"do_lower_case": True}, {"tokenizer_class": "Wav2Vec2PhonemeCTCTokenizer"}])
+def test_other_tokenizers_of_speech_are_refused(tmp_path, settings):
+    write_characters(tmp_path, **settings)
+    with pytest.raises(InputError, match="not supported"):
+        read_characters(tmp_path)
+    (tmp_path / "vocab.json").write_text('{"eng": {"a": 1}}')
+    with pytest.raises(InputError, match="characters with their ids"):
+        read_characters(tmp_path)

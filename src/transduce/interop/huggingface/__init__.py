@@ -4,7 +4,19 @@
 """
 
 from transduce.contracts import Family
-from transduce.interop.huggingface import bart, bert, blip, encoder_decoder, gpt2, llama, modernbert, t5, vit, whisper
+from transduce.interop.huggingface import (
+    bart,
+    bert,
+    blip,
+    encoder_decoder,
+    gpt2,
+    llama,
+    modernbert,
+    t5,
+    vit,
+    wav2vec2,
+    whisper,
+)
 from transduce.recipe.user_code import load_user_class
 
 # An export takes the first family that fits.
@@ -17,6 +29,7 @@ FAMILIES: dict[str, Family] = {
     **modernbert.FAMILIES,
     **vit.FAMILIES,
     **whisper.FAMILIES,
+    **wav2vec2.FAMILIES,
     **blip.FAMILIES,
     **encoder_decoder.FAMILIES,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,18 @@ class Config:
         if not _is_integer(value) or not 0 < value <= LARGEST:
             raise self.wrong(name, value, "is not a valid size")
         return int(value)
+
+    def counts(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
+        """A list of sizes."""
+        value: Any = self.content.get(name)
+        value = list(default) if value is None else value
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(_is_integer(one) and 0 < one <= LARGEST for one in value)
+        ):
+            raise self.wrong(name, value, "is not a list of valid sizes")
+        return tuple(value)
 
     def integer(self, name: str, low: int, high: int = LARGEST) -> int | None:
         """An integer from `low` to `high`; None where it is not given."""

@@ -23,13 +23,15 @@ from transduce.interop.huggingface.folder import StoredTensor, list_weights, pic
 from transduce.interop.huggingface.generation_config import read_generation
 from transduce.interop.huggingface.heads import MODULES, SentenceTransformer, read_labels, read_sentence_transformer
 from transduce.interop.huggingface.languages import Languages
-from transduce.interop.huggingface.tokenizers import SpecialIds, TextFormat, read_tokenizers
+from transduce.interop.huggingface.tokenizers import SpecialIds, TextFormat, read_ctc_tokenizer, read_tokenizers
 from transduce.interop.huggingface.weights import ImportRows, check_weights, read_weights
 from transduce.interop.legacy.checkpoint_process import open_checkpoint
 from transduce.recipe import Recipe, parse
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 RECORDINGS = 8  # per batch, where all are padded to one length
+PATHS = "paths"  # the label kind of a CTC model
+MAX_PATH = 4096  # tokens of an output of a CTC model
 MAX_LENGTH = 512  # tokens of a training text, where the positions allow more
 LAYER_COUNTS = (
     "encoder_layers",
@@ -84,7 +86,9 @@ def _import(
     weight_map = family.weight_map(config, stored)
     stored = _table_names(weight_map.prefix, weight_map.tied, stored, str(folder))
     model = family.to_recipe(config, stored)
-    if family.read_sources is not None and family.label_kind:
+    if family.label_kind == PATHS:
+        recipe, tokenizers, rows = _ctc_model(folder, config, family, model)
+    elif family.read_sources is not None and family.label_kind:
         recipe, tokenizers, rows = _image_classifier(folder, config, family, model)
     else:
         recipe, tokenizers, rows = _text_model(folder, config, family, model, languages, sentence)
@@ -110,6 +114,27 @@ def _image_classifier(folder: Path, config: Config, family: Family, model: Conte
     }
     recipe = build.complete_recipe(parse(content, config.where), config.where)
     return recipe, (labels, labels), ImportRows((), 0)  # there are no tokens but the labels
+
+
+def _ctc_model(folder: Path, config: Config, family: Family, model: Content) -> Parts:
+    """The token of each row is that of a CTC path, and outputs are decoded from the best one."""
+    assert family.read_sources is not None
+    size = config.count("vocab_size")
+    blank = config.token("pad_token_id", size)
+    target, rows = read_ctc_tokenizer(folder, 0 if blank is None else blank, size)
+    sources = family.read_sources(folder, config)
+    longest = max(one["rate"] * one["seconds"] for one in sources.values())
+    tokens = {"kind": target.kind, "size": target.size}
+    content = {
+        "data": {"sources": sources},
+        "tokens": {"source": tokens, "target": tokens, "shared": True},
+        "model": model,
+        "training": {"objective": {"kind": "ctc"}},
+        "generation": {"strategy": "best_path", "batch_tokens": RECORDINGS * longest, "max_length": MAX_PATH},
+        "evaluation": {"metrics": ("wer", "cer")},
+    }
+    recipe = build.complete_recipe(parse(content, config.where), config.where)
+    return recipe, (target, target), rows
 
 
 def _text_model(

@@ -282,6 +282,38 @@ def _fsmt(folder: Path) -> ForeignTokenizer:
     return replace(made, pieces=pieces, ids={number: number for number in known})
 
 
+def read_characters(folder: Path) -> ForeignTokenizer:
+    """Wav2Vec2CTCTokenizer: vocab.json with a piece per character, one of which stands for a space."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    settings = read_json(folder, CONFIG)
+    vocabulary = read_json(folder, VOCABULARY, needed=True)
+    if not vocabulary or not all(isinstance(number, int) and number >= 0 for number in vocabulary.values()):
+        remedy = "vocabularies of several languages are not supported; else fetch it again"
+        raise InputError("expected characters with their ids", where=str(folder / VOCABULARY), remedy=remedy)
+    kind = str(settings.get("tokenizer_class") or "Wav2Vec2CTCTokenizer")
+    if kind != "Wav2Vec2CTCTokenizer" or settings.get("do_lower_case"):
+        problem = f"the tokenizer {kind} with do_lower_case: {bool(settings.get('do_lower_case'))} is not supported"
+        raise InputError(problem, where=str(folder / CONFIG), remedy="only Wav2Vec2CTCTokenizer without lower case is")
+    space, unknown = (_named(settings, key, default) for key, default in (("word_delimiter", "|"), ("unk", "<unk>")))
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    backend.normalizer = normalizers.Replace(" ", space)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    ends = decoders.Replace(Regex(r"^ +| +$"), "")  # decoders.Strip fails on a text of spaces
+    backend.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.Fuse(), ends])
+    named = {_named(settings, key, f"<{key}>") for key in ("pad", "bos", "eos", "unk")}
+    long = [piece for piece in vocabulary if len(piece) > 1 and piece not in named]
+    backend.add_tokens([AddedToken(piece, normalized=False) for piece in long])
+    return _same_ids(backend, [], unknown)
+
+
+def _named(settings: Mapping[str, Any], key: str, default: str) -> str:
+    """A token that tokenizer_config.json names as a text, or as an object with options."""
+    named = settings.get(f"{key}_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    return named if isinstance(named, str) else default
+
+
 FRAMED = ("Roberta", "Bart", "Mvp", "LED")  # <s> and </s> surround a text
 
 

@@ -24,8 +24,8 @@ from transduce.interop.huggingface.folder import inside, read_json, read_text
 from transduce.interop.huggingface.languages import Languages, read_codes
 from transduce.interop.huggingface.sentencepiece import LANGUAGE_CODE, NORMAL, UNREACHABLE, USER, read_model
 from transduce.interop.huggingface.sentencepiece import to_tokenizer as sentencepiece_tokenizer
-from transduce.interop.huggingface.tokenizer_files import ForeignTokenizer, read_tokenizer_files
-from transduce.interop.huggingface.weights import MISSING, ExportRows, ImportRows
+from transduce.interop.huggingface.tokenizer_files import ForeignTokenizer, read_characters, read_tokenizer_files
+from transduce.interop.huggingface.weights import CTC_OUTPUT, MISSING, ExportRows, ImportRows
 from transduce.storage import write_file
 
 TOKENIZER, VOCABULARY, MODELS = "tokenizer.json", "vocab.json", ("source.spm", "target.spm")
@@ -100,6 +100,16 @@ def read_tokenizers(
     source = _native(foreign[0], texts[0], rows, prefixes[0], suffix)
     target = _native(foreign[-1], texts[-1], rows, prefixes[1], [])
     return (source, target), rows
+
+
+def read_ctc_tokenizer(folder: Path, blank: int, size: int) -> tuple[Tokenizer, ImportRows]:
+    """The tokenizer of a CTC model, whose blank becomes <pad>; paths have neither <s> nor </s>, which are pieces."""
+    foreign = read_characters(folder)
+    pieces = {number: piece for number, piece in foreign.pieces.items() if number < size}
+    unknown = MISSING if foreign.unknown not in pieces or foreign.unknown == blank else int(foreign.unknown or 0)
+    special = (blank, MISSING, MISSING, unknown)
+    rows = ImportRows((*special, *(number for number in range(size) if number not in special)), size, CTC_OUTPUT)
+    return _native(replace(foreign, pieces=pieces), str(foreign.backend.to_str()), rows, [], []), rows
 
 
 def _prefixes(

@@ -19,7 +19,8 @@ from transduce.interop.huggingface.folder import StoredTensor, read_tensor
 from transduce.model import NEVER
 
 MISSING = -1  # the foreign id of a token that the foreign vocabulary does not have
-OUTPUT_BIAS = "decoder.output.projection.bias"
+DECODER_OUTPUT, CTC_OUTPUT = "decoder.output.projection", "head.layers.1"
+OUTPUT_BIAS = f"{DECODER_OUTPUT}.bias"
 EMBEDDINGS = ("encoder.embedding.weight", "decoder.embedding.weight")
 TOKEN_ROWS = (*EMBEDDINGS, ".output.projection.weight", ".output.projection.bias")  # weights with a row per token
 Shapes = Mapping[str, tuple[int, ...]]
@@ -31,6 +32,15 @@ class ImportRows:
 
     rows: tuple[int, ...]
     foreign_size: int
+    output: str = DECODER_OUTPUT  # the module that gives the logits of tokens
+
+    @property
+    def output_bias(self) -> str:
+        return f"{self.output}.bias"
+
+    def is_table(self, name: str) -> bool:
+        """Whether a native weight has a row per token."""
+        return name.endswith(TOKEN_ROWS) or name in (f"{self.output}.weight", self.output_bias)
 
     @property
     def suppressed(self) -> list[int]:
@@ -138,7 +148,7 @@ def check_weights(
         for native, converted in found.apply(torch.empty(tensor.shape, device="meta")).items():
             if native in weights:
                 raise InputError(f"{name} and {origins[native]} both map to {native}", where=where)
-            if native.endswith(TOKEN_ROWS) and len(converted) != rows.foreign_size:
+            if rows.is_table(native) and len(converted) != rows.foreign_size:
                 raise InputError(
                     f"{name} has {len(converted)} rows, but config.json says vocab_size: {rows.foreign_size}",
                     where=where,
@@ -147,7 +157,7 @@ def check_weights(
             weights[native], origins[native] = converted, name
     for native, tensor_ in _reorder(weight_map.combine(weights), rows, shapes).items():
         _check_shape(origins.get(native, native), native, tensor_, shapes, where)
-    if missing := sorted(set(shapes) - set(weights) - {OUTPUT_BIAS}):
+    if missing := sorted(set(shapes) - set(weights) - {rows.output_bias}):
         raise InputError(f"the weights of {missing[0]} are missing", where=where, remedy="fetch the folder again")
 
 
@@ -169,15 +179,15 @@ def _reorder(weights: Mapping[str, Tensor], rows: ImportRows, shapes: Shapes) ->
     reordered: dict[int, Tensor] = {}  # by the id of the tensor: tied weights stay tied
     result = {}
     for name, tensor in weights.items():
-        if name.endswith(TOKEN_ROWS):
+        if rows.is_table(name):
             if id(tensor) not in reordered:
                 reordered[id(tensor)] = rows.reorder(tensor)
             tensor = reordered[id(tensor)]
         result[name] = tensor
-    if OUTPUT_BIAS in shapes:
+    if rows.output_bias in shapes and rows.rows:
         device = next(iter(weights.values())).device
-        bias = result.get(OUTPUT_BIAS, torch.zeros(shapes[OUTPUT_BIAS], device=device))
-        result[OUTPUT_BIAS] = rows.suppress(bias)
+        bias = result.get(rows.output_bias, torch.zeros(shapes[rows.output_bias], device=device))
+        result[rows.output_bias] = rows.suppress(bias)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Audio modalities: log-mel frames of a waveform, precomputed frames, and the front ends that read them."""
+"""Audio modalities: log-mel frames of a waveform, the waveform itself, precomputed frames, and their front ends."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.contracts import Count, FrontEnd, Modality, VisualSource
+from transduce.contracts import Count, FrontEnd, Modality, Rate, VisualSource
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.kernels.linear import ACTIVATIONS
+from transduce.layers.convolution import PositionalConvolution
 from transduce.layers.feed_forward import dense
+from transduce.layers.norm import InstanceNorm, LayerNorm, NoNorm
 from transduce.layers.option_groups import flat_options
-from transduce.modalities.audio.files import EXTENSIONS, FRAME_EXTENSIONS, read_frames, read_waveform, write_frames
+from transduce.modalities.audio.files import (
+    EXTENSIONS,
+    FRAME_EXTENSIONS,
+    FULL_SCALE,
+    read_frames,
+    read_waveform,
+    write_frames,
+)
 from transduce.modalities.audio.spectrogram import LogMelSpectrogram, Positive, SpecAugment, perturb_speed
 from transduce.storage import replace_file, staged_folder
 
 KERNEL = 3
+VARIANCE_FLOOR = 1e-7  # added to the variance of a recording, which may be silent
 
 
 class Audio(Modality):
@@ -86,6 +96,38 @@ class Audio(Modality):
     def _duration(self, array: np.ndarray) -> float:
         """Seconds covered by the frames, one hop each."""
         return self.length(array) * self._spectrogram.step / self._spectrogram.rate
+
+
+class Waveform(Modality):
+    """the samples of a recording, one per row"""
+
+    extensions = EXTENSIONS
+
+    def __init__(self, *, rate: Count = 16_000, seconds: Positive = 30.0, normalise: bool = True) -> None:
+        """`rate`: samples per second. `normalise`: each recording has mean 0 and variance 1."""
+        self._rate, self._seconds, self._normalise = rate, seconds, normalise
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1,)
+
+    def read(self, source: str) -> np.ndarray:
+        return read_waveform(source, self._rate, self._seconds)
+
+    def length(self, array: np.ndarray) -> int:
+        return len(array)
+
+    def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
+        return pad_frames([self._samples(array)[:, None] for array in arrays])
+
+    def _samples(self, array: np.ndarray) -> Tensor:
+        samples = torch.tensor(array).double() / FULL_SCALE
+        if self._normalise:
+            samples = (samples - samples.mean()) / (samples.var(correction=0) + VARIANCE_FLOOR).sqrt()
+        return samples.float()
+
+    def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
+        return time_labels(len(array) / self._rate, grid)
 
 
 @dataclass(frozen=True)
@@ -235,6 +277,73 @@ class FrameStacking(FrontEnd):
 
     def grid(self, length: int) -> tuple[int, ...]:
         return (-(-length // self.stack),)
+
+
+class WaveformConvolution(FrontEnd):
+    """W norm(conv .. conv x) over samples, with a positional convolution over its rows (wav2vec 2.0, Baevski 2020)
+
+    The convolutions have no padding: a row is real where all samples of its window are. A recording shorter than one
+    window is continued with zeros.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        shape: tuple[int, ...] = (),
+        conv_widths: tuple[Count, ...] = (512,) * 7,
+        kernels: tuple[Count, ...] = (10, 3, 3, 3, 3, 2, 2),
+        strides: tuple[Count, ...] = (5, 2, 2, 2, 2, 2, 2),
+        conv_norm: Literal["first", "all"] = "first",
+        conv_bias: bool = False,
+        activation: Literal["relu", "gelu", "silu"] = "gelu",
+        projection_norm: bool = True,
+        norm_eps: Annotated[float, Gt(0)] = 1e-5,
+        position_kernel: Count = 128,
+        position_groups: Count = 16,
+        dropout: Rate = 0.0,
+    ) -> None:
+        """`conv_norm`: instance norm after the first convolution, or layer norm after all. `projection_norm`: layer
+        norm before the projection to the width of the model. `position_kernel`: rows of the positional convolution."""
+        super().__init__()
+        if not len(conv_widths) == len(kernels) == len(strides):
+            raise InputError("conv_widths, kernels and strides differ in length", remedy="give one value per layer")
+        self.width, self.kernels, self.strides, self.activation = width, kernels, strides, ACTIVATIONS[activation]
+        sizes = [frame_width(shape), *conv_widths]
+        self.convs = nn.ModuleList(
+            nn.Conv1d(below, size, kernel, stride, bias=conv_bias)
+            for below, size, kernel, stride in zip(sizes[:-1], sizes[1:], kernels, strides, strict=True)
+        )
+        first = [InstanceNorm(conv_widths[0])]
+        self.conv_norms = nn.ModuleList([LayerNorm(size) for size in conv_widths] if conv_norm == "all" else first)
+        self.projection_norm = LayerNorm(conv_widths[-1], eps=norm_eps) if projection_norm else NoNorm()
+        self.projection, self.dropout = dense(conv_widths[-1], width), nn.Dropout(dropout)
+        self.position = PositionalConvolution(width, position_kernel, position_groups, self.activation)
+
+    def forward(self, source: Padded) -> Padded:
+        values, counts = source.values, source.mask.sum(1)  # B S F, B
+        mask = source.mask
+        for number, conv in enumerate(self.convs):
+            values = values * mask[..., None]
+            values = F.pad(values, (0, 0, 0, max(0, self.kernels[number] - values.size(1))))
+            values = conv(values.transpose(1, 2)).transpose(1, 2)
+            counts = self._rows_after(counts, number)
+            mask = torch.arange(values.size(1), device=values.device) < counts[:, None]
+            if number < len(self.conv_norms):
+                values = self.conv_norms[number](values, mask)
+            values = self.activation(values)
+        values = self.dropout(self.projection(self.projection_norm(values, mask)))
+        return Padded(self.position(values, mask), mask)
+
+    def _rows_after(self, counts: Tensor, number: int) -> Tensor:
+        """The real rows after a layer, of so many real rows before it."""
+        return ((counts - self.kernels[number]).clamp(min=0) // self.strides[number]) + 1
+
+    def grid(self, length: int) -> tuple[int, ...]:
+        counts = torch.tensor(length)
+        for number in range(len(self.kernels)):
+            counts = self._rows_after(counts, number)
+        return (int(counts),)
 
 
 def frame_width(shape: tuple[int, ...]) -> int:
