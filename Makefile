@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # Two OpenMP threads that wait actively slow each other down tenfold when anything else runs.
 export OMP_WAIT_POLICY := passive
+# Tests that start processes compile the package once, also where this variable is set.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick fuzz claims check docs records release-check install clean oracles families
 

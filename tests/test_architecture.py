@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,9 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-IMPORTS = {name: imported(path) for name, path in PATHS.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    return {name: imported(path) for name, path in PATHS.items()}
 
 
 def room(module: str) -> str:
@@ -52,7 +55,7 @@ def room(module: str) -> str:
 
 def test_modules_import_each_other_in_one_direction() -> None:
     """Remove modules that import nothing that is left; what remains is a cycle."""
-    left = {name: targets - {name} for name, targets in IMPORTS.items()}
+    left = {name: targets - {name} for name, targets in imports().items()}
     while free := {name for name, targets in left.items() if not targets & left.keys()}:
         left = {name: targets for name, targets in left.items() if name not in free}
     assert not left, f"import cycle among {sorted(left)}"
@@ -60,13 +63,13 @@ def test_modules_import_each_other_in_one_direction() -> None:
 
 @pytest.mark.parametrize("name", list(MAY_IMPORT))
 def test_lower_rooms_do_not_import_higher_ones(name: str) -> None:
-    for module, targets in IMPORTS.items():
+    for module, targets in imports().items():
         if room(module) == name:
             assert {room(target) for target in targets} <= MAY_IMPORT[name] | {name}, module
 
 
 def test_nothing_imports_the_command_line() -> None:
-    users = {module for module, targets in IMPORTS.items() if any(room(target) == "cli" for target in targets)}
+    users = {module for module, targets in imports().items() if any(room(target) == "cli" for target in targets)}
     assert {room(module) for module in users} <= {"cli", "__main__"}
 
 

@@ -22,6 +22,7 @@ from transduce.recipe import parse
 
 LENGTHS = [(5, 1), (2, 1), (7, 1), (1, 1)]
 LONGEST = torch.tensor([14, 12, 10, 1])
+DRAFTS = ["itself", "another", "nearly"]
 RULES: dict[str, list[LogitsProcessor]] = {
     "none": [],
     "long": [MinLength(length=9), NoRepeatNgram(size=2)],
@@ -51,11 +52,12 @@ def greedy(decoder: str, alone: bool, rules: str) -> list[Hypothesis]:
     return [one[0] for one in search(shared(decoder, 1, alone), example_batch(LENGTHS), Greedy(), **asked)]
 
 
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("draft", ["itself", "another", "nearly"])
+@pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_the_same_output(decoder: str, alone: bool, draft: str, rules: str) -> None:
+def test_the_same_output(decoder: str, alone: bool, draft: str) -> None:
+    """Every decoder meets every draft and all rules, every draft all rules."""
+    rules = list(RULES)[(list(DECODERS).index(decoder) + DRAFTS.index(draft) + alone) % len(RULES)]
     model = shared(decoder, 1, alone)
     other = model if draft == "itself" else copy.deepcopy(shared(decoder, 1 if draft == "nearly" else 2, alone))
     if draft == "nearly":

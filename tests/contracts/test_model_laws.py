@@ -82,8 +82,9 @@ def test_logits_do_not_depend_on_padding(model, batch, reading):
 
 
 def test_logits_do_not_depend_on_the_batch(model, batch, reading):
+    """The source that is not padded, and the one that is padded most."""
     together = reading.forward.logits
-    for row in range(batch.size):
+    for row in (2, 3):
         alone = batch.select(torch.tensor([row]))
         real = int(alone.labels.mask.sum())
         assert_close(model(alone).logits[0, :real], together[row, :real], **CLOSE)

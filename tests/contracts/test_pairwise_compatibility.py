@@ -79,8 +79,9 @@ def cover() -> tuple[list[Row], dict[Pair, Row]]:
     known: dict[Pair, list[Row]] = {}
     wrong: dict[Pair, list[Row]] = {}
     for row in rows():
+        found = known if allowed(row) else wrong
         for pair in pairs(row):
-            (known if allowed(row) else wrong).setdefault(pair, []).append(row)
+            found.setdefault(pair, []).append(row)
     left, chosen = dict.fromkeys(known), []
     while left:
         candidates = known[next(iter(left))]

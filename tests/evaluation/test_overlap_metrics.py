@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rouge_score.rouge_scorer import RougeScorer
-from seqeval.metrics import f1_score as seqeval_f1
-from sklearn.metrics import f1_score as sklearn_f1
 
 from transduce.contracts import Metric
 from transduce.evaluation.evaluate import METRICS, find_metric
@@ -31,6 +28,8 @@ def total(metric: Metric, hypotheses: list[str], references: list[list[str]]) ->
 @settings(max_examples=80, deadline=None)
 @given(lines)
 def test_rouge_equals_that_of_rouge_score(pairs: list[tuple[str, list[str]]]) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
     oracle = RougeScorer(ROUGE)
     for name in ROUGE:
         expected = [oracle.score_multi(references, said)[name].fmeasure for said, references in pairs]
@@ -41,6 +40,8 @@ def test_rouge_equals_that_of_rouge_score(pairs: list[tuple[str, list[str]]]) ->
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(labels, labels), min_size=1, max_size=20))
 def test_macro_f1_equals_that_of_sklearn(pairs: list[tuple[str, str]]) -> None:
+    from sklearn.metrics import f1_score as sklearn_f1
+
     said, gold = [list(side) for side in zip(*pairs, strict=True)]
     wanted = 100 * sklearn_f1(gold, said, labels=sorted(set(gold)), average="macro", zero_division=0)
     assert total(find_metric("macro_f1"), said, [[label] for label in gold]) == pytest.approx(wanted)
@@ -49,6 +50,8 @@ def test_macro_f1_equals_that_of_sklearn(pairs: list[tuple[str, str]]) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.tuples(tags, tags), min_size=1, max_size=9), min_size=1, max_size=5))
 def test_span_f1_equals_that_of_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
+    from seqeval.metrics import f1_score as seqeval_f1
+
     said, gold = ([[pair[side] for pair in line] for line in pairs] for side in (0, 1))
     found = total(find_metric("span_f1"), [" ".join(line) for line in said], [[" ".join(line)] for line in gold])
     if any(spans(line) for line in [*said, *gold]):

@@ -80,7 +80,7 @@ BLOCKS = (
     },
     {"embedding_width": 6, "embedding_norm": True, "position": "learned"},
     {"embedding_width": 20, "position": "rotary"},
-    *({"token_mixer": mixer} for mixer in TOKEN_MIXERS),
+    *({"token_mixer": mixer} for mixer in TOKEN_MIXERS if mixer != "attention"),  # which is the default
     {"token_mixer": {"kind": "disentangled", "buckets": 4, "max_distance": 6}, "kv_heads": 1, "norm": "post"},
     {"token_mixer": {"kind": "disentangled", "buckets": 3, "max_distance": None, "terms": "key"}, "position": "none"},
     {"token_mixer": "ssru", "norm": "post", "position": "none"},
@@ -118,12 +118,14 @@ def _cases() -> dict[str, dict]:
 
     base_encoder, base_decoder = SMALL["recurrent"], SMALL["recurrent"]
     # Every encoder with every decoder, and every decoder alone. Shared embeddings and copying are no part of the pair:
-    # each encoder and each decoder has both ways of sharing, and copies, in half of its pairs.
+    # each encoder and each decoder has both ways of sharing, and copies, in one of its pairs.
     for row, encoder in enumerate(ENCODERS):
         for column, decoder in enumerate(DECODERS):
             add(SMALL[encoder], SMALL[decoder])
-            add(SMALL[encoder], SMALL[decoder], ("target", "all")[(row + column) % 2])
-            if (row + column) % 2 == 0:
+            turn = (row + column) % min(len(ENCODERS), len(DECODERS))
+            if turn < 2:
+                add(SMALL[encoder], SMALL[decoder], ("target", "all")[turn])
+            elif turn == 2:
                 add(SMALL[encoder], SMALL[decoder], copy={})
     for decoder in DECODERS:
         add(None, SMALL[decoder])
@@ -131,19 +133,17 @@ def _cases() -> dict[str, dict]:
         for reader in CONTEXT_MECHANISMS:
             add({**base_encoder, "cell": cell}, {**base_decoder, "cell": cell, "context": reader})
         add(None, {**base_decoder, "cell": cell, "residual": True})
-    for row, score in enumerate(SCORES):
-        for column, normaliser in enumerate(NORMALISERS):  # every pair of score, normaliser and place
+    # Every score and every normaliser in every place; their pairs are in test_pairwise_compatibility.py.
+    for shift, reader in enumerate(SCORED_READERS):
+        for score, normaliser in _turns(list(SCORES), list(NORMALISERS), shift):
             part = {"score": score, "normaliser": normaliser}
-            place = (row + column) % (2 if SCORES[score].stateful or normaliser in READERS_ONLY else 3)
-            if place < 2:
-                add(base_encoder, {**base_decoder, "context": {"kind": SCORED_READERS[place], **part}})
-            else:
-                add(base_encoder, {**SMALL["transformer"], **part})
-        if not SCORES[score].stateful:
-            add({**SMALL["transformer"], "score": score}, base_decoder)
-    for normaliser in NORMALISERS:
-        if normaliser not in READERS_ONLY:
-            add({**SMALL["transformer"], "normaliser": normaliser}, base_decoder)
+            add(base_encoder, {**base_decoder, "context": {"kind": reader, **part}})
+    stateless = [name for name in SCORES if not SCORES[name].stateful]
+    placed = [name for name in NORMALISERS if name not in READERS_ONLY]
+    for score, normaliser in _turns(stateless, placed, 2):
+        add(base_encoder, {**SMALL["transformer"], "score": score, "normaliser": normaliser})
+    for score, normaliser in _turns(stateless, placed, 1):
+        add({**SMALL["transformer"], "score": score, "normaliser": normaliser}, base_decoder)
     unfed = {"kind": "luong", "input_feeding": False}
     add(base_encoder, {**base_decoder, "context": unfed})
     add(base_encoder, {**base_decoder, "context": {**unfed, "score": "location"}})
@@ -172,11 +172,11 @@ def _cases() -> dict[str, dict]:
     add(base_encoder, {**base_decoder, "cell": "lstm", "bridge": "tanh", "context": fed}, source_eos=False)
     waves = {"position": {"kind": "sinusoidal", "halves": True, "inclusive": True, "offset": 2}}
     add({**SMALL["transformer"], **waves}, {**SMALL["transformer"], **waves}, source_eos=False)
-    for position in POSITIONS:
-        for norm in ("pre", "post"):
-            part = {"position": position, "norm": norm}
-            add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
-        add(None, {**SMALL["transformer"], "position": position})
+    for number, position in enumerate(POSITIONS):
+        part = {"position": position, "norm": ("pre", "post")[number % 2]}
+        add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
+        if position != "sinusoidal":  # the default
+            add(None, {**SMALL["transformer"], "position": position})
     for part in BLOCKS:
         add({**SMALL["transformer"], **part}, {**SMALL["transformer"], **part})
         add(None, {**SMALL["transformer"], **part})
@@ -212,6 +212,14 @@ def _cases() -> dict[str, dict]:
         add(None, decoder if both else SMALL["convolutional"])
     add({**SMALL["transformer"], "causal": True, "position": "relative", "window": 2}, SMALL["transformer"])
     return cases
+
+
+def _turns(ones: list[str], others: list[str], shift: int) -> list[tuple[str, str]]:
+    """Few pairs with each of both."""
+    return [
+        (ones[number % len(ones)], others[(number + shift) % len(others)])
+        for number in range(max(len(ones), len(others)))
+    ]
 
 
 def _name(spec: dict | None) -> str:

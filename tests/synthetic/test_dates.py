@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from datetime import date
+from functools import cache
 
 import pytest
 from babel.dates import format_date, format_skeleton
@@ -18,16 +19,20 @@ from transduce.flow import Example
 from transduce.synthetic import dates
 from transduce.synthetic.dates import Form, _fold, forms
 
-ALL_FORMS = [form for group in forms() for form in group]
 any_day = st.dates(dates.FIRST, dates.LAST)
-any_form = st.sampled_from(ALL_FORMS)
+any_form = st.deferred(lambda: st.sampled_from(all_forms()))
+
+
+@cache
+def all_forms() -> list[Form]:
+    return [form for group in forms() for form in group]
 
 
 def typed(text: str) -> str:
     return re.sub("[\u200e\u200f]", "", re.sub("[\u00a0\u202f]", " ", text))
 
 
-@given(form=st.sampled_from([form for form in ALL_FORMS if " " not in form.style]), day=any_day)
+@given(form=any_form.filter(lambda form: " " not in form.style), day=any_day)
 @settings(max_examples=400, deadline=None)
 def test_styles_agree_with_babel(form: Form, day: date) -> None:
     if form.style.startswith("y"):
@@ -51,12 +56,12 @@ def test_styles_agree_with_babel(form: Form, day: date) -> None:
     ],
 )
 def test_known_dates(locale: str, text: str) -> None:
-    assert text in {form.write(date(2026, 3, 3)) for form in ALL_FORMS if form.locale == locale}
+    assert text in {form.write(date(2026, 3, 3)) for form in all_forms() if form.locale == locale}
 
 
 def test_ordinals() -> None:
     def ordinals(locale: str, pattern: str) -> list[str]:
-        form = next(form for form in ALL_FORMS if form.locale == locale and "#" in form.template)
+        form = next(form for form in all_forms() if form.locale == locale and "#" in form.template)
         texts = [form.write(date(2026, 3, day)) for day in range(1, 32)]
         return [found.group() for text in texts if (found := re.search(pattern, text))]
 
@@ -87,7 +92,7 @@ def test_without_locale_tags_some_sources_are_ambiguous() -> None:
 
 def test_words_that_name_two_months_are_tagged() -> None:
     """Listopad is October in Croatian and November in Polish; Czech writes it with another ending."""
-    tagged = {form.locale: form.tagged for form in ALL_FORMS if form.style == "long"}
+    tagged = {form.locale: form.tagged for form in all_forms() if form.style == "long"}
     assert (tagged["hr"], tagged["pl"], tagged["cs"]) == (frozenset({10}), frozenset({11}), frozenset())
     alone = {form.style: form.tagged for form in forms(("hr",))[0]}
     assert alone["long"] == frozenset()
@@ -134,7 +139,7 @@ def test_untagged_numeric_dates_are_unambiguous() -> None:
 
 
 def test_two_digit_years_are_between_1950_and_2049() -> None:
-    short = [form for form in ALL_FORMS if not form.complete]
+    short = [form for form in all_forms() if not form.complete]
     assert {form.locale for form in short} == set(dates.LOCALES)
     assert all(len(form.tagged) == 12 for form in short)
     targets = [example.target or "" for example in dates.generate(5_000, 2)]
@@ -153,7 +158,7 @@ def test_samples_cover_many_locales_scripts_and_styles() -> None:
     assert {"LATIN", "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "DEVANAGARI", "THAI", "HANGUL", "CJK"} <= scripts
     digits = {unicodedata.name(letter) for example in examples for letter in example.source if letter.isdecimal()}
     assert {"BENGALI DIGIT THREE", "ARABIC-INDIC DIGIT THREE", "DEVANAGARI DIGIT THREE"} <= digits
-    per_locale = Counter(form.locale for form in ALL_FORMS)
+    per_locale = Counter(form.locale for form in all_forms())
     assert min(per_locale.values()) >= 5
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt
@@ -133,6 +133,7 @@ def _field_parameters(group: Any) -> list[inspect.Parameter]:
     return flat
 
 
+@cache
 def _groups_of(group: Any) -> Mapping[str, Any]:
     return {name: hint for name, hint in get_type_hints(group).items() if is_dataclass(hint)}
 
