@@ -27,6 +27,7 @@ from transduce.decoding.logits_processors import (
     RepetitionPenalty,
     SuppressTokens,
 )
+from transduce.decoding.search_state import no_coverage_error
 from transduce.errors import InputError
 from transduce.flow import EOS
 from transduce.layers.embedding import Embedding, Output, output_transform
@@ -176,7 +177,10 @@ def complete_recipe(recipe: Recipe, where: str = "recipe") -> Recipe:
         filled_in = complete(Augmentation, data.augmentation, f"{where}: data.augmentation")
         data = data.model_copy(update={"augmentation": filled_in})
     check_languages(recipe, where)
-    complete_strategy(recipe.generation, f"{where}: generation.strategy")
+    strategy = complete_strategy(recipe.generation, f"{where}: generation.strategy")
+    decoder = getattr(built, "decoder", None)
+    if strategy.get("coverage_penalty") and (decoder is None or not decoder.attention_shape[0]):
+        raise no_coverage_error(f"{where}: generation")
     for tracker in recipe.training.trackers:
         complete(contracts.Tracker, tracker, f"{where}: training.trackers")
     complete_logits_processors(recipe.generation, f"{where}: generation.logits_processors")

@@ -152,6 +152,10 @@ class Decoder(nn.Module, ABC):
         Every row has at least one real token.
         """
 
+    def memory_mask(self, state: State) -> Tensor | None:
+        """B S: the memory rows that cross-attention may attend to; None: there is no cross-attention."""
+        return state.fixed.get("mask") if self.attention_shape[0] else None
+
     @property
     def supports_packing(self) -> bool:
         """Whether `pack` is implemented."""
@@ -383,6 +387,7 @@ class Strategy(ABC):
     # True: `bound` is never too low, so a row that cannot come among the requested best is pruned at once.
     # False: a source stops when none of its rows can come among the N best.
     exact: bool = True
+    coverage_penalty: float = 0.0  # beta (Wu 2016); not 0: the search needs the attention of every step
 
     @abstractmethod
     def initial_totals(self, sources: int, device: torch.device) -> Tensor:

@@ -68,6 +68,10 @@ class Transducer(nn.Module, ABC):
         """Preallocated caches for a search: see `contracts.Decoder.reserve`."""
         return state
 
+    def memory_mask(self, state: State) -> Tensor | None:
+        """B S: the memory rows of cross-attention, None without: see `contracts.Decoder.memory_mask`."""
+        return None
+
     def embed(self, texts: Padded, others: Mapping[str, Padded] | None = None) -> Tensor:
         """Rows `x1 .. xm </s>` (B S), and further sources -> B D: the mean of the encoder output."""
         if not isinstance(encoder := getattr(self, "encoder", None), Encoder):
@@ -100,6 +104,9 @@ class DecoderModel(Transducer):
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.decoder.reserve(state, more, beams)
+
+    def memory_mask(self, state: State) -> Tensor | None:
+        return self.decoder.memory_mask(state)
 
 
 class EncoderDecoder(DecoderModel):

@@ -189,6 +189,8 @@ def generate(
 
         transduce generate runs/demo input.txt --nbest 3 --set length_penalty=0.6
 
+        transduce generate runs/de-en input.txt --set coverage_penalty=0.2
+
         transduce generate runs/large input.txt --precision int8 --workers 2
 
         transduce generate runs/large input.txt --pairs --output distilled.tsv

@@ -65,6 +65,9 @@ class PointerGeneratorDecoder(Decoder):
             fixed["copied_rows"] = memory.source_ids == self.source
         return replace(state, fixed=fixed)
 
+    def memory_mask(self, state: State) -> Tensor | None:
+        return self.decoder.memory_mask(state)
+
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.decoder.reserve(state, more, beams)
 

@@ -123,6 +123,9 @@ class EditTransducerDecoder(Decoder):
         joint.narrow(1, 0, 1).zero_()  # before the first token the pointer is at the first row
         return State(fixed, {"cells": initial_cells(self.bridge, self.rnn, memory.summary), "joint": joint})
 
+    def memory_mask(self, state: State) -> Tensor | None:
+        return state.fixed.get("edited")
+
     def _allowed(self, edited: Tensor, tokens: Tensor | None) -> Tensor:
         """B S 5: the actions that each row allows."""
         last = edited & (edited.sum(1, keepdim=True) == edited.cumsum(1))

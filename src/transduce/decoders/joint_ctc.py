@@ -36,6 +36,9 @@ class JointCTCDecoder(Decoder):
         paths = read_paths(self.ctc_proj(memory.values), memory.mask)
         return State({**state.fixed, **paths}, {**state.past, **begin_paths(paths)}, state.beams)
 
+    def memory_mask(self, state: State) -> Tensor | None:
+        return self.decoder.memory_mask(state)
+
     def reserve(self, state: State, more: int, beams: int) -> State:
         return _with_prefixes(self.decoder.reserve(_inner(state), more, beams), _prefixes(state))
 

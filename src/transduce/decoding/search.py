@@ -29,6 +29,7 @@ from transduce.decoding.search_state import (
     padded_input,
     prefill,
     rounded_shape,
+    step_attention,
     uniform_noise,
 )
 from transduce.decoding.strategies import Beam, BestPath, length_power
@@ -73,7 +74,9 @@ class Stepper:
         # used would only cost time.
         self.max_length = -(-max_length // INITIAL_CAPACITY) * INITIAL_CAPACITY if capturable else max_length
         self.capacity = self.max_length if capturable else min(max_length, INITIAL_CAPACITY - 1)  # and <s>
-        self.top_k = model.top_k if 0 < strategy.candidates <= MAX_K and not constrained else None
+        # Constraints need the scores of all tokens; a coverage penalty needs attention, which no top-k step returns.
+        all_logits = constrained or strategy.coverage_penalty > 0
+        self.top_k = model.top_k if 0 < strategy.candidates <= MAX_K and not all_logits else None
         self.length_power = length_power(strategy)
         self.num_results = min(nbest or strategy.width, strategy.width) if strategy.exact else strategy.width
 
@@ -107,8 +110,11 @@ class Stepper:
         tokens = beams.history[..., -1].reshape(-1, 1)
         if (suppressed := self.suppressed(length)) is not None:
             return self._top_k_step(beams, tokens, suppressed)
-        step = self.model.advance(tokens, beams.state)
+        covers = beams.coverage is not None
+        step = self.model.advance(tokens, beams.state, with_attention=covers)
         beams = replace(beams, state=step.state)
+        if beams.coverage is not None:
+            beams = replace(beams, coverage=beams.coverage + step_attention(step).view_as(beams.coverage))
         return self._update_from_logits(beams, step.logits[:, -1])
 
     def empty_slots(self, slots: int, given: SearchInput) -> BeamState:
@@ -226,13 +232,13 @@ def search(
     seeds: Sequence[int] | None = None,  # one per source, for sampling strategies
     nbest: int | None = None,  # hypotheses of each source to return; None: N
     graphs: SearchGraphs | None = None,  # captured steps of this model, on devices that have them
-    constraints: LexicalConstraints | None = None,  # such a search is not captured
+    constraints: LexicalConstraints | None = None,  # such a search is not captured, nor one with a coverage penalty
 ) -> list[list[Hypothesis]]:
     """Hypotheses of each source, best first (fewer than requested where the space is smaller)."""
     changed = bool(processors) or prefix is not None or constraints is not None
     if isinstance(strategy, BestPath) and isinstance(model, CTCModel) and not changed:
         return [[one] for one in _best_paths(model, batch, max_lengths)]
-    graphs = graphs if constraints is None else None
+    graphs = graphs if constraints is None and not strategy.coverage_penalty else None
     options: dict[str, Any] = {"nbest": nbest, "prefixed": prefix is not None, "capturable": graphs is not None}
     options["constrained"] = constraints is not None
     stepper = Stepper(model, strategy, processors, max_length=int(max_lengths.max()), **options)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.contracts import Strategy
-from transduce.flow import BOS, PAD, Batch, LexicalConstraints, Padded, State
+from transduce.errors import InputError
+from transduce.flow import BOS, PAD, Batch, LexicalConstraints, Padded, State, Step
 from transduce.kernels.beam_update import BeamState, FinishedHypotheses
 from transduce.model import Transducer
 
@@ -103,16 +104,43 @@ def prefill(model: Transducer, strategy: Strategy, given: SearchInput, capacity:
         values = torch.cat((first, given.prefix.values), 1)
         tokens = Padded(values, torch.cat((tokens.mask, given.prefix.mask), 1))
         mask = tokens.mask
-    step = model.advance(tokens.values, model.start(given.batch), mask)
+    covers = strategy.coverage_penalty > 0
+    step = model.advance(tokens.values, model.start(given.batch), mask, with_attention=covers)
     prefix_lengths = tokens.mask.sum(1) - 1  # B
     prefix = Padded(tokens.values[:, 1:], tokens.mask[:, 1:])
     columns = tokens.values.size(1) - 1
     if given.history_columns:
         columns = max(given.history_columns, tokens.values.size(1))
     history, token_scores = _prefix_history(step.logits[:, :-1], prefix, columns)
+    coverage = _first_coverage(model, step, tokens.mask)[:, None].repeat(1, width, 1) if covers else None
     state = model.reserve(step.state, capacity, width)
     logits = step.logits[torch.arange(size, device=device), prefix_lengths].repeat_interleave(width, 0)
-    return _beam_state(strategy, given, state, history, token_scores, prefix_lengths), logits
+    beams = _beam_state(strategy, given, state, history, token_scores, prefix_lengths)
+    return replace(beams, coverage=coverage), logits
+
+
+def _first_coverage(model: Transducer, step: Step, real: Tensor) -> Tensor:
+    """B S: the attention of all real tokens (B T); 1 for padding, which cannot be covered."""
+    visible = model.memory_mask(step.state)
+    if visible is None:
+        raise no_coverage_error()
+    return torch.where(visible, (step_attention(step) * real[..., None]).sum(1), 1.0)
+
+
+def step_attention(step: Step) -> Tensor:
+    """R T S: the cross-attention of a step, the mean of all layers and heads."""
+    if step.attention is None or step.attention.cross is None:
+        raise no_coverage_error()
+    return step.attention.cross.float().mean((1, 2))
+
+
+def no_coverage_error(where: str = "generation") -> InputError:
+    """The error of a coverage penalty without cross-attention."""
+    return InputError(
+        "coverage_penalty needs a decoder that attends to the source, and this one does not",
+        where=where,
+        remedy="leave it out; or train a decoder with cross-attention, such as transformer, or context: bahdanau",
+    )
 
 
 def _beam_state(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from transduce.contracts import Count, Selection, Strategy
@@ -16,6 +17,7 @@ from transduce.kernels.top_k import TOP_K
 LOWEST = -1e30  # below the rank of every finished hypothesis
 Stop = Literal["bound", "length", "full"]
 Utility = Literal["chrf", "bleu"]
+NonNegative = Annotated[float, Ge(0)]
 
 
 class Greedy(Strategy):
@@ -44,10 +46,15 @@ class BestPath(Greedy):
 
 
 class Beam(Strategy):
-    """the N best continuations of the N best hypotheses; finished ones are ranked by total / length ** penalty"""
+    """the N best continuations of the N best hypotheses; finished ones are ranked by total / length ** penalty
 
-    def __init__(self, *, width: Count = 5, length_penalty: float = 1.0) -> None:
-        self.width, self.length_penalty = width, length_penalty
+    With a coverage penalty beta, the rank also has beta * sum over the source rows i of log min(sum over the steps of
+    the attention weight of i, 1) (Wu 2016): an output that leaves a source row unattended ranks lower. The attention is
+    the mean of all layers and heads.
+    """
+
+    def __init__(self, *, width: Count = 5, length_penalty: float = 1.0, coverage_penalty: NonNegative = 0.0) -> None:
+        self.width, self.length_penalty, self.coverage_penalty = width, length_penalty, coverage_penalty
         self.candidates: int = width
 
     def initial_totals(self, sources: int, device: torch.device) -> Tensor:
@@ -67,7 +74,7 @@ class Beam(Strategy):
         return totals / lengths**self.length_penalty
 
     def bound(self, totals: Tensor, lengths: Tensor) -> Tensor:
-        # A total only falls, and the penalty divides it by at most the maximal length.
+        # A total only falls, the penalty divides it by at most the maximal length, and a coverage penalty ends at 0.
         return totals / lengths[:, None] ** self.length_penalty
 
 
@@ -81,8 +88,15 @@ class HuggingFaceBeam(Beam):
 
     prefer_complete = False
 
-    def __init__(self, *, width: Count = 5, length_penalty: float = 1.0, stop: Stop = "bound") -> None:
-        super().__init__(width=width, length_penalty=length_penalty)
+    def __init__(
+        self,
+        *,
+        width: Count = 5,
+        length_penalty: float = 1.0,
+        coverage_penalty: NonNegative = 0.0,
+        stop: Stop = "bound",
+    ) -> None:
+        super().__init__(width=width, length_penalty=length_penalty, coverage_penalty=coverage_penalty)
         self.stop: Stop = stop
         self.exact = stop == "bound" and length_penalty > 0
         self.candidates = 2 * width  # at most half of them end: each row has one </s>
@@ -108,7 +122,13 @@ class DiverseBeam(Beam):
     exact = False  # a pruned row would change what later groups select
 
     def __init__(
-        self, *, width: Count = 6, length_penalty: float = 1.0, groups: Count = 3, diversity: float = 0.5
+        self,
+        *,
+        width: Count = 6,
+        length_penalty: float = 1.0,
+        coverage_penalty: NonNegative = 0.0,
+        groups: Count = 3,
+        diversity: float = 0.5,
     ) -> None:
         if width % groups:
             raise InputError(
@@ -116,7 +136,7 @@ class DiverseBeam(Beam):
                 where="generation.strategy",
                 remedy="set `beam` to a multiple of `groups`",
             )
-        super().__init__(width=width, length_penalty=length_penalty)
+        super().__init__(width=width, length_penalty=length_penalty, coverage_penalty=coverage_penalty)
         self.groups, self.diversity = groups, diversity
         self.candidates = 0  # the penalty may bring up any token
 
@@ -214,6 +234,8 @@ def length_power(strategy: Strategy) -> float | None:
     """p, where ranks and bounds are total / length ** p; None: the strategy has its own."""
     kind = type(strategy)
     if kind.bound_lengths is not Strategy.bound_lengths or not strategy.prefer_complete or not strategy.exact:
+        return None
+    if strategy.coverage_penalty:
         return None
     if kind.rank is Strategy.rank and kind.bound is Strategy.bound:
         return 0.0

@@ -76,6 +76,9 @@ class Ensemble(Transducer):
         states = zip(self._each(), _separate(state), strict=True)
         return _joined([member.reserve(own, more, beams) for member, own in states])
 
+    def memory_mask(self, state: State) -> Tensor | None:
+        return self._each()[0].memory_mask(_separate(state)[0])
+
     def embed(self, texts: Padded, others: Mapping[str, Padded] | None = None) -> Tensor:
         raise InputError("an ensemble has no sentence embedding", remedy="embed with one of its runs")
 

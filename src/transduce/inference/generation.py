@@ -109,7 +109,8 @@ class Searcher:
             return self.search_sources(some, forced, settings, [numbers[row] for row in rows])
 
         batches = batch_by_length(lengths, settings.batch_tokens)
-        if self.continuous and draft is None and workers == 1:
+        covers = self._options(settings)[0].coverage_penalty > 0  # such a search is not captured
+        if self.continuous and draft is None and workers == 1 and not covers:
             batches = []
             for one in plan_searches(lengths, settings.batch_tokens):
                 rows = [row for group in one.groups for row in group]

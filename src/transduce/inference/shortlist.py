@@ -270,6 +270,9 @@ class NarrowedModel(Transducer):
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.inner.reserve(state, more, beams)
 
+    def memory_mask(self, state: State) -> Tensor | None:
+        return self.inner.memory_mask(state)
+
     def indices_of(self, tokens: Sequence[int]) -> list[int]:
         """The indices of these tokens in the list; tokens that are not in it are left out."""
         return [int(place) for token in tokens for place in (self.ids == token).nonzero().flatten()]
@@ -319,6 +322,9 @@ class ShortlistedModel(Transducer):
 
     def reserve(self, state: State, more: int, beams: int) -> State:
         return self.inner.reserve(state, more, beams)
+
+    def memory_mask(self, state: State) -> Tensor | None:
+        return self.inner.memory_mask(state)
 
     def indices_of(self, tokens: Sequence[int]) -> list[int]:
         return list(tokens)

@@ -20,6 +20,7 @@ from transduce.kernels.dispatch import Backend, Operation
 
 MAX_BEAMS = 32  # of the Triton kernel
 SOURCE_FIELDS = ("history", "token_scores", "totals", "lengths", "max_lengths", "prefix_lengths", "steps")
+MIN_COVERAGE = 1e-6  # of a source row in the coverage penalty: sparse attention may leave a row without any weight
 COMPLETE_BONUS = 1e9  # ranks a complete hypothesis above every truncated one
 
 
@@ -87,6 +88,7 @@ class BeamState:
     noise: Tensor | None  # B L N
     max_columns: int = 0  # L: columns that the history may grow to; 0: it has them all
     constraints: LexicalConstraints | None = None
+    coverage: Tensor | None = None  # B N S: attention of all steps so far; 1 in padding. Of a coverage penalty
 
     def select_sources(self, sources: Tensor, *, owned: bool = True) -> BeamState:
         """Only these sources. `owned`: no other object refers to the state, see `State.select_sources`."""
@@ -96,6 +98,7 @@ class BeamState:
             noise=None if self.noise is None else self.noise[sources],
             max_columns=self.max_columns,
             constraints=None if self.constraints is None else self.constraints.select(sources),
+            coverage=None if self.coverage is None else self.coverage[sources],
             **{name: getattr(self, name)[sources] for name in SOURCE_FIELDS},
         )
 
@@ -124,6 +127,7 @@ class BeamState:
             noise=None if self.noise is None or other.noise is None else write(self.noise, other.noise),
             max_columns=self.max_columns,
             constraints=None,  # sources with constraints do not enter a search that has begun
+            coverage=None if self.coverage is None or other.coverage is None else write(self.coverage, other.coverage),
             **{name: write(getattr(self, name), getattr(other, name)) for name in SOURCE_FIELDS},
         )
 
@@ -161,12 +165,11 @@ def beam_update_reference(
 def _append(beams: BeamState, selection: Selection, log_probs: Tensor) -> tuple[BeamState, Tensor | None]:
     """Appends the selected tokens; the row order for the decoder state, None where it does not change."""
     sources, width = selection.parents.shape
-    history, token_scores, rows = beams.history, beams.token_scores, None
+    history, token_scores, coverage, rows = beams.history, beams.token_scores, beams.coverage, None
     if width > 1:
         offsets = torch.arange(sources, device=selection.parents.device)[:, None] * beams.totals.size(1)
         rows = (selection.parents + offsets).flatten()  # R
-        index = selection.parents[..., None].expand(-1, -1, history.size(-1))
-        history, token_scores = history.gather(1, index), token_scores.gather(1, index)
+        history, token_scores, coverage = (_gather(one, selection.parents) for one in (history, token_scores, coverage))
     columns = max(beams.max_columns, history.size(-1))
     kept = slice(1 if history.size(-1) == columns else 0, None)
     extended = replace(
@@ -174,20 +177,26 @@ def _append(beams: BeamState, selection: Selection, log_probs: Tensor) -> tuple[
         history=torch.cat((history[..., kept], selection.tokens[..., None]), -1),
         token_scores=torch.cat((token_scores[..., kept], log_probs[..., None]), -1),
         totals=selection.totals,
+        coverage=coverage,
         lengths=beams.lengths + 1,
         steps=(beams.steps + 1).clamp(max=columns - 1),  # a replayed graph may step on after the end of a search
     )
     return extended, rows
 
 
+def _gather(values: Tensor | None, rows: Tensor) -> Any:
+    """The rows (B N) of each source: B N X -> B N X."""
+    return None if values is None else values.gather(1, rows[..., None].expand(-1, -1, values.size(-1)))
+
+
 def _keep_best(beams: BeamState, rows: Tensor, width: int) -> tuple[BeamState, Tensor]:
     """The N best unfinished candidates, where a strategy selected more."""
     order = beams.totals.topk(width, 1).indices  # B N
-    index = order[..., None].expand(-1, -1, beams.history.size(-1))
     kept = replace(
         beams,
-        history=beams.history.gather(1, index),
-        token_scores=beams.token_scores.gather(1, index),
+        history=_gather(beams.history, order),
+        token_scores=_gather(beams.token_scores, order),
+        coverage=_gather(beams.coverage, order),
         totals=beams.totals.gather(1, order),
     )
     return kept, rows.view(beams.totals.shape).gather(1, order).flatten()
@@ -201,7 +210,10 @@ def _move_finished(beams: BeamState, strategy: Strategy) -> BeamState:
     if over.is_cpu and not over.any():  # on a GPU the test would wait for the device
         return beams
     lengths = beams.lengths[:, None].expand_as(over)
-    ranks = strategy.rank(beams.totals, lengths - beams.prefix_lengths[:, None]).masked_fill(~over, -torch.inf)
+    ranks = strategy.rank(beams.totals, lengths - beams.prefix_lengths[:, None])
+    if beams.coverage is not None:
+        ranks = ranks + strategy.coverage_penalty * beams.coverage.clamp(MIN_COVERAGE, 1.0).log().sum(-1)
+    ranks = ranks.masked_fill(~over, -torch.inf)
     candidates = FinishedHypotheses(beams.history, beams.token_scores, ranks, lengths, ended)
     finished = beams.finished.join(candidates).best(strategy.width, strategy.prefer_complete)
     return replace(beams, finished=finished, totals=beams.totals.masked_fill(over, -torch.inf))

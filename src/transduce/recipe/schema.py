@@ -192,6 +192,9 @@ class GenerationRecipe(Section):
     length_penalty: float = Field(
         1.0, ge=0, description="Finished hypotheses are ranked by score / length ** length_penalty."
     )
+    coverage_penalty: float = Field(
+        0.0, ge=0, description="Factor of the coverage penalty (Wu 2016) in the rank of finished hypotheses; 0: none."
+    )
     temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
     top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0: from all.")
     top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
