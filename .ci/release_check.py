@@ -24,7 +24,6 @@ NEEDED = (
     "transduce/kernels/native/simd.h",
 )
 SMALL_DEMO = ("training.steps=30", "training.validate_every=30", "training.checkpoint_every=30")
-IMPORT_SECONDS = 1.0  # of `import transduce`, on a machine that does something else as well
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -73,14 +72,17 @@ def check_archive(archive: Path) -> None:
 
 
 def check_installed(wheel: Path, folder: Path, constraints: Path) -> None:
-    """The wheel works in a fresh environment: version, time of the import, completion, the demo."""
+    """The wheel works in a fresh environment: version, import without PyTorch, completion, the demo.
+
+    The time of the import is printed and not limited, as it depends on what else the machine does.
+    """
     run(sys.executable, "-m", "venv", folder / "fresh")
     programs = folder / "fresh" / "bin"
     run(programs / "pip", "install", "--quiet", "--disable-pip-version-check", "-c", constraints, wheel)
     print(run(programs / "transduce", "--version", cwd=folder).strip())
     code = "import time; begin = time.perf_counter(); import transduce, sys; print(time.perf_counter() - begin)"
     seconds = float(run(programs / "python", "-c", f"{code}; assert 'torch' not in sys.modules", cwd=folder))
-    assert seconds < IMPORT_SECONDS, f"import transduce takes {seconds:.2f} s"
+    print(f"import transduce: {seconds:.2f} s")
     assert "complete " in run("env", "_TRANSDUCE_COMPLETE=source_bash", programs / "transduce", cwd=folder)
     print(run(programs / "transduce", "demo", *SMALL_DEMO, cwd=folder)[-1500:])
     for name in ("recipe.yaml", "metrics.json", "attention.html", "attention.png"):
