@@ -292,9 +292,8 @@ class TestOneLineInOneLineOut:
     def test_long_sources_are_cut_and_counted(self, command: Command, request, run: str) -> None:
         """At `max_source_length`, or where learned positions end."""
         stdin = b"red green\n" + b"white " * 500 + b"\n"
-        called = command(
-            "generate", request.getfixturevalue(run), "--set", "max_source_length=100", "--json", stdin=stdin
-        )
+        settings = ("--set", "max_source_length=100", "--set", "long_sources=truncate")
+        called = command("generate", request.getfixturevalue(run), "--json", *settings, stdin=stdin)
         short, long = map(json.loads, called.out.splitlines())
         assert (short["source_cut"], long["source_cut"]) == (False, True)
         assert "sources cut to `max_source_length`: 1" in called.err

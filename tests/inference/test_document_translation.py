@@ -18,11 +18,10 @@ from transduce.inference.documents import (
     plain_text,
     read_document,
     separate_tags,
-    split_long,
-    split_sentences,
     translate_document,
     wrap_lines,
 )
+from transduce.inference.long_sources import split_long, split_sentences
 
 PIECES = [
     *("Hello", "Dr.", "J.", "3.", "März", "e.g.", "…", "!?", '."', " ", "  ", "\n", "\n\n", "\t", "。", "你好", "🙂"),
@@ -38,15 +37,6 @@ def test_segments_of_any_text_are_the_text(extension):
         content = "".join(draw.choice(PIECES) for _ in range(draw.randint(0, 30)))
         assert str(parse_document(content, extension)) == content
         assert "".join(split_sentences(content)) == content
-        assert "".join(split_long(content, 3, draw.randint(1, 30))) == content
-
-
-def test_sentences_end_at_punctuation_but_not_at_abbreviations():
-    text = 'Dr. Smith came on 3. May. He said "No!" J. S. Bach did not, e.g. today.  Fine?\n\nA title\n\n你好。再见。'
-    assert [one.strip() for one in split_sentences(text)] == [
-        *("Dr. Smith came on 3. May.", 'He said "No!"', "J. S. Bach did not, e.g. today.", "Fine?", "A title"),
-        *("你好。", "再见。"),
-    ]  # fmt: skip
 
 
 def test_what_has_no_words_is_kept():
@@ -151,6 +141,7 @@ def test_long_sentences_are_split_and_never_cut(model):
     text = " ".join(["red", "blue", "green"] * 5)
     document = parse_document(text, ".txt")
     found = translate_document(model, document, max_source_length=5)
-    expected = model.generate([part.strip() for part in split_long(text, 5, 15)], max_source_length=5)
+    parts = split_long(text, 5, model.source_encoding.lengths)
+    expected = model.generate([part.strip() for part in parts], max_source_length=5)
     assert not any(one.source_cut for one in expected)
     assert str(found) == " ".join(one.text for one in expected)

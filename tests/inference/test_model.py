@@ -192,7 +192,13 @@ class TestEnds:
     @pytest.mark.parametrize("name", ["transformer", "alone"])
     def test_over_long_lines(self, request: pytest.FixtureRequest, name: str) -> None:
         long = "red green blue " * 60
-        options = {"max_source_length": 2000, "max_length": 2000, "max_ratio": 100.0, "min_length": 2000}
+        options = {
+            "max_source_length": 2000,
+            "max_length": 2000,
+            "max_ratio": 100.0,
+            "min_length": 2000,
+            "long_sources": "truncate",
+        }
         out = request.getfixturevalue(name).generate([long, "red"], beam=1, **options)
         assert [one.source_cut for one in out] == [True, False]
         assert not out[0].complete

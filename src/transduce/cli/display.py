@@ -268,6 +268,7 @@ def prediction_json(prediction: Prediction) -> str:
         "token_scores": prediction.token_scores,
         "complete": prediction.complete,
         "source_cut": prediction.source_cut,
+        "parts": [{"source": one.source, "text": one.text} for one in prediction.parts],
         "nbest": [
             {"text": one.text, "tokens": one.tokens, "score": one.score, "token_scores": one.token_scores}
             for one in prediction.nbest

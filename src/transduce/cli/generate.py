@@ -479,12 +479,13 @@ class OutputWriter:
 
         self.line_number += 1
         self.counts["empty lines"] += not prediction.tokens
+        self.counts["sources split at `max_source_length`"] += bool(prediction.parts)
         self.counts["sources cut to `max_source_length`"] += prediction.source_cut
         self.counts["outputs cut at the maximum length"] += not prediction.complete
         if self.format == "json":
             return prediction_json(prediction)
         if self.format == "alignment":
-            unaligned = bool(prediction.tokens) and prediction.attention is None
+            unaligned = bool(prediction.tokens) and (prediction.parts or (prediction,))[0].attention is None
             self.counts["lines without alignment, because the model has no attention"] += unaligned
             return pharaoh(prediction.alignment)
         if self.format == "pairs":

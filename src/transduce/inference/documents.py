@@ -13,72 +13,11 @@ from transduce.data.readers.corpus import numbered_texts
 from transduce.data.readers.files import stored_lines
 from transduce.errors import InputError, nearest
 from transduce.explain.attention import Link
+from transduce.inference.long_sources import AlignedPart, join_links, join_texts, split_long, split_sentences
 from transduce.inference.model import Model, Prediction
 from transduce.recipe import GenerationRecipe
 
-# A full stop after these does not end a sentence. Short lists of frequent ones: an unnecessary split costs more than a
-# missing one.
-_ABBREVIATIONS = """
-    mr mrs ms dr prof sr jr st vs etc inc ltd co corp no vol pp p fig al gen col sgt capt lt rev hon jan feb mar apr
-    jun jul aug sep sept oct nov dec approx dept est e.g i.e
-    bzw ca d.h evtl ggf hr fr nr str usw u.a z.b vgl bspw inkl abs art bd jh sog zzgl
-    m mme mlle av env p.ex c.-à-d sra dra srta ud uds ee.uu pág
-"""  # English, German, French, Spanish
-ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
-_END = re.compile(
-    r"""[.!?…؟।]+["'»”’)\]]*(?=\s)   # an end before white space
-    |[。！？｡]+[」』）”’]*            # an end of Chinese or Japanese
-    |\n\s*\n                         # an empty line
-    """,
-    re.VERBOSE,
-)
-_OPENING = "\"'«»„“‚‘([¿¡-–—"
 Generate = Callable[[list[str]], list[Prediction]]
-
-
-def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, each with the white space after it: joined they are the text."""
-    pieces, begin = [], 0
-    for match in _END.finditer(text):
-        end = match.end() + _white_space(text, match.end())
-        if match.start() >= begin and end < len(text) and _ends_sentence(text, begin, match, end):
-            pieces.append(text[begin:end])
-            begin = end
-    return [*pieces, text[begin:]] if text[begin:] or not pieces else pieces
-
-
-def _white_space(text: str, start: int) -> int:
-    return len(text[start:]) - len(text[start:].lstrip())
-
-
-def _ends_sentence(text: str, begin: int, match: re.Match[str], following: int) -> bool:
-    """Whether the punctuation of this match ends a sentence, given what stands before and after it."""
-    mark = match.group()
-    if mark[0] in "。！？｡" or mark.isspace():
-        return True
-    next_letter = text[following:].lstrip(_OPENING)[:1]
-    if next_letter.islower():
-        return False
-    if mark != ".":
-        return True
-    word = text[begin : match.start()].split()[-1:] or [""]
-    last = word[0].lstrip(_OPENING)
-    # Initials (J. S. Bach), abbreviations, and ordinal numbers (3. März)
-    return not (len(last) == 1 and last.isalpha()) and last.lower() not in ABBREVIATIONS and not _ordinal(last)
-
-
-def _ordinal(word: str) -> bool:
-    return word.isdigit() and len(word) <= 2
-
-
-def split_long(text: str, most: int, length: int) -> list[str]:
-    """A text of `length` tokens in equal parts of about `most` at most, with the white space after each word."""
-    parts = -(-length // max(most, 1))
-    words = re.findall(r"\s*\S+\s*", text)
-    if parts <= 1 or len(words) < 2:
-        return [text]
-    size = -(-len(words) // parts)
-    return ["".join(words[start : start + size]) for start in range(0, len(words), size)]
 
 
 @dataclass(frozen=True)
@@ -264,7 +203,9 @@ def translate_document(
             segments.append(segment)
             continue
         outputs = [next(found) for _ in row]
-        text, links = _joined(row, outputs, aligned=bool(marks))
+        text = join_texts(row, [one.text for one in outputs])
+        aligned = zip(row, outputs, strict=True) if marks else ()
+        links = join_links([AlignedPart(piece, one.source, one.text, one.alignment) for piece, one in aligned])
         segments.append(replace(segment, text=_target(segment, text, marks, links, " ".join(row))))
     return replace(document, segments=tuple(segments))
 
@@ -277,28 +218,8 @@ def _source(segment: Segment) -> tuple[str, list[InlineTag]]:
 
 def _pieces(model: Model, text: str, most: int) -> list[str]:
     """Sentences, the long ones in parts of at most `most` tokens."""
-    return [part for sentence in split_sentences(text) for part in _fitting(model, sentence, most)]
-
-
-def _fitting(model: Model, text: str, most: int) -> list[str]:
-    """Parts of at most `most` tokens; a longer word stays whole."""
-    length = model.source_encoding.lengths([text.strip()])[0]
-    parts = split_long(text, most, length)
-    return parts if len(parts) == 1 else [one for part in parts for one in _fitting(model, part, most)]
-
-
-def _joined(pieces: Sequence[str], outputs: Sequence[Prediction], *, aligned: bool) -> tuple[str, list[Link]]:
-    """The outputs with the white space between their sources, and the links of all of them."""
-    text, links, source_words = "", list[Link](), 0
-    for piece, output in zip(pieces, outputs, strict=True):
-        target_words = len(text.split())
-        if aligned:
-            tags = len(output.source.split()) - len(piece.split())  # before the sentence
-            moved = ((source - tags, target) for source, target in output.alignment if source >= tags)
-            links += [(source + source_words, target + target_words) for source, target in moved]
-        text += output.text + piece[len(piece.rstrip()) :]
-        source_words += len(piece.split())
-    return text.rstrip(), links
+    lengths = model.source_encoding.lengths
+    return [part for sentence in split_sentences(text) for part in split_long(sentence, most, lengths)]
 
 
 def _target(segment: Segment, text: str, tags: list[InlineTag], links: Sequence[Link], source: str) -> str:

@@ -24,6 +24,7 @@ from transduce.decoding.speculative import speculative_search
 from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
 from transduce.flow import BOS, Batch, Example, Hypothesis, Padded
+from transduce.inference.long_sources import CHARACTERS_PER_TOKEN
 from transduce.inference.shortlist import NarrowedModel, OutputRows, Shortlist, ShortlistedModel, apply_shortlists
 from transduce.inference.terminology import PhraseIds, constrained_request
 from transduce.kernels.cuda_graph import SearchGraphs
@@ -349,11 +350,6 @@ def check_pairs(what: str, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, 
     return list(zip(*sides, strict=True))
 
 
-# Far more than the tokens of a vocabulary have on average. Characters beyond it are not tokenised: a line of a million
-# characters would take 100 MB.
-CHARACTERS_PER_TOKEN = 64
-
-
 def encode_truncated(
     encoding: SourceEncoding, texts: Sequence[str], most: int
 ) -> tuple[list[EncodedSource], list[bool]]:
@@ -373,6 +369,11 @@ def warn_of_cuts(texts: Sequence[str], cuts: Sequence[bool], most: int) -> None:
         first = next(text for text, cut in zip(texts, cuts, strict=True) if cut)
         limit = f"{most:,} tokens (`max_source_length`)"
         warnings.warn(f"{sum(cuts):,} texts were cut to {limit}, the first: {beginning(first)!r}", stacklevel=4)
+
+
+def warn_of_parts(most: int) -> None:
+    """One text for all calls, which is shown once."""
+    warnings.warn(f"texts of more than {most:,} tokens (`max_source_length`) were split into parts", stacklevel=5)
 
 
 def beginning(text: str, size: int = 40) -> str:

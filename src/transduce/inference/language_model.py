@@ -15,7 +15,7 @@ from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.running_text import CountedText
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, Batch, Hypothesis, Padded
-from transduce.inference.generation import CHARACTERS_PER_TOKEN
+from transduce.inference.long_sources import CHARACTERS_PER_TOKEN
 from transduce.model import Transducer
 from transduce.recipe import GenerationRecipe
 

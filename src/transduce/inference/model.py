@@ -38,13 +38,15 @@ from transduce.inference.generation import (
     encode_truncated,
     length_limits,
     warn_of_cuts,
+    warn_of_parts,
     without_line_feeds,
 )
 from transduce.inference.language_model import continue_texts, score_running
+from transduce.inference.long_sources import AlignedPart, SourcePart, join_links, join_texts, split_source
 from transduce.inference.lowering import lower_network, weight_versions
 from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
-from transduce.inference.terminology import Constraints, check_constrained, encode_constraints
+from transduce.inference.terminology import Constraints, check_constraints, encode_constraints
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
@@ -62,8 +64,9 @@ class Prediction:
     tokens: tuple[str, ...]  # the closing </s> included
     token_scores: tuple[float, ...]
     complete: bool = True  # False: cut at the greatest length
-    source_cut: bool = False  # True: the source was longer than `max_source_length` tokens
+    source_cut: bool = False  # True: the source was longer than `max_source_length` tokens, and could not be split
     nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
+    parts: tuple[Prediction, ...] = ()  # those of the parts of a long source, whose sources joined are this one
     decoded: DecodedSource | None = field(default=None, repr=False, compare=False)
     model: Model | None = field(default=None, repr=False, compare=False)
 
@@ -93,9 +96,32 @@ class Prediction:
     @property
     def alignment(self) -> list[Link]:
         """Links (source word, target word): each output word with the source word of the largest weight."""
+        if self.parts:
+            read = [part.source if part.decoded is None else part.decoded.text for part in self.parts]
+            parts = zip(self.parts, read, strict=True)
+            return join_links([AlignedPart(one.source, text, one.text, one.alignment) for one, text in parts])
         if self.explanation is None or self.explanation.attention is None:
             return []
         return links(to_words(self.explanation.map()))
+
+    @classmethod
+    def of_line(cls, source: str, parts: Sequence[Prediction]) -> Prediction:
+        """The prediction of a line from those of its parts; the n-th rival consists of their n-th rivals."""
+        if len(parts) < 2:
+            return parts[0] if parts else cls(source, "", (), ())
+        columns = zip(*(part.nbest or (part,) for part in parts), strict=False)
+        rivals = [
+            cls(
+                source,
+                join_texts([part.source for part in parts], [one.text for one in column]),
+                tuple(token for one in column for token in one.tokens),
+                tuple(score for one in column for score in one.token_scores),
+                all(one.complete for one in column),
+                any(one.source_cut for one in column),
+            )
+            for column in columns
+        ]
+        return replace(rivals[0], nbest=tuple(rivals), parts=tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -188,7 +214,7 @@ class Model:
         return chosen
 
     def max_source_tokens(self, /, **settings: Any) -> int:
-        """The length to which `generate`, `score` and `embed` cut a source."""
+        """The tokens of the longest source that is read at once: `generate` splits longer ones, `score` cuts them."""
         return min(self.settings(**settings).max_source_length, self._length_limits[0])
 
     def generate(
@@ -213,6 +239,10 @@ class Model:
 
         To a language model a line is the beginning of the text that it writes; an empty one is none.
 
+        A source of more than `max_source_length` tokens is split into parts (sentences, else clauses, else words), and
+        their outputs are joined: see `Prediction.parts`. With `long_sources="truncate"`, and where a source cannot be
+        split (one word, several columns, labels), it is cut: see `Prediction.source_cut`.
+
         `constraints`, one a line, name phrases that the output must or must not contain; None: there are none.
 
         `first_number` is the number of the first text in a longer input: samples are drawn by the numbers of the texts.
@@ -222,10 +252,9 @@ class Model:
         prefixes = None if prefixes is None else check_texts("generate", prefixes)
         if shortlist is not None:
             check_shortlist(shortlist, (self.source, self.target), drafted=draft is not None, alone=self.sourceless)
-        phrases = None
+        given = None
         if constraints is not None:
-            phrases = encode_constraints(self.target, constraints, texts)
-            check_constrained(drafted=draft is not None, sourceless=self.sourceless)
+            given = check_constraints(constraints, texts, drafted=draft is not None, sourceless=self.sourceless)
         if self.sourceless:
             if workers > 1:
                 raise InputError("a language model writes with one worker", remedy="leave workers out")
@@ -233,26 +262,45 @@ class Model:
         if prefixes is not None and len(prefixes) != len(texts):
             raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one a line")
         if draft is not None:
-            given = prefixes or chosen.forced_prefix or None
-            check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, given)
+            begins = prefixes or chosen.forced_prefix or None
+            check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, begins)
         searcher = self.searcher if shortlist is None else self.searcher.with_shortlist(shortlist)
-        most = min(chosen.max_source_length, self._length_limits[0])
-        results: list[Prediction] = [Prediction(text, "", (), ()) for text in texts]
-        busy = [number for number, text in enumerate(texts) if text.strip()]
-        sources, cuts = encode_truncated(self.source_encoding, [texts[number] for number in busy], most)
-        begun = None
-        if prefixes is not None:
-            begun = encode_targets(
-                self.target, [prefixes[number] for number in busy], [texts[number] for number in busy]
-            )
+        parts, sources, cuts = self._source_parts(texts, chosen)
+        read = [part.text for part in parts]
+        begun = wanted = None
+        if prefixes is not None:  # the output of a line begins with that of its first part
+            begun = encode_targets(self.target, [prefixes[part.line] if part.first else "" for part in parts], read)
+        if given is not None:
+            wanted = encode_constraints(self.target, [part.constraints(given[part.line]) for part in parts], read)
         ahead = None if draft is None else draft.network
-        numbers = [first_number + number for number in busy]
-        wanted = None if phrases is None else [phrases[number] for number in busy]
+        numbers = [first_number + part.number for part in parts]
         found = searcher.search_all(sources, begun, chosen, numbers, workers=workers, draft=ahead, phrases=wanted)
-        for number, source, cut, hypotheses in zip(busy, sources, cuts, found, strict=True):
-            best = self._ranked(hypotheses, texts[number], chosen)[: chosen.nbest]
-            results[number] = self._prediction(texts[number], source, best, cut)
-        return results
+        predictions: list[list[Prediction]] = [[] for _ in texts]
+        for part, source, cut, hypotheses in zip(parts, sources, cuts, found, strict=True):
+            best = self._ranked(hypotheses, part.text, chosen)[: chosen.nbest]
+            one = self._prediction(part.text, source, best, cut)
+            predictions[part.line].append(one if part.count == 1 else replace(one, source=part.source))
+        return [Prediction.of_line(text, made) for text, made in zip(texts, predictions, strict=True)]
+
+    def _source_parts(
+        self, texts: Sequence[str], chosen: GenerationRecipe
+    ) -> tuple[list[SourcePart], list[EncodedSource], list[bool]]:
+        """All lines but empty ones, long ones in parts; how they are encoded, and which of them were cut."""
+        most = min(chosen.max_source_length, self._length_limits[0])
+        parts = [SourcePart(line, text, text) for line, text in enumerate(texts) if text.strip()]
+        encoded = encode_truncated(self.source_encoding, [part.text for part in parts], most)
+        # Labels, embeddings and masked tokens are of one whole source.
+        splits = self.source_encoding.reads_text and self.recipe.model.decoder is not None and not self._masked
+        if chosen.long_sources == "truncate" or not splits or not any(encoded[1]):
+            return parts, *encoded
+        lengths, languages = self.source_encoding.lengths, bool(self.source.languages)
+        rows = [
+            split_source(one, most, lengths, languages=languages) if cut else [one]
+            for one, cut in zip(parts, encoded[1], strict=True)
+        ]
+        if len(split := [part for row in rows for part in row]) > len(parts):
+            warn_of_parts(most)
+        return split, *encode_truncated(self.source_encoding, [part.text for part in split], most)
 
     def _ranked(self, hypotheses: list[Hypothesis], text: str, chosen: GenerationRecipe) -> list[Hypothesis]:
         """The hypotheses of one source as the search ranked them, or by expected utility."""
@@ -317,7 +365,8 @@ class Model:
 
     def explain_predictions(self, predictions: Sequence[Prediction]) -> list[Explanation | None]:
         """Computes the explanations of many predictions in batches and stores them there; None for an empty line."""
-        busy = [one for one in predictions if one.decoded is not None]
+        whole = [part for one in predictions for part in one.parts or (one,)]
+        busy = [one for one in whole if one.decoded is not None]
         explain = Explainer(self.network, self.source_encoding, self.target, self.info())
         found = explain([one.decoded for one in busy if one.decoded is not None], self.recipe.generation.batch_tokens)
         for one, explanation in zip(busy, found, strict=True):
@@ -435,7 +484,7 @@ class Model:
         """
         if not isinstance(text, str):
             raise InputError(f"explain takes one text, not {text!r}", remedy='write model.explain("...")')
-        prediction = self.generate([text], **settings)[0]
+        prediction = self.generate([text], **{**settings, "long_sources": "truncate"})[0]
         if prediction.explanation is None:
             raise InputError("there is nothing to explain: the line is empty", remedy="give a source text")
         assert prediction.decoded is not None

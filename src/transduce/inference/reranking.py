@@ -95,12 +95,21 @@ def rerank_noisy_channel(
 ) -> list[Prediction]:
     """Sorts the n-best list of each prediction by log p(y|x) + a log p(x|y) + b log p(y), each per token (Yee 2019).
 
-    `reverse` translates targets to sources, `language_model` knows the target language; a, b are the `weights`.
+    `reverse` translates targets to sources, `language_model` knows the target language; a, b are the `weights`. The
+    parts of a long source are reranked one by one.
     """
     if reverse is None and language_model is None:
         raise InputError("noisy-channel reranking needs a model", remedy="give a reverse model or a language model")
     if language_model is not None and not language_model.sourceless:
         raise InputError("this is no language model", remedy="train one with --task lm")
+    whole = [part for one in predictions for part in one.parts or (one,)]
+    found = iter(_rerank(whole, reverse, language_model, weights))
+    return [one.of_line(one.source, [next(found) for _ in one.parts or (one,)]) for one in predictions]
+
+
+def _rerank(
+    predictions: Sequence[Prediction], reverse: Model | None, language_model: Model | None, weights: tuple[float, float]
+) -> list[Prediction]:
     rivals = [one for prediction in predictions for one in prediction.nbest]
     if not rivals:
         return list(predictions)
@@ -128,4 +137,4 @@ def _reordered(prediction: Prediction, order: list[int]) -> Prediction:
     rivals = tuple(prediction.nbest[place] for place in order)
     if order[0] == 0:
         return replace(prediction, nbest=rivals)
-    return replace(rivals[0], nbest=rivals)
+    return replace(rivals[0], source=prediction.source, nbest=rivals)

@@ -55,22 +55,25 @@ class PhraseIds:
         return sum(min(map(len, alternatives)) for alternatives in self.required)
 
 
-def check_constrained(*, drafted: bool, sourceless: bool) -> None:
-    """Constraints are for the search of a model with a source."""
+def check_constraints(
+    constraints: Iterable[Constraints | None], texts: Sequence[str], *, drafted: bool, sourceless: bool
+) -> list[Constraints | None]:
+    """Constraints are for the search of a model with a source, one a line."""
+    given = list(constraints)
+    if len(given) != len(texts):
+        raise InputError(f"{len(texts)} lines but constraints for {len(given)}", remedy="give one a line, or None")
     if drafted:
         raise InputError("a draft does not know the constraints", remedy="leave out the draft, or the constraints")
     if sourceless:
         raise InputError("constraints are for models that read a source", remedy="leave the constraints out")
+    return given
 
 
 def encode_constraints(
     tokenizer: Tokenizer, constraints: Iterable[Constraints | None], texts: Sequence[str]
 ) -> list[PhraseIds]:
     """The constraints of each line as ids; phrases that the vocabulary cannot write are refused."""
-    given = [one or Constraints() for one in constraints]
-    if len(given) != len(texts):
-        raise InputError(f"{len(texts)} lines but constraints for {len(given)}", remedy="give one a line, or None")
-    return [_encode(tokenizer, one, text) for one, text in zip(given, texts, strict=True)]
+    return [_encode(tokenizer, one or Constraints(), text) for one, text in zip(constraints, texts, strict=True)]
 
 
 def _encode(tokenizer: Tokenizer, constraints: Constraints, source: str) -> PhraseIds:
@@ -158,14 +161,14 @@ class Glossary:
 
 
 # Scripts without spaces between words: Thai, Lao, Khmer, Myanmar, kana, Chinese characters.
-_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 
 def _whole_words(term: str) -> str:
     """A pattern of the term that neither begins nor ends inside a word."""
 
     def edge(character: str, outside: str) -> str:
-        return outside if re.match(r"\w", character) and not _UNSPACED.match(character) else ""
+        return outside if re.match(r"\w", character) and not UNSPACED.match(character) else ""
 
     return edge(term[0], r"(?<!\w)") + re.escape(term) + edge(term[-1], r"(?!\w)")
 

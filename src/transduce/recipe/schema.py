@@ -229,7 +229,11 @@ class GenerationRecipe(Section):
     logits_processors: tuple[str | dict[str, Any], ...] = Field(
         (), description="Further logits processors, applied in order: `[{kind: ..., option: ...}]`."
     )
-    max_source_length: Positive = Field(2048, description="Longer sources are truncated to this length and flagged.")
+    max_source_length: Positive = Field(2048, description="Longer sources are split, or truncated and flagged.")
+    long_sources: Literal["split", "truncate"] = Field(
+        "split",
+        description="`split`: a longer text is split at sentences, clauses or white space, and the outputs are joined.",
+    )
     batch_tokens: Positive = Field(4096, description="Tokens per batch.")
     seed: int = Field(1, description="Seed of sampling.")
 
