@@ -631,6 +631,8 @@ class Family:
     # Export
     required_names: Callable[[Mapping[str, Any]], Names] = field(default=lambda config: ())  # for `to_recipe`
     constant_weights: Callable[[Mapping[str, Any]], dict[str, Tensor]] = field(default=lambda config: {})  # not native
+    # Exported weights that the library has a second time, under another name.
+    copied_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]] = field(default=lambda weights: {})
     extra_files: Callable[[Recipe], JSON] = field(default=lambda recipe: {})  # JSON files by name
 
     @property

@@ -71,6 +71,8 @@ TIED = {
     "model.decoder.embed_tokens.weight": "model.shared.weight",
 }
 # Sinusoidal encodings are computed, never read.
+TIED_TABLES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+STORED_POSITIONS = "stored_positions"  # a key that exports write
 SINUSOIDS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
@@ -94,6 +96,7 @@ PLAIN_POSITIONS = {
     f"model.{side}.embed_positions": f"{side}.position.embed_positions" for side in ("encoder", "decoder")
 }
 Norm = Literal["pre", "post"]
+FamilyWeights = Callable[[Config, Collection[str]], WeightMap]
 SINUSOIDAL = {"kind": "sinusoidal", "halves": True}
 
 
@@ -115,22 +118,37 @@ def _stack(config: Config, side: str, norm: Norm, sinusoidal: Content | None) ->
     }
 
 
-def _model(config: Config, norm: Norm, sinusoidal: Content | None = None) -> Content:
+def _model(config: Config, norm: Norm, sinusoidal: Content | None = None, *, tied: bool = True) -> Content:
     """Positions are learned unless `sinusoidal` is given."""
-    config.require("tie_word_embeddings", True)
-    config.require("share_encoder_decoder_embeddings", True)
+    if tied:
+        config.require("tie_word_embeddings", True)
+        config.require("share_encoder_decoder_embeddings", True)
     return {
         "encoder": _stack(config, "encoder", norm, sinusoidal),
         "decoder": _stack(config, "decoder", norm, sinusoidal),
-        "tie": "all",
+        "tie": "all" if tied else "none",
         "scale_embedding": config.flag("scale_embedding"),
     }
+
+
+def _is_tied(config: Config) -> bool:
+    """Whether one table is the embedding of both sides and the output."""
+    return config.flag("tie_word_embeddings", True)
+
+
+def _sinusoidal(config: Config) -> Content:
+    """Sinusoids of the library, or the stored tables where an export says that they are others."""
+    if config.flag(STORED_POSITIONS):
+        return {"kind": "learned", "max_positions": config.count("max_position_embeddings", 1024)}
+    return SINUSOIDAL
 
 
 def _marian(config: Config, names: Collection[str]) -> Content:
     config.require("normalize_before", False)
     config.require("normalize_embedding", False)
-    return _model(config, "post", SINUSOIDAL)
+    config.require("share_encoder_decoder_embeddings", _is_tied(config))
+    config.require("decoder_vocab_size", config.content.get("vocab_size"))
+    return _model(config, "post", _sinusoidal(config), tied=_is_tied(config))
 
 
 def _bart(config: Config, names: Collection[str]) -> Content:
@@ -140,11 +158,11 @@ def _bart(config: Config, names: Collection[str]) -> Content:
 
 
 def _mbart(config: Config, names: Collection[str]) -> Content:
-    return _model(config, "pre")
+    return _model(config, "pre", tied=_is_tied(config))
 
 
 def _pegasus(config: Config, names: Collection[str]) -> Content:
-    return _model(config, "pre", SINUSOIDAL)
+    return _model(config, "pre", _sinusoidal(config), tied=_is_tied(config))
 
 
 def _m2m100(config: Config, names: Collection[str]) -> Content:
@@ -330,9 +348,13 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
             "dropout": encoder["dropout"],
             "attention_dropout": encoder["attention_dropout"],
             "activation_dropout": encoder["activation_dropout"],
-            "tie_word_embeddings": True,
+            "tie_word_embeddings": recipe.model.tie == "all",
             "is_encoder_decoder": True,
         }
+        if model_type == "marian":
+            content["share_encoder_decoder_embeddings"] = recipe.model.tie == "all"
+        if model_type in ("marian", "pegasus") and encoder["position"]["kind"] == "learned":
+            content[STORED_POSITIONS] = True
         for side, part in (("encoder", encoder), ("decoder", decoder)):
             content[f"{side}_layers"] = part["layers"]
             content[f"{side}_attention_heads"] = part["heads"]
@@ -342,12 +364,36 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
     return write
 
 
+def _shared_table(weights: Weights) -> Weights:
+    """The table of both sides, which the library has even where each side has its own, and then does not read."""
+    source = weights.get(TIED_TABLES[0])
+    return {} if source is None else {"model.shared.weight": source.clone()}
+
+
 def _position_tables(config: Mapping[str, Any]) -> Weights:
     """Sinusoidal tables, which the library stores: left out, it would report them as missing."""
+    if config.get(STORED_POSITIONS):
+        return {}
     positions = Sinusoidal(config["d_model"], 1, causal=False, halves=True)
     rows = torch.arange(config["max_position_embeddings"])
     table = positions.add(torch.zeros(1, len(rows), config["d_model"]), rows[None])[0]
     return {name: table.clone() for name in SINUSOIDS}
+
+
+def _own_tables(modules: Mapping[str, str], tensors: Mapping[str, TensorMap], *ignored: str) -> FamilyWeights:
+    """The weights with one table for everything or, where the config says so, a table for each side and the output."""
+
+    def weights(config: Config, names: Collection[str]) -> WeightMap:
+        stored = PLAIN_POSITIONS if config.flag(STORED_POSITIONS) else {}
+        all_modules, unread = {**modules, **stored}, () if stored else ignored
+        if _is_tied(config):
+            return WeightMap(all_modules, tensors, TIED, unread)
+        unused = "model.shared.weight"  # version 5 of the library has it, but does not read it
+        own = {name: TensorMap((native,)) for name, native in zip(TIED_TABLES, TOKENS.names, strict=True)}
+        rest = {name: tensor for name, tensor in tensors.items() if name != unused}
+        return WeightMap(all_modules, {**rest, **own}, {}, (*unread, unused))
+
+    return weights
 
 
 FSMT_SOURCE, FSMT_OUTPUT = "model.encoder.embed_tokens.weight", "model.decoder.output_projection.weight"
@@ -374,16 +420,17 @@ LED_WEIGHTS = WeightMap(
 BART_WEIGHTS = WeightMap({**LAYERS, **EMBEDDING_NORM}, {**OUTPUT, **POSITIONS}, TIED)
 FAMILIES = {
     "MarianMTModel": Family(
-        _marian, WeightMap(LAYERS, OUTPUT, TIED, SINUSOIDS), _config("marian"), constant_weights=_position_tables
+        _marian, _own_tables(LAYERS, OUTPUT, *SINUSOIDS), _config("marian"), constant_weights=_position_tables
     ),
     "BartForConditionalGeneration": Family(_bart, BART_WEIGHTS, _config("bart")),
     "PLBartForConditionalGeneration": Family(_bart, BART_WEIGHTS, languages="optional"),
     "MvpForConditionalGeneration": Family(_mvp, BART_WEIGHTS),
     "MBartForConditionalGeneration": Family(
         _mbart,
-        WeightMap({**LAYERS, **EMBEDDING_NORM, **FINAL_NORM}, {**OUTPUT, **POSITIONS}, TIED),
+        _own_tables({**LAYERS, **EMBEDDING_NORM, **FINAL_NORM}, {**OUTPUT, **POSITIONS}),
         _config("mbart"),
         languages="optional",
+        copied_weights=_shared_table,
     ),
     "M2M100ForConditionalGeneration": Family(
         _m2m100,
@@ -393,9 +440,10 @@ FAMILIES = {
     "NllbMoeForConditionalGeneration": Family(_nllb_moe, _nllb_moe_weights, languages="required"),
     "PegasusForConditionalGeneration": Family(
         _pegasus,
-        WeightMap({**LAYERS, **FINAL_NORM}, OUTPUT, TIED, SINUSOIDS),
+        _own_tables({**LAYERS, **FINAL_NORM}, OUTPUT, *SINUSOIDS),
         _config("pegasus"),
         constant_weights=_position_tables,
+        copied_weights=_shared_table,
     ),
     "BlenderbotForConditionalGeneration": Family(
         _blenderbot, WeightMap({**LAYERS, **FINAL_NORM, **PLAIN_POSITIONS}, OUTPUT, TIED), _config("blenderbot")

@@ -22,11 +22,18 @@ from transduce.flow import BOS, EOS, PAD, SPECIALS
 from transduce.inference import Model
 from transduce.interop.huggingface import FAMILIES
 from transduce.interop.huggingface.bert import SUFFIXES
-from transduce.interop.huggingface.family import NORM_EPS, Config, Content, WeightMap, Weights
+from transduce.interop.huggingface.family import NORM_EPS, Config, Content, WeightMap, Weights, max_positions
 from transduce.interop.huggingface.generation_config import write_generation
 from transduce.interop.huggingface.heads import write_labels, write_sentence_transformer
 from transduce.interop.huggingface.tokenizers import write_tokenizer
-from transduce.interop.huggingface.weights import ExportRows, deinterleave, export_rows, export_weights
+from transduce.interop.huggingface.weights import (
+    ExportRows,
+    deinterleave,
+    export_rows,
+    export_weights,
+    scale_stream,
+    sinusoids,
+)
 from transduce.interop.model_card import FILE, model_card
 from transduce.recipe import ModelRecipe, Recipe
 from transduce.recipe.registry import complete
@@ -63,7 +70,8 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
     tokenizer = model.target if recipe.model.encoder is None else model.source
     weights = _native_weights(model)
     rows = export_rows(tokenizer, weights)
-    export = choose_family(recipe, where, rows.special_id(PAD))
+    recipe, export = _choose_equivalent(recipe, where, rows.special_id(PAD))
+    weights = weights if recipe is model.recipe else equivalent_weights(model.recipe, recipe, weights)
     if recipe.model.decoder is not None and model.target.fingerprint != model.source.fingerprint:
         if tokenizer.kind != GIVEN:
             raise InputError(
@@ -76,19 +84,21 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
         weights = deinterleave(weights)
     exported = export_weights(export.family, export.weight_map, rows.reorder_all(weights), where)
     config = {**export.config, **special_ids(export.family, rows), "dtype": "float32"}
+    if recipe.model.encoder is not None and not recipe.model.source_eos:
+        config["source_eos"] = False  # read by the importer
     files: dict[str, Mapping[str, Any] | list[Any]] = {"config.json": config}
     if recipe.model.decoder is not None:
         decoder_only = recipe.model.encoder is None
         files["generation_config.json"] = write_generation(recipe.generation, rows, decoder_only=decoder_only)
     else:
         files |= _head_files(model, config)
-    exported |= export.family.constant_weights(config)
+    exported |= export.family.constant_weights(config) | export.family.copied_weights(exported)
     max_length = (
         config.get("max_position_embeddings") or config.get("n_positions") or recipe.generation.max_source_length
     )
 
     def write_tokenizer_files(folder: Path) -> None:
-        eos, masked = export.family.source_eos, export.family.masked_lm
+        eos, masked = export.family.source_eos and recipe.model.source_eos, export.family.masked_lm
         write_file(folder / FILE, model_card(model, "huggingface", export.architecture))
         write_tokenizer(folder, tokenizer, rows, source_eos=eos, max_length=max_length, masked_lm=masked)
 
@@ -157,6 +167,54 @@ def special_ids(family: Family, rows: ExportRows) -> dict[str, int | None]:
         forced = {"forced_eos_token_id": None} if family.source_eos else {}
         return {**ids, "bos_token_id": rows.special_id(BOS), **forced, family.start_token: rows.special_id(BOS)}
     return {**ids, "cls_token_id": rows.special_id(BOS), "sep_token_id": rows.special_id(EOS)}
+
+
+def _choose_equivalent(recipe: Recipe, where: str, pad_id: int | None) -> tuple[Recipe, ChosenFamily]:
+    """A family of the model, or of another model that computes the same."""
+    try:
+        return recipe, choose_family(recipe, where, pad_id)
+    except InputError:
+        other = equivalent_recipe(recipe)
+        if other is None:
+            raise
+    return other, choose_family(other, where, pad_id)
+
+
+def equivalent_recipe(recipe: Recipe) -> Recipe | None:
+    """The recipe with the usual number beside the variance in norms, and position tables; None: of other models."""
+    parts = {side: getattr(recipe.model, side) for side in ("encoder", "decoder")}
+    for part in parts.values():
+        if part is None or part["kind"] != "transformer" or part.get("front") or part["norm_kind"] != "layer":
+            return None
+        if part["norm"] not in ("pre", "post") or part["position"]["kind"] not in ("sinusoidal", "learned"):
+            return None
+    if len({(part["norm"], part["norm_eps"]) for part in parts.values()}) > 1:
+        return None
+    update = {}
+    for side, part in parts.items():
+        position = part["position"]
+        if position["kind"] == "sinusoidal":
+            position = {"kind": "learned", "max_positions": max_positions(recipe, part), "join": position["join"]}
+        update[side] = {**part, "norm_eps": None, "position": position}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=update)})
+
+
+def equivalent_weights(recipe: Recipe, other: Recipe, weights: Weights) -> Weights:
+    """The weights of `other`, an equivalent recipe.
+
+    A norm of x with e beside the variance is a norm of c x with c^2 e: all that is added to the residual stream is
+    multiplied by c.
+    """
+    tables = {}
+    for side in ("encoder", "decoder"):
+        part, name = getattr(recipe.model, side), f"{side}.position.embed_positions.weight"
+        if name not in weights:
+            tables[name] = sinusoids(part, getattr(other.model, side)["position"]["max_positions"])
+    decoder = recipe.model.decoder
+    assert decoder is not None
+    factor = (NORM_EPS["layer"] / (decoder["norm_eps"] or NORM_EPS["layer"])) ** 0.5
+    tied = recipe.model.tie != "none"
+    return scale_stream({**weights, **tables}, factor, post=decoder["norm"] == "post", tied=tied)
 
 
 def choose_family(recipe: Recipe, where: str, pad_id: int | None = None) -> ChosenFamily:
@@ -230,7 +288,9 @@ def _differences(model: ModelRecipe, imported: Mapping[str, Any]) -> list[str]:
         found += _different_options("head", native, other)
     for key, default in MODEL_DEFAULTS.items():
         value = imported.get(key, default)
-        if getattr(model, key) != value:
+        # A table for each side and the output can hold tied ones; a source without </s> is the tokenizer's business.
+        holds = (key == "tie" and value == "none") or (key == "source_eos" and model.encoder is not None)
+        if getattr(model, key) != value and not (holds and model.decoder is not None):
             found.append(_difference(key, getattr(model, key), value))
     return found
 

@@ -150,8 +150,9 @@ def _text_model(
     if family.prompt is not None:
         prompt, languages = family.prompt(search, languages), None
     languages = _check_languages(family, languages, search, config)
+    source_eos = family.source_eos and config.flag("source_eos", True)  # an export may say that sources have none
     text_format = TextFormat(
-        source_eos=family.source_eos,
+        source_eos=source_eos,
         masked_lm=family.masked_lm,
         lowercase=sentence is not None and sentence.lowercase,
         word_labels=family.label_kind == "words",
@@ -168,7 +169,8 @@ def _text_model(
     (source, target), rows = read_tokenizers(folder, specials, config.count("vocab_size"), text_format)
     if family.label_kind:
         source, target = source.with_word_marks(text_format.word_labels), read_labels(config, family.label_kind)
-    model |= {"source_eos": False} if source.suffix else {}  # the source ends with a </s> of its own
+    # The source ends with a </s> of its own, or with none.
+    model |= {"source_eos": False} if source.suffix or (family.source_eos and not source_eos) else {}
     generation: Content = {}
     if "decoder" in model:
         decoder_only = not family.source_eos

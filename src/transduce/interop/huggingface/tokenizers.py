@@ -275,12 +275,41 @@ def _imported_backend(vocabulary: Vocabulary, rows: ExportRows) -> Any:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders
 
-    backend = Backend.from_str(vocabulary.backend_json)
-    if rows.new_start:
+    backend = _with_specials(Backend.from_str(vocabulary.backend_json), rows)
+    if rows.new_start and backend.id_to_token(rows.foreign_id(BOS)) is None:
         backend.add_special_tokens([START])
-    if UNREACHABLE in vocabulary.backend_json or json.dumps(UNREACHABLE)[1:-1] in vocabulary.backend_json:
+    spelt = backend.to_str()
+    if backend.decoder is not None and (UNREACHABLE in spelt or json.dumps(UNREACHABLE)[1:-1] in spelt):
         backend.decoder = decoders.Sequence([decoders.Replace(UNREACHABLE, ""), backend.decoder])
     return backend
+
+
+def _with_specials(backend: Any, rows: ExportRows) -> Any:
+    """With a name for each special id: a vocabulary of words, as legacy toolkits have it, leaves them out."""
+    from tokenizers import Tokenizer as Backend
+
+    content = json.loads(backend.to_str())
+    vocabulary = content["model"].get("vocab")
+    missing = [native for native in (EOS, PAD, BOS) if _unnamed(backend, rows.special_id(native))]
+    if content["model"]["type"] != "WordLevel" or not missing:
+        return backend
+    unknown, plain = content["model"]["unk_token"], SPECIALS[UNK]
+    if plain not in vocabulary:
+        vocabulary[plain] = vocabulary.pop(unknown)
+        content["model"]["unk_token"] = plain
+    for native in missing:
+        number, name = rows.foreign_id(native), SPECIALS[native]
+        if number not in vocabulary.values():
+            while name in vocabulary:  # a word of the texts
+                name = f"<{name}>"
+            vocabulary[name] = number
+            options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            content["added_tokens"].append({"id": number, "content": name, "special": True, **options})
+    return Backend.from_str(json.dumps(content))
+
+
+def _unnamed(backend: Any, number: int | None) -> bool:
+    return number is not None and backend.id_to_token(number) is None
 
 
 def _trained_backend(vocabulary: Vocabulary, folder: Path) -> Any:

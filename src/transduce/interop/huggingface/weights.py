@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from transduce.attention.positions import Sinusoidal
 from transduce.contracts import Family
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN
@@ -115,6 +117,7 @@ def export_rows(tokenizer: Tokenizer, weights: Mapping[str, Tensor]) -> ExportRo
     new_start = has_decoder and (ids[BOS] == MISSING or (ids[BOS] == ids[EOS] and _start_differs(weights)))
     if new_start:
         ids[BOS] = max(ids) + 1
+        ids[PAD] = ids[BOS] if ids[PAD] == MISSING else ids[PAD]
     taken = set(ids)
     free = (number for number in range(2 * len(ids)) if number not in taken)
     for native in range(len(SPECIALS), len(ids)):
@@ -220,6 +223,13 @@ WIDTH_ROWS = (
 )  # fmt: skip
 
 
+STREAM_INPUTS = (
+    "embedding.weight", "embed_positions.weight", "embedding_norm.weight", "embedding_norm.bias",
+    "out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias",
+)  # fmt: skip
+STREAM_READERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight", "fc_gate.weight")
+
+
 def deinterleave(weights: Mapping[str, Tensor]) -> Weights:
     """The same model with its width permuted, for sinusoidal encodings that put all sines before all cosines."""
     result = {}
@@ -230,6 +240,39 @@ def deinterleave(weights: Mapping[str, Tensor]) -> Weights:
             tensor = torch.cat((tensor[0::2], tensor[1::2]), 0)
         result[name] = tensor
     return result
+
+
+def sinusoids(part: Mapping[str, Any], rows: int) -> Tensor:
+    """The table of sinusoidal positions of an encoder or decoder."""
+    options = {name: value for name, value in part["position"].items() if name not in ("kind", "join")}
+    encoding = Sinusoidal(part["width"], part["heads"], causal=False, **options)
+    return encoding.add(torch.zeros(1, rows, part["width"]), torch.arange(rows)[None])[0]
+
+
+def scale_stream(weights: Mapping[str, Tensor], factor: float, *, post: bool, tied: bool) -> Weights:
+    """The weights of a model whose residual stream is multiplied by `factor`, and whose outputs are the same.
+
+    `post`: the stream is what the norms give. `tied`: the output reads the table of the embeddings.
+    """
+    last = max(int(name.split(".")[2]) for name in weights if name.startswith("decoder.layers."))
+    read_by_output = f"decoder.layers.{last}.feed_forward_norm." if post else "decoder.final_norm."
+    result = {}
+    for name, tensor in weights.items():
+        if name.startswith(read_by_output):
+            power = -1 if tied else 0
+        else:
+            power = _stream_power(".".join(name.split(".")[-2:]), post=post, tied=tied)
+        result[name] = tensor * factor**power if power else tensor
+    return result
+
+
+def _stream_power(leaf: str, *, post: bool, tied: bool) -> int:
+    """1: of what is added to the stream; -1: of what reads it; 0: of neither."""
+    if leaf in STREAM_INPUTS or (tied and leaf == "projection.weight"):
+        return 1
+    if post and leaf.split(".")[0].endswith("_norm"):
+        return 1
+    return -1 if post and leaf in STREAM_READERS else 0
 
 
 def export_weights(family: Family, weight_map: WeightMap, weights: Mapping[str, Tensor], where: str) -> Weights:
