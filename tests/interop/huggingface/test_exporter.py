@@ -38,6 +38,11 @@ MODELS = {  # native models and the architecture they are exported to
     "pre-norm": (pair(activation="silu"), "PegasusForConditionalGeneration"),
     "halves": (pair(position={"kind": "sinusoidal", "halves": True}), "PegasusForConditionalGeneration"),
     "unscaled": ({**pair(norm="post"), "scale_embedding": False}, "MarianMTModel"),
+    "untied": (
+        {**pair(norm="post", norm_eps=0.1, position={"kind": "sinusoidal", "offset": 3}), "tie": "none"},
+        "MarianMTModel",
+    ),
+    "other epsilon": (pair(norm_eps=0.1), "PegasusForConditionalGeneration"),
     "bart": (pair(**BART), "BartForConditionalGeneration"),
     "mbart": (pair(**{**BART, "norm": "pre"}), "MBartForConditionalGeneration"),
     "t5": (pair(**T5), "T5ForConditionalGeneration"),
@@ -169,7 +174,7 @@ def test_unsupported_models_formats_and_paths_are_refused(tmp_path):
     with pytest.raises(InputError, match="recurrent"):
         export(make_run(tmp_path / "a", recurrent).folder, tmp_path / "there", "huggingface")
     with pytest.raises(InputError, match="tie: none does not fit, all would"):
-        export(make_run(tmp_path / "b", {**pair(), "tie": "none"}).folder, tmp_path / "there", "huggingface")
+        export(make_run(tmp_path / "b", {**pair(**BART), "tie": "none"}).folder, tmp_path / "there", "huggingface")
     with pytest.raises(InputError, match=r"freeze=\[decoder.output.projection.bias\]"):
         export(make_run(tmp_path / "c", pair(**T5)).folder, tmp_path / "there", "huggingface")
     with pytest.raises(InputError, match="no format"):

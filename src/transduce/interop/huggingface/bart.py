@@ -339,6 +339,7 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
         encoder, decoder = recipe.model.encoder, recipe.model.decoder
         if encoder is None or decoder is None:
             return None
+        tied = recipe.model.tie == "all" or model_type not in ("marian", "pegasus", "mbart")
         content: Content = {
             "model_type": model_type,
             "d_model": encoder["width"],
@@ -348,11 +349,11 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
             "dropout": encoder["dropout"],
             "attention_dropout": encoder["attention_dropout"],
             "activation_dropout": encoder["activation_dropout"],
-            "tie_word_embeddings": recipe.model.tie == "all",
+            "tie_word_embeddings": tied,
             "is_encoder_decoder": True,
         }
         if model_type == "marian":
-            content["share_encoder_decoder_embeddings"] = recipe.model.tie == "all"
+            content["share_encoder_decoder_embeddings"] = tied
         if model_type in ("marian", "pegasus") and encoder["position"]["kind"] == "learned":
             content[STORED_POSITIONS] = True
         for side, part in (("encoder", encoder), ("decoder", decoder)):
