@@ -8,7 +8,9 @@ from huggingface_fixtures import shake
 
 WORDS = [f"w{number}" for number in range(24)]
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"]
-PIECES = [*WORDS, *SPECIAL, "<|notimestamps|>", "<|0.00|>", "<|0.02|>"]
+TIMES = [f"<|{number * 0.02:.2f}|>" for number in range(51)]  # of a window of one second
+PIECES = [*WORDS, *SPECIAL, "<|notimestamps|>", *TIMES]
+FIRST_TIME = len(PIECES) - len(TIMES)
 END, START = PIECES.index("<|endoftext|>"), PIECES.index("<|startoftranscript|>")
 PROMPT = ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
 SETTINGS = {
@@ -16,31 +18,40 @@ SETTINGS = {
     "task_to_id": {name: PIECES.index(f"<|{name}|>") for name in ("translate", "transcribe")},
     "no_timestamps_token_id": PIECES.index("<|notimestamps|>"),
     "is_multilingual": True,
-    "suppress_tokens": [3, 5, *(number for number, name in enumerate(PIECES[:-2]) if name[0] == "<" and number != END)],
+    "suppress_tokens": [
+        3,
+        5,
+        *(number for number, name in enumerate(PIECES[: -len(TIMES)]) if name[0] == "<" and number != END),
+    ],
     "begin_suppress_tokens": [1, END],
     "max_length": 30,
 }
 
 
-def _write_tokenizer(folder):
+def _write_tokenizer(folder, times):
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-    backend = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(PIECES)}, unk_token=SPECIAL[0]))
+    backend = Tokenizer(
+        models.WordLevel(
+            {piece: number for number, piece in enumerate(PIECES[: FIRST_TIME + times])}, unk_token=SPECIAL[0]
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens(PIECES[len(WORDS) : -2])
-    backend.add_tokens([AddedToken(name, normalized=False) for name in PIECES[-2:]])  # times are not special there
+    backend.add_special_tokens(PIECES[len(WORDS) : -len(TIMES)])
+    backend.add_tokens([AddedToken(name, normalized=False) for name in TIMES[:times]])  # times are not special there
     frame = [(name, PIECES.index(name)) for name in ("<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>")]
     single = "<|startoftranscript|> <|notimestamps|> $A <|endoftext|>"
     backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=frame)
     backend.save(str(folder / "tokenizer.json"))
 
 
-def make_whisper(folder, **generation):
+def make_whisper(folder, times=2, **generation):
+    """`times`: the number of its timestamps."""
     library = pytest.importorskip("transformers")
     torch.manual_seed(3)
     config = library.WhisperConfig(
-        vocab_size=len(PIECES), num_mel_bins=80, d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=24,
-        encoder_attention_heads=4, decoder_attention_heads=4, decoder_ffn_dim=24, max_source_positions=50,
+        vocab_size=FIRST_TIME + times, num_mel_bins=80, d_model=16, encoder_layers=2, decoder_layers=2,
+        encoder_ffn_dim=24, encoder_attention_heads=4, decoder_attention_heads=4, decoder_ffn_dim=24, max_source_positions=50,
         max_target_positions=24, pad_token_id=END, bos_token_id=END, eos_token_id=END, decoder_start_token_id=START,
     )  # fmt: skip
     model = shake(library.WhisperForConditionalGeneration(config))
@@ -51,5 +62,5 @@ def make_whisper(folder, **generation):
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
     library.WhisperFeatureExtractor(chunk_length=1).save_pretrained(folder)
-    _write_tokenizer(folder)
+    _write_tokenizer(folder, times)
     return model

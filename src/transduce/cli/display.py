@@ -275,6 +275,8 @@ def prediction_json(prediction: Prediction) -> str:
         ],
         "alignment": prediction.alignment,
     }
+    if prediction.segments:
+        content["segments"] = [vars(one) for one in prediction.segments]
     return json_line(content)
 
 

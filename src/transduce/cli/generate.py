@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from transduce.inference.terminology import Constraints, Glossary
 
 DOCUMENTS = (".srt", ".vtt", ".html", ".htm")  # extensions of files that are not lines
-OutputFormat = Literal["text", "multiline", "json", "alignment", "pairs", "nbest"]
+OutputFormat = Literal["text", "multiline", "timestamps", "json", "alignment", "pairs", "nbest"]
 
 NBest = Annotated[
     int | None,
@@ -124,6 +124,14 @@ PairsOutput = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Timestamps = Annotated[
+    bool,
+    typer.Option(
+        "--timestamps",
+        help="Speech: segments with times in seconds, `[0.00-2.48] text`; with --json in its object.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Precision = Annotated[
     str,
     typer.Option(
@@ -172,6 +180,7 @@ def generate(
     json: JsonOutput = False,
     align: AlignOutput = False,
     pairs: PairsOutput = False,
+    timestamps: Timestamps = False,
     precision: Precision = "auto",
     workers: Workers = 1,
     draft: DraftRun = None,
@@ -214,6 +223,8 @@ def generate(
 
         transduce generate runs/captions photos/ --pairs
 
+        transduce generate whisper-tiny lecture.wav --timestamps
+
     Lines of a pipe or a terminal are answered as they come.
 
         tail -f log.txt | transduce generate runs/demo
@@ -247,6 +258,8 @@ def generate(
             remedy="leave out one of the two",
         )
     text: OutputFormat = "multiline" if unconditional else "nbest" if nbest is not None and nbest > 1 else "text"
+    if timestamps:
+        chosen["timestamps"], text = True, "timestamps"
     form: OutputFormat = "json" if json else "alignment" if align else "pairs" if pairs else text
     reader = InputReader(
         file, prefix, json_input, _load_glossary(glossary), _load_avoided(avoid), to, model.source.languages
@@ -494,6 +507,8 @@ class OutputWriter:
         if self.format == "nbest":
             rivals = prediction.nbest or (prediction,)
             return "\n".join(nbest_line(self.line_number - 1, single_line(one.text), one.score) for one in rivals)
+        if self.format == "timestamps":
+            return " ".join(f"[{one.start:.2f}-{one.end:.2f}] {single_line(one.text)}" for one in prediction.segments)
         return prediction.text if self.format == "multiline" else single_line(prediction.text)
 
     def print_counts(self) -> None:

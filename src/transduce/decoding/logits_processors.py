@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from transduce.contracts import Count, LogitsProcessor
 from transduce.flow import BOS, EOS, PAD
+
+Id = NonNegative = Annotated[int, Ge(0)]
 
 
 class MinLength(LogitsProcessor):
@@ -108,6 +112,42 @@ class SuppressTokens(LogitsProcessor):
         return self.tokens if self.at in (None, length) else ()
 
 
+class TimestampRules(LogitsProcessor):
+    """timestamps in pairs around every segment of a transcript, in order of time (Radford et al. 2022)
+
+    An output begins with a timestamp. A timestamp after text ends a segment, and another timestamp or </s> follows it.
+    Where all timestamps together are more probable than the best other token, one of them is next.
+    """
+
+    def __init__(
+        self, *, first: Id, text_end: Id, none: Id, after: NonNegative = 0, max_initial: NonNegative | None = None
+    ) -> None:
+        """`first`: id of the timestamp 0; all later ids are timestamps. `text_end`: ids below it are text. `none`: the
+        request for no timestamps. `after`: tokens of the prompt. `max_initial`: the number of the last timestamp that
+        an output may begin with."""
+        self.first, self.text_end, self.none, self.after, self.max_initial = first, text_end, none, after, max_initial
+
+    def apply(self, scores: Tensor, history: Tensor) -> Tensor:
+        token = torch.arange(scores.size(-1), device=scores.device)
+        count = (history != PAD).sum(1, keepdim=True) - self.after  # R 1: tokens after the prompt
+        history = torch.nn.functional.pad(history, (2, 0), value=PAD)
+        stamped = history >= self.first
+        last, before = (count >= 1) & stamped[:, -1:], (count < 2) | stamped[:, -2:-1]  # R 1
+        is_time = token >= self.first
+        banned = (token == self.none) | (last & before & is_time)
+        banned = banned | (last & ~before & (token < self.text_end) & (token != EOS))
+        latest = torch.where(stamped, history, self.first - 1).amax(1, keepdim=True)
+        earliest = torch.where(last & ~before, latest, latest + 1)  # the end of a segment may begin the next
+        banned = banned | (is_time & (token < earliest))
+        late = token > (self.first + self.max_initial if self.max_initial is not None else token)
+        banned = banned | ((count == 0) & (~is_time | late))
+        scores = scores.masked_fill(banned, -torch.inf)
+        logs = scores.log_softmax(-1)
+        total = logs.masked_fill(~is_time, -torch.inf).logsumexp(-1, keepdim=True)
+        best = logs.masked_fill(is_time, -torch.inf).amax(-1, keepdim=True)
+        return scores.masked_fill((total > best) & ~is_time, -torch.inf)
+
+
 NEVER_GENERATED = SuppressTokens(tokens=[PAD, BOS])
 
 LOGITS_PROCESSORS: dict[str, type[LogitsProcessor]] = {
@@ -117,4 +157,5 @@ LOGITS_PROCESSORS: dict[str, type[LogitsProcessor]] = {
     "forced_bos": ForcedBOS,
     "forced_eos": ForcedEOS,
     "suppress": SuppressTokens,
+    "timestamps": TimestampRules,
 }

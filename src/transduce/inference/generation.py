@@ -193,15 +193,18 @@ class Searcher:
         """Hypotheses of one batch; `numbers` seed the samples of each source."""
         batch, max_lengths = self.source_encoding.batch(sources), self._max_lengths(sources, settings)
         if settings.detected_first:
-            prefixes = self._detect(batch, settings, prefixes or [list(settings.forced_prefix)] * batch.size)
+            prefixes = self.detect(batch, settings, prefixes)
         request = _request(settings, batch, max_lengths, prefixes, numbers)
         if phrases is not None:
             request = constrained_request(request, phrases, settings, self.max_target_length)
         return self._search(settings, request)
 
     @torch.inference_mode()
-    def _detect(self, batch: Batch, settings: GenerationRecipe, prefixes: list[list[int]]) -> list[list[int]]:
+    def detect(
+        self, batch: Batch, settings: GenerationRecipe, prefixes: list[list[int]] | None = None
+    ) -> list[list[int]]:
         """The prefixes with the most probable of the tokens `detected_first` at their beginning, such as a language."""
+        prefixes = prefixes or [list(settings.forced_prefix)] * batch.size
         begin = torch.full((batch.size, 1), BOS, device=self.device)
         logits = self.network.advance(begin, self.network.start(batch.to(self.device))).logits[:, -1]
         best = logits[:, list(settings.detected_first)].argmax(1).tolist()

@@ -47,6 +47,7 @@ from transduce.inference.lowering import lower_network, weight_versions
 from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
 from transduce.inference.terminology import Constraints, check_constraints, encode_constraints
+from transduce.inference.transcription import Segment, Transcriber, windowed_options_error, windowed_recordings
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
@@ -65,6 +66,7 @@ class Prediction:
     token_scores: tuple[float, ...]
     complete: bool = True  # False: cut at the greatest length
     source_cut: bool = False  # True: the source was longer than `max_source_length` tokens, and could not be split
+    segments: tuple[Segment, ...] = ()  # of a recording that was transcribed in windows, with their times
     nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
     parts: tuple[Prediction, ...] = ()  # those of the parts of a long source, whose sources joined are this one
     decoded: DecodedSource | None = field(default=None, repr=False, compare=False)
@@ -227,6 +229,7 @@ class Model:
         shortlist: Shortlist | None = None,
         first_number: int = 0,
         constraints: Iterable[Constraints | None] | None = None,
+        timestamps: bool = False,
         **settings: Any,
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
@@ -245,10 +248,21 @@ class Model:
 
         `constraints`, one a line, name phrases that the output must or must not contain; None: there are none.
 
+        `timestamps`: transcripts have segments with times. Recordings that are longer than the model hears at once
+        always have them: they are transcribed in windows.
+
         `first_number` is the number of the first text in a longer input: samples are drawn by the numbers of the texts.
         """
         chosen = self.settings(**settings)
         texts = check_texts("generate", texts)
+        if long := windowed_recordings(self.source_encoding, texts, chosen, timestamps=timestamps):
+            if any(given is not None for given in (prefixes, draft, shortlist, constraints)):
+                raise windowed_options_error(texts[long[0]])
+            rest = ["" if number in long else text for number, text in enumerate(texts)]
+            others = self.generate(rest, workers=workers, first_number=first_number, **settings)
+            found = self._transcribe([texts[number] for number in long], [first_number + n for n in long], chosen)
+            transcripts = dict(zip(long, found, strict=True))
+            return [transcripts.get(number, one) for number, one in enumerate(others)]
         prefixes = None if prefixes is None else check_texts("generate", prefixes)
         if shortlist is not None:
             check_shortlist(shortlist, (self.source, self.target), drafted=draft is not None, alone=self.sourceless)
@@ -301,6 +315,17 @@ class Model:
         if len(split := [part for row in rows for part in row]) > len(parts):
             warn_of_parts(most)
         return split, *encode_truncated(self.source_encoding, [part.text for part in split], most)
+
+    def _transcribe(self, texts: list[str], numbers: list[int], chosen: GenerationRecipe) -> list[Prediction]:
+        """Recordings in windows, with timestamps."""
+        transcriber = Transcriber(self.searcher, self.target, chosen)
+        found = []
+        for text, one in zip(texts, transcriber(texts, numbers), strict=True):
+            ids = [token for _, span in one.spans for token in span.ids]
+            scores = tuple(score for _, span in one.spans for score in span.token_scores)
+            pieces, segments = tuple(map(self.target.piece, ids)), transcriber.segments(one)
+            found.append(Prediction(text, self.target.decode(ids), pieces, scores, one.complete, segments=segments))
+        return found
 
     def _ranked(self, hypotheses: list[Hypothesis], text: str, chosen: GenerationRecipe) -> list[Hypothesis]:
         """The hypotheses of one source as the search ranked them, or by expected utility."""

@@ -223,6 +223,11 @@ class GenerationRecipe(Section):
     detected_first: tuple[int, ...] = Field(
         (), description="Ids of which the most probable one after <s> replaces the first of forced_prefix: a language."
     )
+    timestamps: dict[str, Any] | None = Field(
+        None,
+        description="Ids of the timestamps of a speech recogniser, as options of the logits processor `timestamps`: "
+        "long recordings are transcribed in windows, and segments have times.",
+    )
     suppress: tuple[int, ...] = Field((), description="Ids of tokens that are never generated.")
     suppress_first: tuple[int, ...] = Field((), description="Ids of tokens that no output begins with.")
     forced_eos: bool = Field(False, description="End an output that reaches max_length with </s>.")

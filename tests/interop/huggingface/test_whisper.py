@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from huggingface_fixtures import record, search_name
-from whisper_fixtures import END, PIECES, PROMPT, START, WORDS, make_whisper
+from whisper_fixtures import END, FIRST_TIME, PIECES, PROMPT, START, TIMES, WORDS, make_whisper
 
 import transduce
 from transduce import interop
 from transduce.autoconfig import recipe_for
 from transduce.build import complete_recipe
+from transduce.decoding.logits_processors import TimestampRules
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded
 from transduce.interop import Languages
@@ -67,8 +68,8 @@ def test_logits_and_cross_attention_equal_transformers(tmp_path, recordings):
         wanted = hf_model(given, decoder_input_ids=read, output_attentions=True)
         state = model.network.start(Batch(Padded(given.transpose(1, 2), mask)))
         step = model.network.advance(tokens, state, with_attention=True)
-    order = [native[number] for number in range(len(PIECES)) if number not in (END, START)]
-    kept = [number for number in range(len(PIECES)) if number not in (END, START)]
+    order = [native[number] for number in range(FIRST_TIME + 2) if number not in (END, START)]
+    kept = [number for number in range(FIRST_TIME + 2) if number not in (END, START)]
     record(*WHISPER, logits=step.logits[..., order] - wanted.logits[..., kept])
     assert torch.allclose(step.logits[..., order], wanted.logits[..., kept], atol=1e-4)
     assert torch.allclose(step.attention.cross, torch.stack(wanted.cross_attentions, 1), atol=1e-5)
@@ -178,3 +179,99 @@ def test_unsupported_languages_positions_and_features_are_refused(tmp_path, reco
     config.write_text(json.dumps({**json.loads(config.read_text()), "chunk_length": 2}))
     with pytest.raises(InputError, match="frames"):
         interop.read(tmp_path / "given", Languages("de"))
+
+
+@pytest.fixture(scope="module")
+def long_recordings(tmp_path_factory):
+    """Noise whose loudness changes, of 2.4 and 0.7 seconds: longer than a window, and shorter."""
+    chance, folder, names = np.random.default_rng(4), tmp_path_factory.mktemp("long"), []
+    for number, length in enumerate((38_400, 11_200)):
+        loud = 0.02 + 0.1 * (np.sin(np.arange(length) / 1500) > 0)
+        names.append(str(folder / f"{number}.wav"))
+        sounds.write(names[-1], (chance.normal(0, 1, length) * loud).clip(-0.4, 0.4), 16_000)
+    return names
+
+
+def long_features(name):
+    extractor = library.WhisperFeatureExtractor(chunk_length=1)
+    samples = sounds.read(name, dtype="float32")[0]
+    padding = "longest" if len(samples) > 16_000 else "max_length"
+    options = {"truncation": False, "padding": padding, "return_tensors": "pt"}
+    return extractor(samples, sampling_rate=16_000, **options).input_features
+
+
+TIMED = [{}, {"num_beams": 3, "length_penalty": 0.5, "max_initial_timestamp_index": 3}]
+
+
+@pytest.mark.parametrize("number", range(len(TIMED)))
+def test_segments_of_long_recordings_equal_transformers(tmp_path, long_recordings, number):
+    hf_model = make_whisper(tmp_path / "given", len(TIMES), max_length=24, **TIMED[number])
+    model = converted(tmp_path / "given", tmp_path / "run")
+    lengths = []
+    for name, found in zip(long_recordings, model.generate(long_recordings, timestamps=True), strict=True):
+        with torch.no_grad():
+            expected = hf_model.generate(
+                long_features(name), language="de", task="transcribe", return_timestamps=True, return_segments=True
+            )
+        segments = expected["segments"][0]
+        tokens = [PIECES[token] for one in segments for token in one["tokens"].tolist()]
+        assert list(found.tokens) == tokens
+        times = [(round(float(one["start"]), 3), round(float(one["end"]), 3)) for one in segments]
+        assert [(one.start, one.end) for one in found.segments] == times
+        assert " ".join(one.text for one in found.segments if one.text) == found.text
+        lengths.append(len(segments))
+    assert max(lengths) > 3
+
+
+def test_language_of_a_long_recording_is_detected_in_its_first_window(tmp_path, long_recordings, command):
+    hf_model = make_whisper(tmp_path / "given", len(TIMES), max_length=24)
+    model = transduce.load(tmp_path / "given", device="cpu")
+    (found,) = model.generate(long_recordings[:1])  # no timestamps are asked for, but it is long
+    with torch.no_grad():
+        row = hf_model.generate(long_features(long_recordings[0]), task="transcribe", return_timestamps=True)[0]
+    assert list(found.tokens) == [PIECES[token] for token in row.tolist() if token != END]
+    short = model.generate(long_recordings)[1]
+    assert not short.segments
+    assert list(short.tokens[1:3]) == PROMPT[1:]
+    with pytest.raises(InputError, match="windows"):
+        model.generate(long_recordings, prefixes=["w7", "w7"])
+    lines = command("generate", tmp_path / "given", long_recordings[0], "--timestamps", "--json").out.splitlines()
+    assert json.loads(lines[0])["segments"] == [vars(one) for one in found.segments]
+    shown = command("generate", tmp_path / "given", long_recordings[0], "--timestamps").out
+    assert shown.startswith(f"[{found.segments[0].start:.2f}-{found.segments[0].end:.2f}] {found.segments[0].text}")
+
+
+def test_timestamps_of_a_model_without_them_are_refused(tmp_path, recordings):
+    make_whisper(tmp_path / "given", 0)
+    model = transduce.load(tmp_path / "given", device="cpu")
+    with pytest.raises(InputError, match="no timestamps"):
+        model.generate(recordings, timestamps=True)
+    assert model.generate(recordings[:1])[0].text
+
+
+def test_timestamp_rules_equal_the_logits_processor_of_transformers():
+    """Over random outputs of every length, with and without a limit of the first timestamp."""
+    config = library.GenerationConfig(no_timestamps_token_id=13, eos_token_id=10, max_initial_timestamp_index=4)
+    rng, size = torch.Generator().manual_seed(1), 30
+    for case in range(60):
+        config.max_initial_timestamp_index = 4 if case % 2 else None
+        theirs = library.WhisperTimeStampLogitsProcessor(config, begin_index=2)
+        ids = torch.randint(0, size, (5, 2 + case % 7), generator=rng)
+        ids[:, 2:] = torch.where(ids[:, 2:] > 13, ids[:, 2:].sort(1).values, ids[:, 2:])
+        ids[:, :2] = torch.tensor([11, 12])
+        scores = torch.randn(5, size, generator=rng).log_softmax(-1)
+        # Ids here: the four special ones first, </s> being 10 there.
+        order = [10, *(number for number in range(size) if number != 10)]
+        native = {number: place + (2 if place == 0 else 3) for place, number in enumerate(order)}
+        ours = torch.full((5, size + 3), -torch.inf)
+        places = torch.tensor([native[number] for number in range(size)])
+        ours[:, places] = scores
+        history = places[ids]
+        rules = TimestampRules(
+            first=native[14],
+            text_end=native[9] + 1,
+            none=native[13],
+            after=2,
+            max_initial=config.max_initial_timestamp_index,
+        )
+        assert torch.equal(rules.apply(ours, history)[:, places], theirs(ids, scores)), case

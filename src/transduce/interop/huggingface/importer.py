@@ -17,6 +17,7 @@ from transduce.contracts import Family
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN
 from transduce.errors import InputError, nearest
+from transduce.flow import SPECIALS
 from transduce.interop.huggingface import FAMILIES
 from transduce.interop.huggingface.family import Config, Content, ImportedModel
 from transduce.interop.huggingface.folder import StoredTensor, list_weights, pickled_files, read_json
@@ -177,6 +178,7 @@ def _text_model(
         generation = read_generation(search, rows, decoder_only=decoder_only)
         generation |= {"forced_bos": target.prefix[0]} if languages is not None and target.prefix else {}
         generation |= {} if prompt is None else _prompted_generation(search, target, config)
+        generation |= {} if prompt is None else _timestamps(search, rows)
         generation |= {"detected_first": tuple(map(rows.native_id, detected))} if detected else {}
     if sentence is not None:
         model["head"] = sentence.head
@@ -282,6 +284,19 @@ def _prompted_generation(search: Config, target: Tokenizer, config: Config) -> C
     max_length = limit - 1 if new is None else min(new + prompt, positions - 1)
     batch_tokens = RECORDINGS * 2 * config.count("max_source_positions", 1500)  # two frames per encoder position
     return {"forced_prefix": target.prefix, "max_length": max_length, "batch_tokens": batch_tokens}
+
+
+def _timestamps(search: Config, rows: ImportRows) -> Content:
+    """Ids of the timestamps, which are the last of the vocabulary."""
+    size = rows.foreign_size
+    none, end = search.token("no_timestamps_token_id", size), search.token("eos_token_id", size)
+    if none is None or end is None or none + 1 >= size:
+        return {}
+    first, pieces = rows.native_id(none + 1), rows.rows[len(SPECIALS) :]
+    text_end = len(SPECIALS) + sum(number < end for number in pieces)
+    ids = {"first": first, "text_end": text_end, "none": rows.native_id(none)}
+    last = search.integer("max_initial_timestamp_index", 0)
+    return {"timestamps": ids if last is None else {**ids, "max_initial": last}}
 
 
 def _recipe(

@@ -1,7 +1,8 @@
 """Whisper: two convolutions over log-mel frames, then the weight layout of BART with pre-norm.
 
-Every recording is padded to thirty seconds. A prompt of tokens precedes the output: the spoken language, the task
-(transcribe, or translate into English), and the request for no timestamps.
+Every recording is padded to thirty seconds, and a longer one is read in windows (inference/transcription.py). A
+prompt of tokens precedes the output: the spoken language, the task (transcribe, or translate into English), and the
+request for no timestamps, where none are wanted.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ def _prompt(search: Config, languages: Languages | None) -> list[int]:
     forced, no_timestamps = _forced_ids(search, size), search.token("no_timestamps_token_id", size)
     end = forced.get(3) if no_timestamps is None else no_timestamps
     if search.content.get("return_timestamps"):
-        warnings.warn(f"{search.where}: return_timestamps is not supported and is ignored", stacklevel=2)
+        warnings.warn(
+            f"{search.where}: return_timestamps is ignored; `generate --timestamps` asks for them", stacklevel=2
+        )
     known = search.section("lang_to_id")
     if search.content.get("is_multilingual") is False or not (known or forced):  # English only
         if languages != Languages():

@@ -70,6 +70,14 @@ def soundfile() -> Any:
     return library
 
 
+def duration(path: str | Path) -> float:
+    """Seconds of an audio file, according to its header; 0 where it cannot be read."""
+    try:
+        return float(soundfile().info(str(path)).duration)
+    except (RuntimeError, OSError, TypeError):  # of libsndfile: reading the file says what is wrong with it
+        return 0.0
+
+
 def read_waveform(path: str | Path, rate: int, seconds: float) -> np.ndarray:
     """S: 16-bit samples at `rate` samples per second."""
     library = soundfile()

@@ -25,6 +25,7 @@ from transduce.modalities.audio.files import (
     EXTENSIONS,
     FRAME_EXTENSIONS,
     FULL_SCALE,
+    duration,
     read_frames,
     read_waveform,
     write_frames,
@@ -33,6 +34,7 @@ from transduce.modalities.audio.spectrogram import LogMelSpectrogram, Positive, 
 from transduce.storage import replace_file, staged_folder
 
 KERNEL = 3
+MAX_RECORDING = 4 * 3600.0  # seconds of a recording that is read in windows
 VARIANCE_FLOOR = 1e-7  # added to the variance of a recording, which may be silent
 
 
@@ -64,6 +66,24 @@ class Audio(Modality):
         if not self.length(samples) or len(samples) <= self._spectrogram.width // 2:
             raise UnreadableError("audio too short", f"{source}: {len(samples)} samples, less than one window")
         return samples
+
+    def is_long(self, source: str) -> bool:
+        """Whether a recording is longer than `seconds`."""
+        return duration(source) > self._seconds
+
+    def read_long(self, source: str) -> Tensor:
+        """S F: the frames of a recording of any length, from at least `seconds` seconds with `pad_to_max`."""
+        return self._frames(read_waveform(source, self._spectrogram.rate, MAX_RECORDING))
+
+    @property
+    def window(self) -> int:
+        """Frames of `seconds` seconds."""
+        return self._spectrogram.frames(self._full_length)
+
+    @property
+    def frame_seconds(self) -> float:
+        """Seconds from frame to frame."""
+        return self._spectrogram.step / self._spectrogram.rate
 
     def length(self, array: np.ndarray) -> int:
         return self._spectrogram.frames(max(len(array), self._full_length) if self._pad_to_max else len(array))
