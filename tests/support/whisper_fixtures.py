@@ -51,8 +51,9 @@ def make_whisper(folder, times=2, **generation):
     torch.manual_seed(3)
     config = library.WhisperConfig(
         vocab_size=FIRST_TIME + times, num_mel_bins=80, d_model=16, encoder_layers=2, decoder_layers=2,
-        encoder_ffn_dim=24, encoder_attention_heads=4, decoder_attention_heads=4, decoder_ffn_dim=24, max_source_positions=50,
-        max_target_positions=24, pad_token_id=END, bos_token_id=END, eos_token_id=END, decoder_start_token_id=START,
+        encoder_ffn_dim=24, encoder_attention_heads=4, decoder_attention_heads=4, decoder_ffn_dim=24,
+        max_source_positions=50, max_target_positions=24, pad_token_id=END, bos_token_id=END, eos_token_id=END,
+        decoder_start_token_id=START,
     )  # fmt: skip
     model = shake(library.WhisperForConditionalGeneration(config))
     model.set_attn_implementation("eager")

@@ -12,7 +12,7 @@ from torch import Tensor
 from transduce.contracts import Count, LogitsProcessor
 from transduce.flow import BOS, EOS, PAD
 
-Id = NonNegative = Annotated[int, Ge(0)]
+NonNegative = Annotated[int, Ge(0)]
 
 
 class MinLength(LogitsProcessor):
@@ -120,7 +120,13 @@ class TimestampRules(LogitsProcessor):
     """
 
     def __init__(
-        self, *, first: Id, text_end: Id, none: Id, after: NonNegative = 0, max_initial: NonNegative | None = None
+        self,
+        *,
+        first: NonNegative,
+        text_end: NonNegative,
+        none: NonNegative,
+        after: NonNegative = 0,
+        max_initial: NonNegative | None = None,
     ) -> None:
         """`first`: id of the timestamp 0; all later ids are timestamps. `text_end`: ids below it are text. `none`: the
         request for no timestamps. `after`: tokens of the prompt. `max_initial`: the number of the last timestamp that

@@ -47,7 +47,7 @@ from transduce.inference.lowering import lower_network, weight_versions
 from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
 from transduce.inference.terminology import Constraints, check_constraints, encode_constraints
-from transduce.inference.transcription import Segment, Transcriber, windowed_options_error, windowed_recordings
+from transduce.inference.transcription import TimedSegment, Transcriber, windowed_options_error, windowed_recordings
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
@@ -66,7 +66,7 @@ class Prediction:
     token_scores: tuple[float, ...]
     complete: bool = True  # False: cut at the greatest length
     source_cut: bool = False  # True: the source was longer than `max_source_length` tokens, and could not be split
-    segments: tuple[Segment, ...] = ()  # of a recording that was transcribed in windows, with their times
+    segments: tuple[TimedSegment, ...] = ()  # of a recording that was transcribed in windows, with their times
     nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
     parts: tuple[Prediction, ...] = ()  # those of the parts of a long source, whose sources joined are this one
     decoded: DecodedSource | None = field(default=None, repr=False, compare=False)
@@ -260,8 +260,8 @@ class Model:
                 raise windowed_options_error(texts[long[0]])
             rest = ["" if number in long else text for number, text in enumerate(texts)]
             others = self.generate(rest, workers=workers, first_number=first_number, **settings)
-            found = self._transcribe([texts[number] for number in long], [first_number + n for n in long], chosen)
-            transcripts = dict(zip(long, found, strict=True))
+            heard = self._transcribe([texts[number] for number in long], [first_number + n for n in long], chosen)
+            transcripts = dict(zip(long, heard, strict=True))
             return [transcripts.get(number, one) for number, one in enumerate(others)]
         prefixes = None if prefixes is None else check_texts("generate", prefixes)
         if shortlist is not None:

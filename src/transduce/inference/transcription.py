@@ -31,7 +31,7 @@ RECORDINGS = 8  # windows of different recordings in a batch
 
 
 @dataclass(frozen=True)
-class Segment:
+class TimedSegment:
     """A part of a transcript, from `start` to `end` in seconds."""
 
     start: float
@@ -153,10 +153,10 @@ class Transcriber:
             one.complete &= best.complete
             one.position += moved if moved > 0 else left
 
-    def segments(self, recording: Recording) -> tuple[Segment, ...]:
+    def segments(self, recording: Recording) -> tuple[TimedSegment, ...]:
         seconds = self._modality.frame_seconds
         return tuple(
-            Segment(
+            TimedSegment(
                 round((begin + span.start) * seconds, 3),
                 round((begin + span.end) * seconds, 3),
                 self._target.decode(span.ids).strip(),
@@ -187,6 +187,6 @@ def split_segments(found: Hypothesis, prompt: int, first: int, step: int, frames
     spans = []
     for begin, stop in zip([0, *ends], ends, strict=False):
         closing = ids[stop - 1] if ended or stop != ends[-1] else ids[stop - 2]
-        times = ((ids[begin] - first) * step, (closing - first) * step)
-        spans.append(TokenSpan(ids[begin:stop], scores[begin:stop], *times))
+        start, end = (ids[begin] - first) * step, (closing - first) * step
+        spans.append(TokenSpan(ids[begin:stop], scores[begin:stop], start, end))
     return spans, frames if ended else spans[-1].end
