@@ -465,6 +465,10 @@ class Metric(ABC):
         """The settings to report with the score, for others to reproduce it."""
         return self.name
 
+    def check(self) -> None:
+        """Raises an InputError if a library or a file that the metric needs is missing: before any output is made."""
+        return
+
 
 class TextMetric(Metric):
     """A metric of generated texts."""
@@ -472,6 +476,19 @@ class TextMetric(Metric):
     @abstractmethod
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
         """One row of statistics per line; each line may have several references."""
+
+
+class SourceMetric(TextMetric):
+    """A metric of generated texts that reads their sources too."""
+
+    @abstractmethod
+    def source_statistics(
+        self, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+    ) -> np.ndarray:
+        """One row of statistics per line."""
+
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+        raise InputError(f"{self.name} reads the sources too", remedy="give them with --sources FILE")
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,49 @@ def test_the_report_contains_every_output_and_every_reference(files):
     found = evaluate_files([files / "far.txt"], [files / "ref.txt"], ["exact"])
     page = difference_report(found)
     cells = [cell for cell in re.findall(r"<td>(.*?)</tr>", page) if "<td>" not in cell]
-    outputs = [re.sub(r" ?<ins>.*?</ins>", "", cell) for cell in cells[1::2]]
-    plain = sorted(unescape(re.sub(r"</?del>", "", cell)).strip() for cell in outputs)
+    outputs = [re.sub(r" ?<ins class=\w+>.*?</ins>", "", cell) for cell in cells[1::2]]
+    plain = sorted(unescape(re.sub(r"<del class=\w+>|</del>", "", cell)).strip() for cell in outputs)
     assert plain == sorted((files / "far.txt").read_text().splitlines())
+
+
+def test_error_spans_have_kinds_and_follow_the_closest_reference(tmp_path):
+    for name, text in {"out": "a x c d\nb b\n", "far": "q q q\nb\n", "near": "a b c e d\nb\n"}.items():
+        (tmp_path / name).write_text(text)
+    found = evaluate_files([tmp_path / "out"], [tmp_path / "far", tmp_path / "near"], ["wer"])
+    first, second = found.to_json()["errors"][str(tmp_path / "out")]
+    assert first == {
+        "line": 1,
+        "reference": "a b c e d",
+        "spans": [
+            {"kind": "substitution", "begin": 1, "end": 2, "expected": ("b",)},
+            {"kind": "deletion", "begin": 3, "end": 3, "expected": ("e",)},
+        ],
+    }
+    assert [span["kind"] for span in second["spans"]] == ["insertion"]
+    page = difference_report(found)
+    assert "<td>1<td>1<td>1</tr>" in page  # one span of each kind
+    assert "a <del class=substitution>x</del> <ins class=substitution>b</ins> c <ins class=deletion>e</ins> d" in page
+
+
+def test_the_report_begins_with_the_worst_line_and_runs_nothing(tmp_path):
+    hostile = '<script src="https://x">alert(1)</script>'
+    (tmp_path / "ref").write_text(f"a\na b c\n{hostile}\n")
+    (tmp_path / "<img src=x>").write_text(f"a\nx y z\n{hostile} {hostile}\n")
+    page = difference_report(evaluate_files([tmp_path / "<img src=x>"], [tmp_path / "ref"], ["chrf"]))
+    assert re.findall(r"<td class=name>(\d) reference", page) == ["2", "3", "1"]
+    assert {*re.findall(r"<(\w+)", page)} <= {
+        "html", "meta", "title", "style", "h1", "table", "tr", "th", "td", "p", "del", "ins"
+    }  # fmt: skip
+    assert "default-src 'none'" in page
+
+
+def test_the_tests_of_a_record_have_numbers(files):
+    found = evaluate_files([files / "near.txt", files / "far.txt"], [files / "ref.txt"], ["bleu", "wer"]).to_json()
+    assert [test["metric"] for test in found["tests"]] == ["bleu", "wer"]
+    bleu, wer = (test["result"] for test in found["tests"])
+    assert bleu["low"] <= bleu["difference"] <= bleu["high"]
+    assert bleu["difference"] > 0 > wer["difference"]
+    assert bleu["p_value"] < 0.05
 
 
 def test_files_that_do_not_match_are_refused(files, command):

@@ -8,9 +8,10 @@ import pytest
 from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest
 
+from transduce.contracts import EmbeddedCorpus, ScoredText, ScoreMetric, VectorMetric
 from transduce.errors import InputError
 from transduce.evaluation import significance
-from transduce.evaluation.evaluate import find_metric
+from transduce.evaluation.evaluate import METRICS, find_metric
 from transduce.evaluation.significance import (
     PairedTestResult,
     approximate_randomisation,
@@ -154,6 +155,39 @@ def test_verdict_names_a_better_system_only_if_significant() -> None:
     )
     assert verdict(PairedTestResult(-2.5, -3.5, -1.5, 0.0009, False), names).startswith("attention is better")
     assert "p < 0.001" in verdict(PairedTestResult(-2.5, -3.5, -1.5, 0.0009, False), names)
+
+
+TAGS = ("B-A", "I-A", "O", "B-C", "I-C")
+
+
+def system(name: str, damage: float, lines: int = 60) -> np.ndarray:
+    """The statistics of an output whose words, log-probabilities or embeddings are damaged."""
+    draw, metric = random.Random(5), METRICS[name]()
+    if isinstance(metric, VectorMetric):
+        noise = np.random.default_rng(3).normal(size=(2, lines, 8))
+        golds = [draw.random() for _ in range(lines)]
+        vectors = noise[0] if name != "spearman" else np.array([[gold, 1, *[0] * 6] for gold in golds])
+        queries = vectors + damage * 4 * noise[1]
+        documents = vectors if name != "spearman" else np.eye(8)[:1].repeat(lines, 0)
+        return metric.statistics(EmbeddedCorpus(queries, documents, [[row] for row in range(lines)], golds))
+    if isinstance(metric, ScoreMetric):
+        return metric.statistics([ScoredText(-draw.random() - 9 * damage, 5, 5, 9) for _ in range(lines)])
+    if name in ("bertscore", "comet"):  # their statistics are a score and a count
+        return np.array([[draw.random() - damage, 1.0] for _ in range(lines)])
+    gold = [[draw.choice(TAGS) for _ in range(draw.randint(5, 9))] for _ in range(lines)]
+    output = [" ".join(word if draw.random() >= damage else draw.choice(TAGS) for word in line) for line in gold]
+    return metric.statistics(output, [[" ".join(line)] for line in gold])
+
+
+# spBLEU is BLEU with a tokenizer that needs a file.
+@pytest.mark.parametrize("name", [name for name in METRICS if name != "spbleu"])
+def test_every_metric_has_a_paired_test(name: str) -> None:
+    good, bad, metric = system(name, 0.05), system(name, 0.9), METRICS[name]()
+    for test in (paired_bootstrap, approximate_randomisation):
+        result = test(metric, good, bad, 200, 1)
+        assert result.p_value < 0.05
+        assert (result.difference > 0) == metric.higher_is_better
+        assert test(metric, good, good, 50, 1).p_value == 1
 
 
 def test_invalid_input_is_named() -> None:

@@ -27,6 +27,7 @@ from transduce.cli.options import (
     open_output,
 )
 from transduce.errors import InputError
+from transduce.parsing import parse_yaml
 from transduce.storage import replace_file
 
 if TYPE_CHECKING:
@@ -62,8 +63,16 @@ def evaluate(
         typer.Option(help="File of references, one per line. May be repeated.", rich_help_panel=FILES),
     ] = None,
     metrics: Annotated[
-        str, typer.Option(help="Metrics of the files, separated by commas.", rich_help_panel=FILES)
+        str,
+        typer.Option(
+            help="Metrics of the files, separated by commas: names, or {kind: comet, model: FOLDER}.",
+            rich_help_panel=FILES,
+        ),
     ] = "bleu,chrf,ter",
+    sources: Annotated[
+        Path | None,
+        typer.Option(help="File of sources, for metrics that read them (comet).", rich_help_panel=FILES),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(help="Write an HTML page with the differences of every line.", rich_help_panel=FILES),
@@ -99,7 +108,7 @@ def evaluate(
                 where="evaluate",
                 remedy="transduce evaluate --hypotheses out.txt --references ref.txt",
             )
-        _evaluate_files(hypotheses, references, metrics, json, report)
+        _evaluate_files((hypotheses, references, sources), metrics, json, report)
         return
     if run is None:
         raise InputError("no run", where="evaluate", remedy="name a run, or give --hypotheses and --references")
@@ -137,7 +146,7 @@ def evaluate(
 
 
 def _evaluate_files(
-    hypotheses: list[Path], references: list[Path], metrics: str, json: Path | None, report: Path | None
+    files: tuple[list[Path], list[Path], Path | None], metrics: str, json: Path | None, report: Path | None
 ) -> None:
     import json as json_format
 
@@ -145,7 +154,8 @@ def _evaluate_files(
     from transduce.evaluation.output_files import difference_report, evaluate_files
 
     console = open_console()
-    found = evaluate_files(hypotheses, references, [name.strip() for name in metrics.split(",")])
+    hypotheses, references, sources = files
+    found = evaluate_files(hypotheses, references, parse_yaml(f"[{metrics}]", "--metrics"), sources)
     show_scores(found.systems, console)
     for sentence in found.verdicts:
         console.print(sentence, highlight=False, markup=False)

@@ -34,7 +34,7 @@ from transduce.evaluation.evaluate import (
     SystemOutput,
     draw_by_length,
     evaluate,
-    find_metric,
+    find_metrics,
     line_statistics,
     metric_class,
 )
@@ -127,7 +127,7 @@ def compare(
         raise InputError("--equal minutes needs a time", remedy="give the training time of each (--minutes 4)")
     entries = load_candidates(candidates, folder, [*overrides, *time_limits(equal, minutes)])
     first = entries[0]
-    metrics = [find_metric(name) for name in first.recipe.evaluation.metrics]  # unknown names fail before training
+    metrics = find_metrics(first.recipe.evaluation.metrics)  # unknown names fail before training
     if data is None:
         check_data(entries)
     share_tokenizers(entries)

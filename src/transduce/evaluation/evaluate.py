@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from transduce.contracts import EmbeddedCorpus, Metric, ScoredText, ScoreMetric, TextMetric, VectorMetric
+from transduce.contracts import EmbeddedCorpus, Metric, ScoredText, ScoreMetric, SourceMetric, TextMetric, VectorMetric
 from transduce.errors import InputError, nearest
+from transduce.evaluation.learned_metrics import BertScore, Comet
 from transduce.evaluation.overlap_metrics import (
     Cider,
     MacroF1,
@@ -41,6 +42,7 @@ from transduce.evaluation.text_metrics import (
     ChrFPlusPlus,
     ExactMatch,
     PhoneErrorRate,
+    SentencePieceBleu,
     SequenceErrorRate,
     Ter,
     TokenisedBleu,
@@ -205,6 +207,7 @@ class NatsPerCharacter(CharacterPerplexity):
         return self._nats(totals)
 
 
+MetricSpec = str | Mapping[str, Any]  # a name, or {kind: name, option: value}
 METRICS: dict[str, type[Metric]] = {
     "exact": ExactMatch,
     "accuracy": Accuracy,
@@ -219,11 +222,14 @@ METRICS: dict[str, type[Metric]] = {
     "bleu2": Bleu2,
     "bleu3": Bleu3,
     "bleu_tokenised": TokenisedBleu,
+    "spbleu": SentencePieceBleu,
     "caption_bleu1": CaptionBleu1,
     "caption_bleu2": CaptionBleu2,
     "caption_bleu3": CaptionBleu3,
     "caption_bleu4": CaptionBleu4,
     "cider": Cider,
+    "comet": Comet,
+    "bertscore": BertScore,
     "chrf": ChrF,
     "chrf++": ChrFPlusPlus,
     "ter": Ter,
@@ -243,8 +249,9 @@ METRICS: dict[str, type[Metric]] = {
 }
 
 
-def metric_class(name: str) -> type[Metric]:
+def metric_class(spec: MetricSpec) -> type[Metric]:
     """The metric of this name, or the user's for `file:Class`; the error for an unknown name suggests a similar one."""
+    name = spec if isinstance(spec, str) else str(spec.get("kind"))
     if ":" in name:
         return load_user_class(Metric, name, "evaluation.metrics")
     if name not in METRICS:
@@ -252,9 +259,25 @@ def metric_class(name: str) -> type[Metric]:
     return METRICS[name]
 
 
-def find_metric(name: str) -> Metric:
-    """An instance of the metric of this name."""
-    return metric_class(name)()
+def find_metric(spec: MetricSpec) -> Metric:
+    """The metric of this name, or of `{kind: name, option: value}`."""
+    if isinstance(spec, str):
+        return metric_class(spec)()
+    from transduce.recipe import registry  # it imports METRICS
+
+    metric: Metric = registry.factory(Metric, registry.complete(Metric, spec, "evaluation.metrics"))()
+    return metric
+
+
+def find_metrics(specs: Sequence[MetricSpec]) -> list[Metric]:
+    """The metrics, each of them once and with all that it needs."""
+    metrics = [find_metric(spec) for spec in specs]
+    names = [metric.name for metric in metrics]
+    for metric in metrics:
+        if names.count(metric.name) > 1:
+            raise InputError(f"{metric.name} is named twice", where="evaluation.metrics", remedy="evaluate two times")
+        metric.check()
+    return metrics
 
 
 @dataclass(frozen=True)
@@ -273,10 +296,13 @@ class SystemOutput:
     scored: Sequence[ScoredText] | None = None  # for metrics of probabilities
     embedded: EmbeddedCorpus | None = None  # for metrics of embeddings
     noised: NoisedInput | None = None  # of a denoising model: its references replace those of the data
+    sources: Sequence[str] | None = None  # for text metrics that read them
 
 
 def line_statistics(metric: Metric, output: SystemOutput, references: References) -> np.ndarray:
     """The statistics of each line, from the part of the output that this kind of metric needs."""
+    if isinstance(metric, SourceMetric) and output.texts is not None and output.sources is not None:
+        return metric.source_statistics(output.sources, output.texts, as_references(references))
     if isinstance(metric, TextMetric) and output.texts is not None:
         return metric.statistics(output.texts, as_references(output.noised.references if output.noised else references))
     if isinstance(metric, ScoreMetric) and output.scored is not None:
@@ -314,7 +340,7 @@ def evaluate(
     output: Sequence[str] | SystemOutput,
     references: References,
     source_lengths: Sequence[int] | None,
-    metrics: Sequence[str],
+    metrics: Sequence[MetricSpec],
     resamples: int = 1000,
     seed: int = 1,
 ) -> Evaluation:
@@ -322,7 +348,7 @@ def evaluate(
 
     Without source lengths (a model without a source) there are no scores by length.
     """
-    selected = [find_metric(name) for name in metrics]  # a misspelt name is an error before any work is done
+    selected = find_metrics(metrics)  # a misspelt name is an error before any work is done
     if not isinstance(output, SystemOutput):
         output = SystemOutput(output)
     lines = as_references(references)

@@ -21,6 +21,7 @@ from transduce.decoding.scoring import score
 from transduce.evaluation.evaluate import (
     CharacterPerplexity,
     Evaluation,
+    MetricSpec,
     NoisedInput,
     Perplexity,
     SystemOutput,
@@ -217,7 +218,9 @@ def load_held_out(model: Model, data: str | None, language: str | None = None) -
     return name, group_references(examples, settings.evaluation)
 
 
-def predict(model: Model, examples: Sequence[HeldOutExample], metrics: Sequence[str], **settings: Any) -> SystemOutput:
+def predict(
+    model: Model, examples: Sequence[HeldOutExample], metrics: Sequence[MetricSpec], **settings: Any
+) -> SystemOutput:
     """The output that these metrics need: generated texts, log-probabilities of the references, embeddings."""
     if model.recipe.data.noise is not None:
         return denoise(model, [example.references[0] for example in examples], **settings)
@@ -231,7 +234,7 @@ def predict(model: Model, examples: Sequence[HeldOutExample], metrics: Sequence[
     if any(issubclass(kind, ScoreMetric) for kind in kinds):
         scored = score_references(model, examples, **settings)
     embedded = embed_pairs(model, examples) if any(issubclass(kind, VectorMetric) for kind in kinds) else None
-    return SystemOutput(texts, scored, embedded)
+    return SystemOutput(texts, scored, embedded, sources=[split_language(one.source)[1] for one in examples])
 
 
 def embed_pairs(model: Model, examples: Sequence[HeldOutExample]) -> EmbeddedCorpus:
@@ -278,7 +281,9 @@ def evaluate_languages(model: Model, examples: Sequence[HeldOutExample], output:
         rows = [row for row, language in enumerate(languages) if language == name]
         texts = None if output.texts is None else [output.texts[row] for row in rows]
         scored = None if output.scored is None else [output.scored[row] for row in rows]
-        found[name] = evaluate_output(model, [examples[row] for row in rows], SystemOutput(texts, scored))
+        sources = None if output.sources is None else [output.sources[row] for row in rows]
+        part = SystemOutput(texts, scored, sources=sources)
+        found[name] = evaluate_output(model, [examples[row] for row in rows], part)
     return found
 
 

@@ -49,6 +49,12 @@ def overlap(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
     return (Counter(one) & Counter(other)).total()
 
 
+def mean_score(totals: np.ndarray) -> float:
+    """100 times the mean of line scores, from their sum and their number."""
+    total, count = totals
+    return float(100 * total / count) if count else 0.0
+
+
 class SentenceMetric(TextMetric):
     """Mean over lines of a sentence score from 0 to 1 (%); with several references, of the best one."""
 
@@ -65,8 +71,7 @@ class SentenceMetric(TextMetric):
         return np.array(rows, dtype=float).reshape(-1, 2)
 
     def value(self, totals: np.ndarray) -> float:
-        total, count = totals
-        return float(100 * total / count) if count else 0.0
+        return mean_score(totals)
 
 
 def rouge_words(text: str) -> list[str]:

@@ -66,7 +66,8 @@ class Reproduction:
             recipe = load(
                 self._recipe_file(kind), [*settings, *(f"data.{name}={file}" for name, file in files.items())]
             )
-        metrics = [*dict.fromkeys((*self.row.metrics, *recipe.evaluation.metrics))]
+        others = (one for one in recipe.evaluation.metrics if one not in self.row.metrics)
+        metrics = [*self.row.metrics, *others]
         changes: dict[str, Any] = {"training": {"seed": seed}, "evaluation": {"metrics": metrics}}
         if self.quick:
             changes["training"] |= {"steps": QUICK_UPDATES, "validate_every": QUICK_UPDATES, "validate_examples": 20}

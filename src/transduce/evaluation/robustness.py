@@ -10,7 +10,7 @@ from typing import Any
 
 from transduce.contracts import TextMetric
 from transduce.errors import InputError, nearest
-from transduce.evaluation.evaluate import SystemOutput, find_metric, line_statistics
+from transduce.evaluation.evaluate import MetricSpec, SystemOutput, find_metric, line_statistics
 from transduce.evaluation.held_out import HeldOutExample, predict
 from transduce.evaluation.significance import paired_bootstrap
 from transduce.inference import Model
@@ -154,7 +154,7 @@ def probe(model: Model, lines: Sequence[HeldOutExample], settings: ProbeSettings
 
 
 def _outputs(
-    model: Model, lines: Sequence[HeldOutExample], sources: Sequence[str], metrics: Sequence[str]
+    model: Model, lines: Sequence[HeldOutExample], sources: Sequence[str], metrics: Sequence[MetricSpec]
 ) -> SystemOutput:
     """The outputs for other sources of the same lines."""
     return predict(model, [replace(line, source=text) for line, text in zip(lines, sources, strict=True)], metrics)
@@ -165,10 +165,11 @@ def _compared(
     lines: Sequence[HeldOutExample],
     sources: Sequence[str],
     clean: SystemOutput,
-    metrics: Sequence[str],
+    metrics: Sequence[MetricSpec],
     settings: ProbeSettings,
 ) -> Probe:
-    perturbed = _outputs(model, lines, sources, metrics)
+    # Metrics that read the source compare with what was meant.
+    perturbed = replace(_outputs(model, lines, sources, metrics), sources=clean.sources)
     references = [line.references for line in lines]
     scores = {}
     for metric in map(find_metric, metrics):
@@ -180,7 +181,11 @@ def _compared(
 
 
 def _exchanged(
-    model: Model, lines: Sequence[HeldOutExample], clean: SystemOutput, metrics: Sequence[str], settings: ProbeSettings
+    model: Model,
+    lines: Sequence[HeldOutExample],
+    clean: SystemOutput,
+    metrics: Sequence[MetricSpec],
+    settings: ProbeSettings,
 ) -> Probe:
     """Counterfactual sources; the expected output is the clean one with the same words exchanged."""
     pairs = settings.substitutions or {}

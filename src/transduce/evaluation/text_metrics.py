@@ -1,15 +1,19 @@
-"""Text metrics: exact match, accuracy, BLEU, chrF, TER, word, character and phone error rate."""
+"""Text metrics: exact match, accuracy, BLEU, spBLEU, chrF, TER, word, character and phone error rate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from transduce.contracts import TextMetric
+from transduce.errors import InputError
+from transduce.evaluation.learned_metrics import require_library
 from transduce.evaluation.overlap_metrics import References, pair_up, words
 
 
@@ -158,6 +162,55 @@ class TokenisedBleu(Bleu):
         pairs = pair_up(hypotheses, references)
         lines = [[self.clean(reference) for reference in line] for _, line in pairs]
         return super().statistics([self.clean(hypothesis) for hypothesis, _ in pairs], lines)
+
+
+class SentencePieceBleu(Bleu):
+    """spBLEU: BLEU of SentencePiece tokens, for languages with and without spaces (Goyal 2022; sacrebleu).
+
+    The SentencePiece model is `model`, else the file in the cache of sacrebleu; it is never downloaded here.
+    """
+
+    name = "spbleu"
+
+    def __init__(self, *, tokenizer: Literal["flores101", "flores200"] = "flores200", model: str | None = None) -> None:
+        self.tokenizer, self.model = tokenizer, model
+
+    @property
+    def model_file(self) -> Path:
+        from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
+        from sacrebleu.utils import SACREBLEU_DIR
+
+        address = SPM_MODELS[self.tokenizer]["url"]
+        file = Path(self.model or Path(SACREBLEU_DIR, "models", address.rpartition("/")[2]))
+        if not file.is_file():
+            remedy = f"fetch {address} and write {{kind: spbleu, tokenizer: {self.tokenizer}, model: FILE}}"
+            raise InputError("no SentencePiece model", where=str(file), remedy=remedy)
+        return file
+
+    def check(self) -> None:
+        require_library("sentencepiece", self.name)
+        _ = self.model_file
+
+    def make(self) -> Any:
+        from sacrebleu.metrics import BLEU
+        from sacrebleu.tokenizers.tokenizer_spm import TokenizerSPM
+
+        processor = require_library("sentencepiece", self.name).SentencePieceProcessor()
+        try:
+            processor.Load(str(self.model_file))
+        except (OSError, RuntimeError) as error:
+            raise InputError(f"no SentencePiece model: {error}", where=str(self.model_file)) from None
+        scorer = BLEU(force=True, tokenize="none", max_ngram_order=self.order)
+        # The constructor of sacrebleu's tokenizer downloads the model if its cache lacks it.
+        scorer.tokenizer = TokenizerSPM.__new__(TokenizerSPM)
+        scorer.tokenizer.name, scorer.tokenizer.sp = self.tokenizer, processor
+        scorer.tokenizer_signature = self.tokenizer
+        return scorer
+
+    @property
+    def signature(self) -> str:
+        """With the hash of the SentencePiece model."""
+        return f"{super().signature}|spm:{sha256(self.model_file.read_bytes()).hexdigest()[:8]}"
 
 
 class CaptionBleu4(TokenisedBleu):

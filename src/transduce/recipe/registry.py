@@ -95,7 +95,8 @@ def user_classes(recipe: Recipe) -> list[str]:
     sources = [kinds(spec) for spec in recipe.data.sources.values()]
     others = [kinds(recipe.training.objective), recipe.data.noise, kinds(recipe.data.augmentation)]
     search = [recipe.generation.strategy, recipe.generation.logits_processors, recipe.training.trackers]
-    return [*walk(recipe.model.model_dump()), *walk([*others, *sources, *recipe.evaluation.metrics]), *walk(search)]
+    metrics = [kinds(spec) for spec in recipe.evaluation.metrics]
+    return [*walk(recipe.model.model_dump()), *walk([*others, *sources, *metrics]), *walk(search)]
 
 
 def check_user_code(recipe: Recipe, where: str, *, trusted: bool, overrides: Iterable[str] = ()) -> None:

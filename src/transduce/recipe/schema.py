@@ -254,7 +254,9 @@ class GenerationRecipe(Section):
 class EvaluationRecipe(Section):
     """Metrics on development and test data."""
 
-    metrics: tuple[str, ...] = Field(("bleu", "chrf"), description="Metrics by name, or `file:Class`.")
+    metrics: tuple[str | dict[str, Any], ...] = Field(
+        ("bleu", "chrf"), description="Metrics: a name, `file:Class`, or `{kind: name, option: value}`."
+    )
     references: Literal["each", "by_source"] = Field(
         "each", description="`by_source`: lines with an equal source are one line with several references."
     )

@@ -13,18 +13,17 @@ from transduce import build, transfer
 from transduce.attention.attend import Attend
 from transduce.attention.positions import max_positions
 from transduce.build import meta_device
-from transduce.contracts import Metric, PositionEncoding, TextMetric, VectorMetric
+from transduce.contracts import PositionEncoding, TextMetric, VectorMetric
 from transduce.data.epoch_plan import ROW_LENGTH
 from transduce.data.prepare import PreparedData, Tokenizers
 from transduce.errors import InputError, nearest
-from transduce.evaluation.evaluate import METRICS
+from transduce.evaluation.evaluate import METRICS, find_metrics
 from transduce.interop import as_run
 from transduce.model import Transducer
 from transduce.objectives import Objective
 from transduce.recipe import Corpus, Recipe, changed_keys, describe_changes, parse
 from transduce.recipe import load as load_recipe
 from transduce.recipe.compatibility import gives_vectors
-from transduce.recipe.registry import find
 from transduce.run import Run
 from transduce.training.distributed import computes_in_bf16
 from transduce.training.resume import is_allowed
@@ -42,6 +41,7 @@ def resolve(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     data = recipe.data
     sets = {name: tuple(map(Corpus.absolute, getattr(data, name))) for name in ("train", "dev", "test")}
     completed = build.complete_recipe(recipe.model_copy(update={"data": data.model_copy(update=sets)}))
+    completed = _with_metric_models(completed)
     _check_metrics(completed)
     if completed.training.freeze:
         with meta_device():  # names of weights do not depend on the vocabulary
@@ -73,9 +73,19 @@ def _with_teacher(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"training": named})
 
 
+def _with_metric_models(recipe: Recipe) -> Recipe:
+    """Absolute paths of the models of metrics."""
+    metrics: list[str | dict[str, Any]] = []
+    for spec in recipe.evaluation.metrics:
+        if isinstance(spec, dict) and isinstance(model := spec.get("model"), str):
+            spec = {**spec, "model": str(Path(model).absolute())}
+        metrics.append(spec)
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"metrics": tuple(metrics)})})
+
+
 def _check_metrics(recipe: Recipe) -> None:
     """Refuses metrics that do not exist or do not fit the model before anything is computed or written."""
-    metrics = {name: _metric(name) for name in recipe.evaluation.metrics}
+    metrics = {metric.name: type(metric) for metric in find_metrics(recipe.evaluation.metrics)}
     vectors, where = gives_vectors(recipe.model), "evaluation.metrics"
     for name, metric in metrics.items():
         if issubclass(metric, VectorMetric) != vectors:
@@ -91,11 +101,6 @@ def _check_metrics(recipe: Recipe) -> None:
     if monitor not in names:
         remedy = f"add {monitor} to evaluation.metrics" if monitor in METRICS else nearest(monitor, names)
         raise InputError(f"there is no {monitor!r} to monitor", where="training.monitor", remedy=remedy)
-
-
-def _metric(name: str) -> type[Metric]:
-    metric: type[Metric] = find(Metric, name, "evaluation.metrics")
-    return metric
 
 
 def with_resolved_values(saved: Recipe, wanted: Recipe) -> Recipe:
