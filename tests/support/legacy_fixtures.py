@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,34 @@ def save_marian(folder: Path, arrays: dict[str, np.ndarray], settings: str, word
     text = np.frombuffer(settings.encode() + b"\0", dtype=np.int8)
     np.savez(folder / "model.npz", **arrays, **{"special:model.yml": text})
     write_lines(folder / "vocab.yml", [f"'{word}': {number}" for number, word in enumerate(words)])
+
+
+def quantised(array: np.ndarray) -> tuple[np.ndarray, float]:
+    """int8 numbers of a matrix, and what they are to be divided by."""
+    multiplier = np.float32(127 / np.abs(array).max())
+    return np.rint(array * multiplier).astype(np.int8), float(multiplier)
+
+
+def marian_binary(arrays: dict[str, np.ndarray], settings: str) -> bytes:
+    """A binary of Marian, as marian-conv writes it for intgemm8: int8 matrices, transposed but for embeddings."""
+    items = []
+    for name, array in arrays.items():
+        kind, content = 0x404, array.astype("<f4").tobytes()
+        if "_W" in name or name == "Wemb":
+            numbers, multiplier = quantised(array)
+            numbers = numbers if "Wemb" in name else numbers.T
+            kind, content = 0x4101, np.ascontiguousarray(numbers).tobytes() + struct.pack("<f", multiplier)
+        items.append((name, kind, array.shape, content + bytes(-len(content) % 256)))
+        items.append((f"{name}_QuantMultA", 0x4101, (1, 1), bytes(256)))
+    text = settings.encode() + b"\0"
+    items.append(("special:model.yml", 0x101, (len(text),), text))
+    top = struct.pack("<QQ", 1, len(items))
+    for name, kind, shape, content in items:
+        top += struct.pack("<QQQQ", len(name) + 1, kind, len(shape), len(content))
+    top += b"".join(name.encode() + b"\0" for name, *_ in items)
+    top += b"".join(struct.pack(f"<{len(shape)}i", *shape) for _, _, shape, _ in items)
+    padding = -(len(top) + 8) % 256
+    return top + struct.pack("<Q", padding) + bytes(padding) + b"".join(content for *_, content in items)
 
 
 def save_fairseq(folder: Path, state: dict[str, torch.Tensor], options: dict[str, Any], *, sections: bool) -> None:

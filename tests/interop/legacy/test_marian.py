@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from legacy_fixtures import (
     WIDTH,
     WORDS,
     compare,
+    marian_binary,
     numbers,
+    quantised,
     randomised,
     read,
     save_marian,
@@ -125,6 +128,32 @@ def test_logits_equal_transformers(before, activation, theirs, tmp_path):
     two = transduce.load(tmp_path / "two" / "model.npz", device="cpu")
     assert two.recipe.model.tie == "none"
     compare(two, source, answer)
+
+
+def test_int8_binary_equals_its_numbers(tmp_path):
+    """A binary of int8 matrices, as Firefox has them, is the model of the numbers that they stand for."""
+    library, words = reference_model(False, "swish")
+    arrays, settings = arrays_of(library), options_yaml(False, "swish")
+    save_marian(tmp_path, arrays, settings, words)
+    (tmp_path / "model.npz").unlink()
+    content = marian_binary(arrays, settings)
+    (tmp_path / "model.ende.intgemm.alphas.bin").write_bytes(content)
+    for name, array in arrays.items():
+        if "_W" in name or name == "Wemb":
+            numbers, multiplier = quantised(array)
+            arrays[name] = numbers.astype(np.float32) * np.float32(1 / multiplier)
+    save_marian(tmp_path / "fp32", arrays, settings, words)
+    weights, expected = (transduce.interop.read(folder).weights for folder in (tmp_path, tmp_path / "fp32"))
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+    assert transduce.load(tmp_path / "model.ende.intgemm.alphas.bin", device="cpu").generate(["w1 w2"], max_length=4)
+    for damaged, problem in (
+        (content[:-300], "beyond the file"),
+        (content.replace(struct.pack("<Q", 0x404), struct.pack("<Q", 0x1801), 1), "packed for one processor"),
+        (content[:900], "damaged"),
+    ):
+        (tmp_path / "model.ende.intgemm.alphas.bin").write_bytes(damaged)
+        refused(tmp_path, problem)
 
 
 def test_norm_before_a_layer_depends_on_the_version(tmp_path):

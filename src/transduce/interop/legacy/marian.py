@@ -1,4 +1,4 @@
-"""Marian .npz files: flat names (encoder_l1_self_Wq), transposed matrices, options as text in one of the arrays."""
+"""Marian .npz and .bin files: flat names (encoder_l1_self_Wq), transposed matrices, options as text in one array."""
 
 from __future__ import annotations
 

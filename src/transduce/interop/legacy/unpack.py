@@ -1,9 +1,13 @@
-"""Conversion of a PyTorch checkpoint or an .npz file to safetensors and JSON, without running any code of the file.
+"""Conversion of a PyTorch checkpoint, an .npz file or a Marian binary to safetensors and JSON: no code of it runs.
 
 This runs in a child process that needs only the standard library (and numpy for strided tensors), within limits of
 memory and time. A checkpoint is a zip of `data.pkl` and raw storages, an .npz file a zip of arrays. Before PyTorch 1.6
 a checkpoint was a series of pickles (a magic number, the version, facts about the machine, the object, the keys of its
 storages), followed by the storages in the order of these keys, each after the number of its elements.
+
+A binary of Marian (its src/common/binary.cpp) is the version, the number of items, for each the length of its name,
+type, dimensions and bytes, then all names, all shapes, padding, and all contents. Students of Bergamot and Firefox have
+int8 matrices q of weights q / m; m, a float, follows the matrix, which is transposed unless it is an embedding.
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ from transduce.interop.legacy.safe_pickle import (
 
 MAX_PICKLE = 256 * 2**20  # bytes of data.pkl
 MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001  # of checkpoints before PyTorch 1.6
+MARIAN_BINARY = struct.pack("<Q", 1)  # the version of the format
+MARIAN_FLOAT32, MARIAN_INT8 = 0x404, (0x4101, 0x10101)  # int8 of Bergamot's fork, and of Marian 1.12
+ACTIVATION_SCALE = "QuantMultA"  # of items that quantise activations, which stay fp32 here
 MAX_EXPANSION = 8  # bytes written per byte of the file: tied weights are written more than once
 MAX_SECONDS = 600
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no more can be written
@@ -216,6 +223,80 @@ def read_arrays(
     return settings, entries
 
 
+@dataclass(frozen=True)
+class MarianItem:
+    """One item of a Marian binary."""
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    begin: int  # of its content in the file
+    length: int
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    def floats(self, content: bytes) -> bytes:
+        """fp32 numbers, in the order of the shape."""
+        if self.kind == MARIAN_FLOAT32:
+            return content[: 4 * self.count]
+        import numpy as np
+
+        multiplier = struct.unpack_from("<f", content, self.count)[0]
+        if not 0 < multiplier < math.inf:
+            raise RefusedError(f"{self.name} has the multiplier {multiplier}")
+        numbers = np.frombuffer(content, np.int8, self.count)
+        if "Wemb" not in self.name:
+            numbers = numbers.reshape(self.shape[::-1]).T
+        return (numbers.astype(np.float32) * np.float32(1 / multiplier)).tobytes()
+
+
+def marian_items(file: BinaryIO, size: int) -> list[MarianItem]:
+    """The items of a Marian binary, each inside the file."""
+
+    def words(number: int, letter: str = "Q") -> tuple[int, ...]:
+        length = struct.calcsize(letter) * number
+        content = file.read(length) if length <= size else b""
+        return struct.unpack(f"<{number}{letter}", content)
+
+    number = words(2)[1]
+    headers = [words(4) for _ in range(min(number, size))]
+    names = [file.read(min(header[0], size)).rstrip(b"\0").decode() for header in headers]
+    shapes = [tuple(map(checked_size, words(header[2], "i"))) for header in headers]
+    begin = words(1)[0] + file.tell()
+    items = []
+    for name, header, shape in zip(names, headers, shapes, strict=True):
+        items.append(MarianItem(name, header[1], shape, begin, header[3]))
+        begin += header[3]
+    if begin > size:
+        raise RefusedError("its items reach beyond the file")
+    return items
+
+
+def unpack_marian(file: BinaryIO, size: int, folder: Path) -> dict[str, Any]:
+    """A Marian binary, its matrices as fp32."""
+    settings, found = {}, {}
+
+    def content(item: MarianItem) -> bytes:
+        file.seek(item.begin)
+        return file.read(item.length)
+
+    for item in marian_items(file, size):
+        if item.name.startswith("special:"):
+            settings[item.name] = content(item).rstrip(b"\0").decode()
+        elif ACTIVATION_SCALE not in item.name:
+            if item.kind not in (MARIAN_FLOAT32, *MARIAN_INT8):
+                raise RefusedError(f"{item.name[:80]} has the type {item.kind:#x}, which is packed for one processor")
+            needed = 4 * item.count if item.kind == MARIAN_FLOAT32 else item.count + 4
+            if needed > item.length or item.name in found:
+                raise RefusedError(f"{item.name[:80]} is larger than its content, or there twice")
+            found[item.name] = item
+    entries = [TensorEntry(name, "F32", item.shape, name, 0) for name, item in found.items()]
+    write(folder, entries, size, lambda name: found[name].floats(content(found[name])))
+    return settings
+
+
 def write(folder: Path, entries: list[TensorEntry], size: int, read: Callable[[str], bytes]) -> None:
     if sum(entry.length for entry in entries) > MAX_EXPANSION * size:
         raise RefusedError("its weights would be larger than the file")
@@ -243,8 +324,11 @@ def write_safetensors(read_member: Callable[[str], bytes], entries: list[TensorE
 def unpack(path: Path, folder: Path) -> dict[str, Any]:
     size = path.stat().st_size
     with open(path, "rb") as file:
-        if file.read(4) != b"PK\x03\x04":
-            file.seek(0)
+        start = file.read(len(MARIAN_BINARY))
+        file.seek(0)
+        if start == MARIAN_BINARY:
+            return unpack_marian(file, size, folder)
+        if start[:4] != b"PK\x03\x04":
             return unpack_legacy(file, size, folder)
     with zipfile.ZipFile(path) as archive:
         found = members(archive, size)
