@@ -146,7 +146,7 @@ def _sinusoidal(config: Config) -> Content:
 def _marian(config: Config, names: Collection[str]) -> Content:
     config.require("normalize_before", False)
     config.require("normalize_embedding", False)
-    config.require("share_encoder_decoder_embeddings", _is_tied(config))
+    config.require("tie_word_embeddings", config.flag("share_encoder_decoder_embeddings", True))
     config.require("decoder_vocab_size", config.content.get("vocab_size"))
     return _model(config, "post", _sinusoidal(config), tied=_is_tied(config))
 
