@@ -67,6 +67,8 @@ def test_unknown_architecture_is_refused_with_suggestions(folder):
     refused(folder, "is not supported", "ForCausalLM'")
     change_config(folder, architectures=["SpeechThing"])
     refused(folder, "'SpeechThing' is not supported", "transduce convert --list")
+    change_config(folder, architectures=["ProphetNetForConditionalGeneration"])
+    refused(folder, "its logits come from a second stream", "closest of the same shape is")
     change_config(folder, architectures=None)
     refused(folder, "is not supported")
 

@@ -20,6 +20,7 @@ from legacy_fixtures import (
 from legacy_recurrent_fixtures import Translator, save_fairseq_cells
 
 import transduce
+from transduce.errors import InputError
 
 
 def fairseq_options(**changes) -> dict:
@@ -104,3 +105,10 @@ def test_lstm_equals_the_equations(layers, both, tmp_path):
     source, foreign = read(model)
     with torch.no_grad():
         compare(model, source, reference(foreign, source.mask, numbers(model.target, DECODER_IDS)))
+
+
+def test_convolutional_model_is_refused_by_name(tmp_path):
+    state = {"encoder.convolutions.0.weight_v": torch.zeros(3, 8, 16), "encoder.embed_tokens.weight": torch.zeros(4, 8)}
+    save_fairseq(tmp_path, state, {"arch": "fconv_iwslt_de_en", "encoder_layers": "[(256, 3)] * 4"}, sections=False)
+    with pytest.raises(InputError, match="fconv: its attention"):
+        transduce.load(tmp_path, device="cpu")

@@ -34,6 +34,9 @@ RECORDINGS = 8  # per batch, where all are padded to one length
 PATHS = "paths"  # the label kind of a CTC model
 MAX_PATH = 4096  # tokens of an output of a CTC model
 MAX_LENGTH = 512  # tokens of a training text, where the positions allow more
+REASONS = {  # why no native model computes an architecture
+    "ProphetNet": ": its logits come from a second stream of states beside that of the tokens",
+}
 LAYER_COUNTS = (
     "encoder_layers",
     "decoder_layers",
@@ -241,7 +244,8 @@ def _architecture(config: Config, *, encoder_only: bool) -> str:
         close, every = nearest(name, FAMILIES), "`transduce convert --list` shows what can be imported"
         close = _closest(name) if close.startswith("known") else close
         remedy = f"{close} {every}" if close else every
-        raise InputError(f"the architecture {name!r} is not supported", where=config.where, remedy=remedy)
+        problem = f"the architecture {name!r} is not supported{REASONS.get(name.partition('For')[0], '')}"
+        raise InputError(problem, where=config.where, remedy=remedy)
     return name
 
 

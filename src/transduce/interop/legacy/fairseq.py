@@ -157,6 +157,12 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     config = Config(_options(checkpoint), str(checkpoint.file))
     weights = {name.removeprefix("model/"): tensor for name, tensor in checkpoint.weights.items()}
     source, target = (_side(checkpoint.file.parent, name) for name in _dictionaries(checkpoint.file.parent, config))
+    if any(name.startswith("encoder.convolutions.") for name in weights):
+        raise InputError(
+            "fconv: its attention multiplies a context by the root of the source length, and its keys are no values",
+            where=config.where,
+            remedy="no native model computes that: train a Transformer, or a convolutional model of this library",
+        )
     if "encoder.lstm.weight_ih_l0" in weights:
         weights = {rename_cell(name): tensor for name, tensor in weights.items()}
         return LegacyModel(_lstm, LSTM, config, weights, source, target, generation=SEARCH)
