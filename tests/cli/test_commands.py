@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -387,6 +389,11 @@ class TestExplain:
             assert wrong[1] in called.err
 
 
+@cache
+def commands() -> dict[str, Any]:
+    return typer.main.get_command(app).commands
+
+
 class TestHelp:
     def test_models_lists_every_registry(self, command: Command) -> None:
         from transduce.recipe.registry import REGISTRIES
@@ -404,7 +411,7 @@ class TestHelp:
         assert f"transduce {name}" in called.out.partition("Example")[2]
         # Nothing that is written is taken for markup and lost, such as <s>.
         shown = re.sub(r"[\s│•]+", "", called.out)
-        parameters = typer.main.get_command(app).commands[name].params
+        parameters = commands()[name].params
         texts = [COMMANDS[name].__doc__ or "", *(getattr(one, "help", None) or "" for one in parameters)]
         words = {word for text in texts for word in re.sub("[`*]|^ *- ", " ", text, flags=re.MULTILINE).split()}
         assert [word for word in words if word not in shown] == []

@@ -29,7 +29,7 @@ def model(case: str) -> Iterator[torch.nn.Module]:
 
 @pytest.fixture(scope="module")
 def batch() -> Batch:
-    return example_batch([(5, 4), (2, 6), (7, 1), (1, 3)])
+    return example_batch([(5, 3), (2, 4), (7, 1), (1, 2)])
 
 
 @pytest.fixture(scope="module")

@@ -86,9 +86,9 @@ def test_a_packed_search_finds_the_same(
     case: str, model: Transducer, lowered: Lowered, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lean steps over caches with room, against the plain network; a single row has kernels of its own."""
-    monkeypatch.setattr(decoding_search, "INITIAL_CAPACITY", 8)
+    monkeypatch.setattr(decoding_search, "INITIAL_CAPACITY", 4)
     strategy = take_turns(case, (Greedy(), Beam(width=3)))
-    longest = torch.full((batch.size,), 9)  # more than the first room: caches grow on the way
+    longest = torch.full((batch.size,), 6)  # more than the first room: caches grow on the way
     before = search(model, batch, strategy, max_lengths=longest)
     for rows in ([0, 1, 2, 3], [0]):
         some = batch.select(torch.tensor(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import warnings
@@ -108,6 +109,12 @@ def _root(
     pass
 
 
+@functools.cache
+def _commands() -> Callable[..., None]:
+    """The commands with their options. To read all signatures takes longer than many a command."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Runs a command. An error of the user's input is printed without a traceback, with exit code 2."""
     for stream in (sys.stdout, sys.stderr):
@@ -116,7 +123,7 @@ def main() -> None:
     warnings.showwarning = lambda message, *_, **__: _tell(f"warning: {message}")
     try:
         try:
-            app(standalone_mode=True)
+            _commands()(standalone_mode=True)
         except SystemExit:
             sys.stdout.flush()  # here, where an error of the disk can be reported
             raise
