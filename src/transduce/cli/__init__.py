@@ -110,7 +110,7 @@ def _root(
 
 
 @functools.cache
-def _commands() -> Callable[..., None]:
+def _command_line() -> Callable[..., None]:
     """The commands with their options. To read all signatures takes longer than many a command."""
     return typer.main.get_command(app)
 
@@ -123,7 +123,7 @@ def main() -> None:
     warnings.showwarning = lambda message, *_, **__: _tell(f"warning: {message}")
     try:
         try:
-            _commands()(standalone_mode=True)
+            _command_line()(standalone_mode=True)
         except SystemExit:
             sys.stdout.flush()  # here, where an error of the disk can be reported
             raise
