@@ -12,16 +12,14 @@ import transduce
 from transduce.errors import InputError
 from transduce.inference.documents import (
     FORMATS,
-    InlineTag,
-    insert_tags,
     parse_document,
     plain_text,
     read_document,
-    separate_tags,
     translate_document,
     wrap_lines,
 )
 from transduce.inference.long_sources import split_long, split_sentences
+from transduce.inference.protected_spans import InlineTag, insert_tags, separate_tags
 
 PIECES = [
     *("Hello", "Dr.", "J.", "3.", "März", "e.g.", "…", "!?", '."', " ", "  ", "\n", "\n\n", "\t", "。", "你好", "🙂"),

@@ -109,6 +109,15 @@ DocumentFlag = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+ProtectFlag = Annotated[
+    bool | None,
+    typer.Option(
+        "--protect/--no-protect",
+        help="Tags, addresses, placeholders, numbers and emoji of a source are in its output, once each. "
+        "Default: in documents.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 JsonOutput = Annotated[
     bool,
     typer.Option("--json", help="One JSON object per line: text, tokens, scores, n-best.", rich_help_panel=OUTPUT),
@@ -173,6 +182,7 @@ def generate(
     unconditional: Unconditional = 0,
     to: Language = None,
     document: DocumentFlag = False,
+    protect: ProtectFlag = None,
     settings: Settings = None,
     combination: Combination = None,
     weights: Weights = None,
@@ -216,6 +226,8 @@ def generate(
 
         transduce generate runs/de-en film.srt --output film.en.srt
 
+        transduce generate runs/de-en input.txt --protect
+
     If the sources of the model are files, each line names one. A single file, or a folder of files, may be given
     instead of a list.
 
@@ -238,6 +250,8 @@ def generate(
     """
     model = load_ensemble(run, device, trust_user_code, combination, weights, precision)
     chosen = generation_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
+    if protect is not None:
+        chosen["protect"] = _protected_kinds() if protect else ()
     model.settings(**chosen)  # reports a wrong name or value before any input is read
     channel = None
     if reverse is not None or language_model is not None:
@@ -286,6 +300,7 @@ def _write_document(
     """Translates a document and writes it in its own format."""
     from transduce.inference.documents import read_document, translate_document
 
+    options = {"protect": _protected_kinds(), **options}
     if not plain or reader.json or model.sourceless or not model.source_encoding.reads_text:
         raise InputError(
             "documents need a model that reads text, and are written in their own format",
@@ -345,6 +360,12 @@ def backtranslate(
     counts = write_synthetic_pairs(model, text, output, options, Console(stderr=True), **chosen)
     for what, count in counts.items():
         print(f"{what}: {count:,}", file=sys.stderr)
+
+
+def _protected_kinds() -> tuple[str, ...]:
+    from transduce.inference.protected_spans import KINDS
+
+    return KINDS
 
 
 def _load_shortlist(path: Path) -> Shortlist:

@@ -15,19 +15,18 @@ from transduce.errors import InputError, nearest
 from transduce.explain.attention import Link
 from transduce.inference.long_sources import AlignedPart, join_links, join_texts, split_long, split_sentences
 from transduce.inference.model import Model, Prediction
+from transduce.inference.protected_spans import (
+    INLINE_TAG,
+    KINDS,
+    InlineTag,
+    has_words,
+    insert_tags,
+    separate_tags,
+    split_markup,
+)
 from transduce.recipe import GenerationRecipe
 
 Generate = Callable[[list[str]], list[Prediction]]
-
-
-@dataclass(frozen=True)
-class InlineTag:
-    """A tag inside a sentence, around the words from `begin` to `end`, or before the word `begin`."""
-
-    opening: str
-    closing: str  # empty: the tag encloses nothing
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,6 @@ def trimmed(text: str, **options: int | bool) -> list[Segment]:
     return [part for part in [*parts, Segment(after, translate=False)] if part.text]
 
 
-_ADDRESS = re.compile(r"(?:[a-z][a-z+.-]*://|www\.)\S+|\S+@\S+\.\S+|\{\{?[\w.]*\}?\}|%[\w(]\S*", re.IGNORECASE)
-
-
-def has_words(text: str) -> bool:
-    """Whether there is something to translate: a letter outside of addresses and placeholders."""
-    return any(character.isalpha() for character in _ADDRESS.sub("", text))
-
-
 _TIMES = re.compile(r"^[\d:.,]+ --> [\d:.,]+.*$")
 
 
@@ -90,19 +81,17 @@ def parse_subtitles(content: str) -> list[Segment]:
     return [segment for segment in segments if segment.text]
 
 
-_INLINE = "a|abbr|b|bdi|bdo|cite|code|del|dfn|em|font|i|ins|kbd|mark|q|s|small|span|strong|sub|sup|u|wbr|img"
 _MARKUP = re.compile(
     r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(script|style|pre|textarea|svg|math)\b.*?</\1\s*>|<[!?/a-zA-Z][^<>]*>",
     re.DOTALL | re.IGNORECASE,
 )
-_INLINE_TAG = re.compile(rf"</?(?:{_INLINE})(?:\s[^<>]*)?/?>", re.IGNORECASE)
 
 
 def parse_html(content: str) -> list[Segment]:
     """The texts between block tags, with the inline tags in them; everything else is kept."""
     segments, run = [], ""
-    for token in _tokens(content):
-        if _MARKUP.fullmatch(token) and not _INLINE_TAG.fullmatch(token):
+    for token in split_markup(content, _MARKUP):
+        if _MARKUP.fullmatch(token) and not INLINE_TAG.fullmatch(token):
             segments += [*_html_run(run), Segment(token, translate=False)]
             run = ""
         else:
@@ -110,53 +99,18 @@ def parse_html(content: str) -> list[Segment]:
     return [segment for segment in [*segments, *_html_run(run)] if segment.text]
 
 
-def _tokens(content: str) -> list[str]:
-    """Markup and the text between, joined the content."""
-    tokens, place = [], 0
-    for match in _MARKUP.finditer(content):
-        tokens += [content[place : match.start()], match.group()]
-        place = match.end()
-    return [token for token in [*tokens, content[place:]] if token]
-
-
 def _html_run(run: str) -> list[Segment]:
     """A text with inline tags: sentences where it has none, else one segment."""
     if not run.strip() or not has_words(plain_text(run)):
         return [Segment(run, translate=False)]
-    if _INLINE_TAG.search(run):
+    if INLINE_TAG.search(run):
         return trimmed(run, markup=True)
     return [part for sentence in split_sentences(run) for part in trimmed(sentence, markup=True)]
 
 
 def plain_text(markup: str) -> str:
     """The text of an HTML segment without tags and character references."""
-    return html.unescape(_INLINE_TAG.sub("", markup))
-
-
-def separate_tags(markup: str) -> tuple[str, list[InlineTag]]:
-    """The plain text of a segment, and its inline tags with the words that they enclose, outer tags first."""
-    text, tags, open_tags = "", list[InlineTag](), list[tuple[str, int, int]]()
-    for token in _tokens(markup):
-        if not _INLINE_TAG.fullmatch(token):
-            text += html.unescape(token)
-            continue
-        word = len(text.split())
-        inside = bool(text) and not text[-1].isspace()  # the tag stands inside a word, or behind it
-        if not token.startswith("</"):
-            open_tags.append((token, len(tags), word))
-            tags.append(InlineTag(token, "", word, word))
-        elif (number := _matching(open_tags, token)) is not None:
-            opening, place, begin = open_tags.pop(number)
-            tags[place] = InlineTag(opening, token, begin, max(word, begin))
-        else:
-            tags.append(InlineTag(token, "", word - inside, word - inside))
-    return text, tags
-
-
-def _matching(open_tags: list[tuple[str, int, int]], closing: str) -> int | None:
-    name = re.sub(r"[</>\s]", "", closing).lower()
-    places = [number for number, (tag, _, _) in enumerate(open_tags) if re.match(rf"<{name}\b", tag, re.IGNORECASE)]
-    return places[-1] if places else None
+    return html.unescape(INLINE_TAG.sub("", markup))
 
 
 FORMATS: dict[str, Callable[[str], list[Segment]]] = {
@@ -185,8 +139,11 @@ def translate_document(
 ) -> Document:
     """The document with its segments translated; nothing else changes. Long sentences are split, and never cut.
 
+    Addresses, numbers, placeholders and emoji are kept, unless `protect` says otherwise.
+
     `generate` translates sentences, by default `model.generate`; it may put tags before them.
     """
+    settings = {"protect": KINDS, **settings}
     sources = [_source(segment) if segment.translate else ("", []) for segment in document.segments]
     most = model.max_source_tokens(
         **{name: settings[name] for name in settings if name in GenerationRecipe.model_fields}
@@ -238,44 +195,3 @@ def wrap_lines(text: str, lines: int) -> str:
         left -= len(line) + 1
         rows.append(line)
     return "\n".join(row for row in rows if row)
-
-
-def insert_tags(text: str, tags: Sequence[InlineTag], links: Sequence[Link], source_words: int) -> str:
-    """The text as HTML with every tag once, around the words that are aligned with those that it enclosed.
-
-    Tags are nested as they were: a tag inside another one stays inside, and tags side by side do not overlap.
-    """
-    words = [html.escape(word, quote=False) for word in text.split()]
-    spans = _spans(tags, links, source_words, len(words))
-    before: list[str] = [""] * (len(words) + 1)
-    after: list[str] = [""] * (len(words) + 1)
-    for tag, (begin, end) in zip(tags, spans, strict=True):
-        if tag.closing and end > begin:
-            before[begin] += tag.opening
-            after[end - 1] = tag.closing + after[end - 1]
-        else:
-            before[begin] += tag.opening + tag.closing
-    marked = [first + word + last for first, word, last in zip(before, words, after, strict=False)]
-    return " ".join(marked) + before[-1]
-
-
-def _spans(
-    tags: Sequence[InlineTag], links: Sequence[Link], source_words: int, target_words: int
-) -> list[tuple[int, int]]:
-    """The target words of each tag: those that are aligned with its source words, else a proportional share."""
-    spans: list[tuple[int, int]] = []
-    for number, tag in enumerate(tags):
-        low, high = 0, target_words
-        for other, (begin, end) in zip(tags[:number], spans, strict=True):
-            if other.closing and other.begin <= tag.begin and tag.end <= other.end and other.end > other.begin:
-                low, high = max(low, begin), min(high, end)  # inside
-            elif other.end <= tag.begin:
-                low = max(low, end)  # behind
-        aligned = [target for source, target in links if tag.begin <= source < max(tag.end, tag.begin + 1)]
-        scale = target_words / max(source_words, 1)
-        begin, end = round(tag.begin * scale), round(tag.end * scale)
-        if aligned:
-            begin, end = min(aligned), max(aligned) + 1
-        begin = min(max(begin, low), max(high, low))
-        spans.append((begin, min(max(end, begin), max(high, low)) if tag.end > tag.begin else begin))
-    return spans

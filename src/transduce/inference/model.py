@@ -44,6 +44,7 @@ from transduce.inference.generation import (
 from transduce.inference.language_model import continue_texts, score_running
 from transduce.inference.long_sources import AlignedPart, SourcePart, join_links, join_texts, split_source
 from transduce.inference.lowering import lower_network, weight_versions
+from transduce.inference.protected_spans import ProtectedLine
 from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
 from transduce.inference.terminology import Constraints, check_constraints, encode_constraints
@@ -95,7 +96,7 @@ class Prediction:
         """Attention weights, L H T S, exact; None if the decoder does not attend to the source."""
         return None if self.explanation is None else self.explanation.attention
 
-    @property
+    @cached_property
     def alignment(self) -> list[Link]:
         """Links (source word, target word): each output word with the source word of the largest weight."""
         if self.parts:
@@ -105,6 +106,18 @@ class Prediction:
         if self.explanation is None or self.explanation.attention is None:
             return []
         return links(to_words(self.explanation.map()))
+
+    def restored(self, line: ProtectedLine) -> Prediction:
+        """This prediction for a line with protected spans, which its text and its rivals contain."""
+        if line.complete(self.text) and all(line.complete(one.text) for one in self.nbest):
+            return self
+        text, alignment = line.restore(self.text, self.alignment)
+        texts = [text, *(line.restore(one.text)[0] for one in self.nbest[1:])]
+        rivals = zip(self.nbest, texts, strict=False)
+        nbest = tuple(replace(one, source=line.source, text=own) for one, own in rivals)
+        found = replace(self, source=line.source, text=text, nbest=nbest)
+        vars(found)["alignment"] = alignment
+        return found
 
     @classmethod
     def of_line(cls, source: str, parts: Sequence[Prediction]) -> Prediction:
@@ -264,6 +277,11 @@ class Model:
             transcripts = dict(zip(long, heard, strict=True))
             return [transcripts.get(number, one) for number, one in enumerate(others)]
         prefixes = None if prefixes is None else check_texts("generate", prefixes)
+        if chosen.protect:
+            lines = self._protected(texts, chosen.protect)
+            given = {"prefixes": prefixes, "draft": draft, "shortlist": shortlist, "constraints": constraints}
+            plain = {**given, **settings, "workers": workers, "first_number": first_number, "protect": ()}
+            return self._restore(lines, self.generate([line.text for line in lines], **plain))
         if shortlist is not None:
             check_shortlist(shortlist, (self.source, self.target), drafted=draft is not None, alone=self.sourceless)
         given = None
@@ -296,6 +314,25 @@ class Model:
             predictions[part.line].append(one if part.count == 1 else replace(one, source=part.source))
         return [Prediction.of_line(text, made) for text, made in zip(texts, predictions, strict=True)]
 
+    @property
+    def _reads_prose(self) -> bool:
+        """Whether texts are generated for texts. Labels, embeddings and masked tokens are of one whole source."""
+        texts = self.source_encoding.reads_text and not self.sourceless
+        return texts and self.recipe.model.decoder is not None and not self._masked
+
+    def _protected(self, texts: Sequence[str], kinds: tuple[str, ...]) -> list[ProtectedLine]:
+        if not self._reads_prose:
+            raise InputError(
+                "spans are protected where a model writes text for a text", where="protect", remedy="leave it out"
+            )
+        return [ProtectedLine(text, kinds) for text in texts]
+
+    def _restore(self, lines: Sequence[ProtectedLine], predictions: Sequence[Prediction]) -> list[Prediction]:
+        """The predictions with the protected spans of their lines."""
+        pairs = list(zip(lines, predictions, strict=True))
+        self.explain_predictions([one for line, one in pairs if one.tokens and not line.complete(one.text)])
+        return [one.restored(line) for line, one in pairs]
+
     def _source_parts(
         self, texts: Sequence[str], chosen: GenerationRecipe
     ) -> tuple[list[SourcePart], list[EncodedSource], list[bool]]:
@@ -303,9 +340,7 @@ class Model:
         most = min(chosen.max_source_length, self._length_limits[0])
         parts = [SourcePart(line, text, text) for line, text in enumerate(texts) if text.strip()]
         encoded = encode_truncated(self.source_encoding, [part.text for part in parts], most)
-        # Labels, embeddings and masked tokens are of one whole source.
-        splits = self.source_encoding.reads_text and self.recipe.model.decoder is not None and not self._masked
-        if chosen.long_sources == "truncate" or not splits or not any(encoded[1]):
+        if chosen.long_sources == "truncate" or not self._reads_prose or not any(encoded[1]):
             return parts, *encoded
         lengths, languages = self.source_encoding.lengths, bool(self.source.languages)
         rows = [

@@ -239,6 +239,9 @@ class GenerationRecipe(Section):
         "split",
         description="`split`: a longer text is split at sentences, clauses or white space, and the outputs are joined.",
     )
+    protect: tuple[Literal["markup", "url", "email", "placeholder", "number", "emoji"], ...] = Field(
+        (), description="Spans of a source that its output contains as often, unchanged. Documents: all kinds."
+    )
     batch_tokens: Positive = Field(4096, description="Tokens per batch.")
     seed: int = Field(1, description="Seed of sampling.")
 
