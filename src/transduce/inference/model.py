@@ -279,8 +279,8 @@ class Model:
         prefixes = None if prefixes is None else check_texts("generate", prefixes)
         if chosen.protect:
             lines = self._protected(texts, chosen.protect)
-            given = {"prefixes": prefixes, "draft": draft, "shortlist": shortlist, "constraints": constraints}
-            plain = {**given, **settings, "workers": workers, "first_number": first_number, "protect": ()}
+            plain = {**settings, "workers": workers, "draft": draft, "shortlist": shortlist, "protect": ()}
+            plain |= {"prefixes": prefixes, "constraints": constraints, "first_number": first_number}
             return self._restore(lines, self.generate([line.text for line in lines], **plain))
         if shortlist is not None:
             check_shortlist(shortlist, (self.source, self.target), drafted=draft is not None, alone=self.sourceless)
