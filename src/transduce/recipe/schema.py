@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from transduce.data.tokenizers.normalisation import ONE_WAY
+
 # `copy` is also a deprecated method of pydantic's BaseModel; nothing here calls it.
 warnings.filterwarnings("ignore", 'Field name "copy" in "ModelRecipe" shadows', UserWarning)
 
@@ -50,9 +52,12 @@ class TextRecipe(Section):
     cls: bool = Field(
         False, description="<s> before every text: the <cls> that a head with `pooling: first` reads (Devlin 2019)."
     )
-    normalisation: tuple[Literal["nfd", "nfc", "case", "case_words"], ...] = Field(
+    normalisation: tuple[
+        Literal["canonical", "nfkc", "quotes", "dashes", "spaces", "lower", "nfd", "nfc", "case", "case_words"], ...
+    ] = Field(
         (),
-        description="Steps before tokenisation, undone in the output. `nfd`: Hangul as jamo, accents as marks; `nfc`: "
+        description="Steps before tokenisation. One-way: `canonical` (NFC), `nfkc`, `quotes`, `dashes`, `spaces`, "
+        "`lower`. Undone in the output: `nfd`: Hangul as jamo, accents as marks; `nfc`: "
         "composed letters, for data in NFD; `case`: capitals as a mark and a small letter; "
         "`case_words`: words in small letters after a mark of their case, for pieces and words.",
     )
@@ -63,6 +68,9 @@ class TextRecipe(Section):
             raise ValueError(f"`normalisation` is not for `kind: {self.kind}`")
         if len(set(self.normalisation)) < len(self.normalisation) or {"nfd", "nfc"} <= set(self.normalisation):
             raise ValueError("`normalisation` has a step twice, or `nfd` and `nfc`, which undo each other")
+        one_way = [step in ONE_WAY for step in self.normalisation]
+        if one_way != sorted(one_way, reverse=True):
+            raise ValueError(f"one-way steps of `normalisation` ({', '.join(ONE_WAY)}) stand first")
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Reversible normalisation: nothing is lost, spans point into the raw text, tokenizers apply and undo it."""
+"""Normalisation: reversible steps lose nothing, spans point into the raw text, tokenizers apply and undo it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.data.prepare import train_tokenizers
-from transduce.data.tokenizers.normalisation import CAPITAL, KEPT, TITLE, UPPER, aligned, apply, undo
+from transduce.data.tokenizers.normalisation import CAPITAL, KEPT, ONE_WAY, TITLE, UPPER, aligned, apply, undo
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import from_json, to_json
 from transduce.errors import InputError
@@ -48,6 +48,48 @@ def test_text_in_its_declared_form_is_decomposed_whole(text):
     if KEPT not in text and "\u2000" not in text and "\u2001" not in text:
         words = apply(text, ["nfd"])
         assert unicodedata.normalize("NFD", words) == unicodedata.normalize("NFD", text)
+
+
+# Composition over several characters, compatibility forms with spaces, ligatures, invisible characters, punctuation.
+LOSSY = "aÅ\u030aﬁ²½ｗ１…´¨ΣσςİßA\u0327\u0301\u1100\u1161\u11a8\u09c7\u09be“„»’–—−\u00a0\u3000\u200b\ufeff\u00ad \t\n"
+
+
+@pytest.mark.parametrize("step", ONE_WAY)
+@given(text=st.text() | st.text(alphabet=LOSSY))
+def test_one_way_steps_are_idempotent_and_have_spans(step, text):
+    found = aligned(text, [step])
+    assert found.text == apply(text, [step])
+    assert apply(found.text, [step]) == found.text
+    assert undo(found.text, [step]) == found.text
+    assert [*found.begins] == sorted(found.begins)
+    spans = zip(found.text, found.begins, found.ends, strict=True)
+    for character, begin, end in spans:  # a character comes from its span alone
+        assert character in apply(text[begin:end], [step])
+
+
+@given(text=st.text(alphabet=LOSSY + HARD))
+def test_reversible_steps_after_one_way_steps_are_undone(text):
+    for after in WAYS:
+        assert undo(apply(text, [*ONE_WAY, *after]), [*ONE_WAY, *after]) == apply(text, ONE_WAY)
+
+
+def test_what_the_one_way_steps_do():
+    text = "„Das\u00a0ist – so\u200b  gut‟, e\u0301 ﬁ ２…"
+    assert apply(text, ["quotes", "dashes"]) == '"Das\u00a0ist - so\u200b  gut", e\u0301 ﬁ ２…'
+    assert apply(text, ["spaces", "lower"]) == "„das ist – so gut‟, e\u0301 ﬁ ２…"
+    assert apply(text, ["canonical"]) == text.replace("e\u0301", "é")
+    assert apply(text, ["nfkc"]) == "„Das ist – so\u200b  gut‟, é fi 2..."
+
+
+@pytest.mark.parametrize("kind", ["chars", "words", "bpe"])
+def test_tokenizers_read_input_as_they_read_training_text(kind):
+    steps = ("nfkc", "quotes", "spaces", "lower")
+    tokenizer = Tokenizer.train(["“A” ﬁne house", "a house"], kind, 300, normalisation=steps)
+    plain = tokenizer.encode('"a" fine house').ids
+    assert 3 not in plain
+    assert tokenizer.encode("„A‟ \u00a0FINE ｈouse").ids == plain
+    assert tokenizer.encode_batch(["„A‟ \u00a0FINE ｈouse"]) == [plain]
+    assert tokenizer.decode(plain) == '"a" fine house'
 
 
 def test_what_the_steps_do():
@@ -113,6 +155,7 @@ def _saved(tokenizer: Tokenizer) -> str:
         {"kind": "chars", "normalisation": ["nfd", "nfc"]},
         {"kind": "chars", "normalisation": ["case", "case"]},
         {"kind": "chars", "normalisation": ["rot13"]},
+        {"kind": "chars", "normalisation": ["nfd", "lower"]},
     ],
 )
 def test_recipes_that_make_no_sense_are_refused(side):

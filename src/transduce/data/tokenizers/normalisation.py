@@ -1,4 +1,6 @@
-"""Reversible normalisation of text before tokenisation: Unicode decomposition and composition, case marks.
+"""Normalisation of text before tokenisation: Unicode forms, punctuation, white space, case.
+
+Reversible steps, undone in the output:
 
     nfd         text in NFC is read decomposed: Hangul syllables as jamo, accented letters as letter and mark
     nfc         text in NFD is read composed
@@ -6,8 +8,19 @@
     case_words  a word with a capital, or in capitals, is read as a mark, a space and the word in small letters, which
                 has the same pieces then; words in mixed case stay
 
-`undo(apply(text)) == text` for every text. A word that a step could not restore (one in another form, or with one of
-the marks below) keeps its own form, after a mark of its own.
+A word that a reversible step could not restore (one in another form, or with one of the marks below) keeps its own
+form, after a mark of its own.
+
+One-way steps, which stand first; outputs have the normalised form:
+
+    canonical   letters and marks composed (NFC)
+    nfkc        compatibility characters too: full-width letters, ligatures, superscripts, `…` (NFKC)
+    quotes      typographic quotes as " and '
+    dashes      dashes, hyphens and minus signs as -
+    spaces      white space as one space; zero-width spaces and soft hyphens removed; tabs and line feeds stay
+    lower       small letters
+
+`undo(apply(text))` is the text after the one-way steps alone: without any, the text itself.
 """
 
 from __future__ import annotations
@@ -19,7 +32,15 @@ from dataclasses import dataclass
 
 # For private use: hardly any text contains them, and where one does, its word keeps its form.
 KEPT, CAPITAL, TITLE, UPPER = "\ue0c0", "\ue0c1", "\ue0c2", "\ue0c3"
-STEPS = ("nfd", "nfc", "case", "case_words")
+ONE_WAY = ("canonical", "nfkc", "quotes", "dashes", "spaces", "lower")
+STEPS = (*ONE_WAY, "nfd", "nfc", "case", "case_words")
+_REPLACED = {
+    "quotes": str.maketrans({**dict.fromkeys("“”„‟«»〝〞″", '"'), **dict.fromkeys("‘’‚‛‹›′´`", "'")}),
+    "dashes": dict.fromkeys(map(ord, "‐‑‒–—―−﹘﹣－"), "-"),
+}
+_FORMS = {"canonical": "NFC", "nfkc": "NFKC"}
+_INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]+")
+_WHITE_SPACE = re.compile(r"[^\S\t\n]+")
 _SPACES = re.compile(r"(\s+)")
 _CAPITALS = re.compile(f"{CAPITAL}(.)", re.DOTALL)
 _MARKED_WORD = re.compile(rf"(?<!\S)(?:([{TITLE}{UPPER}]) )?(\S+)")
@@ -45,12 +66,17 @@ class NormalisedText:
 
 def apply(text: str, steps: Sequence[str]) -> str:
     for step in steps:
+        if step in ONE_WAY:
+            text = _reduced(text, step)
+            continue
         text = "".join(part if not part or part.isspace() else _changed(part, step) for part in _SPACES.split(text))
     return text
 
 
 def undo(text: str, steps: Sequence[str]) -> str:
     for step in reversed(steps):
+        if step in ONE_WAY:
+            continue
         if step == "case_words":
             text = _with_case(text)
             continue
@@ -64,7 +90,9 @@ def aligned(text: str, steps: Sequence[str]) -> NormalisedText:
     for step in steps:
         parts: list[Part] = []
         place = 0
-        for word in _SPACES.split(result.text):
+        if step in ONE_WAY:
+            parts = _reduced_parts(result.text, step)
+        for word in _SPACES.split(result.text) if step not in ONE_WAY else ():
             own = [(c, i, i + 1) for i, c in enumerate(word)] if not word or word.isspace() else _parts(word, step)
             parts += [(part, place + begin, place + end) for part, begin, end in own]
             place += len(word)
@@ -73,6 +101,56 @@ def aligned(text: str, steps: Sequence[str]) -> NormalisedText:
         ends = [span[1] for span, part in spans for _ in part]
         result = NormalisedText("".join(part for part, _, _ in parts), begins, ends)
     return result
+
+
+def _reduced(text: str, step: str) -> str:
+    """A text after a one-way step."""
+    if step in _FORMS:
+        return unicodedata.normalize(_FORMS[step], text)  # type: ignore[arg-type]
+    if step in _REPLACED:
+        return text.translate(_REPLACED[step])
+    if step == "spaces":
+        return _WHITE_SPACE.sub(" ", _INVISIBLE.sub("", text))
+    return "".join(map(str.lower, text))  # one by one: the capital of a final sigma has another small letter
+
+
+def _reduced_parts(text: str, step: str) -> list[Part]:
+    """A text after a one-way step, in parts: the fewest characters that change by themselves."""
+    if step == "spaces":
+        return _space_parts(text)
+    if step not in _FORMS:
+        return [(_reduced(one, step), place, place + 1) for place, one in enumerate(text)]
+    parts, begin = list[Part](), 0
+    for end in range(1, len(text) + 1):
+        if end == len(text) or _boundary(text[begin:end], text[end], step):
+            parts.append((_reduced(text[begin:end], step), begin, end))
+            begin = end
+    if "".join(part for part, _, _ in parts) == _reduced(text, step):
+        return parts
+    return [(_reduced(text, step), 0, len(text))]
+
+
+def _boundary(before: str, after: str, step: str) -> bool:
+    """Whether a character is normalised independently of those before it."""
+    if before.isascii() and after.isascii():
+        return True
+    first = unicodedata.normalize("NFKD", after)[:1]
+    joined = _reduced(before + after, step) != _reduced(before, step) + _reduced(after, step)
+    return not joined and not unicodedata.combining(first)
+
+
+def _space_parts(text: str) -> list[Part]:
+    """Runs of white space, with the invisible characters in them, as one space each."""
+    parts: list[Part] = []
+    for place, character in enumerate(text):
+        if _INVISIBLE.match(character):
+            continue
+        space = bool(_WHITE_SPACE.match(character))
+        if space and parts and parts[-1][0] == " ":
+            parts[-1] = (" ", parts[-1][1], place + 1)
+        else:
+            parts.append((" " if space else character, place, place + 1))
+    return parts
 
 
 def _changed(word: str, step: str) -> str:
