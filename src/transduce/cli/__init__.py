@@ -64,6 +64,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Inspect": {
         "list": runs.list_runs,
         "evaluate": evaluate.evaluate,
+        "calibrate": evaluate.calibrate,
         "score": evaluate.score,
         "probe": evaluate.probe,
         "explain": explain.explain,

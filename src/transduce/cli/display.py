@@ -15,6 +15,7 @@ from rich.table import Table
 
 from transduce.autoconfig import Plan
 from transduce.errors import InputError
+from transduce.evaluation.calibration import QUALITIES, CalibrationReport
 from transduce.evaluation.evaluate import Evaluation
 from transduce.evaluation.robustness import Probe
 from transduce.explain import html, png, terminal
@@ -78,6 +79,18 @@ def show_scores(scores: dict[str, Evaluation], console: Console) -> None:
         for metric, score in evaluation.scores.items():
             interval = f"{score.low:.2f} to {score.high:.2f}" if evaluation.count >= MIN_LINES else "too few lines"
             table.add_row(escape(name), f"{evaluation.count:,}", metric, f"{score.value:.2f}", interval)
+    console.print(table)
+
+
+def show_calibration(report: CalibrationReport, console: Console) -> None:
+    """Prints the calibration error before and after calibration, and the reliability of the calibrated confidence."""
+    errors = f"expected calibration error {report.ece_before:.3f} before calibration, {report.ece_after:.3f} after"
+    console.print(f"confidence is {QUALITIES[report.quality]}: {errors}", highlight=False)
+    table = Table("confidence", "lines", "mean", report.quality, "", box=None, header_style="bold", pad_edge=False)
+    for one in report.after:
+        limits = f"{one.low:.1f} to {one.high:.1f}"
+        row = (limits, f"{one.count:,}", f"{one.confidence:.2f}", f"{one.quality:.2f}", "█" * round(24 * one.quality))
+        table.add_row(*row)
     console.print(table)
 
 
@@ -266,11 +279,18 @@ def prediction_json(prediction: Prediction) -> str:
         "tokens": prediction.tokens,
         "score": prediction.score,
         "token_scores": prediction.token_scores,
+        "confidence": prediction.confidence,
         "complete": prediction.complete,
         "source_cut": prediction.source_cut,
         "parts": [{"source": one.source, "text": one.text} for one in prediction.parts],
         "nbest": [
-            {"text": one.text, "tokens": one.tokens, "score": one.score, "token_scores": one.token_scores}
+            {
+                "text": one.text,
+                "tokens": one.tokens,
+                "score": one.score,
+                "token_scores": one.token_scores,
+                "confidence": one.confidence,
+            }
             for one in prediction.nbest
         ],
         "alignment": prediction.alignment,

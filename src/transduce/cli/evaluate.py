@@ -1,4 +1,4 @@
-"""Commands that measure the quality of a model: evaluate, score, probe."""
+"""Commands that measure the quality of a model: evaluate, calibrate, score, probe."""
 
 from __future__ import annotations
 
@@ -77,6 +77,9 @@ def evaluate(
         Path | None,
         typer.Option(help="Write an HTML page with the differences of every line.", rich_help_panel=FILES),
     ] = None,
+    reliability: Annotated[
+        Path | None, typer.Option(metavar="PNG", help="Draw the reliability diagram of a calibrated run.")
+    ] = None,
     to: Language = None,
     beam: Beam = None,
     settings: Settings = None,
@@ -87,6 +90,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on pairs: scores with 95 % confidence intervals, by language, and by source length.
 
+    A calibrated run also has the expected calibration error of its confidence.
+
     Examples:
 
         transduce evaluate runs/demo
@@ -96,6 +101,8 @@ def evaluate(
         transduce evaluate runs/a test.tsv --against runs/b
 
         transduce evaluate runs/a,runs/b test.tsv --weights 2,1
+
+        transduce evaluate runs/demo test.tsv --reliability reliability.png
 
     Files of outputs are evaluated without a model; further ones are compared with the first by paired tests.
 
@@ -134,6 +141,8 @@ def evaluate(
         if score.signature != metric:  # one that says how the metric was computed
             console.print(score.signature, style="dim", highlight=False, markup=False)
     content: dict[str, Any] = {"set": name, **scores.to_json()}
+    if (found := _calibration(model, name, lines, outputs, reliability, console)) is not None:
+        content["calibration"] = found
     if languages:
         content["languages"] = {one: found.to_json() for one, found in languages.items()}
     if against is not None:
@@ -143,6 +152,59 @@ def evaluate(
         content["against"] = _compare_runs(model, lines, both, console)
     if json is not None:
         replace_file(json, json_format.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _calibration(
+    model: Model, name: str, lines: Any, outputs: Any, picture: Path | None, console: Console
+) -> dict[str, Any] | None:
+    """Prints and draws the reliability of the confidence, where the run is calibrated."""
+    from transduce.cli.display import show_calibration
+    from transduce.evaluation.calibration import draw_reliability, report_calibration
+
+    references = [line.references for line in lines]
+    report = report_calibration(model.calibration, outputs, references, fitted_here=name == "dev")
+    if report is None:
+        if picture is not None:
+            raise InputError("this run is not calibrated", where="--reliability", remedy="transduce calibrate RUN")
+        return None
+    show_calibration(report, console)
+    if picture is not None:
+        draw_reliability(report, picture)
+    return report.to_json()
+
+
+def calibrate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or the folder of an ensemble.")],
+    data: Annotated[
+        str | None, typer.Argument(metavar="PAIRS", help="Pairs to fit on. [default: the run's development set]")
+    ] = None,
+    beam: Beam = None,
+    settings: Settings = None,
+    device: Device = "auto",
+    trust_user_code: TrustUserCode = False,
+) -> None:
+    """Fit the confidence of outputs on held-out pairs, and store it in the run.
+
+    Training does this at its end, with the development set. Do it again after the search settings have changed, for an
+    ensemble, or for data of another kind.
+
+    Examples:
+
+        transduce calibrate runs/demo
+
+        transduce calibrate runs/demo pairs.tsv --beam 1
+    """
+    from transduce.evaluation.calibration import QUALITIES
+    from transduce.evaluation.held_out import calibrate as fit
+
+    if not run.is_dir():
+        raise InputError("no run directory to store a calibration in", where=str(run), remedy="give one of `train`")
+    found = fit(load_model(run, device, trust_user_code), data, **generation_settings(settings, beam=beam))
+    found.save(run)
+    console = open_console()
+    errors = f"{found.ece_before:.3f} before, {found.ece_after:.3f} after (cross-validation)"
+    console.print(f"confidence is {QUALITIES[found.quality]}, fitted on {found.lines:,} lines", highlight=False)
+    console.print(f"expected calibration error: {errors}", highlight=False)
 
 
 def _evaluate_files(

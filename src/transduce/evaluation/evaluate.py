@@ -295,6 +295,7 @@ class SystemOutput:
     texts: Sequence[str] | None = None  # for text metrics
     scored: Sequence[ScoredText] | None = None  # for metrics of probabilities
     embedded: EmbeddedCorpus | None = None  # for metrics of embeddings
+    token_scores: Sequence[Sequence[float]] | None = None  # log-probabilities of the tokens of each generated text
     noised: NoisedInput | None = None  # of a denoising model: its references replace those of the data
     sources: Sequence[str] | None = None  # for text metrics that read them
 

@@ -18,6 +18,8 @@ from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import example_characters, gold_similarity, in_windows, read_corpus
 from transduce.data.tokenizers.tokenizer import MASK, Tokenizer
 from transduce.decoding.scoring import score
+from transduce.errors import InputError
+from transduce.evaluation.calibration import MIN_LINES, Calibration, fit_calibration
 from transduce.evaluation.evaluate import (
     CharacterPerplexity,
     Evaluation,
@@ -36,6 +38,7 @@ from transduce.flow import SPECIALS, UNK, Batch, Example
 from transduce.inference import Model, PairScore
 from transduce.inference.generation import located_errors, warn_of_cuts
 from transduce.recipe import Corpora, EvaluationRecipe, GenerationRecipe
+from transduce.recipe.compatibility import gives_vectors
 from transduce.storage import json_line
 
 PERPLEXITIES: dict[str, type[ScoreMetric]] = {
@@ -225,16 +228,39 @@ def predict(
     if model.recipe.data.noise is not None:
         return denoise(model, [example.references[0] for example in examples], **settings)
     kinds = [metric_class(name) for name in metrics]
-    texts = scored = None
+    texts = scored = token_scores = None
     if any(issubclass(kind, TextMetric) for kind in kinds):
         predictions = model.generate([example.source for example in examples], **settings)
-        texts = [one.text for one in predictions]
+        texts, token_scores = [one.text for one in predictions], [one.token_scores for one in predictions]
         cuts = [one.source_cut for one in predictions]
         warn_of_cuts([example.source for example in examples], cuts, model.max_source_tokens(**settings))
     if any(issubclass(kind, ScoreMetric) for kind in kinds):
         scored = score_references(model, examples, **settings)
     embedded = embed_pairs(model, examples) if any(issubclass(kind, VectorMetric) for kind in kinds) else None
-    return SystemOutput(texts, scored, embedded, sources=[split_language(one.source)[1] for one in examples])
+    sources = [split_language(one.source)[1] for one in examples]
+    return SystemOutput(texts, scored, embedded, token_scores, sources=sources)
+
+
+def calibrate(model: Model, data: str | None = None, **settings: Any) -> Calibration:
+    """Fits the confidence of a model on pairs, by default its development set; the model has it from then on."""
+    if model.sourceless or model.recipe.data.noise is not None or gives_vectors(model.recipe.model):
+        raise InputError(
+            "confidence is for models that map a source to an output with a reference",
+            where="calibrate",
+            remedy="language models, denoising models and embeddings have none",
+        )
+    if data is None:
+        examples = prepare_data(model.recipe, (model.source, model.target)).dev_examples()
+    else:
+        examples = read_corpora(model.recipe.data.held_out(data), model)
+    lines = group_references(examples, model.recipe.evaluation)
+    output = predict(model, lines, ["exact"], **settings)
+    model.calibration = fit_calibration(output, [line.references for line in lines])
+    if model.calibration is None:
+        raise InputError(
+            f"{len(lines)} lines are too few to calibrate on", where="calibrate", remedy=f"give {MIN_LINES} or more"
+        )
+    return model.calibration
 
 
 def embed_pairs(model: Model, examples: Sequence[HeldOutExample]) -> EmbeddedCorpus:

@@ -12,6 +12,7 @@ from transduce import build, interop
 from transduce.build import meta_device
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, check_path
+from transduce.evaluation.calibration import Calibration
 from transduce.inference.ensemble import Combination, build_ensemble
 from transduce.inference.lowering import Precision, lower_network
 from transduce.inference.model import Model
@@ -44,7 +45,10 @@ def load(
     members, weights = _expanded(_members(path), weights)
     if len(members) > 1 or weights is not None:
         models = [load(one, device=device, precision=precision, trust_user_code=trust_user_code) for one in members]
-        return build_ensemble(models, [str(one) for one in members], combination or "mean", weights)
+        ensemble = build_ensemble(models, [str(one) for one in members], combination or "mean", weights)
+        if isinstance(path, str | Path) and combination is None and weights is None:  # as it was calibrated
+            ensemble.calibration = Calibration.load(Path(path))
+        return ensemble
     path = interop.locate(members[0])
     if bundle.recognises(path):
         with bundle.unpacked(path) as folder:
@@ -65,7 +69,9 @@ def load(
     tensors = check_weights(expected, load_run_weights(run, recipe, list(expected)), str(run.folder))
     network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     network.load_state_dict(tensors)
-    return _placed(network, (source, target), recipe, device, precision)
+    model = _placed(network, (source, target), recipe, device, precision)
+    model.calibration = Calibration.load(run.folder)
+    return model
 
 
 def _members(path: str | Path | Sequence[str | Path]) -> list[str | Path]:

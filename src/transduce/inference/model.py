@@ -24,6 +24,7 @@ from transduce.decoding.scoring import MaskFilling
 from transduce.decoding.scoring import score as score_batch
 from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
+from transduce.evaluation.calibration import Calibration
 from transduce.explain.attention import DecodedSource, Explainer, Explanation, Link, links, to_words
 from transduce.flow import EOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import (
@@ -68,6 +69,7 @@ class Prediction:
     complete: bool = True  # False: cut at the greatest length
     source_cut: bool = False  # True: the source was longer than `max_source_length` tokens, and could not be split
     segments: tuple[TimedSegment, ...] = ()  # of a recording that was transcribed in windows, with their times
+    confidence: float | None = None  # 0 to 1, calibrated: see evaluation/calibration.py; None: the run has none
     nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
     parts: tuple[Prediction, ...] = ()  # those of the parts of a long source, whose sources joined are this one
     decoded: DecodedSource | None = field(default=None, repr=False, compare=False)
@@ -174,6 +176,7 @@ class Model:
         self.network, self.source, self.target, self.recipe = network.eval(), source, target, recipe
         self.parameters = build.count_parameters(network) if parameters is None else parameters
         self.source_encoding = source_encoding or build.build_source_encoding(recipe, (source, target))
+        self.calibration: Calibration | None = None  # of the confidence of predictions
         self._lowers, self._graphs = lowers, graphs
         self._lowered: tuple[Any, Transducer] | None = None  # a lowered copy, and the weights that it was made of
         self._search: tuple[Transducer, Searcher] | None = None  # with the network that it was made for
@@ -416,6 +419,7 @@ class Model:
                 one.token_scores,
                 one.complete,
                 cut,
+                confidence=None if self.calibration is None else self.calibration.confidence(one.token_scores),
             )
             for one in hypotheses
         )

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transduce.errors import InputError
+from transduce.evaluation.calibration import Calibration
 from transduce.interop.legacy import SUFFIXES
 from transduce.recipe import InitRecipe, load, registry
 from transduce.run import Run
@@ -31,6 +32,7 @@ MEMBERS: dict[str, int | None] = {  # all permitted members with their largest s
     "tokenizer.source.json": LARGE,
     "tokenizer.target.json": LARGE,
     "metrics.json": LARGE,
+    "calibration.json": LARGE,
     f"{FINAL}/manifest.json": SMALL,
     f"{FINAL}/state.json": SMALL,
     f"{FINAL}/weights.safetensors": None,
@@ -78,6 +80,8 @@ def pack(run: Run, out: str | Path) -> Path:
         _check_recipe(staged, run.recipe_file)
         if metrics := run.metrics():
             staged.save_metrics(metrics)
+        if (calibration := Calibration.load(run.folder)) is not None:
+            calibration.save(staged.folder)
         with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
             for name in MEMBERS:
                 if (path := staged.folder / name).is_file():

@@ -21,6 +21,8 @@ from transduce.data.prepare import PreparedData, Tokenizers, prepare_data
 from transduce.data.readers.corpus import read_corpus
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
+from transduce.evaluation.calibration import FILE as CALIBRATION_FILE
+from transduce.evaluation.calibration import Calibration, fit_calibration
 from transduce.evaluation.evaluate import Evaluation, find_metric, line_statistics, metric_class
 from transduce.evaluation.held_out import evaluate_output, group_references, predict, read_corpora
 from transduce.flow import SPECIALS, Batch
@@ -370,6 +372,14 @@ def development_loss(network: nn.Module, batches: Iterable[Batch], objective: Ma
     return total / max(count, 1)
 
 
+def _calibrate(run: Run, model: Model, calibration: Calibration | None) -> None:
+    """Stores the calibration that was fitted on the development set with the final weights."""
+    model.calibration = calibration
+    if calibration is not None:
+        with optional_write(run.folder / CALIBRATION_FILE, "predictions of the run will have no confidence"):
+            calibration.save(run.folder)
+
+
 def _evaluate(run: Run, model: Model, outcome: trainer.Outcome, data: PreparedData) -> TrainingResult:
     """Evaluates the final weights on the held-out sets; writes metrics.json and curves.png."""
     settings = model.recipe
@@ -382,6 +392,8 @@ def _evaluate(run: Run, model: Model, outcome: trainer.Outcome, data: PreparedDa
         lines = group_references(examples, settings.evaluation)
         output = predict(model, lines, settings.evaluation.metrics)
         scores[name] = evaluate_output(model, lines, output)
+        if name == "dev" and output.noised is None:
+            _calibrate(run, model, fit_calibration(output, [line.references for line in lines]))
         texts = zip(lines, output.texts or (), strict=output.texts is not None)
         shown = [(line.source, text, line.references[0]) for line, text in texts][:EXAMPLES_SHOWN]
         if output.texts is not None and output.noised is not None:
