@@ -21,7 +21,11 @@ SAMPLES = {
     "conv_widths": (6, 4), "kernels": (3, 2), "strides": (2, 1), "position_kernel": 4, "position_groups": 2,
 }  # fmt: skip
 OPTIONS = {
-    "conv_subsampling": ({}, {"strides": (1, 2), "activation": "gelu"}),
+    "conv_subsampling": (
+        {},
+        {"strides": (1, 2), "activation": "gelu"},
+        {"kernels": (5, 3), "activation": "glu", "conv_width": 6},
+    ),
     "frame_stacking": ({}, {"stack": 3}),
     "waveform_convolution": (SAMPLES, {**SAMPLES, "conv_norm": "all", "conv_bias": True, "position_kernel": 3}),
 }

@@ -12,6 +12,7 @@ from transduce.interop.huggingface import (
     gpt2,
     llama,
     modernbert,
+    speech_to_text,
     t5,
     vit,
     wav2vec2,
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Family] = {
     **vit.FAMILIES,
     **whisper.FAMILIES,
     **wav2vec2.FAMILIES,
+    **speech_to_text.FAMILIES,
     **blip.FAMILIES,
     **encoder_decoder.FAMILIES,
 }

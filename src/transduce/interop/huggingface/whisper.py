@@ -60,14 +60,15 @@ def _check_sinusoids(table: Tensor) -> None:
         )
 
 
-def _stack(config: Config, side: str) -> Content:
+def stack_options(config: Config, side: str, activation: str = "gelu") -> Content:
+    """The options of an encoder or decoder with pre-norm. `activation`: the default of the config."""
     return {
         "kind": "transformer",
         "layers": config.count(f"{side}_layers"),
         "width": config.count("d_model"),
         "heads": config.count(f"{side}_attention_heads"),
         "ff_width": config.count(f"{side}_ffn_dim"),
-        "activation": config.activation("activation_function", "gelu"),
+        "activation": config.activation("activation_function", activation),
         "norm": "pre",
         "dropout": config.rate("dropout"),
         "attention_dropout": config.rate("attention_dropout"),
@@ -82,8 +83,8 @@ def _to_recipe(config: Config, names: Collection[str]) -> Content:
     sinusoidal = {"kind": "sinusoidal", "halves": True, "inclusive": True}
     learned = {"kind": "learned", "max_positions": config.count("max_target_positions", 448)}
     return {
-        "encoder": {**_stack(config, "encoder"), "position": sinusoidal, "front": front},
-        "decoder": {**_stack(config, "decoder"), "position": learned},
+        "encoder": {**stack_options(config, "encoder"), "position": sinusoidal, "front": front},
+        "decoder": {**stack_options(config, "decoder"), "position": learned},
         "tie": "target",
         "scale_embedding": False,
     }

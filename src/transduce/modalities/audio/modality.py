@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -246,7 +247,7 @@ def extract_features(pairs: str | Path, folder: str | Path, **options: Any) -> P
 
 
 class ConvSubsampling(FrontEnd):
-    """f(conv f(conv x)): strided convolutions over three frames each
+    """f(conv f(conv x)): strided convolutions, over three frames each by default
 
     A row is valid where the centre of its window is. Padding is set to zero before every layer, like the values beyond
     the end, so it cannot leak into valid rows.
@@ -258,14 +259,23 @@ class ConvSubsampling(FrontEnd):
         *,
         shape: tuple[int, ...] = (),
         strides: tuple[Count, ...] = (2, 2),
-        activation: Literal["relu", "gelu", "silu"] = "relu",
+        kernels: tuple[Count, ...] = (),
+        conv_width: Count | None = None,
+        activation: Literal["relu", "gelu", "silu", "glu"] = "relu",
     ) -> None:
+        """`kernels`: the frames of each layer, odd numbers; empty: three each. `conv_width`: of all layers but the
+        last; None: that of the model. `activation: glu`: each layer has a gate of the same width (Synnaeve et al. 2019)."""
         super().__init__()
-        self.width, self.strides, self.activation = width, strides, ACTIVATIONS[activation]
-        sizes = [frame_width(shape), *(width for _ in strides)]
+        kernels = kernels or (KERNEL,) * len(strides)
+        if len(kernels) != len(strides) or not all(kernel % 2 for kernel in kernels):
+            raise InputError(f"kernels {kernels} of {len(strides)} layers", remedy="give one odd number per layer")
+        self.width, self.strides = width, strides
+        self.activation = partial(F.glu, dim=1) if activation == "glu" else ACTIVATIONS[activation]
+        sizes = [frame_width(shape), *(conv_width or width for _ in strides[1:]), width]
+        gates = 2 if activation == "glu" else 1
         self.layers = nn.ModuleList(
-            nn.Conv1d(below, size, KERNEL, stride, KERNEL // 2)
-            for below, size, stride in zip(sizes[:-1], sizes[1:], strides, strict=True)
+            nn.Conv1d(below, gates * size, kernel, stride, kernel // 2)
+            for below, size, kernel, stride in zip(sizes[:-1], sizes[1:], kernels, strides, strict=True)
         )
 
     def forward(self, source: Padded) -> Padded:
