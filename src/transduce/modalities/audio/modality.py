@@ -263,8 +263,8 @@ class ConvSubsampling(FrontEnd):
         conv_width: Count | None = None,
         activation: Literal["relu", "gelu", "silu", "glu"] = "relu",
     ) -> None:
-        """`kernels`: the frames of each layer, odd numbers; empty: three each. `conv_width`: of all layers but the
-        last; None: that of the model. `activation: glu`: each layer has a gate of the same width (Synnaeve et al. 2019)."""
+        """`kernels`: the frames of each layer, odd numbers; empty: three each. `conv_width`: the width of all layers
+        but the last; None: that of the model. `activation: glu`: a gate of each layer (Synnaeve et al. 2019)."""
         super().__init__()
         kernels = kernels or (KERNEL,) * len(strides)
         if len(kernels) != len(strides) or not all(kernel % 2 for kernel in kernels):
