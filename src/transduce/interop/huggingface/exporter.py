@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ from transduce.flow import BOS, EOS, PAD, SPECIALS
 from transduce.inference import Model
 from transduce.interop.huggingface import FAMILIES
 from transduce.interop.huggingface.bert import SUFFIXES
-from transduce.interop.huggingface.family import NORM_EPS, Config, Content, WeightMap, Weights, max_positions
+from transduce.interop.huggingface.family import (
+    NORM_EPS,
+    TARGET_TOKENIZER,
+    Config,
+    Content,
+    WeightMap,
+    Weights,
+    max_positions,
+)
 from transduce.interop.huggingface.generation_config import write_generation
 from transduce.interop.huggingface.heads import write_labels, write_sentence_transformer
 from transduce.interop.huggingface.tokenizers import write_tokenizer
@@ -40,6 +48,8 @@ from transduce.recipe.registry import complete
 from transduce.storage import staged_folder, write_file, write_tensors
 
 TRAINING_OPTIONS = ("dropout", "attention_dropout", "activation_dropout")  # without effect on a trained model
+
+TARGET_FOLDER = "target"  # of the tokenizer of outputs, where it is not that of sources
 
 MODEL_DEFAULTS = {
     "tie": "none",
@@ -72,24 +82,22 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
     rows = export_rows(tokenizer, weights)
     recipe, export = _choose_equivalent(recipe, where, rows.special_id(PAD))
     weights = weights if recipe is model.recipe else equivalent_weights(model.recipe, recipe, weights)
-    if recipe.model.decoder is not None and model.target.fingerprint != model.source.fingerprint:
-        if tokenizer.kind != GIVEN:
-            raise InputError(
-                "tokens.shared: false does not fit, one vocabulary for both sides would",
-                where=where,
-                remedy="train with tokens.shared=true and model.tie=all, or use --to onnx",
-            )
-        warnings.warn("only the source tokenizer is written; the target tokenizer differs from it", stacklevel=3)
+    rows, target_rows = _sides(model, rows, weights, where)
     if _interleaved(recipe.model.encoder) or _interleaved(recipe.model.decoder):
         weights = deinterleave(weights)
-    exported = export_weights(export.family, export.weight_map, rows.reorder_all(weights), where)
-    config = {**export.config, **special_ids(export.family, rows), "dtype": "float32"}
+    outputs = {name: tensor for name, tensor in weights.items() if name.startswith("decoder.")}
+    inputs = {name: tensor for name, tensor in weights.items() if name not in outputs}
+    ordered = rows.reorder_all(inputs) | target_rows.reorder_all(outputs)
+    exported = export_weights(export.family, export.weight_map, ordered, where)
+    config = {**export.config, **special_ids(export.family, target_rows), "dtype": "float32"}
+    if target_rows is not rows:
+        config[TARGET_TOKENIZER] = TARGET_FOLDER
     if recipe.model.encoder is not None and not recipe.model.source_eos:
         config["source_eos"] = False  # read by the importer
     files: dict[str, Mapping[str, Any] | list[Any]] = {"config.json": config}
     if recipe.model.decoder is not None:
         decoder_only = recipe.model.encoder is None
-        files["generation_config.json"] = write_generation(recipe.generation, rows, decoder_only=decoder_only)
+        files["generation_config.json"] = write_generation(recipe.generation, target_rows, decoder_only=decoder_only)
     else:
         files |= _head_files(model, config)
     exported |= export.family.constant_weights(config) | export.family.copied_weights(exported)
@@ -101,8 +109,31 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
         eos, masked = export.family.source_eos and recipe.model.source_eos, export.family.masked_lm
         write_file(folder / FILE, model_card(model, "huggingface", export.architecture))
         write_tokenizer(folder, tokenizer, rows, source_eos=eos, max_length=max_length, masked_lm=masked)
+        if target_rows is not rows:
+            (folder / TARGET_FOLDER).mkdir()
+            write_tokenizer(folder / TARGET_FOLDER, model.target, target_rows, source_eos=True, max_length=max_length)
 
     return _write(out, files, exported, write_tokenizer_files)
+
+
+def _sides(model: Model, rows: ExportRows, weights: Weights, where: str) -> tuple[ExportRows, ExportRows]:
+    """The order of the vocabulary of each side, in tables of one size; the same twice, where they share one."""
+    recipe = model.recipe.model
+    both = recipe.encoder is not None and recipe.decoder is not None
+    if not both or model.target.fingerprint == model.source.fingerprint:
+        return rows, rows
+    if model.source.kind != GIVEN:
+        raise InputError(
+            "tokens.shared: false does not fit, one vocabulary for both sides would",
+            where=where,
+            remedy="train with tokens.shared=true and model.tie=all, or use --to onnx",
+        )
+    if recipe.tie == "all":
+        warnings.warn("only the source tokenizer is written; the target tokenizer differs from it", stacklevel=4)
+        return rows, rows
+    target = export_rows(model.target, weights)
+    size = max(rows.size, target.size)
+    return replace(rows, size=size), replace(target, size=size)
 
 
 def _write(

@@ -35,6 +35,7 @@ NORM_EPS = {"layer": 1e-5, "rms": 1e-6}  # where a recipe sets none
 NORM_LEAVES = {"gamma": "weight", "beta": "bias"}  # norm parameters in files converted from TensorFlow
 MAX_SHOWN = 60  # characters of a wrong value in a message
 MAX_NUMBER = 1e30
+TARGET_TOKENIZER = "target_tokenizer"  # a key that exports write: the folder of the tokenizer of outputs
 MIN_POSITIONS = 512  # written for sinusoidal encodings, which have no last position
 
 

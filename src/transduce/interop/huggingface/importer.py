@@ -19,7 +19,7 @@ from transduce.data.tokenizers.vocabulary import GIVEN
 from transduce.errors import InputError, nearest
 from transduce.flow import SPECIALS
 from transduce.interop.huggingface import FAMILIES
-from transduce.interop.huggingface.family import Config, Content, ImportedModel
+from transduce.interop.huggingface.family import TARGET_TOKENIZER, Config, Content, ImportedModel
 from transduce.interop.huggingface.folder import StoredTensor, list_weights, pickled_files, read_json
 from transduce.interop.huggingface.generation_config import read_generation
 from transduce.interop.huggingface.heads import MODULES, SentenceTransformer, read_labels, read_sentence_transformer
@@ -154,6 +154,12 @@ def _text_model(
     if family.prompt is not None:
         prompt, languages = family.prompt(search, languages), None
     languages = _check_languages(family, languages, search, config)
+    if config.content.get(TARGET_TOKENIZER):
+        raise InputError(
+            "this export has a vocabulary for each side, which a folder of the transformers library has not",
+            where=config.where,
+            remedy="import the model that it was exported from",
+        )
     source_eos = family.source_eos and config.flag("source_eos", True)  # an export may say that sources have none
     text_format = TextFormat(
         source_eos=source_eos,

@@ -93,6 +93,8 @@ class ExportRows:
     def reorder(self, weight: Tensor, *, is_output: bool) -> Tensor:
         """V ... -> V' ...; a start token that shares its row with another token takes no part in the output bias."""
         result = weight.new_zeros(self.size, *weight.shape[1:])
+        if is_output:
+            result[max(self.ids) + 1 :] = NEVER  # rows that only the other vocabulary has
         shared = self.ids[BOS] in (self.ids[PAD], self.ids[EOS])
         # The last to write a shared row wins: the start token before <pad>, which is never read; </s> before both.
         for native in (UNK, PAD, BOS, EOS, *range(len(SPECIALS), len(self.ids))):
