@@ -1,4 +1,4 @@
-"""Storage: atomic replacement, errors with a path, and no write in the package that goes around it."""
+"""Storage: atomic replacement, errors with a path, the cache directory; nothing in the package goes around it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from transduce.storage import (
     REMEDIES,
     WriteError,
     atomic_path,
+    cache_directory,
     make_folder,
     open_text,
     replace_file,
@@ -233,3 +234,35 @@ def test_the_cache_directory_is_private_whatever_the_umask(monkeypatch: pytest.M
 )
 def test_sizes_are_short(size: float, text: str) -> None:
     assert size_text(size) == text
+
+
+@pytest.mark.parametrize("value", ["", ".", "cache", "../cache", None])
+def test_an_empty_or_relative_cache_home_counts_as_unset(
+    value: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if value is None:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+    assert cache_directory("native") == tmp_path / ".cache" / "transduce" / "native"
+
+
+def test_an_absolute_cache_home_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory("stores") == tmp_path / "transduce" / "stores"
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(InputError, match="XDG_CACHE_HOME"):
+        cache_directory("native")
+
+
+def test_no_other_module_reads_the_variable() -> None:
+    readers = [path.name for path in SOURCE.rglob("*.py") if "XDG_CACHE_HOME" in path.read_text(encoding="utf-8")]
+    assert readers == ["storage.py"]

@@ -432,14 +432,14 @@ class TestHelp:
 
 class TestProcesses:
     @pytest.mark.slow
-    def test_exit_codes_streams_and_encoding(self, attention_run: Path, tmp_path: Path) -> None:
+    def test_exit_codes_streams_and_encoding(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
         ascii_locale = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}  # input and output are UTF-8 all the same
         good = shell("generate", attention_run, "--pairs", stdin="red green\nrød\n".encode(), env=ascii_locale)
         assert (good.returncode, good.stderr) == (0, b"")
         pairs = [line.split("\t") for line in good.stdout.decode().splitlines()]
         assert pairs[0] == ["red green", "GREEN RED"]
         assert pairs[1][0] == "rød"
-        bad = shell("generate", tmp_path)
-        assert (bad.returncode, bad.stdout) == (2, b"")
-        assert bad.stderr.startswith(b"error: ")
-        assert b"Traceback" not in bad.stderr
+        bad = command("generate", tmp_path)
+        assert (bad.code, bad.out) == (2, "")
+        assert bad.err.startswith("error: ")
+        assert "Traceback" not in bad.err

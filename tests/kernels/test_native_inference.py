@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -69,6 +69,7 @@ def int8_product(values: np.ndarray, layer: nn.Linear) -> np.ndarray:
     return made if layer.bias is None else made + layer.bias.detach().numpy()
 
 
+@settings(max_examples=25)  # NumPy multiplies integers slowly
 @given(**SIZES, bias=st.booleans(), rectified=st.booleans(), seed=st.integers(0, 99))
 def test_int8_linear_equals_integer_arithmetic(
     level: str, rows: int, width: int, outputs: int, bias: bool, rectified: bool, seed: int

@@ -1,6 +1,6 @@
 """Triton in tests: its kernels run on a GPU, or in Triton's interpreter on a CPU, or are skipped with the reason.
 
-Imported by conftest.py before anything imports Triton, which reads TRITON_INTERPRET at its own import.
+Imported by session_fixtures.py before anything imports Triton, which reads TRITON_INTERPRET at its own import.
 """
 
 from __future__ import annotations

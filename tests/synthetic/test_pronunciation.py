@@ -52,8 +52,9 @@ def test_pronunciations_of_a_word_are_consecutive() -> None:
 
 
 def test_equal_seeds_give_equal_splits() -> None:
-    assert split_pronunciations(3)[2] == split_pronunciations(3)[2]
-    assert split_pronunciations(3)[2] != split_pronunciations(4)[2]
+    first, same, other = (split_pronunciations(seed)[2] for seed in (3, 3, 4))
+    assert first == same
+    assert first != other
 
 
 def test_errors_for_too_large_splits_and_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
