@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
+from rich.console import Console
 from run_fixtures import colour_pairs
 
 import transduce
 from transduce.inference import Model, Prediction
-from transduce.transfer.synthetic_pairs import PairOptions
+from transduce.transfer.synthetic_pairs import STUDENT, PairOptions, write_pairs
 
 
 @pytest.fixture
@@ -32,6 +34,28 @@ def test_pairs_are_the_outputs_of_the_model_in_both_directions(attention_run, te
     assert not (tmp_path / "back.tsv.parts").exists()
     assert command("backtranslate", attention_run, text, "--output", forward, "--beam", "2", "--forward").code == 0
     assert forward.read_text().splitlines() == [f"{line}\t{output}" for output, line in expected]
+
+
+def test_pairs_in_json_are_those_in_columns(attention_run, text, tmp_path, command):
+    (tmp_path / "real.tsv").write_text("a\tb\n")
+    for name in ("all.tsv", "all.jsonl"):
+        called = command(
+            "backtranslate", attention_run, text, "--output", tmp_path / name, "--mix", tmp_path / "real.tsv"
+        )
+        assert called.code == 0, called.err
+    objects = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    lines = (tmp_path / "all.tsv").read_text().splitlines()
+    assert [f"{one['source']}\t{one['target']}" for one in objects] == lines
+    assert lines[0] == "a\tb"
+
+
+def test_pairs_of_a_student_are_filtered_for_empty_and_truncated_outputs_only(model, tmp_path):
+    console, output = Console(quiet=True), tmp_path / "train.jsonl"
+    texts = ["red blue", "red blue", "", "green"]
+    counts = write_pairs(model, [texts[:3], texts[3:]], output, STUDENT, {}, console)
+    assert counts == {"synthetic pairs": 3, "empty": 1}
+    expected = [{"source": one.source, "target": one.text} for one in model.generate(texts) if one.source]
+    assert [json.loads(line) for line in output.read_text().splitlines()] == expected
 
 
 def test_real_pairs_are_mixed_in_and_upsampled(attention_run, text, tmp_path, command):

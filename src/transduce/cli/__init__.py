@@ -15,6 +15,7 @@ import typer
 
 import transduce
 from transduce.cli import (
+    backtranslate,
     convert,
     data,
     demo,
@@ -55,7 +56,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Use": {
         "generate": generate.generate,
-        "backtranslate": generate.backtranslate,
+        "backtranslate": backtranslate.backtranslate,
         "embed": embed.embed,
         "search": embed.search,
         "cluster": embed.cluster,

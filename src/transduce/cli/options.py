@@ -44,6 +44,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, such as training.steps=5000.")
 ]
 Output = Annotated[Path | None, typer.Option(help="Output file; by default standard output.", rich_help_panel=OUTPUT)]
+Sample = Annotated[
+    bool, typer.Option("--sample", help="Sample from the model instead of searching.", rich_help_panel=SEARCH)
+]
 Beam = Annotated[
     int | None, typer.Option(help="Beam size; 1 is greedy search. [default: as in the recipe]", rich_help_panel=SEARCH)
 ]

@@ -1,18 +1,20 @@
-"""Synthetic pairs from monolingual text: back-translation, self-training and sequence-level distillation.
+"""Synthetic pairs from texts and the outputs of a model: back-translation, self-training, distillation.
 
 Back-translation pairs the output of a model from target to source with the text that it read (Sennrich et al. 2016).
-Self-training and sequence-level distillation pair a text with the output of a model from source to target. Every window
-of the text becomes one file, so that an interrupted command continues with the next window.
+Self-training and sequence-level distillation pair a text with the output of a model from source to target; the student
+of a run learns from such pairs of its own sources, or from distributions. Every window of texts becomes one file, so
+that an interrupted command continues with the next window.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +22,10 @@ from rich.console import Console
 
 from transduce.data.filters import PairHashSet
 from transduce.data.prepare import prepare_data
-from transduce.data.readers.corpus import numbered_texts, read_windows
+from transduce.data.readers.corpus import in_windows, numbered_texts, read_windows
 from transduce.data.readers.files import stored_lines
 from transduce.data.row_selection import chunks
 from transduce.errors import InputError
-from transduce.flow import Example
 from transduce.inference import Model, Prediction, load
 from transduce.parsing import read_json
 from transduce.recipe import Recipe, override, parse
@@ -34,7 +35,6 @@ from transduce.training.resolve import resolve
 
 Level = Literal["word", "sequence", "both"]
 LEVELS = ("word", "sequence", "both")
-WINDOW = 2000  # sources that are generated for at once
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,11 @@ class PairOptions:
     max_ratio: float = 5.0  # of the lengths of both sides in characters
     mixed: str = ""  # a TSV of real pairs, which the output contains too
     upsample: int = 1  # copies of the real pairs
+    filtered: bool = True  # False: only empty and truncated outputs are left out
 
     def pair(self, prediction: Prediction) -> tuple[str, str]:
         """Source and target."""
-        text, output = prediction.source, single_line(prediction.text)
+        text, output = prediction.source, prediction.text
         source, target = (text, output) if self.forward else (output, text)
         return f"{self.tag} {source}" if self.tag else source, target
 
@@ -60,6 +61,8 @@ class PairOptions:
             return "empty"
         if not prediction.complete or prediction.source_cut:
             return "cut at the maximum length"
+        if not self.filtered:
+            return None
         if text == output:
             return "copies"
         if "\t" in text or "\t" in output:
@@ -69,63 +72,98 @@ class PairOptions:
         return None
 
 
+STUDENT = PairOptions(forward=True, filtered=False)
+
+
 def write_synthetic_pairs(
     model: Model, text: str, output: Path, options: PairOptions, console: Console, **settings: Any
 ) -> Counter[str]:
-    """Writes `source TAB target` lines, and returns the number of pairs, kept and left out by reason.
+    """Writes the pairs of a text file, and returns the number of pairs, kept and left out by reason."""
+    if text == "-":
+        raise InputError("monolingual text is a file", where="TEXT", remedy="write standard input to a file first")
+    origin = {"text": _digest(text)}
+    return write_pairs(model, read_windows(text), output, options, origin, console, **settings)
+
+
+def write_pairs(
+    model: Model,
+    windows: Iterable[Sequence[str]],
+    output: Path,
+    options: PairOptions,
+    origin: dict[str, Any],  # of the texts: other ones are not continued
+    console: Console,
+    **settings: Any,
+) -> Counter[str]:
+    """Writes pairs of texts and outputs, `source TAB target` or JSONL by the extension, and returns their counts.
 
     The windows of an interrupted command are in `OUTPUT.parts`, and are not generated again.
     """
-    if text == "-":
-        raise InputError("monolingual text is a file", where="TEXT", remedy="write standard input to a file first")
     if model.sourceless:
         raise InputError("a language model does not translate", remedy="give a model that reads a source")
     folder = output.with_name(f"{output.name}.parts")
-    _check_settings(
-        folder, {"text": _digest(text), "options": asdict(options), "settings": settings, "model": _model_digest(model)}
-    )
+    _check_settings(folder, {**origin, "options": asdict(options), "settings": settings, "model": _model_digest(model)})
     parts, first_number = [], 0
-    for number, lines in enumerate(read_windows(text)):
-        part = folder / f"{number:06}.tsv"
+    for number, texts in enumerate(windows):
+        part = folder / f"{number:06}.jsonl"
         if not part.is_file():
-            predictions = model.generate(lines, first_number=first_number, **settings)
-            replace_file(part, "".join(_lines(predictions, options)))
+            predictions = model.generate(texts, first_number=first_number, **settings)
+            replace_file(part, "".join(f"{_part_line(one, options)}\n" for one in predictions))
         parts.append(part)
-        first_number += len(lines)
+        first_number += len(texts)
         console.print(f"{first_number:,} lines", highlight=False)
     counts = _join(parts, output, options)
     shutil.rmtree(folder)
     return counts
 
 
-def _lines(predictions: list[Prediction], options: PairOptions) -> Iterator[str]:
-    """One line per prediction: a pair, or the reason why there is none, which has no tab."""
-    for one in predictions:
-        reason = options.reason(one)
-        yield "\t".join(options.pair(one)) + "\n" if reason is None else f"{reason}\n"
+def _part_line(prediction: Prediction, options: PairOptions) -> str:
+    """A pair, or the reason why there is none."""
+    reason = options.reason(prediction)
+    return json_line({"pair": options.pair(prediction)} if reason is None else {"reason": reason})
 
 
 def _join(parts: list[Path], output: Path, options: PairOptions) -> Counter[str]:
-    """All parts without pairs that occur before, after the real pairs."""
+    """All parts after the real pairs; without pairs that occur before, unless pairs are not filtered."""
     counts, seen = Counter[str](), PairHashSet()
     with open_text(output) as stream:
+        line = partial(_pair_line, json=output.suffix == ".jsonl")
         for _ in range(options.upsample if options.mixed else 0):
-            for number, line in enumerate(_read(options.mixed), 1):
-                if line.count("\t") != 1:
-                    raise InputError(
-                        f"{line.count(chr(9)) + 1} columns instead of 2",
-                        where=f"{options.mixed}:{number}",
-                        remedy="real pairs are `source TAB target`",
-                    )
-                stream.write(f"{line}\n")
+            for source, target in _real_pairs(options.mixed):
+                stream.write(f"{line(source, target)}\n")
                 counts["real pairs"] += 1
-        for line in (line for part in parts for line in _read(part)):
-            source, tab, target = line.partition("\t")
-            reason = source if not tab else None if seen.add(source, target) else "duplicates"
+        for content in (json.loads(text) for part in parts for text in _read(part)):
+            reason = content.get("reason")
+            if reason is None and options.filtered and not seen.add(*content["pair"]):
+                reason = "duplicates"
             counts[reason or "synthetic pairs"] += 1
             if reason is None:
-                stream.write(f"{line}\n")
+                stream.write(f"{line(*content['pair'])}\n")
     return counts
+
+
+def _real_pairs(path: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(_read(path), 1):
+        source, _, target = line.partition("\t")
+        if line.count("\t") != 1:
+            raise InputError(
+                f"{line.count(chr(9)) + 1} columns instead of 2",
+                where=f"{path}:{number}",
+                remedy="real pairs are `source TAB target`",
+            )
+        yield source, target
+
+
+def _pair_line(source: str, target: str, *, json: bool) -> str:
+    """A line of TSV, or an object of JSON with the columns of the source."""
+    if not json:
+        return f"{single_line(source)}\t{single_line(target)}"
+    parts = source.split("\t")
+    return json_line(dict(zip(_columns(len(parts)), [*parts, target], strict=True)))
+
+
+def _columns(sources: int) -> list[str]:
+    names = ["source"] if sources == 1 else [f"source{number + 1}" for number in range(sources)]
+    return [*names, "target"]
 
 
 def _read(path: str | Path) -> Iterator[str]:
@@ -199,39 +237,17 @@ def _with_outputs(recipe: Recipe, teacher: str, folder: Path, console: Console) 
         make_folder(folder / "distilled")
         model = load(teacher, device=recipe.training.device)
         data = prepare_data(recipe, (model.source, model.target))
+        with open_text(written["dev"]) as stream:
+            stream.writelines(f"{_pair_line(one.source, one.target or '', json=True)}\n" for one in data.dev_examples())
         rows = (int(row) for chunk in chunks(data.rows) for row in chunk)
-        outputs = _outputs(model, (data.train.example(row) for row in rows), len(data.rows), console)
-        _write(written["dev"], data.dev_examples())
-        _write(written["train"], outputs)  # last: it is read when both are complete
+        windows = in_windows(data.train.example(row).source for row in rows)
+        origin = {"data": recipe.data.model_dump(mode="json")}
+        counts = write_pairs(
+            model, windows, written["train"], STUDENT, origin, console
+        )  # last: it is read when both are
+        for what, count in counts.items():
+            console.print(f"{what}: {count:,}", highlight=False)
     columns = _columns(recipe.data.train[0].source_columns)
     sets = {name: [{"path": str(path.absolute()), "columns": columns}] for name, path in written.items()}
     content = recipe.model_dump(mode="json")
     return parse({**content, "data": {**content["data"], **sets, "augmentation": None}})
-
-
-def _outputs(model: Model, examples: Iterator[Example], total: int, console: Console) -> Iterator[Example]:
-    """Each example with the output of the model as its target. Truncated and empty outputs are counted and left out."""
-    dropped = done = 0
-    while window := list(islice(examples, WINDOW)):
-        predictions = model.generate([example.source for example in window])
-        for example, one in zip(window, predictions, strict=True):
-            if one.complete and one.text:
-                yield Example(example.source, one.text)
-            else:
-                dropped += 1
-        done += len(window)
-        console.print(f"the teacher has generated {done:,} of {total:,} targets", highlight=False)
-    if dropped:
-        console.print(f"outputs left out because they are empty or were cut: {dropped:,}", highlight=False)
-
-
-def _columns(sources: int) -> list[str]:
-    names = ["source"] if sources == 1 else [f"source{number + 1}" for number in range(sources)]
-    return [*names, "target"]
-
-
-def _write(path: Path, examples: Iterable[Example]) -> None:
-    with open_text(path) as stream:
-        for example in examples:
-            parts = example.source.split("\t")
-            stream.write(json_line(dict(zip(_columns(len(parts)), [*parts, example.target], strict=True))) + "\n")
