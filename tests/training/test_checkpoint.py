@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from training_fixtures import TinyModel
 
 from transduce.errors import InputError
+from transduce.storage import WriteError
 from transduce.training.checkpoint import Checkpoint, CheckpointManager, average_checkpoints
 
 STATE = {"progress": {"step": 1, "rate": 0.1 + 0.2}, "name": "né"}
@@ -191,30 +191,22 @@ def test_a_save_that_fails_at_any_file_operation_keeps_earlier_checkpoints(
     assert same(checkpoints.latest(), 15)
 
 
-FULL_DISK_SCRIPT = """
-import resource, sys, torch
-from transduce.training.checkpoint import CheckpointManager
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-checkpoints = CheckpointManager(sys.argv[1])
-weights = lambda size: {"weights": {"a": torch.arange(float(size))}}
-checkpoints.save(1, weights(1000), {})
-try:
-    checkpoints.save(2, weights(100_000), {})
-except Exception as error:
-    print(type(error).__name__, error)
-assert checkpoints.latest().step == 1
-assert torch.equal(checkpoints.latest().weights["a"], torch.arange(1000.0))
-"""
-
-
 def test_a_full_disk_is_reported_and_keeps_earlier_checkpoints(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK_SCRIPT, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("WriteError")
-    assert f"{tmp_path / 'step-00000002'}: cannot be written: File too large" in done.stdout
+    checkpoints = CheckpointManager(tmp_path)
+    checkpoints.save(1, {"weights": {"a": torch.arange(1000.0)}}, {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
+    try:
+        with pytest.raises(WriteError) as told:
+            checkpoints.save(2, {"weights": {"a": torch.arange(100_000.0)}}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"{tmp_path / 'step-00000002'}: cannot be written: File too large" in str(told.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    found = checkpoints.latest()
+    assert found is not None
+    assert found.step == 1
+    assert torch.equal(found.weights["a"], torch.arange(1000.0))
 
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
