@@ -97,7 +97,7 @@ def test_unseen_names_fail_without_oov_placeholders(tmp_path):
     assert "<unk>" in model.generate(["my name is ZORBLAX ."])[0].text
 
 
-@pytest.mark.parametrize(("copying", "least", "most"), [({}, 50, 100), (None, 0, 20)], ids=["copy", "plain"])
+@pytest.mark.parametrize(("copying", "least", "most"), [({}, 40, 100), (None, 0, 20)], ids=["copy", "plain"])
 def test_rare_words_are_copied_before_they_are_learned(copying, least, most, tmp_path):
     """Every name is in the vocabulary, but hardly ever was said: looking at it is enough to say it."""
     exact, _ = learn(tmp_path, GRU, copying, 0, rare=True)

@@ -25,14 +25,14 @@ def pictures(folder: Path, size: int) -> list[tuple[str, np.ndarray]]:
 @pytest.fixture(scope="module")
 def icons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("icons")
-    write_files("icons", folder / "seen", 400, 1)
+    write_files("icons", folder / "seen", 600, 1)
     write_files("icons", folder / "new", 60, 2)
     return folder
 
 
 @pytest.fixture(scope="module")
 def codes(icons: Path) -> VQTokenizer:
-    return VQTokenizer.fit([picture for _, picture in pictures(icons / "seen", 16)], 128, 4, updates=200)
+    return VQTokenizer.fit([picture for _, picture in pictures(icons / "seen", 16)], 128, 4, updates=450)
 
 
 def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
@@ -73,13 +73,13 @@ def test_image_generation_from_text_learns(tmp_path, icons, codes, kind):
             "decoder": {**part, "layers": 2, "position": {"kind": "learned", "max_positions": 600}},
         },
         "training": {
-            "steps": 150,
+            "steps": 300,
             "batch_tokens": 32 * 70,
             "objective": {"label_smoothing": 0.0},
-            "optimiser": {"learning_rate": 4e-3},
+            "optimiser": {"learning_rate": 2e-3},
             "schedule": {"kind": "cosine", "warmup": 20},
-            "validate_every": 150,
-            "checkpoint_every": 150,
+            "validate_every": 300,
+            "checkpoint_every": 300,
         },
         "generation": {"strategy": "greedy", "max_ratio": 100.0},
         "evaluation": {"metrics": ["wer"], "resamples": 10},
@@ -97,8 +97,8 @@ def test_image_generation_from_text_learns(tmp_path, icons, codes, kind):
     colours, wholes = (
         [part(one) == part(text) for one, text in zip(found, texts, strict=True)] for part in (_colour, str)
     )
-    assert np.mean(colours) >= 0.7
-    assert np.mean(wholes) >= 0.4  # a small circle and a small square differ in four pixels
+    assert np.mean(colours) >= 0.85
+    assert np.mean(wholes) >= 0.7  # a small circle and a small square differ in four pixels
 
 
 def _colour(text: str) -> str:

@@ -114,14 +114,14 @@ def test_masked_lm_reaches_the_possible_accuracy(tmp_path):
 def test_pretrained_masked_lm_helps_a_classifier(tmp_path):
     model = {"encoder": RECURRENT, "head": {"kind": "mlm", "dropout": 0.0}}
     noise = {"kind": "mask_tokens", "rate": 0.3}
-    taught = pretrain(tmp_path, "taught", noise, model, 130)
+    taught = pretrain(tmp_path, "taught", noise, model, 170)
     fresh = pretrain(tmp_path, "fresh", noise, model, 1)
     gently = {"learning_rate": 0.003}
-    for head in ("classifier", "tagger"):
+    for head, gain in (("classifier", 15), ("tagger", 5)):  # half of the tags are certain
         with_text = learn(tmp_path, f"taught-{head}", head, RECURRENT, taught, optimiser=gently)
         without = learn(tmp_path, f"fresh-{head}", head, RECURRENT, fresh, optimiser=gently)
         assert with_text >= 70
-        assert with_text >= without + 15
+        assert with_text >= without + gain
 
 
 def test_frozen_elmo_helps_a_tagger_and_a_classifier(tmp_path):
