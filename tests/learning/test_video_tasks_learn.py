@@ -24,7 +24,7 @@ ENCODER = {
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Videos, captions, and the kind of motion as the label of the same videos."""
     folder = tmp_path_factory.mktemp("videos")
-    for part, (count, seed) in {"train": (1000, 1), "test": (150, 2)}.items():
+    for part, (count, seed) in {"train": (1200, 1), "test": (150, 2)}.items():
         pairs = write_files("moving-shapes", folder / part, count, seed)
         truth = [json.loads(line) for line in (folder / part / "truth.jsonl").read_text().splitlines()]
         names = [line.partition("\t")[0] for line in pairs.read_text().splitlines()]
@@ -60,16 +60,16 @@ def learn(videos: Path, folder: Path, name: str, model: dict, target: str, rate:
 
 
 def test_video_captioning_learns(videos, tmp_path):
-    """Colour and motion are mostly correct. The shape is not checked: at 16 pixels a circle looks like a square."""
+    """Colour and motion are correct. The shape is not checked: at 16 pixels a circle looks like a square."""
     block = {"kind": "transformer", "width": 64, "layers": 2, "heads": 4, "ff_width": 128, "dropout": 0.0}
-    trained = learn(videos, tmp_path, "pairs", {"encoder": ENCODER, "decoder": block}, "words", 2e-3, 300)
+    trained = learn(videos, tmp_path, "pairs", {"encoder": ENCODER, "decoder": block}, "words", 1e-3, 500)
     lines = [line.split("\t") for line in (videos / "test" / "pairs.tsv").read_text().splitlines()]
     found = trained.model.generate([str(videos / "test" / name) for name, _ in lines])
-    captions = [(one.text.split(), reference.split()) for one, (_, reference) in zip(found, lines, strict=True)]
-    colours = [caption[1:2] == true[1:2] for caption, true in captions]
-    motions = [caption[3:] == true[3:] for caption, true in captions]
-    assert sum(colours) >= 0.5 * len(lines)  # by chance one of six
-    assert sum(motions) >= 0.35 * len(lines)  # by chance one of six
+    right = [
+        one.text.split()[1:2] + one.text.split()[3:] == reference.split()[1:2] + reference.split()[3:]
+        for one, (_, reference) in zip(found, lines, strict=True)
+    ]
+    assert sum(right) >= 0.7 * len(right)  # by chance one of 36; three seeds reach 0.88 to 0.93
 
 
 def test_video_classification_learns(videos, tmp_path):
