@@ -1,25 +1,205 @@
-"""Explanation of an encoder with a head: integrated gradients, and the self-attention of the encoder."""
+"""Attribution methods against Captum and brute force, and the explanation of an encoder with a head."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from run_fixtures import Command
+from captum.attr import IntegratedGradients
+from contract_fixtures import make, shared
+from run_fixtures import Command, colour_pairs
+from scipy.stats import spearmanr
+from torch import Tensor, nn
 
 import transduce
+from transduce.decoders import DECODERS
+from transduce.encoders import ENCODERS
+from transduce.errors import InputError
 from transduce.explain import html
-from transduce.explain.attribution import front_ends, integrated_gradients, midpoints
-from transduce.inference import Model
+from transduce.explain.attribution import (
+    METHODS,
+    AttributionInput,
+    attribute,
+    front_ends,
+    integrated_gradients,
+    source_attention,
+)
+from transduce.explain.faithfulness import FRACTIONS, measure, spearman
+from transduce.flow import EOS, Batch, Padded
 
-ENCODERS = {
+HEAD_ENCODERS = {
     "transformer": {"kind": "transformer", "width": 16, "layers": 2, "heads": 2, "ff_width": 16},
     "recurrent": {"kind": "recurrent", "width": 8, "layers": 1},
 }
 TASKS = {"classifier": ["good", "bad"], "tagger": ["A B C", "B B"]}
+
+
+WITH_ENCODER = [*(f"{encoder}>recurrent" for encoder in ENCODERS), *(f"transformer>{decoder}" for decoder in DECODERS)]
+PAIRS = [*WITH_ENCODER, "alone>transformer"]
+IDS = (5, 9, 4, EOS)
+
+
+def pair_of(network: nn.Module) -> AttributionInput:
+    return AttributionInput(network, Batch(Padded.from_rows([[6, 4, 10, 7, 5, EOS]])), IDS)
+
+
+def zero_token(network: nn.Module, token: int) -> None:
+    """The embedding of a token becomes zero, in every table that a source is read with."""
+    for table in front_ends(network) or [network.decoder.embedding]:
+        with torch.no_grad():
+            table.weight[token] = 0
+
+
+# The edit transducer reads the tokens of the source too, to copy them; two encoders of one text have two rows a token.
+@pytest.mark.parametrize("case", [one for one in WITH_ENCODER if "edit" not in one and "multi" not in one])
+def test_occlusion_is_the_change_of_log_p_without_a_row(case: str) -> None:
+    """Oracle: each token in turn is replaced by one whose embedding is zero."""
+    network = make(case)
+    zero_token(network, 8)
+    inputs = pair_of(network)
+    found, ids = attribute(inputs, "occlusion"), inputs.batch.source.values
+    with torch.no_grad():
+        whole = inputs.log_probabilities(inputs.batch)[0]
+        for row in range(5):
+            changed = ids.clone()
+            changed[0, row] = 8
+            without = inputs.log_probabilities(Batch(Padded(changed, inputs.batch.source.mask)))[0]
+            assert found[:, row].numpy() == pytest.approx((whole - without).numpy(), abs=1e-5)
+    assert found.shape == (4, 6)
+    assert found.abs().max() > 1e-4
+
+
+# The Conformer has no absolute positions: its first layer norm does not depend on the scale of the embeddings, and the
+# whole change happens at the baseline, where no step of the mean is.
+@pytest.mark.parametrize("case", [one for one in PAIRS if "conformer" not in one])
+def test_integrated_gradients_are_complete(case: str) -> None:
+    """Their sum is log p of the source minus log p of a source of zeros."""
+    inputs = pair_of(shared(case))
+    found = attribute(inputs, "integrated_gradients")
+    rows = found.size(1)
+    with torch.no_grad():
+        whole, none = inputs.scaled_log_probabilities(torch.tensor([[1.0], [0.0]]).expand(-1, rows))
+    change = (whole - none).numpy()
+    assert found.sum(1).numpy() == pytest.approx(change, abs=0.01 * float(np.abs(change).max()) + 1e-3)
+    assert np.abs(change).max() > 0.01
+    assert not any(one._forward_hooks for one in inputs.network.modules())
+
+
+@pytest.mark.parametrize("case", ["transformer>transformer", "recurrent>recurrent", "convolutional>convolutional"])
+def test_integrated_gradients_equal_captum(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = pair_of(shared(case))
+    table = inputs.network.encoder.embedding
+
+    def forward(values: Tensor) -> Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(table, "forward", lambda _: values)
+            return inputs.log_probabilities(inputs.copies(len(values)))
+
+    embedded = table(inputs.batch.source.values).detach()
+    oracle = IntegratedGradients(forward)
+    for position, row in enumerate(integrated_gradients(inputs, 24).float()):
+        expected = oracle.attribute(embedded, target=position, n_steps=24, method="riemann_middle").sum(-1)[0]
+        assert row.numpy() == pytest.approx(expected.detach().numpy(), abs=1e-4)
+        assert np.abs(expected.detach().numpy()).max() > 1e-4
+
+
+@pytest.mark.parametrize("case", ["transformer>transformer", "transformer,kv_heads=1>transformer,kv_heads=1"])
+def test_attention_norms_and_rollout_by_their_definitions(case: str) -> None:
+    inputs = pair_of(shared(case))
+    network = inputs.network
+    with torch.no_grad():
+        step = inputs.step(inputs.batch, with_attention=True)
+        weights = source_attention(step, inputs.batch)[0]  # L H T S
+        memory = network.encoder(inputs.batch, with_attention=True)
+        norms = []
+        for layer, a in zip(network.decoder.layers, weights, strict=True):
+            part = layer.cross_attention
+            values = part.v_proj(memory.values)[0].unflatten(-1, (part.kv_heads, -1))  # S G K
+            total = torch.zeros(4, 6, 16)
+            for head in range(part.heads):
+                value = values[:, head * part.kv_heads // part.heads]
+                width = value.size(-1)
+                transformed = value @ part.out_proj.weight[:, head * width : (head + 1) * width].T  # S D
+                total += a[head][..., None] * transformed
+            norms.append(total.norm(dim=-1))
+        expected = torch.stack(norms).mean(0)
+        product = torch.eye(6)
+        for layer in memory.attention[0].mean(1):
+            product = (0.5 * layer + 0.5 * torch.eye(6)) @ product
+    found = attribute(inputs, "attention_norm")
+    assert found.numpy() == pytest.approx((expected / expected.sum(1, keepdim=True)).numpy(), abs=1e-5)
+    assert attribute(inputs, "rollout").numpy() == pytest.approx((weights.mean((0, 1)) @ product).numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("case", ["transformer>transformer", "convolutional>convolutional", "recurrent>recurrent"])
+def test_value_zeroing_removes_what_a_row_adds(case: str) -> None:
+    """Oracle: values of zero written into the state of the decoder."""
+    inputs = pair_of(shared(case))
+    found, distances = attribute(inputs, "value_zeroing"), []
+    with torch.no_grad():
+        whole = inputs.step(inputs.batch).hidden
+        for row in range(6):
+            state = inputs.network.start(inputs.batch)
+            values = [one for _, one in state.fixed["memory"]] if "memory" in state.fixed else [state.fixed["values"]]
+            for one in values:
+                one[..., row, :] = 0
+            distances.append(1 - torch.cosine_similarity(whole, inputs.advance(state, 1).hidden, dim=-1)[0])
+    expected = torch.stack(distances, -1).clamp(min=0)
+    assert found.numpy() == pytest.approx((expected / expected.sum(-1, keepdim=True)).numpy(), abs=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", PAIRS)
+def test_every_method_fits_or_says_why_not(case: str, method: str) -> None:
+    inputs = pair_of(shared(case))
+    try:
+        found = attribute(inputs, method)
+    except InputError:
+        assert method not in ("occlusion", "integrated_gradients", "input_x_gradient")
+        return
+    assert found.shape[0] == 4
+    assert torch.isfinite(found).all()
+    if method in ("attention", "attention_norm", "rollout", "value_zeroing"):
+        assert found.sum(1).numpy() == pytest.approx(np.ones(4), abs=1e-4)
+
+
+def test_an_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="occlusion"):
+        attribute(pair_of(shared("recurrent>recurrent")), "oclusion")
+
+
+def test_deletions_remove_the_marked_rows() -> None:
+    """Oracle: the row of the largest weight is replaced by a token whose embedding is zero."""
+    network = make("transformer>transformer")
+    zero_token(network, 8)
+    inputs = pair_of(network)
+    weights = torch.rand(4, 6, generator=torch.Generator().manual_seed(2))
+    weights[:, 5] = 0  # </s> is never the top row, so that the oracle needs no other token for it
+    measured = measure(inputs, {"random": weights}, weights)["random"]
+    expected = []
+    with torch.no_grad():
+        whole = inputs.log_probabilities(inputs.batch)[0]
+        for token, row in enumerate(weights.argmax(1).tolist()):
+            changed = inputs.batch.source.values.clone()
+            changed[0, row] = 8
+            without = inputs.log_probabilities(Batch(Padded(changed, inputs.batch.source.mask)))[0]
+            expected.append((whole - without)[token].item())
+    assert FRACTIONS[:4] == (0.01, 0.05, 0.1, 0.2)  # one row of six each
+    assert measured.deletion_curve[:4] == pytest.approx([np.mean(expected)] * 4, abs=1e-5)
+    assert measured.rank_correlation == pytest.approx(1.0)
+
+
+def test_spearman_equals_scipy() -> None:
+    chance = np.random.default_rng(3)
+    for size in (2, 5, 9):
+        first, second = chance.integers(0, 4, size).astype(float), chance.normal(size=size)
+        expected = spearmanr(first, second).statistic
+        found = spearman(first, second)
+        assert (found is None and np.isnan(expected)) or found == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")
@@ -33,40 +213,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         recipe: dict[str, Any] = {
             "data": {"train": str(path), "dev_size": 4, "cache": str(folder / "cache")},
             "tokens": {"source": {"kind": "words"}, "target": {"kind": "words" if head == "tagger" else "labels"}},
-            "model": {"encoder": ENCODERS[encoder], "head": {"kind": head}},
+            "model": {"encoder": HEAD_ENCODERS[encoder], "head": {"kind": head}},
             "training": {"steps": 2, "validate_every": 2, "checkpoint_every": 2, "batch_tokens": 256},
             "evaluation": {"metrics": ["exact"], "resamples": 2},
         }
         made[head] = transduce.train(recipe, folder / head).run.folder
     return made
-
-
-def log_probabilities(model: Model, source: Any, ids: tuple[int, ...], scale: float) -> np.ndarray:
-    """Independent of the hooks: the embedding table itself is scaled."""
-    (front_end,) = front_ends(model.network)
-    weight = front_end.weight
-    kept = weight.detach().clone()
-    with torch.no_grad():
-        weight.mul_(scale)
-        batch = model.source_encoding.batch([source])
-        read = torch.tensor([[2, *ids[:-1]]])
-        logits = model.network.advance(read, model.network.start(batch)).logits
-        weight.copy_(kept)
-    return logits[0].log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0].numpy()
-
-
-@pytest.mark.parametrize("head", TASKS)
-def test_integrated_gradients_sum_to_the_change_of_the_log_probability(runs: dict[str, Path], head: str) -> None:
-    model = transduce.load(runs[head])
-    decoded = model.generate(["what a dull film"])[0].decoded
-    assert decoded is not None
-    ids, steps = decoded.hypothesis.ids, midpoints(200)
-    found = integrated_gradients(model.network, model.source_encoding.batch([decoded.source] * len(steps)), ids, steps)
-    assert found is not None
-    change = [log_probabilities(model, decoded.source, ids, scale) for scale in (1.0, 0.0)]
-    assert found.sum(1) == pytest.approx(change[0] - change[1], abs=2e-3)
-    assert np.abs(found[:-1]).max() > 1e-3
-    assert not any(one._forward_hooks for one in front_ends(model.network))
 
 
 def test_a_classifier_is_explained_by_attribution_and_self_attention(runs: dict[str, Path]) -> None:
@@ -96,3 +248,45 @@ def test_explain_says_what_it_shows(runs: dict[str, Path], tmp_path: Path, comma
     assert "does not attend" not in called.out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "<title>classifier: attention</title>" in (tmp_path / "a.html").read_text()
+
+
+def test_attributions_are_shown_and_written(attention_run: Path, tmp_path: Path, command: Command) -> None:
+    methods = ("--method", "occlusion", "--method", "attention_norm", "--json", tmp_path / "a.json")
+    ((source, target),) = colour_pairs(1)
+    called = command("explain", attention_run, source, "--target", target, *methods)
+    assert called.code == 0, called.err
+    assert "occlusion: comprehensiveness" in called.out
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert record["output"] == target
+    assert {name: np.shape(one) for name, one in record["attributions"].items()} == {
+        "occlusion": (len(record["target_tokens"]), len(record["source_tokens"])),
+        "attention_norm": (len(record["target_tokens"]), len(record["source_tokens"])),
+    }
+    for measured in record["faithfulness"].values():
+        assert measured["verdict"] in " ".join(called.out.split())
+
+
+def test_attributions_need_a_known_method_and_a_source(attention_run: Path, command: Command) -> None:
+    called = command("explain", attention_run, "abc", "--method", "saliency")
+    assert called.code != 0
+    assert "no attribution method is called" in called.err
+    assert "Traceback" not in called.err
+
+
+def test_occlusion_marks_the_rows_that_matter(model: transduce.Model) -> None:
+    """On a trained model the rows it marks cost more than random rows, for each of twelve sources: p = 2^-12."""
+    for source, target in colour_pairs(12):
+        measured = model.explain(source, target, ["occlusion"]).faithfulness["occlusion"]
+        assert measured.comprehensiveness > measured.random_comprehensiveness
+        assert measured.rank_correlation == pytest.approx(1.0)
+
+
+def test_a_randomised_decoder_gives_another_map(attention_run: Path) -> None:
+    model = transduce.load(attention_run)
+    ((source, target),) = colour_pairs(1)
+    before = model.explain(source, target, ["attention"]).attributions["attention"]
+    with torch.no_grad():
+        for weight in model.network.decoder.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) * 0.3)
+    after = model.explain(source, target, ["attention"]).attributions["attention"]
+    assert np.abs(before - after).max() > 0.1

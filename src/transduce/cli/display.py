@@ -223,7 +223,26 @@ def _shell_quote(line: str) -> str:
 
 def attention_map(explained: Explanation, level: str, layer: Any, head: Any) -> AttentionMap:
     """The attention map between tokens or words; `auto` means words if both sides have several."""
-    tokens = explained.map(layer, head)
+    return _at_level(explained.map(layer, head), level)
+
+
+def show_attributions(explained: Explanation, level: str, console: Console) -> None:
+    """Prints the map of each attribution method, with its measures and what they say."""
+    for name, measured in explained.faithfulness.items():
+        if explained.attention is not None:  # an encoder with a head has its attribution in the map above
+            console.print(f"\n[bold]{name}[/]", highlight=False)
+            terminal.draw(_at_level(explained.attribution_map(name), level), console)
+        parts = [
+            f"comprehensiveness {measured.comprehensiveness:.2f} (random {measured.random_comprehensiveness:.2f})",
+            f"sufficiency {measured.sufficiency:.2f} (random {measured.random_sufficiency:.2f})",
+        ]
+        if measured.completeness_error is not None:
+            parts.append(f"completeness error {measured.completeness_error:.3f}")
+        console.print(f"[dim]{name}: {'; '.join(parts)}[/]", highlight=False)
+        console.print(measured.verdict, highlight=False)
+
+
+def _at_level(tokens: AttentionMap, level: str) -> AttentionMap:
     several = min(len(tokens.source_labels), len(tokens.target_labels)) > 1
     if level not in ("auto", "word", "token"):
         raise InputError(f"unknown level {level!r}", where="--level", remedy="auto, word or token")

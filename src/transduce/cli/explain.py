@@ -36,6 +36,19 @@ def explain(
     layer: Layer = "mean",
     head: Head = "mean",
     level: Annotated[str, typer.Option(help="Rows and columns of the attention map: auto, word or token.")] = "auto",
+    target: Annotated[
+        str | None, typer.Option(help="Explain this output in place of the one that is generated.")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Attribution method, once or several times: attention, attention_norm, rollout, input_x_gradient, "
+            "integrated_gradients, occlusion, value_zeroing. Each map comes with measures of its faithfulness."
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write tokens, scores, attributions and measures.", rich_help_panel=OUTPUT)
+    ] = None,
     beam: Beam = None,
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
@@ -50,8 +63,10 @@ def explain(
         transduce explain runs/demo "3. März 2026" --html attention.html --png attention.png
 
         transduce explain runs/captions photo.jpg --html attention.html --png attention.png
+
+        transduce explain runs/demo "3. März 2026" --method occlusion --method attention_norm
     """
-    from transduce.cli.display import attention_map, save_pictures, show_explained
+    from transduce.cli.display import attention_map, save_pictures, show_attributions, show_explained
 
     model = load_model(run, device, trust_user_code)
     texts = model.source_encoding.sources_in(text) or [text]
@@ -59,14 +74,18 @@ def explain(
         raise InputError(
             f"a PNG shows one source, and there are {len(texts)}", where=text, remedy="use --html, which shows all"
         )
-    explained = [model.explain(one, beam=beam, nbest=beam or model.recipe.generation.beam) for one in texts]
+    search = {} if target is not None else {"beam": beam, "nbest": beam or model.recipe.generation.beam}
+    explained = [model.explain(one, target, method, **search) for one in texts]
     choice = layer_and_head(layer, head)
     maps = [None if one.rows is None else attention_map(one, level, *choice) for one in explained]
     console = open_console()
     for one, attention in zip(explained, maps, strict=True):
         show_explained(one, attention, console, sourceless=model.sourceless)
+        show_attributions(one, level, console)
     save_pictures(explained, [attention for attention in maps if attention is not None], html, png, run)
-    for path in (html, png if maps[0] is not None else None):
+    if json is not None:
+        replace_file(json, "".join(json_line(one.to_json()) + "\n" for one in explained))
+    for path in (html, png if maps[0] is not None else None, json):
         if path is not None:
             console.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
     if png is not None and maps[0] is None:

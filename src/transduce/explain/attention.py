@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from transduce.contracts import Encoder, VisualSource
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.explain.attribution import integrated_gradients, midpoints
-from transduce.flow import BOS, Batch, Hypothesis, Padded, Step
+from transduce.explain.attribution import AttributionInput, attribute, source_attention
+from transduce.explain.faithfulness import Faithfulness, measure
+from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.modalities.source_encoding import NO_WORD, EncodedSource, SourceEncoding, SourceLabels
 from transduce.model import NEVER, Transducer
 
@@ -74,7 +74,8 @@ class Explanation:
     source_labels: Sequence[str] = ()  # the words; by default their joined tokens
     target_labels: Sequence[str] = ()
     visual_sources: Sequence[VisualSource] = ()  # what can be drawn of a source that is not text
-    attribution: np.ndarray | None = None  # T S: integrated gradients, of an encoder with a head
+    attributions: Mapping[str, np.ndarray] = field(default_factory=dict)  # T S, by method: see `attribution.METHODS`
+    faithfulness: Mapping[str, Faithfulness] = field(default_factory=dict)  # of each of the attributions
     self_attention: np.ndarray | None = None  # L H S S, of an encoder with a head
 
     def __post_init__(self) -> None:
@@ -125,6 +126,32 @@ class Explanation:
             rows.labels,
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """Texts, tokens, scores, attention (L H T S), attributions (T S) and their measures."""
+        return {
+            "source": self.source,
+            "output": self.output,
+            "source_tokens": list(self.source_tokens),
+            "target_tokens": list(self.target_tokens),
+            "token_scores": list(self.token_scores),
+            "score": self.score,
+            "attention": None if self.attention is None else self.attention.tolist(),
+            "attributions": {name: one.tolist() for name, one in self.attributions.items()},
+            "faithfulness": {name: {**asdict(one), "verdict": one.verdict} for name, one in self.faithfulness.items()},
+        }
+
+    def attribution_map(self, method: str) -> AttentionMap:
+        """The attributions by one method, each row as shares of its absolute values."""
+        if method not in self.attributions:
+            raise InputError(
+                f"this explanation has no attribution by {method!r}",
+                remedy=f"ask for it: model.explain(source, methods=[{method!r}])",
+            )
+        shares = np.abs(self.attributions[method])
+        shares = shares / np.maximum(shares.sum(-1, keepdims=True), 1e-12)
+        labels = (self.source_words, self.target_words, self.source_labels, self.target_labels)
+        return AttentionMap(shares, self.source_tokens, self.target_tokens, *labels)
+
 
 @dataclass(frozen=True, eq=False)
 class MapRows:
@@ -139,7 +166,7 @@ class MapRows:
 def _encoder_rows(explained: Explanation) -> MapRows | None:
     """The attribution of each output, as shares of their absolute values, and the self-attention of each source row."""
     outputs = explained.outputs
-    own, given = explained.self_attention, explained.attribution
+    own, given = explained.self_attention, next(iter(explained.attributions.values()), None)
     if own is None and given is None:
         return None
     parts = [] if own is None else [own]
@@ -313,26 +340,33 @@ class Explainer:
         if decoded[0].source is not None:
             batch = self.source_encoding.batch([one.source for one in decoded]).to(device)
         step = self.network.advance(tokens.values, self.network.start(batch), with_attention=True)
-        weights = _source_attention(step, batch)
+        weights = source_attention(step, batch)
         return [None] * len(decoded) if weights is None else list(weights.float().cpu().numpy())
 
-    def with_attribution(self, explained: Explanation, decoded: DecodedSource) -> Explanation:
-        """The explanation of an encoder with a head, which has no decoder to attend to the source.
+    def with_attributions(self, explained: Explanation, decoded: DecodedSource, methods: Sequence[str]) -> Explanation:
+        """The explanation with attributions of the output by these methods, and the faithfulness of each."""
+        if decoded.source is None:
+            raise InputError(
+                "a language model has no source to attribute its text to", where="methods", remedy="leave them out"
+            )
+        batch = self.source_encoding.batch([decoded.source]).to(next(self.network.parameters()).device)
+        inputs = AttributionInput(self.network, batch, decoded.hypothesis.ids)
+        found = {method: attribute(inputs, method) for method in methods}
+        reference = found.get("occlusion")
+        measured = measure(inputs, found, attribute(inputs, "occlusion") if reference is None else reference)
+        return replace(
+            explained, attributions={name: one.numpy() for name, one in found.items()}, faithfulness=measured
+        )
 
-        Attribution of its outputs; its self-attention, where it has some and the rows are tokens of a text.
-        """
-        steps = midpoints()
-        device = next(self.network.parameters()).device
-        batch = self.source_encoding.batch([decoded.source for _ in steps]).to(device)
-        attribution = integrated_gradients(self.network, batch, decoded.hypothesis.ids, steps)
+    def with_self_attention(self, explained: Explanation, decoded: DecodedSource) -> Explanation:
+        """The explanation of an encoder with a head: its self-attention, where its rows are tokens of a text."""
         own = None
         if not explained.visual_sources:
+            batch = self.source_encoding.batch([decoded.source]).to(next(self.network.parameters()).device)
             with torch.inference_mode():
-                encoder = cast(Encoder, self.network.encoder)
-                own = encoder(self.source_encoding.batch([decoded.source]).to(device), with_attention=True).attention
+                own = cast(Encoder, self.network.encoder)(batch, with_attention=True).attention
         return replace(
             explained,
-            attribution=attribution,
             self_attention=None if own is None else own[0].float().cpu().numpy(),
             nbest=[(text, score) for text, score in explained.nbest if score > NEVER / 2],  # labels that exist
         )
@@ -357,17 +391,6 @@ class Explainer:
             target_labels=target.labels,
             visual_sources=source.visuals,
         )
-
-
-def _source_attention(step: Step, batch: Batch) -> Tensor | None:
-    assert step.attention is not None
-    if batch.source is None:
-        return step.attention.past
-    if step.attention.cross is not None or step.attention.past is None:
-        return step.attention.cross
-    # A decoder-only model has the source in its past: the weights on it, renormalised to sum to 1.
-    weights = step.attention.past[..., : batch.source.values.size(1)]
-    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
 
 
 def token_spans(

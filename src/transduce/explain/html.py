@@ -78,7 +78,7 @@ def _item(item: Explanation) -> dict[str, Any]:
         "row_words": [] if rows is None else [int(word) for word in rows.words],
         "row_labels": [] if rows is None else list(rows.labels),
         # Rows of attribution, which come first; the others are of attention.
-        "attributed": 0 if item.attribution is None else len(item.outputs),
+        "attributed": len(item.outputs) if item.attention is None and item.attributions else 0,
         "encoder_only": "head" in item.model_info,
         "nbest": [{"text": text, "score": _finite(score)} for text, score in item.nbest],
         "model_info": {str(name): str(value) for name, value in item.model_info.items()},

@@ -130,7 +130,7 @@ def _style(weight: float) -> Style:
 
 
 def _legend(console: Console) -> Text:
-    words = ("percent of the attention of each row  ", Style(dim=True))
+    words = ("percent of each row  ", Style(dim=True))
     if console.color_system is None:
         ranges = ("1-24", "25-49", "50-74", "75-99")
         return Text.assemble(words, "  ".join(f"{a} {b}" for a, b in zip(_SHADES, ranges, strict=True)))

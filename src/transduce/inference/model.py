@@ -531,31 +531,47 @@ class Model:
         """Explains given targets: their token scores and attention, as if the model had generated them."""
         if self.sourceless:
             raise InputError("this model has no source to look at", remedy="give one that reads a source")
-        generation, pairs = self.recipe.generation, check_pairs("explain_pairs", pairs)
+        explain = Explainer(self.network, self.source_encoding, self.target, self.info())
+        return explain(self._decoded_pairs(check_pairs("explain_pairs", pairs)), self.recipe.generation.batch_tokens)
+
+    def _decoded_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[DecodedSource]:
+        """Sources with given targets, scored."""
+        generation = self.recipe.generation
         sources, targets = self._encode_pairs(pairs, generation)
         scored = self._score_encoded(sources, targets, generation.batch_tokens)
-        paths = [
+        return [
             DecodedSource(text, source, Hypothesis((*target, EOS), one.token_scores, one.score))
             for (text, _), source, target, one in zip(pairs, sources, targets, scored, strict=True)
         ]
-        explain = Explainer(self.network, self.source_encoding, self.target, self.info())
-        return explain(paths, generation.batch_tokens)
 
-    def explain(self, text: str, **settings: Any) -> Explanation:
-        """Generates for one source; returns attention, scores and alternatives, ready to be drawn.
+    def explain(
+        self, text: str, target: str | None = None, methods: Sequence[str] | None = None, **settings: Any
+    ) -> Explanation:
+        """Attention, scores, alternatives and attributions of one output, ready to be drawn.
 
-        An encoder with a head is explained by the attribution of its outputs and by its own self-attention.
+        The output is `target` where it is given, else what the model generates. `methods` names attribution methods
+        (`transduce.explain.attribution.METHODS`); each comes with measures of its faithfulness. An encoder with a head
+        has no attention to its source: its outputs are attributed by integrated gradients, without asking.
         """
         if not isinstance(text, str):
             raise InputError(f"explain takes one text, not {text!r}", remedy='write model.explain("...")')
-        prediction = self.generate([text], **{**settings, "long_sources": "truncate"})[0]
-        if prediction.explanation is None:
-            raise InputError("there is nothing to explain: the line is empty", remedy="give a source text")
-        assert prediction.decoded is not None
+        decoded = self._decoded(text, target, settings)
+        explainer = Explainer(self.network, self.source_encoding, self.target, self.info())
+        (explained,) = explainer([decoded], self.recipe.generation.batch_tokens)
         if isinstance(self.network, (EncoderOnly, CTCModel)):
-            explainer = Explainer(self.network, self.source_encoding, self.target, self.info())
-            return explainer.with_attribution(prediction.explanation, prediction.decoded)
-        return prediction.explanation
+            explained = explainer.with_self_attention(explained, decoded)
+            trainable = any(one.is_floating_point() for one in self.network.parameters())
+            methods = methods or (["integrated_gradients"] if trainable else ["occlusion"])
+        return explainer.with_attributions(explained, decoded, methods) if methods else explained
+
+    def _decoded(self, text: str, target: str | None, settings: dict[str, Any]) -> DecodedSource:
+        """One source with a given target, or with the one that the model generates."""
+        if target is not None:
+            return self._decoded_pairs([(text, target)])[0]
+        decoded = self.generate([text], **{**settings, "long_sources": "truncate"})[0].decoded
+        if decoded is None:
+            raise InputError("there is nothing to explain: the line is empty", remedy="give a source text")
+        return decoded
 
     @torch.inference_mode()
     def logits(self, *, target: Tensor, source: Tensor | None = None, source_mask: Tensor | None = None) -> Tensor:
