@@ -249,9 +249,9 @@ def _architecture(config: Config, *, encoder_only: bool) -> str:
     if name not in FAMILIES:
         close, every = nearest(name, FAMILIES), "`transduce convert --list` shows what can be imported"
         close = _closest(name) if close.startswith("known") else close
-        remedy = f"{close} {every}" if close else every
-        problem = f"the architecture {name!r} is not supported{REASONS.get(name.partition('For')[0], '')}"
-        raise InputError(problem, where=config.where, remedy=remedy)
+        reason = REASONS.get(name.partition("For")[0], "")
+        remedy = f"{close} {every}" if close and not reason else every
+        raise InputError(f"the architecture {name!r} is not supported{reason}", where=config.where, remedy=remedy)
     return name
 
 
