@@ -27,6 +27,7 @@ OPTIONS = {
         {"kernels": (5, 3), "activation": "glu", "conv_width": 6},
     ),
     "frame_stacking": ({}, {"stack": 3}),
+    "waveform_stem": ({"kernels": (4, 2, 2), "strides": (2, 1, 1)},),
     "waveform_convolution": (SAMPLES, {**SAMPLES, "conv_norm": "all", "conv_bias": True, "position_kernel": 3}),
 }
 

@@ -184,6 +184,28 @@ def _spoken_words(library: Any, folder: Path) -> Callable[[str], Inputs]:
     return _sound_inputs(extractor)
 
 
+def _waveform_words(library: Any, folder: Path) -> Callable[[str], Inputs]:
+    """Words, and samples as they are."""
+    write_tokenizer(folder, "fsmt")
+    extractor = library.Wav2Vec2FeatureExtractor(do_normalize=False)
+    extractor.save_pretrained(folder)
+    return _sound_inputs(extractor)
+
+
+def _loud_samples(model: Any) -> None:
+    """The first convolution sees small numbers."""
+    model.model.encoder.conv1.weight *= 10
+
+
+MOONSHINE_SIZES = {
+    "vocab_size": 24, "hidden_size": 16, "intermediate_size": 20, "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 1, "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2,
+    "partial_rotary_factor": 0.5, **BART,
+}  # fmt: skip
+MOONSHINE_OTHER = {
+    "encoder_hidden_act": "relu", "decoder_hidden_act": "gelu", "attention_bias": True, "rope_theta": 300.0,
+    "partial_rotary_factor": 0.8, "decoder_num_hidden_layers": 3, "pad_head_dim_to_multiple_of": 6,
+}  # fmt: skip
 S2T_SIZES = {
     "vocab_size": 24, "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20, "conv_channels": 12,
@@ -203,6 +225,10 @@ MEDIA_CASES = {
         MediaCase(
             "Speech2Text", "Speech2TextForConditionalGeneration", "Speech2TextConfig", S2T_SIZES, _spoken_words,
             ({}, S2T_OTHER), noise=0.5, samples=8000,
+        ),
+        MediaCase(
+            "Moonshine", "MoonshineForConditionalGeneration", "MoonshineConfig", MOONSHINE_SIZES, _waveform_words,
+            ({}, MOONSHINE_OTHER), prepare=_loud_samples, samples=8000,
         ),
     )
 }  # fmt: skip

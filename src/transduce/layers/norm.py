@@ -76,21 +76,25 @@ class BatchNorm(nn.Module):
 class InstanceNorm(nn.Module):
     """each feature by its mean and deviation over the unpadded rows of its own sequence (Ulyanov 2016)
 
-    Equal to group norm with one group per feature, of a sequence without padding.
+    Equal to group norm with one group per feature, of a sequence without padding. `joint`: one mean and deviation for
+    all features, as with one group.
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, *, eps: float = 1e-5, joint: bool = False) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.joint = eps, joint
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, values: Tensor, real: Tensor) -> Tensor:
         weights = real[..., None].float()  # R T 1
         count = weights.sum(1, keepdim=True).clamp(min=1)
-        mean = (values.float() * weights).sum(1, keepdim=True) / count
-        variance = ((values.float() - mean).square() * weights).sum(1, keepdim=True) / count
+        mean = self._joined((values.float() * weights).sum(1, keepdim=True) / count)
+        variance = self._joined(((values.float() - mean).square() * weights).sum(1, keepdim=True) / count)
         scaled = (values.float() - mean) * torch.rsqrt(variance + self.eps)
         return (scaled * self.weight + self.bias).to(values.dtype)
+
+    def _joined(self, statistics: Tensor) -> Tensor:
+        return statistics.mean(-1, keepdim=True) if self.joint else statistics  # R 1 . of R 1 D
 
 
 class NoNorm(nn.Module):

@@ -8,6 +8,7 @@ from transduce.modalities.audio.modality import (
     FrameStacking,
     Waveform,
     WaveformConvolution,
+    WaveformStem,
 )
 from transduce.modalities.image.front_ends import CNNGrid, FeatureGrid, PatchEmbedding
 from transduce.modalities.image.modality import Image, ImageFeatures
@@ -30,6 +31,7 @@ FRONT_ENDS: dict[str, type[FrontEnd]] = {
     "conv_subsampling": ConvSubsampling,
     "frame_stacking": FrameStacking,
     "waveform_convolution": WaveformConvolution,
+    "waveform_stem": WaveformStem,
     "frames": FrameEmbedding,
     "tubelets": TubeletEmbedding,
 }

@@ -12,6 +12,7 @@ from transduce.interop.huggingface import (
     gpt2,
     llama,
     modernbert,
+    moonshine,
     speech_to_text,
     t5,
     vit,
@@ -32,6 +33,7 @@ FAMILIES: dict[str, Family] = {
     **whisper.FAMILIES,
     **wav2vec2.FAMILIES,
     **speech_to_text.FAMILIES,
+    **moonshine.FAMILIES,
     **blip.FAMILIES,
     **encoder_decoder.FAMILIES,
 }

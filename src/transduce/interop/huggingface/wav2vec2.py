@@ -105,7 +105,7 @@ def _front(config: Config) -> Content:
     }
 
 
-def _read_sources(folder: Path, config: Config) -> Content:
+def read_waveform_source(folder: Path, config: Config) -> Content:
     """data.sources: the waveform as Wav2Vec2FeatureExtractor reads it."""
     processor = Config(read_json(folder, PROCESSOR), str(folder / PROCESSOR))
     content = read_json(folder, PREPROCESSOR) or processor.section("feature_extractor")
@@ -119,7 +119,7 @@ FAMILIES = {
     f"{name}ForCTC": Family(
         _to_recipe,
         _weights(f"{name.lower()}."),
-        read_sources=_read_sources,
+        read_sources=read_waveform_source,
         modality="audio",
         start_token="",
         label_kind="paths",

@@ -309,12 +309,74 @@ class FrameStacking(FrontEnd):
         return (-(-length // self.stack),)
 
 
-class WaveformConvolution(FrontEnd):
-    """W norm(conv .. conv x) over samples, with a positional convolution over its rows (wav2vec 2.0, Baevski 2020)
+class SampleConvolutions(FrontEnd):
+    """Base of front ends with convolutions over samples, without padding.
 
-    The convolutions have no padding: a row is real where all samples of its window are. A recording shorter than one
-    window is continued with zeros.
+    A row is real where all samples of its window are. A recording shorter than one window is continued with zeros.
     """
+
+    convs: nn.ModuleList
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def convolve(self, source: Padded) -> Padded:
+        """B S F -> B S' D after the last convolution."""
+        values, mask, counts = source.values, source.mask, source.mask.sum(1)  # B S F, B S, B
+        for number, conv in enumerate(self.convs):
+            values = values * mask[..., None]
+            values = F.pad(values, (0, 0, 0, max(0, self.kernels[number] - values.size(1))))
+            values = conv(values.transpose(1, 2)).transpose(1, 2)
+            counts = self._rows_after(counts, number)
+            mask = torch.arange(values.size(1), device=values.device) < counts[:, None]
+            values = self.activate(values, mask, number)
+        return Padded(values, mask)
+
+    def activate(self, values: Tensor, mask: Tensor, number: int) -> Tensor:
+        """What follows a convolution."""
+        raise NotImplementedError
+
+    def _rows_after(self, counts: Tensor, number: int) -> Tensor:
+        """The real rows after a layer, of so many real rows before it."""
+        return ((counts - self.kernels[number]).clamp(min=0) // self.strides[number]) + 1
+
+    def grid(self, length: int) -> tuple[int, ...]:
+        counts = torch.tensor(length)
+        for number in range(len(self.kernels)):
+            counts = self._rows_after(counts, number)
+        return (int(counts),)
+
+
+class WaveformStem(SampleConvolutions):
+    """gelu(conv gelu(conv norm(tanh(conv x)))): three convolutions over samples (Moonshine, Jeffries et al. 2024)"""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        shape: tuple[int, ...] = (),
+        kernels: tuple[Count, Count, Count] = (127, 7, 3),
+        strides: tuple[Count, Count, Count] = (64, 3, 2),
+    ) -> None:
+        super().__init__()
+        self.width, self.kernels, self.strides = width, kernels, strides
+        sizes = (frame_width(shape), width, 2 * width, width)
+        self.convs = nn.ModuleList(
+            nn.Conv1d(sizes[n], sizes[n + 1], kernels[n], strides[n], bias=n > 0) for n in range(len(kernels))
+        )
+        self.norm = InstanceNorm(width, joint=True)
+
+    def forward(self, source: Padded) -> Padded:
+        return self.convolve(source)
+
+    def activate(self, values: Tensor, mask: Tensor, number: int) -> Tensor:
+        if number:
+            return F.gelu(values)
+        normed: Tensor = self.norm(values.tanh(), mask)
+        return normed
+
+
+class WaveformConvolution(SampleConvolutions):
+    """W norm(conv .. conv x) over samples, with a positional convolution over its rows (wav2vec 2.0, Baevski 2020)"""
 
     def __init__(
         self,
@@ -351,29 +413,15 @@ class WaveformConvolution(FrontEnd):
         self.position = PositionalConvolution(width, position_kernel, position_groups, self.activation)
 
     def forward(self, source: Padded) -> Padded:
-        values, counts = source.values, source.mask.sum(1)  # B S F, B
-        mask = source.mask
-        for number, conv in enumerate(self.convs):
-            values = values * mask[..., None]
-            values = F.pad(values, (0, 0, 0, max(0, self.kernels[number] - values.size(1))))
-            values = conv(values.transpose(1, 2)).transpose(1, 2)
-            counts = self._rows_after(counts, number)
-            mask = torch.arange(values.size(1), device=values.device) < counts[:, None]
-            if number < len(self.conv_norms):
-                values = self.conv_norms[number](values, mask)
-            values = self.activation(values)
-        values = self.dropout(self.projection(self.projection_norm(values, mask)))
-        return Padded(self.position(values, mask), mask)
+        rows = self.convolve(source)
+        values = self.dropout(self.projection(self.projection_norm(rows.values, rows.mask)))
+        return Padded(self.position(values, rows.mask), rows.mask)
 
-    def _rows_after(self, counts: Tensor, number: int) -> Tensor:
-        """The real rows after a layer, of so many real rows before it."""
-        return ((counts - self.kernels[number]).clamp(min=0) // self.strides[number]) + 1
-
-    def grid(self, length: int) -> tuple[int, ...]:
-        counts = torch.tensor(length)
-        for number in range(len(self.kernels)):
-            counts = self._rows_after(counts, number)
-        return (int(counts),)
+    def activate(self, values: Tensor, mask: Tensor, number: int) -> Tensor:
+        if number < len(self.conv_norms):
+            values = self.conv_norms[number](values, mask)
+        activated: Tensor = self.activation(values)
+        return activated
 
 
 def frame_width(shape: tuple[int, ...]) -> int:
