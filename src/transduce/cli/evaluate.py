@@ -80,6 +80,9 @@ def evaluate(
     reliability: Annotated[
         Path | None, typer.Option(metavar="PNG", help="Draw the reliability diagram of a calibrated run.")
     ] = None,
+    wait_k: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Simultaneous translation: wait-k outputs, with latencies.")
+    ] = None,
     to: Language = None,
     beam: Beam = None,
     settings: Settings = None,
@@ -103,6 +106,8 @@ def evaluate(
         transduce evaluate runs/a,runs/b test.tsv --weights 2,1
 
         transduce evaluate runs/demo test.tsv --reliability reliability.png
+
+        transduce evaluate runs/de-en test.tsv --wait-k 3
 
     Files of outputs are evaluated without a model; further ones are compared with the first by paired tests.
 
@@ -132,7 +137,7 @@ def evaluate(
         raise InputError("this is the same run", where="--against", remedy="name another run")
     check_language(model, to)
     name, lines = load_held_out(model, data, to)
-    outputs = predict(model, lines, model.recipe.evaluation.metrics, **chosen)
+    outputs, latencies = _outputs(model, lines, wait_k, chosen)
     scores = evaluate_output(model, lines, outputs)
     languages = evaluate_languages(model, lines, outputs)
     show_scores({name: scores, **{f"{name}: {one}": found for one, found in languages.items()}}, console)
@@ -141,6 +146,9 @@ def evaluate(
         if score.signature != metric:  # one that says how the metric was computed
             console.print(score.signature, style="dim", highlight=False, markup=False)
     content: dict[str, Any] = {"set": name, **scores.to_json()}
+    for measure, value in latencies.items():
+        content.setdefault("latency", {"k": wait_k})[measure] = value
+        console.print(f"{measure.replace('_', ' ')}: {value:.2f}", highlight=False)
     if (found := _calibration(model, name, lines, outputs, reliability, console)) is not None:
         content["calibration"] = found
     if languages:
@@ -152,6 +160,15 @@ def evaluate(
         content["against"] = _compare_runs(model, lines, both, console)
     if json is not None:
         replace_file(json, json_format.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _outputs(model: Model, lines: Any, wait_k: int | None, chosen: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+    """The outputs for held-out lines, and the mean latencies of simultaneous ones."""
+    from transduce.evaluation.held_out import predict, predict_wait_k
+
+    if wait_k is not None:
+        return predict_wait_k(model, lines, wait_k, **chosen)
+    return predict(model, lines, model.recipe.evaluation.metrics, **chosen), {}
 
 
 def _calibration(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -99,6 +100,15 @@ Unconditional = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
+WaitK = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="K",
+        help="Simultaneous translation: write while the words of a line arrive, K source tokens behind.",
+        rich_help_panel=SEARCH,
+    ),
+]
 DocumentFlag = Annotated[
     bool,
     typer.Option(
@@ -178,6 +188,7 @@ def generate(
     language_model: LanguageModelRun = None,
     channel_weights: ChannelWeights = "1,1",
     unconditional: Unconditional = 0,
+    wait_k: WaitK = None,
     to: Language = None,
     document: DocumentFlag = False,
     protect: ProtectFlag = None,
@@ -239,6 +250,10 @@ def generate(
 
         tail -f log.txt | transduce generate runs/demo
 
+    Words are translated while they arrive, before the line ends:
+
+        transduce generate runs/de-en --wait-k 3
+
     A language model continues each line and writes prompt and continuation; an empty line is an empty prompt. Line
     feeds inside an output become spaces, except with --json and --unconditional.
 
@@ -279,11 +294,53 @@ def generate(
     if document or Path(file).suffix.lower() in DOCUMENTS:
         _write_document(model, output, reader, chosen, channel, plain=form == "text" and not unconditional)
         return
+    if wait_k is not None:
+        _stream_words(model, file, output, wait_k, plain=form == "text" and not (unconditional or json_input))
+        return
     windows = _windows(model, file, unconditional)
     with open_output(output, "" if unconditional else file) as stream:
         _write_outputs(
             model, windows, OutputWriter(form, file, _source_columns(model)), stream, reader, chosen, channel
         )
+
+
+def _stream_words(model: Model, file: str, output: Path | None, k: int, *, plain: bool) -> None:
+    """Writes the wait-k output of each line while its words arrive."""
+    from transduce.inference.simultaneous import check_streaming
+
+    if not plain:
+        remedy = "leave out --json, --json-input, --align, --pairs, --nbest and --unconditional"
+        raise InputError("simultaneous translation writes text", where="--wait-k", remedy=remedy)
+    check_streaming(model)
+    with (
+        open_output(output, file) as out,
+        nullcontext(sys.stdin) if file == "-" else open(file, encoding="utf-8") as read,
+    ):
+        try:
+            while character := read.read(1):
+                words = _arriving_words(character, read)
+                for one in model.stream_translate(words, k):
+                    out.write(one.text)
+                    out.flush()
+                deque(words, maxlen=0)  # those after an output of the greatest length
+                out.write("\n")
+                out.flush()
+        except UnicodeDecodeError:
+            raise InputError("not UTF-8", where=file, remedy="convert it: iconv -f latin1 -t utf-8") from None
+
+
+def _arriving_words(character: str, stream: TextIO) -> Iterator[str]:
+    """The words of one line, each as soon as the white space after it has arrived."""
+    word = ""
+    while character and character != "\n":
+        if not character.isspace():
+            word += character
+        elif word:
+            yield word
+            word = ""
+        character = stream.read(1)
+    if word:
+        yield word
 
 
 def _write_document(

@@ -33,10 +33,12 @@ from transduce.evaluation.evaluate import (
     line_statistics,
     metric_class,
 )
+from transduce.evaluation.latency import mean_latencies
 from transduce.evaluation.significance import paired_bootstrap, verdict
 from transduce.flow import SPECIALS, UNK, Batch, Example
 from transduce.inference import Model, PairScore
 from transduce.inference.generation import located_errors, warn_of_cuts
+from transduce.inference.simultaneous import simulate_wait_k
 from transduce.recipe import Corpora, EvaluationRecipe, GenerationRecipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.storage import json_line
@@ -239,6 +241,21 @@ def predict(
     embedded = embed_pairs(model, examples) if any(issubclass(kind, VectorMetric) for kind in kinds) else None
     sources = [split_language(one.source)[1] for one in examples]
     return SystemOutput(texts, scored, embedded, token_scores, sources=sources)
+
+
+def predict_wait_k(
+    model: Model, examples: Sequence[HeldOutExample], k: int, **settings: Any
+) -> tuple[SystemOutput, dict[str, float]]:
+    """Outputs of simultaneous translation, and their mean latencies."""
+    sources = [example.source for example in examples]
+    found = simulate_wait_k(model, sources, k, **settings)
+    latencies = mean_latencies([one.delays for one in found], [one.source_length for one in found])
+    scores = [one.token_scores for one in found]
+    plain = [split_language(source)[1] for source in sources]
+    kinds = [metric_class(name) for name in model.recipe.evaluation.metrics]
+    needed = any(issubclass(kind, ScoreMetric) for kind in kinds)
+    scored = score_references(model, examples, **settings) if needed else None
+    return SystemOutput([one.text for one in found], scored, token_scores=scores, sources=plain), latencies
 
 
 def calibrate(model: Model, data: str | None = None, **settings: Any) -> Calibration:

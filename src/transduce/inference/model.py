@@ -48,6 +48,7 @@ from transduce.inference.lowering import lower_network, weight_versions
 from transduce.inference.protected_spans import ProtectedLine
 from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
+from transduce.inference.simultaneous import StreamedToken, stream_translate
 from transduce.inference.terminology import Constraints, check_constraints, encode_constraints
 from transduce.inference.transcription import TimedSegment, Transcriber, windowed_options_error, windowed_recordings
 from transduce.kernels.cuda_graph import SearchGraphs
@@ -383,6 +384,18 @@ class Model:
         for window in in_windows(without_line_feeds(texts), lambda text: len(str(text))):
             yield from self.generate(window, first_number=number, **settings)
             number += len(window)
+
+    def stream_translate(self, words: Iterable[str], k: int = 3, **settings: Any) -> Iterator[StreamedToken]:
+        """Simultaneous translation: output tokens while the words of one source arrive (wait-k).
+
+        Token t is written when k + t - 1 source tokens have arrived: see decoding/wait_k.py.
+        """
+        return stream_translate(self, words, k, **settings)
+
+    @property
+    def max_target_tokens(self) -> int:
+        """Most tokens of an output: learned positions end somewhere."""
+        return self._length_limits[1]
 
     def _continue(
         self, texts: Sequence[str], prefixes: Sequence[str] | None, chosen: GenerationRecipe, first_number: int

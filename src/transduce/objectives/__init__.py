@@ -3,7 +3,7 @@
 from transduce.contracts import Loss, Objective
 from transduce.objectives.attention_losses import AttentionPenalty, GuidedAlignment, Reinforce
 from transduce.objectives.contrastive import Contrastive, CoSENT, CosineRegression
-from transduce.objectives.cross_entropy import CrossEntropy, Distillation, RDrop, ScheduledSampling
+from transduce.objectives.cross_entropy import CrossEntropy, Distillation, RDrop, ScheduledSampling, WaitK
 from transduce.objectives.ctc import CTC, JointCTC, ctc_loss
 from transduce.objectives.imitation import Imitation
 from transduce.objectives.language_modelling import PrefixLM, SkipGram, TruncatedBPTT
@@ -30,11 +30,13 @@ __all__ = [
     "ScheduledSampling",
     "SkipGram",
     "TruncatedBPTT",
+    "WaitK",
     "ctc_loss",
 ]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "cross_entropy": CrossEntropy,
+    "wait_k": WaitK,
     "tbptt": TruncatedBPTT,
     "prefix_lm": PrefixLM,
     "r_drop": RDrop,

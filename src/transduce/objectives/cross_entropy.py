@@ -1,4 +1,4 @@
-"""Cross-entropy, R-Drop, scheduled sampling and word-level distillation, as sums over the unmasked labels."""
+"""Cross-entropy, wait-k, R-Drop, scheduled sampling and word-level distillation, as sums over the unmasked labels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Annotated, Literal
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
-from torch import Tensor
+from torch import Tensor, nn
 
-from transduce.contracts import Forward, Loss, Objective, Rate
+from transduce.contracts import Count, Forward, Loss, Objective, Rate
+from transduce.decoding.wait_k import wait_k_logits
+from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.kernels.cross_entropy import IGNORED
 from transduce.kernels.cross_entropy import cross_entropy as token_cross_entropy
+from transduce.model import DecoderModel
 
 Share = Annotated[float, Ge(0), Le(1)]
 Weight = Annotated[float, Ge(0), Le(1e6)]
@@ -76,6 +79,29 @@ class CrossEntropy(Objective):
 
     def __call__(self, model: Forward, batch: Batch) -> Loss:
         found = cross_entropy(model(batch).logits, batch.labels, self.label_smoothing, reuse_logits=True)
+        return Loss(found.smoothed, {"nll": found.nll})
+
+
+class WaitK(Objective):
+    """cross-entropy of wait-k: label t is predicted from the first k + t - 1 source tokens (Ma 2019)
+
+    For simultaneous translation. Every prefix of the source is encoded, and the target so far is read with it, as in
+    decoding/wait_k.py: an update takes as many passes as the longest source has tokens, less k, and one more.
+    """
+
+    def __init__(self, *, k: Count = 3, label_smoothing: Rate = 0.1) -> None:
+        self.k, self.label_smoothing = k, label_smoothing
+
+    def check(self, model: nn.Module) -> None:
+        super().check(model)
+        if not isinstance(model, DecoderModel):
+            raise InputError(
+                "wait_k trains a decoder that writes while the source arrives, and this model has none",
+                remedy="leave the objective out, or set model.decoder",
+            )
+
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
+        found = cross_entropy(wait_k_logits(model, batch, self.k), batch.labels, self.label_smoothing)
         return Loss(found.smoothed, {"nll": found.nll})
 
 

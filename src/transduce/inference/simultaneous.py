@@ -1,0 +1,101 @@
+"""Simultaneous translation with a loaded model: words that arrive one by one, and simulation on whole texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from transduce.data.batching import batch_by_length
+from transduce.decoding.wait_k import source_prefix, stream_tokens, wait_k_search
+from transduce.errors import InputError
+from transduce.flow import EOS, Batch
+from transduce.model import DecoderModel
+
+if TYPE_CHECKING:
+    from transduce.inference.model import Model
+
+
+@dataclass(frozen=True)
+class StreamedToken:
+    """One output token of a stream. The texts of all tokens joined are the output."""
+
+    text: str  # what the token adds to the output; empty while it is not certain, and for </s>
+    token: str
+    score: float  # its log-probability
+    delay: int  # source tokens that had been read, </s> included
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class SimulatedOutput:
+    """A wait-k output of a whole text."""
+
+    text: str
+    token_scores: tuple[float, ...]
+    delays: tuple[int, ...]  # of each token: source tokens that had been read
+    source_length: int  # tokens of the source, </s> included
+
+
+def check_streaming(model: Model) -> None:
+    """Wait-k is for models that map a text to a text."""
+    if model.sourceless or not model.source_encoding.reads_text or not isinstance(model.network, DecoderModel):
+        raise InputError(
+            "wait-k is for a model that reads one text and writes another",
+            where="wait_k",
+            remedy="give a run of an encoder and a decoder, or of a decoder with a source",
+        )
+
+
+def stream_translate(model: Model, words: Iterable[str], k: int = 3, **settings: Any) -> Iterator[StreamedToken]:
+    """The output tokens of one source whose words arrive one by one, each as soon as wait-k may write it.
+
+    The words are read as they are needed. Output token t is written when k + t - 1 source tokens have arrived.
+    """
+    check_streaming(model)
+    if isinstance(words, str):
+        raise InputError("stream_translate takes words", remedy="write model.stream_translate(text.split())")
+    chosen, arrived = model.settings(**settings), list[str]()
+
+    def prefixes() -> Iterator[tuple[Batch, bool]]:
+        for word in words:
+            arrived.append(word)
+            yield _batch(model, arrived, complete=False), False
+        if arrived:
+            yield _batch(model, arrived, complete=True), True
+
+    ids, before = list[int](), ""
+    for step in stream_tokens(model.network, prefixes(), k, min(chosen.max_length, model.max_target_tokens)):
+        if step.token != EOS:
+            ids.append(step.token)
+        now = model.target.decode(ids, model.source_encoding.oov_words(" ".join(arrived)))
+        added = now[len(before) :] if now.startswith(before) else ""
+        before = before + added
+        yield StreamedToken(added, model.target.piece(step.token), step.log_prob, step.delay)
+
+
+def _batch(model: Model, words: Sequence[str], *, complete: bool) -> Batch:
+    """One source of these words; an incomplete one is without </s> and what else ends every source."""
+    (source,) = model.source_encoding.encode([" ".join(words)])
+    batch = model.source_encoding.batch([source]).to(model.device)
+    return batch if complete else source_prefix(batch, len(source) - len(model.source.suffix))
+
+
+@torch.inference_mode()
+def simulate_wait_k(model: Model, texts: Sequence[str], k: int, **settings: Any) -> list[SimulatedOutput]:
+    """The wait-k outputs of whole texts, in batches, as if their tokens arrived one by one."""
+    check_streaming(model)
+    chosen, found = model.settings(**settings), dict[int, SimulatedOutput]()
+    sources = model.source_encoding.encode(list(texts))
+    longest = min(chosen.max_length, model.max_target_tokens)
+    for rows in batch_by_length([len(one) + 1 for one in sources], chosen.batch_tokens):
+        batch = model.source_encoding.batch([sources[row] for row in rows]).to(model.device)
+        outputs = wait_k_search(model.network, batch, k, torch.full((len(rows),), longest))
+        for row, one, delays in zip(rows, *outputs, strict=True):
+            text = model.target.decode(one.text_ids, model.source_encoding.oov_words(texts[row]))
+            found[row] = SimulatedOutput(text, one.token_scores, tuple(delays), len(sources[row]) + 1)
+    return [found[row] for row in range(len(texts))]
