@@ -242,9 +242,8 @@ def _with_outputs(recipe: Recipe, teacher: str, folder: Path, console: Console) 
         rows = (int(row) for chunk in chunks(data.rows) for row in chunk)
         windows = in_windows(data.train.example(row).source for row in rows)
         origin = {"data": recipe.data.model_dump(mode="json")}
-        counts = write_pairs(
-            model, windows, written["train"], STUDENT, origin, console
-        )  # last: it is read when both are
+        # Last: both files are read when this one is complete.
+        counts = write_pairs(model, windows, written["train"], STUDENT, origin, console)
         for what, count in counts.items():
             console.print(f"{what}: {count:,}", highlight=False)
     columns = _columns(recipe.data.train[0].source_columns)

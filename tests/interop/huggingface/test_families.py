@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from family_cases import CASES, SEARCHES, built, logit_difference, outputs
-from huggingface_fixtures import TEXTS, record
+from huggingface_fixtures import TEXTS, make, make_encoder, make_vit, record
 from media_cases import MEDIA_CASES, built_media
 
 from transduce.interop import FAMILIES, read
@@ -57,6 +58,31 @@ def test_import_export_import_gives_the_same_bits(name, tmp_path):
     assert first.weights.keys() == second.weights.keys()
     assert all(torch.equal(tensor, second.weights[key]) for key, tensor in first.weights.items())
     record(name, CASES[name].architecture, export=True)
+
+
+def make_family(architecture: str, folder: Path) -> Path:
+    """A folder with a random model of the library."""
+    cases = [name for name, case in CASES.items() if case.architecture == architecture]
+    if cases:
+        return built(cases[0]).folder
+    kind, shape = re.fullmatch(r"(\w+?)(Model|MTModel|LMHeadModel|For\w+)", architecture).groups()
+    if kind in ("Bert", "Roberta", "DistilBert"):
+        make_encoder(kind.lower(), folder, shape)
+    elif shape == "ForImageClassification":
+        make_vit(folder, kind.lower())
+    else:
+        make(kind.lower(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("architecture", [name for name, family in FAMILIES.items() if family.to_config is not None])
+def test_exports_load_whole_in_transformers(architecture, tmp_path):
+    """The library finds every weight that it needs, and needs every weight that it finds: nothing is initialised."""
+    export(make_family(architecture, tmp_path / "given"), tmp_path / "back", "huggingface")
+    (written,) = json.loads((tmp_path / "back" / "config.json").read_text())["architectures"]
+    known = getattr(pytest.importorskip("transformers"), written)
+    _, report = known.from_pretrained(tmp_path / "back", local_files_only=True, output_loading_info=True)
+    assert {kind: sorted(keys) for kind, keys in report.items() if keys} == {}
 
 
 def test_record_of_the_documentation_holds_what_is_claimed():
