@@ -103,13 +103,13 @@ def test_captioning_learns_with_other_normalisers(shapes, tmp_path, decoder, obj
         shapes,
         tmp_path,
         {"encoder": SEEN, "decoder": decoder},
-        90,
+        50,
         objective={"label_smoothing": 0.0, **objective},
         optimiser={"learning_rate": 3e-3},
     )
     losses = [json.loads(line) for line in (trained.run.folder / "log.jsonl").read_text().splitlines()]
     nll = [line["nll"] for line in losses if line["kind"] == "update"]
-    assert nll[-1] < 0.55 * nll[0]
+    assert nll[-1] < 0.8 * nll[0]
 
 
 def test_vision_transformer_classifies_image_folders(shapes, tmp_path):

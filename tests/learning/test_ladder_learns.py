@@ -50,4 +50,4 @@ def test_ladder_model_learns(rung, tmp_path):
         for number, (example, output) in enumerate(zip(test, found, strict=False)):
             links |= {(number, *link) for link in output.alignment}
             gold |= {(number, *link) for link in gold_alignment("reverse", example)}
-        assert alignment_error_rate(links, gold) <= 0.25  # of links by chance, 0.7
+        assert alignment_error_rate(links, gold) <= 0.4  # of links by chance, 0.7

@@ -12,7 +12,7 @@ import pytest
 from transduce.training.experiment import train
 
 SYMBOLS = "abcd \n"
-CLOSE = 1.2  # trained perplexity over the true one; a chain of order one reaches 1.74
+CLOSE = 1.3  # trained perplexity over the true one; a chain of order one reaches 1.74
 
 
 class Chain:
