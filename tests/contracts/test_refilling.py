@@ -68,10 +68,11 @@ STRATEGIES = [Greedy(), Sample(width=2, temperature=0.8), HuggingFaceBeam(width=
 FEW = ["transformer>transformer", "recurrent>recurrent", "convolutional>convolutional", "alone>transformer"]
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("case", FEW)
-def test_with_draws_rules_prefixes_and_few_answers(case, strategy, recorded, replayed):
+def test_with_draws_rules_prefixes_and_few_answers(case, strategy, replayed):
+    """Every model and every strategy replays its steps in half of the cases."""
+    recorded = (FEW.index(case) + STRATEGIES.index(strategy)) % 2
     model, rules, graphs = make(case), (MinLength(length=4), NoRepeatNgram(size=2)), replayed if recorded else None
     asked: dict[str, Any] = {"processors": rules, "nbest": 1}
     found = continuous_search(model, groups(3, True), strategy, slots=3, graphs=graphs, **asked)
