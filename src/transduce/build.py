@@ -247,7 +247,7 @@ def build_source_encoding(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer
     modality_source = build_modality_source(recipe, tokenizers[0])
     if modality_source is not None:
         return ModalitySourceEncoding(modality_source)
-    columns = max((corpus.source_columns for corpus in recipe.data.train), default=1)
+    columns = max((corpus.source_parts for corpus in recipe.data.train), default=1)
     return TextSourceEncoding(
         tokenizers[0], masked=recipe.data.noise is not None, separated=tokenizers[0].separates(columns)
     )

@@ -54,6 +54,13 @@ def evaluate(
     against: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A second run: paired significance test on the same lines.")
     ] = None,
+    without_context: Annotated[
+        bool,
+        typer.Option(
+            "--without-context",
+            help="A model with data.context: also the scores with an empty context, and a paired significance test.",
+        ),
+    ] = False,
     hypotheses: Annotated[
         list[Path] | None,
         typer.Option(help="Evaluate this file of outputs instead of a run. May be repeated.", rich_help_panel=FILES),
@@ -103,6 +110,8 @@ def evaluate(
 
         transduce evaluate runs/a test.tsv --against runs/b
 
+        transduce evaluate runs/documents test.tsv --without-context
+
         transduce evaluate runs/a,runs/b test.tsv --weights 2,1
 
         transduce evaluate runs/demo test.tsv --reliability reliability.png
@@ -127,7 +136,13 @@ def evaluate(
     import json as json_format
 
     from transduce.cli.display import show_scores, show_scores_by_length
-    from transduce.evaluation.held_out import evaluate_languages, evaluate_output, load_held_out, predict
+    from transduce.evaluation.held_out import (
+        empty_contexts,
+        evaluate_languages,
+        evaluate_output,
+        load_held_out,
+        predict,
+    )
 
     console = open_console()
     model = load_ensemble(run, device, trust_user_code, combination, weights)
@@ -158,6 +173,10 @@ def evaluate(
         other_outputs = predict(other, lines, model.recipe.evaluation.metrics, **chosen)
         both = {str(run): outputs, str(against): other_outputs}
         content["against"] = _compare_runs(model, lines, both, console)
+    if without_context:
+        emptied = predict(model, empty_contexts(model, lines), model.recipe.evaluation.metrics, **chosen)
+        both = {"with context": outputs, "without context": emptied}
+        content["without_context"] = _compare_runs(model, lines, both, console)
     if json is not None:
         replace_file(json, json_format.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
@@ -247,14 +266,17 @@ def _evaluate_files(
 
 
 def _compare_runs(model: Model, lines: Any, outputs: dict[str, Any], console: Console) -> dict[str, Any]:
-    """Prints the significance test of two runs; returns the scores of the second run."""
+    """Prints the scores of the second run and the significance test of both; returns them."""
+    from transduce.cli.display import show_scores
     from transduce.evaluation.held_out import compare_outputs, evaluate_output
 
+    _, (name, other_outputs) = outputs.items()
+    scores = evaluate_output(model, lines, other_outputs)
+    show_scores({name: scores}, console)
     verdicts = compare_outputs(model, lines, outputs)
     for metric, verdict in verdicts.items():
         console.print(f"{metric}: {verdict}", highlight=False)
-    _, (name, other_outputs) = outputs.items()
-    return {"run": name, "verdicts": verdicts, **evaluate_output(model, lines, other_outputs).to_json()}
+    return {"run": name, "verdicts": verdicts, **scores.to_json()}
 
 
 def probe(

@@ -298,6 +298,10 @@ def generate(
         _stream_words(model, file, output, wait_k, plain=form == "text" and not (unconditional or json_input))
         return
     windows = _windows(model, file, unconditional)
+    if model.recipe.data.context and not json_input:
+        from transduce.data.document_context import lines_in_context
+
+        windows = lines_in_context(windows, model.recipe.data.context, _source_columns(model))
     with open_output(output, "" if unconditional else file) as stream:
         _write_outputs(
             model, windows, OutputWriter(form, file, _source_columns(model)), stream, reader, chosen, channel
@@ -362,6 +366,9 @@ def _write_document(
             where=reader.file,
             remedy="leave out --json, --json-input, --align, --pairs and --nbest",
         )
+    if model.recipe.data.context:
+        remedy = "give a text file with one sentence per line, and blank lines between documents"
+        raise InputError("this model reads sentences in their context", where=reader.file, remedy=remedy)
 
     def generate(texts: list[str]) -> list[Prediction]:
         predictions = model.generate(**reader.arguments(texts, 0), **options)
@@ -491,7 +498,7 @@ def _channel_weights(text: str) -> tuple[float, float]:
 
 
 def _source_columns(model: Model) -> int:
-    return max((corpus.source_columns for corpus in model.recipe.data.train), default=1)
+    return max((corpus.source_parts for corpus in model.recipe.data.train), default=1)
 
 
 def _windows(model: Model, file: str, unconditional: int) -> Iterator[list[str]]:

@@ -30,7 +30,7 @@ class ArtificialCorpus:
     """Artificial examples that take the place of a file."""
 
     examples: tuple[Example, ...]
-    source_columns: int = 1
+    source_parts: int = 1
     language: str | None = None  # of the targets, where sources are tagged
     weight: float = 1.0
     format: str = "pairs"
@@ -38,11 +38,11 @@ class ArtificialCorpus:
     @property
     def fingerprint(self) -> str:
         content = [[example.source, example.target] for example in self.examples]
-        return hashlib.sha256(json.dumps([self.source_columns, content]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.source_parts, content]).encode()).hexdigest()
 
 
 def augmented(
-    augmentation: Augmentation, examples: Sequence[Example], seed: int, source_columns: int
+    augmentation: Augmentation, examples: Sequence[Example], seed: int, source_parts: int
 ) -> list[ArtificialCorpus]:
     """The artificial examples for these training pairs, those of each language from its own pairs."""
     languages: dict[str | None, list[Example]] = {}
@@ -50,15 +50,15 @@ def augmented(
         language, source = split_language(example.source)
         languages.setdefault(language, []).append(replace(example, source=source))
     return [
-        _artificial(augmentation(languages[language], random.Random(f"augmentation {seed}")), source_columns, language)
+        _artificial(augmentation(languages[language], random.Random(f"augmentation {seed}")), source_parts, language)
         for language in sorted(languages, key=str)
     ]
 
 
-def _artificial(made: Iterable[Example], source_columns: int, language: str | None) -> ArtificialCorpus:
+def _artificial(made: Iterable[Example], source_parts: int, language: str | None) -> ArtificialCorpus:
     rows = (one if language is None else replace(one, source=tagged(one.source, language)) for one in made)
     numbered = (replace(one, file=ARTIFICIAL, line=line) for line, one in enumerate(rows, 1))
-    return ArtificialCorpus(tuple(numbered), source_columns, language)
+    return ArtificialCorpus(tuple(numbered), source_parts, language)
 
 
 class Hallucination(Augmentation):

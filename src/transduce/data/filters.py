@@ -181,7 +181,7 @@ def recipe_leakage(data: DataRecipe) -> Leakage | None:
 def _examples(corpora: Corpora, invalid: Invalid) -> Iterable[Example]:
     for corpus in corpora:
         for example in read_corpus(corpus, invalid):
-            parts = zip(example.source.split("\t"), corpus.modalities or (TEXT,) * corpus.source_columns, strict=False)
+            parts = zip(example.source.split("\t"), corpus.modalities or (TEXT,) * corpus.source_parts, strict=False)
             yield Example(
                 "\t".join(part if kind in TEXT_KINDS else _content(part) for part, kind in parts), example.target
             )

@@ -196,7 +196,7 @@ def prepare_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int
     if augmentation is None:
         return prepared
     examples = [prepared.train.example(int(row)) for part in chunks(prepared.rows) for row in part]
-    made = augmented(augmentation, examples, recipe.training.seed, recipe.data.train[0].source_columns)
+    made = augmented(augmentation, examples, recipe.training.seed, recipe.data.train[0].source_parts)
     if not any(one.examples for one in made):
         warnings.warn("no artificial pair can be made from these: training goes on without", stacklevel=2)
     train = train_store(recipe, tokenizers, progress, made)

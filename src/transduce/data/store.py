@@ -161,7 +161,7 @@ class StoreWriter:
         self, corpora: Sequence[Corpus | ArtificialCorpus], invalid: Invalid, progress: Progress | None
     ) -> None:
         for number, corpus in enumerate(corpora):
-            self._format, self._columns, dropped = corpus.format, corpus.source_columns, DropCounter()
+            self._format, self._columns, dropped = corpus.format, corpus.source_parts, DropCounter()
             examples = read_corpus(corpus, invalid, dropped) if isinstance(corpus, Corpus) else iter(corpus.examples)
             while chunk := list(islice(examples, CHUNK)):
                 self._add(number, self._readable(number, chunk, invalid))

@@ -38,7 +38,7 @@ from transduce.evaluation.evaluate import (
     line_statistics,
     metric_class,
 )
-from transduce.evaluation.held_out import HeldOutExample, group_references, predict
+from transduce.evaluation.held_out import HeldOutExample, group_references, predict, sources_for
 from transduce.evaluation.significance import SIGNIFICANCE_LEVEL, PairedTestResult, paired_bootstrap, verdict
 from transduce.inference import load
 from transduce.recipe import Recipe
@@ -186,7 +186,7 @@ def _generate(
     others = [name for name in metrics if not issubclass(metric_class(name), TextMetric)]
     if len(others) == len(metrics) or model.recipe.data.noise is not None:  # no text is generated from the sources
         return predict(model, examples, metrics), model.parameters, GenerationSpeed(None, None)
-    sources, batch_tokens = [example.source for example in examples], recipe.generation.batch_tokens
+    sources, batch_tokens = sources_for(model, examples), recipe.generation.batch_tokens
     model.generate(sources[:WARM_UP_LINES], batch_tokens=batch_tokens)
     started = time.perf_counter()
     predictions = model.generate(sources, batch_tokens=batch_tokens)

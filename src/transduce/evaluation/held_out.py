@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from transduce import build
 from transduce.contracts import EmbeddedCorpus, ScoredText, ScoreMetric, TextMetric, VectorMetric
 from transduce.data.batching import batch_by_length, collate
+from transduce.data.document_context import CONTEXT, without_context
 from transduce.data.languages import split_language
 from transduce.data.noise import add_noise
 from transduce.data.prepare import prepare_data
@@ -190,6 +191,12 @@ class HeldOutExample:
     references: tuple[str, ...]
     file: str = ""
     similarity: float | None = None  # of source and reference, where `spearman` is measured
+    context: bool = False  # whether the last part of the source is the context of its document
+
+    @property
+    def sentence(self) -> str:
+        """The source without its context."""
+        return without_context(self.source) if self.context else self.source
 
 
 def group_references(examples: Sequence[Example], settings: EvaluationRecipe) -> list[HeldOutExample]:
@@ -199,12 +206,33 @@ def group_references(examples: Sequence[Example], settings: EvaluationRecipe) ->
             HeldOutExample(example.source, (example.target or "",), example.file, gold_similarity(example))
             for example in examples
         ]
+    context = any(CONTEXT in example.extra for example in examples)
     if settings.references == "each" or not any(example.source for example in examples):
-        return [HeldOutExample(example.source, (example.target or "",), example.file) for example in examples]
+        return [
+            HeldOutExample(example.source, (example.target or "",), example.file, context=context)
+            for example in examples
+        ]
     references: dict[str, list[str]] = {}
     for example in examples:
         references.setdefault(example.source, []).append(example.target or "")
-    return [HeldOutExample(source, tuple(targets)) for source, targets in references.items()]
+    return [HeldOutExample(source, tuple(targets), context=context) for source, targets in references.items()]
+
+
+def sources_for(model: Model, examples: Sequence[HeldOutExample]) -> list[str]:
+    """The sources as this model reads them: with the context of the document, or without."""
+    context = model.recipe.data.context > 0
+    if context and not all(example.context for example in examples):
+        remedy = "name the run with data.context first: the data are read as it reads them"
+        raise InputError("this model reads the context of each sentence, and the data have none", remedy=remedy)
+    return [example.source if context else example.sentence for example in examples]
+
+
+def empty_contexts(model: Model, examples: Sequence[HeldOutExample]) -> list[HeldOutExample]:
+    """The examples as if each sentence were a document of its own."""
+    if not model.recipe.data.context:
+        remedy = "name a run that was trained with data.context"
+        raise InputError("this model reads no context", where="--without-context", remedy=remedy)
+    return [replace(example, source=f"{example.sentence}\t") for example in examples]
 
 
 def read_corpora(corpora: Corpora, model: Model) -> list[Example]:
@@ -232,15 +260,16 @@ def predict(
     kinds = [metric_class(name) for name in metrics]
     texts = scored = token_scores = None
     if any(issubclass(kind, TextMetric) for kind in kinds):
-        predictions = model.generate([example.source for example in examples], **settings)
+        sources = sources_for(model, examples)
+        predictions = model.generate(sources, **settings)
         texts, token_scores = [one.text for one in predictions], [one.token_scores for one in predictions]
         cuts = [one.source_cut for one in predictions]
-        warn_of_cuts([example.source for example in examples], cuts, model.max_source_tokens(**settings))
+        warn_of_cuts(sources, cuts, model.max_source_tokens(**settings))
     if any(issubclass(kind, ScoreMetric) for kind in kinds):
         scored = score_references(model, examples, **settings)
     embedded = embed_pairs(model, examples) if any(issubclass(kind, VectorMetric) for kind in kinds) else None
-    sources = [split_language(one.source)[1] for one in examples]
-    return SystemOutput(texts, scored, embedded, token_scores, sources=sources)
+    plain = [split_language(one.sentence)[1] for one in examples]
+    return SystemOutput(texts, scored, embedded, token_scores, sources=plain)
 
 
 def predict_wait_k(
@@ -296,7 +325,8 @@ def score_references(model: Model, examples: Sequence[HeldOutExample], **setting
     if model.running:
         files = [[one.references[0] for one in group] for _, group in groupby(examples, lambda one: one.file)]
         return [scored for blocks in files for scored in model.score_running(blocks)]
-    pairs = [(example.source, reference) for example in examples for reference in example.references]
+    read = zip(sources_for(model, examples), examples, strict=True)
+    pairs = [(source, reference) for source, example in read for reference in example.references]
     found = model.score(pairs, **settings)
     scores = (scored_text(one, target) for (_, target), one in zip(pairs, found, strict=True))
     return [sum_scores(list(islice(scores, len(example.references)))) for example in examples]
@@ -308,7 +338,8 @@ def evaluate_output(model: Model, examples: Sequence[HeldOutExample], output: Sy
     lengths = None
     if not model.sourceless:
         # A denoising model has no source: the length is that of the text.
-        lengths = model.source_encoding.lengths([example.source or example.references[0] for example in examples])
+        sources = zip(sources_for(model, examples), examples, strict=True)
+        lengths = model.source_encoding.lengths([source or example.references[0] for source, example in sources])
     references = [example.references for example in examples]
     return evaluate(output, references, lengths, settings.metrics, settings.resamples)
 

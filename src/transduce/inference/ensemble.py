@@ -144,7 +144,7 @@ def build_ensemble(
 def _reader_key(model: Model) -> str:
     """Equal for models that make the same batch of a source."""
     data = model.recipe.data
-    columns = max((corpus.source_columns for corpus in data.train), default=1)
+    columns = max((corpus.source_parts for corpus in data.train), default=1)
     return repr((model.source.fingerprint, data.sources, data.noise is not None, model.source.separates(columns)))
 
 

@@ -62,6 +62,8 @@ class Corpus(Section):
     format: Literal["pairs", "lines", "running"] = Field(
         "pairs", description="Follows `data.format` and `data.block_size`: lines and running text have no source."
     )
+    context: int = Field(0, ge=0, description="Follows `data.context`.")
+    document_column: str | None = Field(None, description="Follows `data.document_column`.")
     modalities: tuple[str, ...] = Field(
         (),
         description="Follows `data.sources`: the modality of each source column; but for `text` and `tags`, files.",
@@ -100,6 +102,11 @@ class Corpus(Section):
         files = {name: getattr(self, name) for name in names}
         found = {name: str(Path(file).absolute()) for name, file in files.items() if file and "://" not in file}
         return self.model_copy(update=found)
+
+    @property
+    def source_parts(self) -> int:
+        """The parts of a source: the columns, and the context."""
+        return self.source_columns + (self.context > 0)
 
     @property
     def _extension(self) -> str:
@@ -187,6 +194,15 @@ class DataRecipe(Section):
         description="Modality of each source by name, in column order: `{name: {kind: ..., option: ...}}`; `text`: a "
         "text; `tags`: morphological features such as V;IND;3;SG, one token each.",
     )
+    context: int = Field(
+        0,
+        ge=0,
+        description="Number of preceding source sentences of the document that are read too, as the last part of each "
+        "source; blank lines separate documents. With `sources`, the last of them is the context.",
+    )
+    document_column: str | None = Field(
+        None, description="Column (column3) or field with the document of each pair; with `context`."
+    )
     language_temperature: float = Field(
         1.0,
         ge=1,
@@ -218,9 +234,13 @@ class DataRecipe(Section):
         facts: dict[str, Any] = {}
         if content.get("format") == "text":
             facts["format"] = "lines" if content.get("block_size") is None else "running"
+        context = content.get("context")
+        if context:
+            facts |= {"context": context, "document_column": content.get("document_column")}
         if isinstance(sources := content.get("sources"), Mapping) and sources:
             kinds = [spec.get("kind", "") if isinstance(spec, Mapping) else spec for spec in sources.values()]
-            facts |= {"modalities": tuple(map(str, kinds)), "source_columns": len(kinds)}
+            columns_of_file = len(kinds) - bool(context)  # the context is no column
+            facts |= {"modalities": tuple(map(str, kinds)), "source_columns": max(columns_of_file, 1)}
         columns = _names(content.get("columns"))
         if not facts and not columns:
             return content
@@ -231,6 +251,16 @@ class DataRecipe(Section):
     def _sources_need_pairs(self) -> Self:
         if self.sources and (self.format != "pairs" or self.noise is not None):
             raise ValueError("`sources` need pairs: leave out `format`, `block_size` and `noise`")
+        return self
+
+    @model_validator(mode="after")
+    def _context_needs_pairs(self) -> Self:
+        if self.context and (self.format != "pairs" or self.noise is not None):
+            raise ValueError("`context` needs pairs: leave out `format`, `block_size` and `noise`")
+        if self.context and len(self.sources) == 1:
+            raise ValueError("`context` is the last of `sources`: name the sentence and its context")
+        if self.document_column is not None and not self.context:
+            raise ValueError("`document_column` belongs to `context`: set data.context")
         return self
 
     @model_validator(mode="after")
@@ -253,7 +283,8 @@ class DataRecipe(Section):
 
     def held_out(self, files: str, language: str | None = None) -> tuple[Corpus, ...]:
         """Files given after training, read like those of this run; all targets in one language, if it is given."""
-        known = {"train": self.train, "format": self.format, "block_size": self.block_size, "sources": self.sources}
+        known: dict[str, Any] = {"train": self.train, "format": self.format, "block_size": self.block_size}
+        known |= {"sources": self.sources, "context": self.context, "document_column": self.document_column}
         found = DataRecipe.model_validate({**known, "test": files}).test
         if language is None:
             return found

@@ -44,6 +44,12 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
     "translations": SyntheticDataset(
         "English sentences -> German, with agreement and verbs at the end", "translate", grammars.generate_translations
     ),
+    "pronouns": SyntheticDataset(
+        "a document TAB an English sentence -> German, where `it` needs the sentences before",
+        "translate",
+        grammars.generate_pronouns,
+        columns=2,
+    ),
     "reviews": SyntheticDataset("reviews of films -> positive or negative", "classify", grammars.generate_reviews),
     "tags": SyntheticDataset("sentences -> part-of-speech tags", "tag", grammars.generate_tags),
     "entailment": SyntheticDataset(

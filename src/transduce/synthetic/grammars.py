@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from transduce.flow import Example
-from transduce.synthetic.dataset import invented_names, is_held_out
+from transduce.synthetic.dataset import invented_name, invented_names, is_held_out
 
 # Translation from English to German: articles and adjectives agree with the gender and case of the noun, and a clause
 # after `that` has its verb at the end. A noun phrase is (article, adjective, noun).
@@ -67,6 +67,36 @@ def generate_translations(rng: random.Random, held_out: bool) -> Iterator[Exampl
             main = f"{german_phrase(('the', '', thinker), 'subject')} {THINKING[thinks]} , dass {subordinate}"
         if is_held_out(english) == held_out:
             yield Example(f"{english} .", f"{main} .")
+
+
+# Pronouns across sentences: `it` is masculine, feminine or neuter in German, by the noun that another sentence names.
+PRONOUNS = {"subject": {"m": "er", "f": "sie", "n": "es"}, "object": {"m": "ihn", "f": "sie", "n": "es"}}
+PEOPLE = ("man", "king", "woman", "child")
+
+
+def generate_pronouns(rng: random.Random, held_out: bool) -> Iterator[Example]:
+    """Documents of three sentences, `document TAB sentence`; whole documents are held out."""
+    things = [noun for noun in NOUNS if noun not in PEOPLE]
+    number = 0
+    while True:
+        noun, adjective, other = rng.choice(things), rng.choice(list(ADJECTIVES)), rng.choice(list(ADJECTIVES))
+        person, verb, gender = rng.choice(PEOPLE), rng.choice(list(VERBS)), NOUNS[noun][1]
+        if is_held_out(f"{noun} {adjective} {other} {person} {verb}") != held_out:
+            continue
+        number, name = number + 1, invented_name(rng, held_out)
+        seen = f"{german_phrase(('the', '', person), 'subject')} {VERBS[verb]} {PRONOUNS['object'][gender]} ."
+        known = [
+            (f"it is {other} .", f"{PRONOUNS['subject'][gender]} ist {ADJECTIVES[other]} ."),
+            (f"the {person} {verb} it .", seen),
+        ]
+        rng.shuffle(known)
+        article = "an" if adjective[0] in "aeiou" else "a"
+        first = (
+            f"here is {article} {adjective} {noun} .",
+            f"hier ist {german_phrase(('a', adjective, noun), 'subject')} .",
+        )
+        for english, german in (first, *known):
+            yield Example(f"{name}-{number}\t{english}", german)
 
 
 # Sentiment: one judgement, which a negation turns round, among sentences that say nothing about quality.

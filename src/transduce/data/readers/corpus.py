@@ -24,6 +24,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from transduce.data.document_context import examples_in_context
 from transduce.data.languages import check_name, split_language, tagged
 from transduce.data.readers.delimited import delimited_rows, named_columns, text_column
 from transduce.data.readers.files import (
@@ -74,6 +75,9 @@ def read_corpus(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str]
     """Every pair of a corpus in order. Dropped lines are counted in `counts`; a `DropCounter` records their places."""
     counts = DropCounter() if counts is None else counts
     examples = _read(corpus, invalid, counts)
+    if corpus.context:
+        column = corpus.document_column if corpus.path is not None else None  # parallel files have no columns
+        return examples_in_context(examples, corpus.context, column, corpus.source_columns)
     return examples if corpus.format != "running" else text_chunks(examples)
 
 
@@ -286,6 +290,8 @@ def fingerprint(corpus: Corpus) -> str:
     facts: list[Any] = [corpus_format(corpus), corpus.format, corpus.source_columns, corpus.columns, corpus.header]
     if corpus.language or corpus.language_column:
         facts += [corpus.language, corpus.language_column]
+    if corpus.context:
+        facts += [corpus.context, corpus.document_column]
     digest = hashlib.sha256(json.dumps([*facts, corpus.alignment]).encode())
     for file in _stored_files(corpus, digest):
         with open_bytes(file) as stream:
