@@ -100,7 +100,7 @@ class MixtureOfExperts(nn.Module):
         rows = values.flatten(0, -2)  # N D
         gates, chosen = self.router(rows).topk(self.per_token, -1)  # N k
         gates = gates if self.per_token == 1 else gates / gates.sum(-1, keepdim=True)
-        weights = torch.zeros(len(rows), len(self.experts), device=rows.device).scatter(1, chosen, gates)  # N E
+        weights = torch.zeros(rows.size(0), len(self.experts), device=rows.device).scatter(1, chosen, gates)  # N E
         compute = self._chosen if host_may_read(rows) else self._all
         return compute(rows, weights).view_as(values)
 
