@@ -37,7 +37,7 @@ MEMBERS: dict[str, int | None] = {  # all permitted members with their largest s
     f"{FINAL}/state.json": SMALL,
     f"{FINAL}/weights.safetensors": None,
 }
-OPTIONAL = ("metrics.json",)
+OPTIONAL = ("metrics.json", "calibration.json")
 CHECKED = {"state.json", "weights.safetensors"}  # the files that a manifest must name
 ZIP_START, ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 END_RECORD = struct.Struct("<4s4H2LH")  # signature, disks, counts, size and offset of the directory, comment
