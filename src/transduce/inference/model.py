@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -301,16 +301,28 @@ class Model:
             begins = prefixes or chosen.forced_prefix or None
             check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, begins)
         searcher = self.searcher if shortlist is None else self.searcher.with_shortlist(shortlist)
+        find = partial(searcher.search_all, workers=workers, draft=None if draft is None else draft.network)
+        return self._search_lines(texts, prefixes, given, chosen, find, first_number)
+
+    def _search_lines(
+        self,
+        texts: Sequence[str],
+        prefixes: Sequence[str] | None,
+        constraints: Sequence[Constraints | None] | None,
+        chosen: GenerationRecipe,
+        find: Callable[..., Iterable[list[Hypothesis]]],
+        first_number: int,
+    ) -> list[Prediction]:
+        """One prediction a line: long lines are searched in parts."""
         parts, sources, cuts = self._source_parts(texts, chosen)
         read = [part.text for part in parts]
         begun = wanted = None
         if prefixes is not None:  # the output of a line begins with that of its first part
             begun = encode_targets(self.target, [prefixes[part.line] if part.first else "" for part in parts], read)
-        if given is not None:
-            wanted = encode_constraints(self.target, [part.constraints(given[part.line]) for part in parts], read)
-        ahead = None if draft is None else draft.network
+        if constraints is not None:
+            wanted = encode_constraints(self.target, [part.constraints(constraints[part.line]) for part in parts], read)
         numbers = [first_number + part.number for part in parts]
-        found = searcher.search_all(sources, begun, chosen, numbers, workers=workers, draft=ahead, phrases=wanted)
+        found = find(sources, begun, chosen, numbers, phrases=wanted)
         predictions: list[list[Prediction]] = [[] for _ in texts]
         for part, source, cut, hypotheses in zip(parts, sources, cuts, found, strict=True):
             best = self._ranked(hypotheses, part.text, chosen)[: chosen.nbest]
