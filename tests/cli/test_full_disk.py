@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -194,8 +195,21 @@ def test_every_command_that_writes_a_file_is_in_the_tables() -> None:
     named = {line.split()[0] for line in (*REPLACES.values(), *CREATES.values())}
     training = {"train", "distil", "compare", "claims", "reproduce", "demo"}  # they write run directories: below
     others = {"edit-recipe", "search", "models", "schema", "cache", "list"}  # below, or they print
+    others |= {"calibrate"}  # below
     others |= {"backtranslate", "inspect"}  # one keeps its parts, with which it continues; the other: below
     assert named | training | others == {name for group in GROUPS.values() for name in group}
+
+
+def test_a_calibration_that_cannot_be_written_leaves_the_old_one(place: Path, command: Command, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "many.tsv").write_text(PAIRS * 20, encoding="utf-8")
+    assert command("calibrate", run, tmp_path / "many.tsv").code == 0
+    before = contents(tmp_path)
+    with too_large(20):
+        called = command("calibrate", run, tmp_path / "many.tsv")
+    assert called.code == 2
+    assert str(run / "calibration.json") in called.err
+    assert contents(tmp_path) == before
 
 
 def test_a_full_disk_of_temporary_files_is_named(place: Path, command: Command, tmp_path: Path) -> None:
