@@ -19,19 +19,17 @@ pytestmark = pytest.mark.slow
 
 SYMBOLS, LONGEST, WIDTH = 8, 5, 32
 
-EXACT = 65  # exact match to reach (%; a guess reaches 0.1)
-
-# name: reader, task, updates at most
+# name: reader, task, updates, exact match to reach (%)
 KINDS = {
-    "entmax": ({"kind": "luong", "normaliser": "entmax"}, "reverse", 200),
-    "sparsemax": ({"kind": "luong", "normaliser": "sparsemax"}, "reverse", 200),
-    "hard": ({"kind": "luong", "normaliser": "hard"}, "reverse", 350),
-    "Gumbel": ({"kind": "luong", "normaliser": "gumbel"}, "reverse", 350),
-    "coverage": ({"kind": "bahdanau", "score": "coverage"}, "reverse", 200),
-    "location": ({"kind": "bahdanau", "score": "location"}, "reverse", 200),
-    "predicted window": ({"kind": "luong", "window": {"kind": "predicted", "radius": 2}}, "reverse", 300),
-    "monotonic window": ({"kind": "luong", "window": {"kind": "monotonic", "radius": 1}}, "copy", 200),
-    "monotonic": ({"kind": "luong", "score": "mlp", "normaliser": "monotonic"}, "copy", 300),
+    "entmax": ({"kind": "luong", "normaliser": "entmax"}, "reverse", 200, 97),
+    "sparsemax": ({"kind": "luong", "normaliser": "sparsemax"}, "reverse", 200, 97),
+    "hard": ({"kind": "luong", "normaliser": "hard"}, "reverse", 350, 90),
+    "Gumbel": ({"kind": "luong", "normaliser": "gumbel"}, "reverse", 350, 90),
+    "coverage": ({"kind": "bahdanau", "score": "coverage"}, "reverse", 200, 97),
+    "location": ({"kind": "bahdanau", "score": "location"}, "reverse", 200, 97),
+    "predicted window": ({"kind": "luong", "window": {"kind": "predicted", "radius": 2}}, "reverse", 300, 90),
+    "monotonic window": ({"kind": "luong", "window": {"kind": "monotonic", "radius": 1}}, "copy", 200, 90),
+    "monotonic": ({"kind": "luong", "score": "mlp", "normaliser": "monotonic"}, "copy", 300, 90),
 }
 
 
@@ -63,7 +61,7 @@ def share_of_exact_outputs(model: torch.nn.Module, batch: Batch) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_mechanism_learns(kind):
     """Training ends early on what it reached on other pairs than those of the test."""
-    reader, task, steps = KINDS[kind]
+    reader, task, steps, exact = KINDS[kind]
     torch.manual_seed(1)
     chance = random.Random(1)
     part = {"kind": "recurrent", "width": WIDTH, "dropout": 0.0}
@@ -72,7 +70,7 @@ def test_attention_mechanism_learns(kind):
     model.encoder.register_forward_hook(forget)
     optimiser = torch.optim.Adam(model.parameters(), 6e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 6e-3, total_steps=steps, pct_start=0.1)
-    dev, test = pairs(task, 100, chance), pairs(task, 200, chance)
+    dev, test = pairs(task, 150, chance), pairs(task, 300, chance)
     for step in range(1, steps + 1):
         batch = pairs(task, 48, chance)
         gold = batch.labels
@@ -82,7 +80,7 @@ def test_attention_mechanism_learns(kind):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        if step % 20 == 0 and share_of_exact_outputs(model, dev) >= EXACT + 20:
+        if step % 25 == 0 and share_of_exact_outputs(model, dev) >= min(99, exact + 4):
             break
     reached = share_of_exact_outputs(model, test)
-    assert reached >= EXACT, f"{reached:.1f} % of {EXACT} %"
+    assert reached >= exact, f"{reached:.1f} % of {exact} %"

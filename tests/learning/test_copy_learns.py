@@ -45,15 +45,15 @@ def known(path) -> list[str]:
 
 def learn(tmp_path, part: dict, copying: dict | None, oov_placeholders: int, rare: bool = False):
     """Exact match on names that training never saw, or, `rare`, on known words that it saw once or twice."""
-    people = names(800, 1)
-    seen, unseen = (people, people) if rare else (people[:600], people[600:])
-    steps, pairs = (130, 550) if rare else (100, 1000)
-    tokens = {"kind": "words", "size": 1200 if rare else 40}  # else the templates fit, and no name does
+    people = names(1500, 1)
+    seen, unseen = (people, people) if rare else (people[:1000], people[1000:])
+    steps, pairs = (200, 1000) if rare else (150, 2000)
+    tokens = {"kind": "words", "size": 2000 if rare else 40}  # else the templates fit, and no name does
     recipe = {
         "data": {
             "train": write(tmp_path / "train.tsv", seen, pairs, 2),
             "dev": write(tmp_path / "dev.tsv", seen, 50, 3),
-            "test": write(tmp_path / "test.tsv", known(tmp_path / "train.tsv") if rare else unseen, 100, 4),
+            "test": write(tmp_path / "test.tsv", known(tmp_path / "train.tsv") if rare else unseen, 200, 4),
             "cache": str(tmp_path / "cache"),
         },
         "tokens": {"source": tokens, "target": tokens, "shared": True, "oov_placeholders": oov_placeholders},
@@ -77,7 +77,7 @@ def learn(tmp_path, part: dict, copying: dict | None, oov_placeholders: int, rar
 @pytest.mark.parametrize("part", [GRU, TRANSFORMER], ids=["recurrent", "Transformer"])
 def test_oov_placeholders_reproduce_unseen_names(part, tmp_path):
     exact, model = learn(tmp_path, part, {}, 3)
-    assert exact >= 60
+    assert exact >= 95
     (one,) = model.generate(["my name is ZORBLAX ."])
     assert one.text == "hello ZORBLAX !"
     assert one.tokens == ("hello", "<unk1>", "!", "</s>")
@@ -97,7 +97,7 @@ def test_unseen_names_fail_without_oov_placeholders(tmp_path):
     assert "<unk>" in model.generate(["my name is ZORBLAX ."])[0].text
 
 
-@pytest.mark.parametrize(("copying", "least", "most"), [({}, 40, 100), (None, 0, 20)], ids=["copy", "plain"])
+@pytest.mark.parametrize(("copying", "least", "most"), [({}, 90, 100), (None, 0, 20)], ids=["copy", "plain"])
 def test_rare_words_are_copied_before_they_are_learned(copying, least, most, tmp_path):
     """Every name is in the vocabulary, but hardly ever was said: looking at it is enough to say it."""
     exact, _ = learn(tmp_path, GRU, copying, 0, rare=True)

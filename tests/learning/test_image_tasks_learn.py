@@ -26,8 +26,8 @@ SPOKEN = {"kind": "recurrent", "cell": "gru", "width": 64, "context": "bahdanau"
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("shapes")
-    write_files("shapes", folder / "train", 1500, 1)
-    write_files("shapes", folder / "test", 100, 2)
+    write_files("shapes", folder / "train", 3000, 1)
+    write_files("shapes", folder / "test", 150, 2)
     return folder
 
 
@@ -83,9 +83,9 @@ def test_captioning_learns_and_attends_to_the_objects(shapes, tmp_path):
     from many cells around it.
     """
     reader = {"kind": "luong", "score": "mlp", "input_feeding": False, "normaliser": "entmax"}
-    trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "context": reader}}, 400)
-    assert trained.scores["test"].scores["exact"].value >= 20
-    assert on_its_shape(trained, shapes / "test") >= 0.8
+    trained = learn(shapes, tmp_path, {"encoder": SEEN, "decoder": {**SPOKEN, "context": reader}}, 800)
+    assert trained.scores["test"].scores["exact"].value >= 55  # 64.7 is the least that was seen
+    assert on_its_shape(trained, shapes / "test") >= 0.9
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_captioning_learns_with_other_normalisers(shapes, tmp_path, decoder, obj
         shapes,
         tmp_path,
         {"encoder": SEEN, "decoder": decoder},
-        50,
+        90,
         objective={"label_smoothing": 0.0, **objective},
         optimiser={"learning_rate": 3e-3},
     )
     losses = [json.loads(line) for line in (trained.run.folder / "log.jsonl").read_text().splitlines()]
     nll = [line["nll"] for line in losses if line["kind"] == "update"]
-    assert nll[-1] < 0.8 * nll[0]
+    assert nll[-1] < 0.55 * nll[0]
 
 
 def test_vision_transformer_classifies_image_folders(shapes, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from transduce.training.experiment import train
 
 SYMBOLS = "abcd \n"
-CLOSE = 1.3  # trained perplexity over the true one; a chain of order one reaches 1.74
+CLOSE = 1.04  # trained perplexity over the true one
 
 
 class Chain:
@@ -43,8 +43,8 @@ TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 2, "ff_width": 192, 
 @pytest.mark.parametrize(
     ("decoder", "objective", "steps", "rate"),
     [
-        (GRU, {"kind": "tbptt", "window": 8}, 90, 0.01),
-        ({**TRANSFORMER, "position": "rotary"}, {"kind": "cross_entropy", "label_smoothing": 0.0}, 160, 0.01),
+        (GRU, {"kind": "tbptt", "window": 8}, 170, 0.01),
+        ({**TRANSFORMER, "position": "rotary"}, {"kind": "cross_entropy", "label_smoothing": 0.0}, 320, 0.01),
     ],
     ids=["gru", "transformer"],
 )

@@ -117,22 +117,22 @@ def test_pretrained_masked_lm_helps_a_classifier(tmp_path):
     taught = pretrain(tmp_path, "taught", noise, model, 200)
     fresh = pretrain(tmp_path, "fresh", noise, model, 1)
     gently = {"learning_rate": 0.003}
-    for head, gain in (("classifier", 15), ("tagger", 2)):  # a guess gives three of four tags
+    for head in ("classifier", "tagger"):
         with_text = learn(tmp_path, f"taught-{head}", head, RECURRENT, taught, optimiser=gently)
         without = learn(tmp_path, f"fresh-{head}", head, RECURRENT, fresh, optimiser=gently)
-        assert with_text >= 70
-        assert with_text >= without + gain
+        assert with_text >= 85
+        assert with_text >= without + 15
 
 
 def test_frozen_elmo_helps_a_tagger_and_a_classifier(tmp_path):
     """Only the mixing weights and the head learn from the labels."""
     model = {"encoder": BOTH_WAYS, "head": {"kind": "bilm", "dropout": 0.0}}
-    taught = pretrain(tmp_path, "taught", {"kind": "nothing"}, model, 100)
+    taught = pretrain(tmp_path, "taught", {"kind": "nothing"}, model, 150)
     fresh = pretrain(tmp_path, "fresh", {"kind": "nothing"}, model, 1)
     for head in ("tagger", "classifier"):
         with_text = learn(tmp_path, f"taught-{head}", head, BOTH_WAYS, taught, freeze=PARTS)
         without = learn(tmp_path, f"fresh-{head}", head, BOTH_WAYS, fresh, freeze=PARTS)
-        assert with_text >= 75
+        assert with_text >= 90
         assert with_text >= without + 10
 
 
@@ -140,7 +140,7 @@ def test_frozen_elmo_helps_a_tagger_and_a_classifier(tmp_path):
 def test_denoising_pretraining_helps_a_task(tmp_path, kind):
     part = {"kind": "recurrent", "width": 32, "dropout": 0.0}
     model = {"encoder": part, "decoder": {**part, "context": "bahdanau"}}
-    taught = pretrain(tmp_path, "taught", {"kind": kind}, model, 80)
+    taught = pretrain(tmp_path, "taught", {"kind": kind}, model, 150)
     lines = [f"{' '.join(sorted(line.split()))}\t{line}" for line in text(60, seed=9)]
     data = {"train": write(tmp_path / "few.tsv", lines[:30]), "dev": write(tmp_path / "few-dev.tsv", lines[30:])}
     tokens = {"source": WORDS, "target": WORDS, "shared": True}

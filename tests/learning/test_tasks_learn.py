@@ -18,12 +18,12 @@ from transduce.training.experiment import TrainingResult, train
 pytestmark = pytest.mark.slow
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-TESTED = 200
+TESTED = 300
 
 
-def learn(folder: Path, name: str, file: str, count: int, steps: int, *more: str) -> TrainingResult:
-    """A short run of a recipe on so many lines, tested on names, words or lemmas that training never saw."""
-    sets = {"train": (count, 1, False), "dev": (50, 1, True), "test": (TESTED, 2, True)}
+def learn(folder: Path, name: str, file: str, count: int, *more: str) -> TrainingResult:
+    """The run of a recipe on so many lines, tested on names, words or lemmas that training never saw."""
+    sets = {"train": (count, 1, False), "dev": (100, 1, True), "test": (TESTED, 2, True)}
     for part, (lines, seed, held_out) in sets.items():
         examples = generate(name, lines, seed, held_out=held_out)
         (folder / f"{part}.tsv").write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
@@ -32,11 +32,6 @@ def learn(folder: Path, name: str, file: str, count: int, steps: int, *more: str
         f"data.dev={folder / 'dev.tsv'}",
         f"data.test={folder / 'test.tsv'}",
         f"data.cache={folder / 'cache'}",
-        f"training.steps={steps}",
-        f"training.validate_every={steps}",
-        f"training.checkpoint_every={steps}",
-        "training.batch_tokens=1024",
-        "generation.strategy=greedy",
         "evaluation.resamples=10",
         *more,
     ]
@@ -57,18 +52,18 @@ def exact(answers: list[str], examples: list[Example]) -> float:
 
 
 def test_transliteration(tmp_path):
-    assert value(learn(tmp_path, "transliteration", "attention", 6000, 360), "exact") >= 55
+    assert value(learn(tmp_path, "transliteration", "attention", 8000), "exact") >= 80
     # The same rules without a look at the neighbours.
     table = {**LATIN, "е": "e", "ё": "yo", "ь": "", "ъ": ""}
     examples = held_out("transliteration")
-    assert exact(["".join(table[letter] for letter in one.source) for one in examples], examples) <= 50
+    assert exact(["".join(table[letter] for letter in one.source) for one in examples], examples) <= 55
 
 
 def test_inflection(tmp_path):
-    assert value(learn(tmp_path, "inflection", "attention", 6000, 300), "exact") >= 50
+    assert value(learn(tmp_path, "inflection", "attention", 8000), "exact") >= 85
     # The commonest ending of each combination of features, whatever the lemma.
     endings: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in generate("inflection", 6000, 1):
+    for one in generate("inflection", 8000, 1):
         lemma, features = one.source.split("\t")
         if one.target.startswith(lemma):
             endings[features][one.target.removeprefix(lemma)] += 1
@@ -78,9 +73,9 @@ def test_inflection(tmp_path):
 
 
 def test_summaries(tmp_path):
-    trained = learn(tmp_path, "summaries", "copy", 1500, 100)
-    assert value(trained, "rougeL") >= 75
-    assert value(trained, "exact") >= 40
+    trained = learn(tmp_path, "summaries", "copy", 3000)
+    assert value(trained, "rougeL") >= 95
+    assert value(trained, "exact") >= 85
     examples = held_out("summaries")
     first = [one.source.partition(" .")[0] + " ." for one in examples]  # what is hard to beat in newspapers
     lead = RougeL().statistics(first, [str(one.target) for one in examples])
@@ -88,30 +83,30 @@ def test_summaries(tmp_path):
 
 
 def test_without_copying_no_summary_has_the_right_names(tmp_path):
-    plain = ("tokens.oov_placeholders=0", "model.copy=null")
-    assert value(learn(tmp_path, "summaries", "copy", 1500, 60, *plain), "exact") == 0
+    plain = ("tokens.oov_placeholders=0", "model.copy=null", "training.steps=80")
+    assert value(learn(tmp_path, "summaries", "copy", 3000, *plain), "exact") == 0
 
 
 def test_questions(tmp_path):
-    trained = learn(tmp_path, "questions", "copy", 6000, 320)
-    assert value(trained, "exact") >= 40
+    trained = learn(tmp_path, "questions", "copy", 6000)
+    assert value(trained, "exact") >= 85
     examples = held_out("questions")
     blank = trained.model.generate([one.source.partition("\t")[0] + "\t" for one in examples])
-    assert exact([one.text for one in blank], examples) <= 25
+    assert exact([one.text for one in blank], examples) <= 40
 
 
 def test_dialogue(tmp_path):
-    trained = learn(tmp_path, "dialogue", "transformer", 1500, 110)
-    assert value(trained, "exact") >= 60
+    trained = learn(tmp_path, "dialogue", "transformer", 3000)
+    assert value(trained, "exact") >= 90
     booked = [one for one in held_out("dialogue") if str(one.target).startswith("a table")]
     last = trained.model.generate(["\t\t\t\t" + one.source.rpartition("\t")[2] for one in booked])
     assert exact([one.text for one in last], booked) <= 10  # what was said before the last turn is needed
 
 
 def test_records(tmp_path):
-    trained = learn(tmp_path, "records", "copy", 1500, 260)
-    assert value(trained, "bleu") >= 50
+    trained = learn(tmp_path, "records", "copy", 3000)
+    assert value(trained, "bleu") >= 95
     sources = list(dict.fromkeys(one.source for one in held_out("records")))
     unsaid = [missing_values(one.source, one.text) for one in trained.model.generate(sources)]
     values = sum(source.count("[") for source in sources)
-    assert sum(map(len, unsaid)) <= 0.4 * values
+    assert sum(map(len, unsaid)) <= 0.05 * values

@@ -69,10 +69,10 @@ def test_video_captioning_learns(videos, tmp_path):
         one.text.split()[1:2] + one.text.split()[3:] == reference.split()[1:2] + reference.split()[3:]
         for one, (_, reference) in zip(found, lines, strict=True)
     ]
-    assert sum(right) >= 0.7 * len(right)  # by chance one of 36; three seeds reach 0.88 to 0.93
+    assert sum(right) >= 0.8 * len(right)  # by chance one of 36; three seeds reach 0.88 to 0.93
 
 
 def test_video_classification_learns(videos, tmp_path):
     model = {"encoder": ENCODER, "head": {"kind": "classifier", "pooling": "mean"}}
-    trained = learn(videos, tmp_path, "actions", model, "labels", 4e-3, 80)
-    assert trained.scores["test"].scores["accuracy"].value >= 70
+    trained = learn(videos, tmp_path, "actions", model, "labels", 4e-3, 110)
+    assert trained.scores["test"].scores["accuracy"].value >= 90

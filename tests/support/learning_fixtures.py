@@ -1,4 +1,4 @@
-"""One small task that every rung must learn: two to four letters reversed, trained through the whole line."""
+"""One small task that every rung must learn: letters copied or reversed, trained through the whole line."""
 
 from __future__ import annotations
 
@@ -9,23 +9,33 @@ from transduce.flow import Example
 from transduce.synthetic.algorithmic import split
 from transduce.training.experiment import TrainingResult, train
 
-TRANSFORMER = {"kind": "transformer", "width": 48, "heads": 4, "ff_width": 96, "layers": 2, "dropout": 0.0}
+TRANSFORMER = {"kind": "transformer", "width": 64, "heads": 4, "ff_width": 128, "layers": 2, "dropout": 0.0}
 
 
 @cache
-def examples() -> tuple[list[Example], list[Example], list[Example]]:
-    return split("reverse", 2000, 50, 200, seed=2, length=(2, 4), symbols=tuple("abcdefgh"))
+def examples_of(task: str, dev: int, longest: int) -> tuple[list[Example], list[Example], list[Example]]:
+    return split(task, 6000, dev, 300, seed=2, length=(2, longest), symbols=tuple("abcdefgh"))
 
 
 def learn(
-    encoder: dict | None, decoder: dict, steps: int, folder: Path, *, pool: int = 100, rate: float = 6e-3, seed: int = 1
+    task: str,
+    encoder: dict | None,
+    decoder: dict,
+    steps: int,
+    folder: Path,
+    *,
+    pool: int = 100,
+    longest: int = 5,
+    dev: int = 50,
+    rate: float = 6e-3,
+    warmup: int = 30,
 ) -> tuple[TrainingResult, list[Example]]:
     """The trained run and its test examples."""
-    sets = examples()
+    sets = examples_of(task, dev, longest)
     data = {}  # of the common cache: runs on equal files share one store
-    for name, part in zip(("train", "dev", "test"), sets, strict=True):
+    for name, examples in zip(("train", "dev", "test"), sets, strict=True):
         path = folder / f"{name}.tsv"
-        path.write_text("".join(f"{one.source}\t{one.target}\n" for one in part))
+        path.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
         data[name] = str(path)
     tokens = {"kind": "words", "size": 100}
     recipe = {
@@ -34,12 +44,11 @@ def learn(
         "model": {"encoder": encoder, "decoder": decoder},
         "training": {
             "steps": steps,
-            "seed": seed,
-            "batch_tokens": 512,
+            "batch_tokens": 1024,
             "bucket_batches": pool,
             "objective": {"label_smoothing": 0.0},
             "optimiser": {"learning_rate": rate},
-            "schedule": {"kind": "cosine", "warmup": 20},
+            "schedule": {"kind": "cosine", "warmup": warmup},
             "validate_every": steps,
             "checkpoint_every": steps,
         },
