@@ -51,6 +51,7 @@ ALLOWED = {
     ("data/filters.py", "TemporaryFile"): "table of hashes in the folder of an unfinished store",
     ("claims/report.py", "savefig"): "into an atomic path, and into memory",
     ("evaluation/evaluate.py", "savefig"): "into an atomic path",
+    ("evaluation/calibration.py", "savefig"): "into an atomic path",
     ("evaluation/candidates.py", "write_text"): "/proc/self/clear_refs",
     ("explain/png.py", "savefig"): "into an atomic path",
     ("interop/bundle.py", "TemporaryDirectory"): "files of an unfinished bundle",

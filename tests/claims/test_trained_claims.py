@@ -35,7 +35,7 @@ from transduce.inference import Model
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A Transformer of two layers on sentences with pronouns, after two updates."""
     budget = Budget(tmp_path_factory.mktemp("claims"))
-    pairs = budget.write_pairs("pairs", pronouns.examples(300, 1, held_out=False))
+    pairs = budget.write_pairs("pairs", pronouns.pronoun_examples(300, 1, held_out=False))
     data = {"train": pairs, "dev": pairs, "cache": str(budget.folder / "cache")}
     return budget.train("tiny", recipe(data, {"encoder": LAYERS, "decoder": {**LAYERS, "layers": 1}}, 2))
 
@@ -45,7 +45,7 @@ def test_the_last_word_decides_what_a_pronoun_refers_to() -> None:
     assert sentence.text == "the dog did not cross the street because it was too tired"
     assert sentence.referent == "dog"
     assert replace(sentence, word="wide").referent == "street"
-    train, test = ({one.source for one in pronouns.examples(500, 1, held_out=held)} for held in (False, True))
+    train, test = ({one.source for one in pronouns.pronoun_examples(500, 1, held_out=held)} for held in (False, True))
     assert not train & test
 
 
@@ -63,7 +63,7 @@ def test_a_word_is_one_vector_before_the_first_layer_and_several_after_it(model:
 
 @pytest.mark.slow
 def test_a_pruned_head_changes_the_output_and_comes_back(model: Model) -> None:
-    chosen = list(islice(pronouns.sentences(3, held_out=True), 20))
+    chosen = list(islice(pronouns.pronoun_sentences(3, held_out=True), 20))
     batch = encode_pairs(model, [Example(one.text, one.referent) for one in chosen])
     before = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
     costs = heads.pruning_costs(model, batch)

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from contract_fixtures import CASES, SIZE, example_batch, shared, take_turns
-from test_search_laws import LONGEST, STRATEGIES, longest, with_targets
+from test_search_laws import STRATEGIES, longest, with_targets
 
 from transduce.decoders import DECODERS
 from transduce.decoding.lexical_constraints import contained
@@ -19,6 +19,7 @@ from transduce.decoding.strategies import Beam
 from transduce.flow import EOS, LexicalConstraints, Padded
 
 TRANSFORMER = "transformer>transformer"
+LONGEST = 7  # all required phrases and </s>
 
 
 def contains(ids: tuple[int, ...], phrase: list[int]) -> bool:
@@ -64,7 +65,7 @@ def test_all_outputs_satisfy_their_constraints(case, strategy, batch):
     constraints = LexicalConstraints.from_rows([one for one, _ in rows], [one for _, one in rows])
     processors = take_turns(case, [(), (NoRepeatNgram(size=1),), (SuppressTokens(tokens=[4, 5]),)])
     found = search(
-        model, batch, strategy, max_lengths=longest(batch), seeds=[1, 2, 3, 4], constraints=constraints,
+        model, batch, strategy, max_lengths=longest(batch, LONGEST), seeds=[1, 2, 3, 4], constraints=constraints,
         processors=processors,
     )  # fmt: skip
     for (required, banned), hypotheses in zip(rows, found, strict=True):

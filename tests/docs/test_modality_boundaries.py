@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "transduce"
-ROOMS = ("modalities/image/", "modalities/audio/", "modalities/video.py", "synthetic/")
+ROOMS = ("modalities/image/", "modalities/audio/", "modalities/transcription.py", "modalities/video.py", "synthetic/")
 # Registries of names, recipes of tasks, rows of the scoreboard, commands with their examples, models of other toolkits,
 # and the drawings of attention, which are images themselves.
 REGISTRIES = ("modalities/__init__.py", "autoconfig/", "cli/", "interop/", "explain/png.py", "evaluation/scoreboard.py")

@@ -288,7 +288,7 @@ def test_invalid_comparisons_are_refused(workspace: Workspace, tmp_path: Path) -
         compare([tmp_path], folder=tmp_path)
     with pytest.raises(InputError, match="needs a time"):
         compare([workspace.gru], folder=tmp_path, equal="minutes")
-    with pytest.raises(InputError, match="metric named 'exakt'"):
+    with pytest.raises(InputError, match="unknown metric 'exakt'"):
         compare([workspace.gru], folder=tmp_path, overrides=["evaluation.metrics=[exakt]"])
 
 

@@ -58,7 +58,9 @@ def stub(answer: Any) -> Any:
         recipe=recipe,
         sourceless=False,
         source_encoding=SimpleNamespace(reads_text=True),
-        generate=lambda texts, **settings: [SimpleNamespace(text=answer(text), source_cut=0) for text in texts],
+        generate=lambda texts, **settings: [
+            SimpleNamespace(text=answer(text), source_cut=0, token_scores=()) for text in texts
+        ],
         max_source_tokens=lambda **settings: 100,
     )
 

@@ -103,12 +103,12 @@ def recipe(folder: Path, **data: object) -> dict:
         "tokens": {"target": {"kind": "words"}},
         "model": {"encoder": {**part, "front": "own.py:Lifted"}, "decoder": {**part, "context": "bahdanau"}},
         "training": {
-            "steps": 250,
+            "steps": 400,
             "batch_tokens": 200,
             "optimiser": {"learning_rate": 0.01},
             "schedule": {"kind": "cosine", "warmup": 10},
             "objective": {"label_smoothing": 0.0},
-            "validate_every": 125,
+            "validate_every": 200,
         },
         "evaluation": {"metrics": ["exact"]},
     }

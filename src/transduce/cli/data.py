@@ -56,7 +56,10 @@ def data(
     console = open_console()
     if name is None:
         for known, dataset in SYNTHETIC.items():
-            line = f"[cyan]{known:<16}[/] --task {dataset.task:<15} {dataset.description}"
+            needed = "".join(f" {setting}" for setting in dataset.settings)
+            line = (
+                f"[cyan]{known:<16}[/] --task {dataset.task:<15} {dataset.description}{needed and f' ({needed[1:]})'}"
+            )
             console.print(line, highlight=False, soft_wrap=True)
         return
     if name in SYNTHETIC and SYNTHETIC[name].writes_files:

@@ -255,7 +255,7 @@ def metric_class(spec: MetricSpec) -> type[Metric]:
     if ":" in name:
         return load_user_class(Metric, name, "evaluation.metrics")
     if name not in METRICS:
-        raise InputError(f"unknown metric {name!r}", remedy=nearest(name, METRICS))
+        raise InputError(f"unknown metric {name!r}", where="evaluation.metrics", remedy=nearest(name, METRICS))
     return METRICS[name]
 
 

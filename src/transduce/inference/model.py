@@ -50,10 +50,10 @@ from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
 from transduce.inference.simultaneous import StreamedToken, stream_translate
 from transduce.inference.terminology import Constraints, check_constraints, encode_constraints
-from transduce.inference.transcription import TimedSegment, Transcriber, windowed_options_error, windowed_recordings
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
+from transduce.modalities.transcription import TimedSegment, Transcriber, windowed_options_error, windowed_recordings
 from transduce.model import CTCModel, EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
 from transduce.recipe import GenerationRecipe, Recipe
 from transduce.recipe.compatibility import check_search

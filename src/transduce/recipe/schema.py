@@ -233,7 +233,7 @@ class GenerationRecipe(Section):
     )
     timestamps: dict[str, Any] | None = Field(
         None,
-        description="Ids of the timestamps of a speech recogniser, as options of the logits processor `timestamps`: "
+        description="Ids of the timestamps of a recogniser, as options of the logits processor `timestamps`: "
         "long recordings are transcribed in windows, and segments have times.",
     )
     suppress: tuple[int, ...] = Field((), description="Ids of tokens that are never generated.")

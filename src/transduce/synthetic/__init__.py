@@ -49,6 +49,7 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
         "translate",
         grammars.generate_pronouns,
         columns=2,
+        settings=("data.columns=column2,column3", "data.document_column=column1", "data.context=2"),
     ),
     "reviews": SyntheticDataset("reviews of films -> positive or negative", "classify", grammars.generate_reviews),
     "tags": SyntheticDataset("sentences -> part-of-speech tags", "tag", grammars.generate_tags),

@@ -45,6 +45,7 @@ class SyntheticDataset:
     task: str  # for `transduce train --task`
     generate: Callable[[random.Random, bool], Iterator[Any]]
     columns: int = 1  # columns of a TSV line that form the source; 0: plain text, without a source
+    settings: tuple[str, ...] = ()  # overrides that its recipe needs, `key=value`
     writes_files: bool = False
     salt: str = ""  # of the random seed; without it the name. A set that is renamed keeps its salt, and so its data.
 

@@ -38,7 +38,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.FileIO]:
 def test_a_window_ends_at_a_number_of_items_or_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(in_windows("abcde", size=2)) == [["a", "b"], ["c", "d"], ["e"]]
     assert list(in_windows(())) == []
-    monkeypatch.setattr(windows, "CHARACTERS", 6)
+    monkeypatch.setattr(windows, "WINDOW_CHARACTERS", 6)
     assert list(in_windows(["abc", "d", "efg", "hijklmnop", "q"])) == [["abc", "d", "efg"], ["hijklmnop"], ["q"]]
 
 
@@ -60,7 +60,7 @@ def test_lines_of_a_pipe_are_given_as_they_come(monkeypatch: pytest.MonkeyPatch)
 def test_a_pipe_gives_the_lines_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     content = "\ufeff" + "".join(f"{'x' * (number % 997)}\u2028é {number}\r\n" for number in range(5000)) + "\n\nend"
     (tmp_path / "file").write_bytes(content.encode())
-    monkeypatch.setattr(windows, "CHARACTERS", 50_000)
+    monkeypatch.setattr(windows, "WINDOW_CHARACTERS", 50_000)
     with pipe(monkeypatch) as writer:
 
         def write() -> None:

@@ -1,6 +1,6 @@
 """Whisper: two convolutions over log-mel frames, then the weight layout of BART with pre-norm.
 
-Every recording is padded to thirty seconds, and a longer one is read in windows (inference/transcription.py). A
+Every recording is padded to thirty seconds, and a longer one is read in windows (modalities/transcription.py). A
 prompt of tokens precedes the output: the spoken language, the task (transcribe, or translate into English), and the
 request for no timestamps, where none are wanted.
 """
