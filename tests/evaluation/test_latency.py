@@ -16,7 +16,7 @@ from transduce.evaluation.latency import (
     differentiable_average_lagging,
     mean_latencies,
 )
-from transduce.inference.simultaneous import simulate_wait_k
+from transduce.inference.simultaneous import simulate_alignatt, simulate_wait_k
 
 BY_HAND = [  # delays, |x|, AL, AP, DAL
     ([3, 4, 5, 5, 5], 5, 3.0, 22 / 25, 3.0),  # wait-3, equal lengths: (3 + (4 - 1) + (5 - 2)) / 3
@@ -56,7 +56,26 @@ def test_a_run_streams_words_and_reports_latencies(attention_run: Path, tmp_path
     assert "simultaneous translation writes text" in command("generate", attention_run, "--wait-k", "2", "--json").err
     command("evaluate", attention_run, "--wait-k", "100", "--json", tmp_path / "scores.json")
     found = json.loads((tmp_path / "scores.json").read_text())["latency"]
-    assert found["k"] == 100
+    assert found["wait_k"] == 100
     assert found["average_proportion"] == 1.0
     with pytest.raises(InputError, match="takes words"):
         next(model.stream_translate("red blue"))
+
+
+def test_a_run_streams_by_its_attention(attention_run: Path, bottleneck_run: Path, tmp_path: Path, command: Command):
+    model = transduce.load(attention_run)
+    texts = ["red blue green", "blue", "green green red blue"]
+    simulated = simulate_alignatt(model, texts, 1)
+    for text, one in zip(texts, simulated, strict=True):
+        steps = list(model.stream_translate(text.split(), alignatt=1))
+        assert "".join(map(str, steps)) == one.text
+        assert list(one.delays) == sorted(one.delays)
+    greedy = [one.text for one in model.generate(texts, strategy="greedy")]
+    assert [one.text for one in simulate_alignatt(model, texts, 100)] == greedy
+    assert [one.text for one in simulated] == greedy  # words are reversed: the first attends to the end of the source
+    said = command("generate", attention_run, "--alignatt", "1", stdin=("\n".join(texts) + "\n").encode())
+    assert said.out == "".join(one.text + "\n" for one in simulated)
+    command("evaluate", attention_run, "--alignatt", "1", "--json", tmp_path / "scores.json")
+    assert json.loads((tmp_path / "scores.json").read_text())["latency"]["alignatt"] == 1
+    assert "two policies" in command("generate", attention_run, "--alignatt", "1", "--wait-k", "2").err
+    assert "this one has none" in command("generate", bottleneck_run, "--alignatt", "1", stdin=b"red blue\n").err

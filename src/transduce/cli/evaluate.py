@@ -14,12 +14,14 @@ from transduce.cli.options import (
     Device,
     Language,
     Output,
+    Policy,
     RunArgument,
     RunsArgument,
     Settings,
     TrustUserCode,
     Weights,
     check_language,
+    check_policy,
     generation_settings,
     load_ensemble,
     load_model,
@@ -90,6 +92,10 @@ def evaluate(
     wait_k: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Simultaneous translation: wait-k outputs, with latencies.")
     ] = None,
+    alignatt: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Simultaneous translation by attention (AlignAtt), with latencies."),
+    ] = None,
     to: Language = None,
     beam: Beam = None,
     settings: Settings = None,
@@ -152,7 +158,8 @@ def evaluate(
         raise InputError("this is the same run", where="--against", remedy="name another run")
     check_language(model, to)
     name, lines = load_held_out(model, data, to)
-    outputs, latencies = _outputs(model, lines, wait_k, chosen)
+    policy = check_policy(wait_k, alignatt)
+    outputs, latencies = _outputs(model, lines, policy, chosen)
     scores = evaluate_output(model, lines, outputs)
     languages = evaluate_languages(model, lines, outputs)
     show_scores({name: scores, **{f"{name}: {one}": found for one, found in languages.items()}}, console)
@@ -162,7 +169,7 @@ def evaluate(
             console.print(score.signature, style="dim", highlight=False, markup=False)
     content: dict[str, Any] = {"set": name, **scores.to_json()}
     for measure, value in latencies.items():
-        content.setdefault("latency", {"k": wait_k})[measure] = value
+        content.setdefault("latency", dict([policy] if policy else ()))[measure] = value
         console.print(f"{measure.replace('_', ' ')}: {value:.2f}", highlight=False)
     if (found := _calibration(model, name, lines, outputs, reliability, console)) is not None:
         content["calibration"] = found
@@ -181,12 +188,14 @@ def evaluate(
         replace_file(json, json_format.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def _outputs(model: Model, lines: Any, wait_k: int | None, chosen: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+def _outputs(
+    model: Model, lines: Any, policy: tuple[Policy, int] | None, chosen: dict[str, Any]
+) -> tuple[Any, dict[str, float]]:
     """The outputs for held-out lines, and the mean latencies of simultaneous ones."""
-    from transduce.evaluation.held_out import predict, predict_wait_k
+    from transduce.evaluation.held_out import predict, predict_simultaneous
 
-    if wait_k is not None:
-        return predict_wait_k(model, lines, wait_k, **chosen)
+    if policy is not None:
+        return predict_simultaneous(model, lines, *policy, **chosen)
     return predict(model, lines, model.recipe.evaluation.metrics, **chosen), {}
 
 

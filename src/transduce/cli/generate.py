@@ -22,12 +22,14 @@ from transduce.cli.options import (
     InputFile,
     Language,
     Output,
+    Policy,
     RunsArgument,
     Sample,
     Settings,
     TrustUserCode,
     Weights,
     check_language,
+    check_policy,
     generation_settings,
     load_ensemble,
     load_model,
@@ -97,6 +99,15 @@ Unconditional = Annotated[
         min=0,
         metavar="N",
         help="Language models: generate N texts without a prompt; no input is read.",
+        rich_help_panel=SEARCH,
+    ),
+]
+AlignAtt = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Simultaneous translation by attention (AlignAtt): write a token that attends to none of the last N read.",
         rich_help_panel=SEARCH,
     ),
 ]
@@ -189,6 +200,7 @@ def generate(
     channel_weights: ChannelWeights = "1,1",
     unconditional: Unconditional = 0,
     wait_k: WaitK = None,
+    alignatt: AlignAtt = None,
     to: Language = None,
     document: DocumentFlag = False,
     protect: ProtectFlag = None,
@@ -294,8 +306,8 @@ def generate(
     if document or Path(file).suffix.lower() in DOCUMENTS:
         _write_document(model, output, reader, chosen, channel, plain=form == "text" and not unconditional)
         return
-    if wait_k is not None:
-        _stream_words(model, file, output, wait_k, plain=form == "text" and not (unconditional or json_input))
+    if (policy := check_policy(wait_k, alignatt)) is not None:
+        _stream_words(model, file, output, policy, plain=form == "text" and not (unconditional or json_input))
         return
     windows = _windows(model, file, unconditional)
     if model.recipe.data.context and not json_input:
@@ -308,14 +320,16 @@ def generate(
         )
 
 
-def _stream_words(model: Model, file: str, output: Path | None, k: int, *, plain: bool) -> None:
-    """Writes the wait-k output of each line while its words arrive."""
+def _stream_words(model: Model, file: str, output: Path | None, policy: tuple[Policy, int], *, plain: bool) -> None:
+    """Writes the simultaneous output of each line while its words arrive."""
     from transduce.inference.simultaneous import check_streaming
 
     if not plain:
         remedy = "leave out --json, --json-input, --align, --pairs, --nbest and --unconditional"
-        raise InputError("simultaneous translation writes text", where="--wait-k", remedy=remedy)
+        raise InputError("simultaneous translation writes text", remedy=remedy)
     check_streaming(model)
+    name, limit = policy
+    options = {"k": limit} if name == "wait_k" else {"alignatt": limit}
     with (
         open_output(output, file) as out,
         nullcontext(sys.stdin) if file == "-" else open(file, encoding="utf-8") as read,
@@ -323,7 +337,7 @@ def _stream_words(model: Model, file: str, output: Path | None, k: int, *, plain
         try:
             while character := read.read(1):
                 words = _arriving_words(character, read)
-                for one in model.stream_translate(words, k):
+                for one in model.stream_translate(words, **options):
                     out.write(one.text)
                     out.flush()
                 deque(words, maxlen=0)  # those after an output of the greatest length

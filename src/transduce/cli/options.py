@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transduce.inference import Model, ensemble
     from transduce.inference.lowering import Precision
 
+Policy = Literal["wait_k", "alignatt"]  # of simultaneous translation
 STANDARD_INPUT = "-"
 SEARCH, ENSEMBLE, OUTPUT = "Search", "Ensemble", "Output"  # panels of --help
 PERFORMANCE, LOADING = "Performance", "Loading"
@@ -144,6 +145,15 @@ def generation_settings(items: list[str] | None, **options: Any) -> dict[str, An
     from transduce.recipe import override
 
     return {**override({}, items or []), **{name: value for name, value in options.items() if value is not None}}
+
+
+def check_policy(wait_k: int | None, alignatt: int | None) -> tuple[Policy, int] | None:
+    """The policy of simultaneous translation and its number; None: whole sources."""
+    if wait_k is not None and alignatt is not None:
+        raise InputError("two policies of simultaneous translation", remedy="give --wait-k or --alignatt")
+    if wait_k is not None:
+        return "wait_k", wait_k
+    return None if alignatt is None else ("alignatt", alignatt)
 
 
 def layer_and_head(layer: str, head: str) -> list[int | str]:

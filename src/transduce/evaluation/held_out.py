@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -39,7 +39,7 @@ from transduce.evaluation.significance import paired_bootstrap, verdict
 from transduce.flow import SPECIALS, UNK, Batch, Example
 from transduce.inference import Model, PairScore
 from transduce.inference.generation import located_errors, warn_of_cuts
-from transduce.inference.simultaneous import simulate_wait_k
+from transduce.inference.simultaneous import simulate_alignatt, simulate_wait_k
 from transduce.recipe import Corpora, EvaluationRecipe, GenerationRecipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.storage import json_line
@@ -272,12 +272,13 @@ def predict(
     return SystemOutput(texts, scored, embedded, token_scores, sources=plain)
 
 
-def predict_wait_k(
-    model: Model, examples: Sequence[HeldOutExample], k: int, **settings: Any
+def predict_simultaneous(
+    model: Model, examples: Sequence[HeldOutExample], policy: Literal["wait_k", "alignatt"], limit: int, **settings: Any
 ) -> tuple[SystemOutput, dict[str, float]]:
-    """Outputs of simultaneous translation, and their mean latencies."""
+    """Outputs of simultaneous translation, and their mean latencies; `limit` is k, or the last tokens of AlignAtt."""
     sources = [example.source for example in examples]
-    found = simulate_wait_k(model, sources, k, **settings)
+    simulate = simulate_wait_k if policy == "wait_k" else simulate_alignatt
+    found = simulate(model, sources, limit, **settings)
     latencies = mean_latencies([one.delays for one in found], [one.source_length for one in found])
     scores = [one.token_scores for one in found]
     plain = [split_language(source)[1] for source in sources]

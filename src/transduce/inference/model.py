@@ -397,12 +397,15 @@ class Model:
             yield from self.generate(window, first_number=number, **settings)
             number += len(window)
 
-    def stream_translate(self, words: Iterable[str], k: int = 3, **settings: Any) -> Iterator[StreamedToken]:
-        """Simultaneous translation: output tokens while the words of one source arrive (wait-k).
+    def stream_translate(
+        self, words: Iterable[str], k: int = 3, alignatt: int | None = None, **settings: Any
+    ) -> Iterator[StreamedToken]:
+        """Simultaneous translation: output tokens while the words of one source arrive.
 
-        Token t is written when k + t - 1 source tokens have arrived: see decoding/wait_k.py.
+        Wait-k: token t is written when k + t - 1 source tokens have arrived. With `alignatt`, when it attends to none
+        of the last `alignatt` source tokens: see decoding/simultaneous.py.
         """
-        return stream_translate(self, words, k, **settings)
+        return stream_translate(self, words, k, alignatt, **settings)
 
     @property
     def max_target_tokens(self) -> int:

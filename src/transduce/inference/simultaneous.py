@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transduce.data.batching import batch_by_length
-from transduce.decoding.wait_k import source_prefix, stream_tokens, wait_k_search
+from transduce.decoding.simultaneous import source_prefix, stream_alignatt, stream_tokens, wait_k_search
 from transduce.errors import InputError
 from transduce.flow import EOS, Batch
 from transduce.model import DecoderModel
@@ -33,7 +33,7 @@ class StreamedToken:
 
 @dataclass(frozen=True)
 class SimulatedOutput:
-    """A wait-k output of a whole text."""
+    """A simultaneous output of a whole text."""
 
     text: str
     token_scores: tuple[float, ...]
@@ -42,19 +42,21 @@ class SimulatedOutput:
 
 
 def check_streaming(model: Model) -> None:
-    """Wait-k is for models that map a text to a text."""
+    """Simultaneous translation is for models that map a text to a text."""
     if model.sourceless or not model.source_encoding.reads_text or not isinstance(model.network, DecoderModel):
         raise InputError(
-            "wait-k is for a model that reads one text and writes another",
-            where="wait_k",
+            "simultaneous translation is for a model that reads one text and writes another",
             remedy="give a run of an encoder and a decoder, or of a decoder with a source",
         )
 
 
-def stream_translate(model: Model, words: Iterable[str], k: int = 3, **settings: Any) -> Iterator[StreamedToken]:
-    """The output tokens of one source whose words arrive one by one, each as soon as wait-k may write it.
+def stream_translate(
+    model: Model, words: Iterable[str], k: int = 3, alignatt: int | None = None, **settings: Any
+) -> Iterator[StreamedToken]:
+    """The output tokens of one source whose words arrive one by one, each as soon as the policy may write it.
 
-    The words are read as they are needed. Output token t is written when k + t - 1 source tokens have arrived.
+    The words are read as they are needed. Wait-k: output token t is written when k + t - 1 source tokens have arrived.
+    With `alignatt`: when it attends to none of the last `alignatt` source tokens.
     """
     check_streaming(model)
     if isinstance(words, str):
@@ -69,7 +71,8 @@ def stream_translate(model: Model, words: Iterable[str], k: int = 3, **settings:
             yield _batch(model, arrived, complete=True), True
 
     ids, before = list[int](), ""
-    for step in stream_tokens(model.network, prefixes(), k, min(chosen.max_length, model.max_target_tokens)):
+    stream, limit = (stream_tokens, k) if alignatt is None else (stream_alignatt, alignatt)
+    for step in stream(model.network, prefixes(), limit, min(chosen.max_length, model.max_target_tokens)):
         if step.token != EOS:
             ids.append(step.token)
         now = model.target.decode(ids, model.source_encoding.oov_words(" ".join(arrived)))
@@ -99,3 +102,20 @@ def simulate_wait_k(model: Model, texts: Sequence[str], k: int, **settings: Any)
             text = model.target.decode(one.text_ids, model.source_encoding.oov_words(texts[row]))
             found[row] = SimulatedOutput(text, one.token_scores, tuple(delays), len(sources[row]) + 1)
     return [found[row] for row in range(len(texts))]
+
+
+def simulate_alignatt(model: Model, texts: Sequence[str], guard: int, **settings: Any) -> list[SimulatedOutput]:
+    """The AlignAtt outputs of whole texts, as if their tokens arrived one by one."""
+    check_streaming(model)
+    chosen, found = model.settings(**settings), []
+    longest = min(chosen.max_length, model.max_target_tokens)
+    for text, source in zip(texts, model.source_encoding.encode(list(texts)), strict=True):
+        batch = model.source_encoding.batch([source]).to(model.device)
+        size = len(source) + 1
+        prefixes = ((source_prefix(batch, length), length == size) for length in range(1, size + 1))
+        steps = list(stream_alignatt(model.network, prefixes, guard, longest))
+        ids = [step.token for step in steps if step.token != EOS]
+        output = model.target.decode(ids, model.source_encoding.oov_words(text))
+        scores, delays = tuple(step.log_prob for step in steps), tuple(step.delay for step in steps)
+        found.append(SimulatedOutput(output, scores, delays, size))
+    return found

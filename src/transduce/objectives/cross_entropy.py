@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from transduce.contracts import Count, Forward, Loss, Objective, Rate
-from transduce.decoding.wait_k import wait_k_logits
+from transduce.decoding.simultaneous import wait_k_logits
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.kernels.cross_entropy import IGNORED
@@ -86,7 +86,7 @@ class WaitK(Objective):
     """cross-entropy of wait-k: label t is predicted from the first k + t - 1 source tokens (Ma 2019)
 
     For simultaneous translation. Every prefix of the source is encoded, and the target so far is read with it, as in
-    decoding/wait_k.py: an update takes as many passes as the longest source has tokens, less k, and one more.
+    decoding/simultaneous.py: an update takes as many passes as the longest source has tokens, less k, and one more.
     """
 
     def __init__(self, *, k: Count = 3, label_smoothing: Rate = 0.1) -> None:

@@ -1,8 +1,11 @@
-"""Wait-k decoding (Ma et al. 2019): simultaneous translation that reads k source tokens, then writes and reads in turn.
+"""Simultaneous decoding: output tokens while the source arrives, by wait-k or by the attention of the model.
 
-Token t of the output reads the first g(t) = min(k + t - 1, S) of the S source tokens, </s> included. The prefix is
-encoded again at every step, and the output so far is read again with it. So every model with a text source can stream,
-with any encoder and decoder, and no token depends on a source token after g(t).
+Wait-k (Ma et al. 2019) reads k source tokens, then writes and reads in turn: token t of the output reads the first g(t)
+= min(k + t - 1, S) of the S source tokens, </s> included. AlignAtt (Papi et al. 2023) writes a token when it attends to
+none of the last source tokens that have arrived, and reads on otherwise; with monotonic attention it follows the
+alignment that the model was trained with. The prefix is encoded again at every step, and the output so far is read
+again with it. So every model with a text source can stream, with any encoder and decoder, and no token depends on a
+source token after g(t).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from transduce.contracts import Forward
 from transduce.errors import InputError
-from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded
+from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, Step
 from transduce.model import Transducer
 
 
@@ -61,7 +64,7 @@ def _target_prefix(batch: Batch, length: int) -> Batch:
 
 
 @dataclass(frozen=True)
-class WaitKStep:
+class WrittenToken:
     """One output token: its id, its log-probability, and the source tokens that had been read when it was written."""
 
     token: int
@@ -78,6 +81,11 @@ def wait_k_step(model: Transducer, batch: Batch, written: Tensor, k: int, comple
     length = k + written.size(1) - 1
     logits = model.advance(written, model.start(source_prefix(batch, length))).logits[:, -1]
     log_probs = logits.log_softmax(-1, dtype=torch.float)
+    return _best_tokens(log_probs, complete)
+
+
+def _best_tokens(log_probs: Tensor, complete: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token of each row that may be written, and its log-probability; only complete sources allow </s>."""
     allowed = log_probs.clone()
     allowed[:, [PAD, BOS]] = -torch.inf
     allowed[~complete, EOS] = -torch.inf
@@ -123,7 +131,7 @@ def _hypotheses(
 
 def stream_tokens(
     model: Transducer, prefixes: Iterable[tuple[Batch, bool]], k: int, max_length: int
-) -> Iterator[WaitKStep]:
+) -> Iterator[WrittenToken]:
     """Output tokens of one source that grows.
 
     `prefixes` are batches of one row with the tokens that have arrived, and whether the source is complete: then </s>
@@ -140,6 +148,44 @@ def stream_tokens(
             ids = torch.tensor([written], device=batch.device)
             best, log_prob = wait_k_step(model, batch, ids, k, ended)
             written.append(int(best))
-            yield WaitKStep(int(best), float(log_prob), read)
+            yield WrittenToken(int(best), float(log_prob), read)
             if written[-1] == EOS:
                 return
+
+
+@torch.inference_mode()
+def stream_alignatt(
+    model: Transducer, prefixes: Iterable[tuple[Batch, bool]], guard: int, max_length: int
+) -> Iterator[WrittenToken]:
+    """Output tokens of one source that grows, by AlignAtt; `prefixes` as for `stream_tokens`.
+
+    A token is written when the source token with the largest attention weight (mean over layers and heads) is before
+    the last `guard` that have arrived. An output whose best next token is </s> waits for the end of the source.
+    """
+    written = [BOS]
+    for batch, complete in prefixes:
+        check_wait_k(batch, 1)
+        assert batch.source is not None
+        arrived = batch.source.values.size(1)
+        while len(written) <= max_length:
+            ids = torch.tensor([written], device=batch.device)
+            step = model.advance(ids, model.start(batch), with_attention=True)
+            log_probs = step.logits[:, -1].log_softmax(-1, dtype=torch.float)
+            if not complete and (_aligned(step) >= arrived - guard or int(log_probs.argmax()) == EOS):
+                break
+            best, log_prob = _best_tokens(log_probs, torch.tensor([complete], device=batch.device))
+            written.append(int(best))
+            yield WrittenToken(int(best), float(log_prob), arrived)
+            if written[-1] == EOS:
+                return
+
+
+def _aligned(step: Step) -> int:
+    """The source token that the last output token attends to most."""
+    if step.attention is None or step.attention.cross is None:
+        raise InputError(
+            "alignatt reads the cross-attention of the decoder, and this one has none",
+            where="alignatt",
+            remedy="use wait-k, or a decoder with attention",
+        )
+    return int(step.attention.cross[0, :, :, -1].mean((0, 1)).argmax())

@@ -1,4 +1,4 @@
-"""Laws of wait-k, for every decoder: no look-ahead, training is streaming, the whole source is greedy search."""
+"""Laws of simultaneous decoding, for every decoder: no look-ahead, training is streaming, all tokens read is greedy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from test_search_laws import longest
 
 from transduce.decoders import DECODERS
 from transduce.decoding.search import search
+from transduce.decoding.simultaneous import source_prefix, stream_alignatt, stream_tokens, wait_k_logits, wait_k_search
 from transduce.decoding.strategies import Greedy
-from transduce.decoding.wait_k import source_prefix, stream_tokens, wait_k_logits, wait_k_search
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import OBJECTIVES, CrossEntropy, WaitK
@@ -93,6 +93,42 @@ def test_tokens_are_written_as_soon_as_their_prefix_has_arrived():
     partial = [at for at, _ in written if at < size]
     assert partial == list(range(2, size))
     assert EOS not in [token for at, token in written if at < size]  # no output ends before its source
+
+
+MONOTONIC = "recurrent>recurrent,context=luong-coverage-{'kind': 'monotonic', 'offset': 0.1}"
+ALIGNED = ["transformer>transformer", "recurrent>convolutional", MONOTONIC]
+
+
+def aligned(case: str, batch: Batch, guard: int) -> list:
+    size = batch.source.values.size(1)
+    arriving = [(source_prefix(batch, length), length == size) for length in range(1, size + 1)]
+    return list(stream_alignatt(shared(case), arriving, guard, 9))
+
+
+@pytest.mark.parametrize("case", ALIGNED)
+def test_alignatt_reads_until_the_alignment_is_behind(case):
+    """Each token is the greedy one of its prefix, attends to none of the last tokens, and waits no longer than that."""
+    model, batch, guard = shared(case), example_batch([(6, 5)]), 1
+    size, steps, before = batch.source.values.size(1), aligned(case, batch, guard), 1
+    ids = [BOS]
+    for step in steps:
+        for length in range(before, step.delay + 1):
+            with torch.no_grad():
+                state = model.start(source_prefix(batch, length))
+                found = model.advance(torch.tensor([ids]), state, with_attention=True)
+            peak = int(found.attention.cross[0, :, :, -1].mean((0, 1)).argmax())
+            best = int(found.logits[0, -1].argmax())
+            ready = length == size or (peak < length - guard and best != EOS)
+            assert ready == (length == step.delay)
+        ids, before = [*ids, step.token], step.delay
+    assert [step.delay for step in steps] == sorted(step.delay for step in steps)
+
+
+@pytest.mark.parametrize("case", ALIGNED)
+def test_alignatt_with_a_wide_guard_is_greedy_search(case):
+    batch = example_batch([(6, 5)])
+    greedy = search(shared(case), batch, Greedy(), max_lengths=longest(batch, 9))[0][0]
+    assert [step.token for step in aligned(case, batch, 100)] == list(greedy.ids)
 
 
 @pytest.mark.parametrize("case", ["transformer>transformer", "recurrent>recurrent"])
