@@ -14,7 +14,7 @@ from transduce.contracts import Strategy
 from transduce.decoders import DECODERS
 from transduce.decoding.logits_processors import MinLength, NoRepeatNgram, RepetitionPenalty, SuppressTokens
 from transduce.decoding.scoring import score
-from transduce.decoding.search import search
+from transduce.decoding.search import search, stream_search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import BOS, EOS, Batch, Hypothesis, Padded
 
@@ -205,3 +205,23 @@ def test_samples_follow_the_distribution():
     best = allowed.topk(2).indices.tolist()
     few = search(model, batch, Sample(width=200, top_k=2), max_lengths=torch.tensor([1]), seeds=[5])[0]
     assert {one.ids[0] for one in few} == set(best)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("case", ["transformer>transformer", "recurrent>recurrent", "alone>transformer"])
+def test_streamed_tokens_are_those_of_the_search(case, strategy):
+    """All tokens and scores of the best hypothesis."""
+    model, batch = shared(case), example_batch([(5, 3)])
+    limits = {"max_lengths": longest(batch), "seeds": SEEDS[:1]}
+    best = search(model, batch, strategy, nbest=1, **limits)[0][0]
+    found = list(stream_search(model, batch, strategy, **limits))
+    assert tuple(token for token, _ in found) == best.ids
+    assert [score for _, score in found] == pytest.approx(best.token_scores, abs=1e-5)
+
+
+def test_a_greedy_token_is_given_before_the_next_step(monkeypatch):
+    model, batch, steps = shared("recurrent>recurrent"), example_batch([(5, 3)]), []
+    advance = type(model).advance
+    monkeypatch.setattr(type(model), "advance", lambda *args, **more: steps.append(1) or advance(*args, **more))
+    counts = [len(steps) for _ in stream_search(model, batch, Greedy(), max_lengths=longest(batch))]
+    assert counts == list(range(1, len(counts) + 1))

@@ -12,7 +12,7 @@ from test_search_laws import longest
 
 from transduce.decoders import DECODERS
 from transduce.decoding.search import search
-from transduce.decoding.simultaneous import source_prefix, stream_alignatt, stream_tokens, wait_k_logits, wait_k_search
+from transduce.decoding.simultaneous import source_prefix, stream_alignatt, stream_wait_k, wait_k_logits, wait_k_search
 from transduce.decoding.strategies import Greedy
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
@@ -73,7 +73,7 @@ def test_training_is_streaming(case):
         alone = batch.select(torch.tensor([row]))
         size = alone.source.values.size(1)
         arriving = [(source_prefix(alone, length), length == size) for length in range(1, size + 1)]
-        steps = list(stream_tokens(model, arriving, k, longest(batch)[row].item()))
+        steps = list(stream_wait_k(model, arriving, k, longest(batch)[row].item()))
         assert [step.token for step in steps] == list(one.ids)
         assert [step.delay for step in steps] == delays[row] == [min(k + t, size) for t in range(len(steps))]
         assert [step.log_prob for step in steps] == pytest.approx(one.token_scores, abs=2e-4)
@@ -88,7 +88,7 @@ def test_tokens_are_written_as_soon_as_their_prefix_has_arrived():
             arrived.append(length)
             yield source_prefix(batch, length), length == size
 
-    for step in stream_tokens(model, prefixes(), 2, 12):
+    for step in stream_wait_k(model, prefixes(), 2, 12):
         written.append((arrived[-1], step.token))
     partial = [at for at, _ in written if at < size]
     assert partial == list(range(2, size))

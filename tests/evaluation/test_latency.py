@@ -16,7 +16,7 @@ from transduce.evaluation.latency import (
     differentiable_average_lagging,
     mean_latencies,
 )
-from transduce.inference.simultaneous import simulate_alignatt, simulate_wait_k
+from transduce.inference.streaming import simulate_alignatt, simulate_wait_k
 
 BY_HAND = [  # delays, |x|, AL, AP, DAL
     ([3, 4, 5, 5, 5], 5, 3.0, 22 / 25, 3.0),  # wait-3, equal lengths: (3 + (4 - 1) + (5 - 2)) / 3

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_fixtures import Command
 
 import transduce
+from transduce.errors import InputError
 from transduce.inference.long_sources import (
     AlignedPart,
     SourcePart,
@@ -151,3 +154,22 @@ def test_generate_prints_the_parts_of_long_lines(command, attention_run):
     assert "".join(part["source"] for part in long["parts"]) == "white " * 100
     assert long["text"] == " ".join(part["text"] for part in long["parts"])
     assert "sources split at `max_source_length`: 1" in called.err
+
+
+@pytest.mark.parametrize("search", [{"strategy": "greedy"}, {"beam": 3}, {"strategy": "sample", "seed": 4}])
+def test_streamed_texts_joined_are_the_output(attention_run: Path, search: dict) -> None:
+    model = transduce.load(attention_run)
+    for text in ("red blue green", "", "red blue. green, red blue! " * 3):
+        whole = model.generate([text], max_source_length=5, **search)[0]
+        streamed = list(model.stream_tokens(text, max_source_length=5, **search))
+        assert "".join(map(str, streamed)) == whole.text
+        assert [one.score for one in streamed] == pytest.approx(whole.token_scores, abs=1e-4)
+    with pytest.raises(InputError, match="takes one text"):
+        list(model.stream_tokens(["red"]))  # type: ignore[arg-type]
+
+
+def test_the_command_streams_lines(attention_run: Path, command: Command) -> None:
+    lines = b"red blue\n\ngreen\n"
+    streamed = command("generate", attention_run, "--stream", stdin=lines)
+    assert streamed.out == command("generate", attention_run, stdin=lines).out
+    assert "plain output of a search" in command("generate", attention_run, "--stream", "--json", stdin=b"red\n").err

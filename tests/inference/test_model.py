@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from run_fixtures import RECURRENT, colour_pairs, settings
 
 import transduce
+from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD
 
 WORDS = st.lists(st.sampled_from(["red", "green", "blue", "black", "white", "unheard"]), min_size=1, max_size=7)
@@ -235,3 +236,20 @@ class TestReread:
                 if single is not None:
                     assert prediction.explanation is batched
                     assert np.allclose(single.attention, batched.attention, atol=1e-5)
+
+
+def test_alternatives_are_the_outputs_after_each_probable_token(model: transduce.Model) -> None:
+    """The tokens are those of the highest probability; the first alternative of a greedy search is its output."""
+    text, prefix = "red blue green", "GREEN"
+    found = model.alternatives(text, prefix, k=3, strategy="greedy")
+    begin = len(model.target.encode(prefix).ids)
+    assert [one.tokens[:begin] for one in found] == [found[0].tokens[:begin]] * 3
+    tokens = [one.tokens[begin] for one in found]
+    scores = [one.token_scores[begin] for one in found]
+    assert len(set(tokens)) == 3
+    assert scores == sorted(scores, reverse=True)
+    assert found[0].text == model.generate([text], prefixes=[prefix], strategy="greedy")[0].text
+    rest = 1 - sum(math.exp(score) for score in scores)
+    assert rest <= (model.target.size - 3) * math.exp(scores[-1])  # no other token is more probable
+    with pytest.raises(InputError, match="one source"):
+        model.alternatives(" ")

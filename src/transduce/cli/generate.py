@@ -102,6 +102,10 @@ Unconditional = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
+StreamFlag = Annotated[
+    bool,
+    typer.Option("--stream", help="Write each token as soon as all hypotheses have it.", rich_help_panel=SEARCH),
+]
 AlignAtt = Annotated[
     int | None,
     typer.Option(
@@ -201,6 +205,7 @@ def generate(
     unconditional: Unconditional = 0,
     wait_k: WaitK = None,
     alignatt: AlignAtt = None,
+    stream_output: StreamFlag = False,
     to: Language = None,
     document: DocumentFlag = False,
     protect: ProtectFlag = None,
@@ -262,6 +267,10 @@ def generate(
 
         tail -f log.txt | transduce generate runs/demo
 
+    Each token as soon as it is certain:
+
+        transduce generate runs/de-en input.txt --stream
+
     Words are translated while they arrive, before the line ends:
 
         transduce generate runs/de-en --wait-k 3
@@ -278,7 +287,7 @@ def generate(
     if protect is not None:
         chosen["protect"] = _protected_kinds() if protect else ()
     model.settings(**chosen)  # reports a wrong name or value before any input is read
-    channel = None
+    search, channel = dict(chosen), None
     if reverse is not None or language_model is not None:
         back = None if reverse is None else load_model(reverse, device, trust_user_code)
         alone = None if language_model is None else load_model(language_model, device, trust_user_code)
@@ -309,6 +318,10 @@ def generate(
     if (policy := check_policy(wait_k, alignatt)) is not None:
         _stream_words(model, file, output, policy, plain=form == "text" and not (unconditional or json_input))
         return
+    if stream_output:
+        others = (unconditional, json_input, to, draft, shortlist, channel, glossary, avoid, prefix)
+        _stream_outputs(model, file, output, search, plain=form == "text" and not any(others))
+        return
     windows = _windows(model, file, unconditional)
     if model.recipe.data.context and not json_input:
         from transduce.data.document_context import lines_in_context
@@ -320,9 +333,23 @@ def generate(
         )
 
 
+def _stream_outputs(model: Model, file: str, output: Path | None, chosen: dict[str, Any], *, plain: bool) -> None:
+    """Writes the output of each line token by token."""
+    if not plain:
+        remedy = "give lines, --beam, --sample and --set alone"
+        raise InputError("a stream is the plain output of a search", where="--stream", remedy=remedy)
+    with open_output(output, file) as out:
+        for line in (line for window in _windows(model, file, 0) for line in window):
+            for one in model.stream_tokens(line, **chosen):
+                out.write(one.text)
+                out.flush()
+            out.write("\n")
+            out.flush()
+
+
 def _stream_words(model: Model, file: str, output: Path | None, policy: tuple[Policy, int], *, plain: bool) -> None:
     """Writes the simultaneous output of each line while its words arrive."""
-    from transduce.inference.simultaneous import check_streaming
+    from transduce.inference.streaming import check_streaming
 
     if not plain:
         remedy = "leave out --json, --json-input, --align, --pairs, --nbest and --unconditional"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -246,12 +246,55 @@ def search(
     if graphs is not None:
         given = padded_input(given, rounded_shape(given, max_positions(model)))
     loop = SearchLoop(stepper, graphs, nbest)
-    beams = loop.start(given)
-    if loop.graph is None:
-        beams = replace(beams, state=_unshared(beams.state, batch))
-    free = torch.full((given.batch.size - batch.size,), FREE)
-    loop.run(beams, torch.cat((torch.arange(batch.size), free)))
+    loop.run(*loop.enter(given, batch))
     return loop.hypotheses(batch.size)
+
+
+@torch.inference_mode()
+def stream_search(
+    model: Transducer,
+    batch: Batch,
+    strategy: Strategy,
+    *,
+    max_lengths: Tensor,  # 1
+    processors: Sequence[LogitsProcessor] = (),
+    prefix: Padded | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Iterator[tuple[int, float]]:
+    """The best hypothesis of one source, token by token with log-probabilities, as `search` finds it.
+
+    A token is given as soon as it is certain: when all hypotheses of the search have it. Of greedy search and sampling
+    that is at once.
+    """
+    assert batch.size == 1, "a stream is of one source"
+    options: dict[str, Any] = {"nbest": 1, "prefixed": prefix is not None, "capturable": False}
+    stepper = Stepper(model, strategy, processors, max_length=int(max_lengths.max()), **options)
+    loop, given = SearchLoop(stepper, None, 1), 0
+    for beams in loop.steps(*loop.enter(stepper.input(batch, max_lengths, prefix, seeds), batch)):
+        certain = _common_prefix(beams)
+        yield from certain[given:]
+        given = max(given, len(certain))
+    (best,) = loop.hypotheses(1)[0][:1]
+    yield from list(zip(best.ids, best.token_scores, strict=True))[given:]
+
+
+def _common_prefix(beams: BeamState) -> list[tuple[int, float]]:
+    """The first tokens, with their scores, of all hypotheses of the only source of a search."""
+    rows = []
+    length = int(beams.lengths[0])
+    for row in (beams.totals[0] > -torch.inf).nonzero().flatten().tolist():
+        rows.append((beams.history[0, row].tolist()[-length:], beams.token_scores[0, row].tolist()[-length:]))
+    finished = beams.finished
+    for row in (finished.ranks[0] > -torch.inf).nonzero().flatten().tolist():
+        size = int(finished.lengths[0, row])
+        rows.append((finished.ids[0, row].tolist()[-size:], finished.token_scores[0, row].tolist()[-size:]))
+    common = 0
+    for tokens in zip(*(ids for ids, _ in rows), strict=False):
+        if len(set(tokens)) > 1:
+            break
+        common += 1
+    ids, scores = rows[0]
+    return list(zip(ids[:common], scores[:common], strict=True))
 
 
 def _best_paths(model: CTCModel, batch: Batch, max_lengths: Tensor) -> list[Hypothesis]:
@@ -294,11 +337,24 @@ class SearchLoop:
         self.length = 1  # tokens of the sources that entered first
         self.aligned = True  # all sources entered at the same time
 
+    def enter(self, given: SearchInput, batch: Batch) -> tuple[BeamState, Tensor]:
+        """The search of a batch after its first selection, and the number of the source in each slot."""
+        beams = self.start(given)
+        if self.graph is None:
+            beams = replace(beams, state=_unshared(beams.state, batch))
+        free = torch.full((given.batch.size - batch.size,), FREE)
+        return beams, torch.cat((torch.arange(batch.size), free))
+
     def run(self, beams: BeamState, sources: Tensor) -> None:
-        """The only token loop."""
+        """All steps of a search."""
+        deque(self.steps(beams, sources), maxlen=0)
+
+    def steps(self, beams: BeamState, sources: Tensor) -> Iterator[BeamState]:
+        """The only token loop: the search before each step, while a source is left."""
         self.sources = sources
         current = self._exchange_sources(beams)
         while current is not None:
+            yield current
             current = self._exchange_sources(self._step(current))
 
     def _step(self, beams: BeamState) -> BeamState:

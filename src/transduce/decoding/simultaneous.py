@@ -129,7 +129,7 @@ def _hypotheses(
     return found, read
 
 
-def stream_tokens(
+def stream_wait_k(
     model: Transducer, prefixes: Iterable[tuple[Batch, bool]], k: int, max_length: int
 ) -> Iterator[WrittenToken]:
     """Output tokens of one source that grows.
@@ -157,7 +157,7 @@ def stream_tokens(
 def stream_alignatt(
     model: Transducer, prefixes: Iterable[tuple[Batch, bool]], guard: int, max_length: int
 ) -> Iterator[WrittenToken]:
-    """Output tokens of one source that grows, by AlignAtt; `prefixes` as for `stream_tokens`.
+    """Output tokens of one source that grows, by AlignAtt; `prefixes` as for `stream_wait_k`.
 
     A token is written when the source token with the largest attention weight (mean over layers and heads) is before
     the last `guard` that have arrived. An output whose best next token is </s> waits for the end of the source.

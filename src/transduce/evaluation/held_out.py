@@ -39,7 +39,7 @@ from transduce.evaluation.significance import paired_bootstrap, verdict
 from transduce.flow import SPECIALS, UNK, Batch, Example
 from transduce.inference import Model, PairScore
 from transduce.inference.generation import located_errors, warn_of_cuts
-from transduce.inference.simultaneous import simulate_alignatt, simulate_wait_k
+from transduce.inference.streaming import simulate_alignatt, simulate_wait_k
 from transduce.recipe import Corpora, EvaluationRecipe, GenerationRecipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.storage import json_line

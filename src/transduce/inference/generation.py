@@ -19,11 +19,12 @@ from transduce.contracts import LogitsProcessor, Strategy
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.continuous_batching import SearchRequest, continuous_search, plan_searches
-from transduce.decoding.search import search
+from transduce.decoding.logits_processors import NEVER_GENERATED
+from transduce.decoding.search import search, stream_search
 from transduce.decoding.speculative import speculative_search
 from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
-from transduce.flow import BOS, Batch, Example, Hypothesis, Padded
+from transduce.flow import BOS, EOS, Batch, Example, Hypothesis, Padded
 from transduce.inference.long_sources import CHARACTERS_PER_TOKEN
 from transduce.inference.shortlist import NarrowedModel, OutputRows, Shortlist, ShortlistedModel, apply_shortlists
 from transduce.inference.terminology import PhraseIds, constrained_request
@@ -243,6 +244,34 @@ class Searcher:
             nbest=_num_hypotheses(strategy, settings),
             graphs=self.graphs,
             constraints=None if request.constraints is None else request.constraints.to(self.device),
+        )
+
+    @torch.inference_mode()
+    def next_tokens(self, source: EncodedSource, begun: Sequence[int], k: int) -> list[int]:
+        """The k most probable tokens after these, </s> excepted."""
+        batch = self.source_encoding.batch([source]).to(self.device)
+        read = torch.tensor([[BOS, *begun]], device=self.device)
+        log_probs = self.network.advance(read, self.network.start(batch)).logits[:, -1].log_softmax(-1)
+        allowed = NEVER_GENERATED.apply(log_probs, read)[0].index_fill(
+            0, torch.tensor(EOS, device=self.device), -torch.inf
+        )
+        best = allowed.topk(min(k, int((allowed > -torch.inf).sum())))
+        return [int(one) for one in best.indices]
+
+    def stream(self, source: EncodedSource, settings: GenerationRecipe, number: int) -> Iterator[tuple[int, float]]:
+        """The tokens of the best hypothesis of one source, each as soon as it is certain, with its log-probability."""
+        batch, max_lengths = self.source_encoding.batch([source]), self._max_lengths([source], settings)
+        prefixes = self.detect(batch, settings) if settings.detected_first else None
+        request = _request(settings, batch, max_lengths, prefixes, [number])
+        strategy, processors = self._options(settings)
+        return stream_search(
+            self.network,
+            request.batch.to(self.device),
+            strategy,
+            max_lengths=request.max_lengths,
+            processors=processors,
+            prefix=None if request.prefix is None else request.prefix.to(self.device),
+            seeds=request.seeds,
         )
 
     def with_shortlist(self, shortlist: Shortlist) -> ShortlistSearcher:

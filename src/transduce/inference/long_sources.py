@@ -188,10 +188,17 @@ def join_texts(sources: Sequence[str], outputs: Sequence[str]) -> str:
 
     Where there is none, as between Chinese sentences, a space separates words of a script that has spaces.
     """
-    text = ""
+    text = before = ""
     for source, output in zip(sources, map(str.strip, outputs), strict=True):
-        text += _gap(text, output) + output + source[len(source.rstrip()) :]
+        text += separator(text, before, output) + output
+        before = source
     return text.rstrip()
+
+
+def separator(text: str, source: str, output: str) -> str:
+    """What stands between a text, which ends with the output of the part `source`, and the output of the next part."""
+    white_space = source[len(source.rstrip()) :]
+    return white_space + _gap(text + white_space, output)
 
 
 def _gap(text: str, output: str) -> str:

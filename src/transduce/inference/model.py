@@ -48,7 +48,7 @@ from transduce.inference.lowering import lower_network, weight_versions
 from transduce.inference.protected_spans import ProtectedLine
 from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
-from transduce.inference.simultaneous import StreamedToken, stream_translate
+from transduce.inference.streaming import StreamedToken, stream_tokens, stream_translate
 from transduce.inference.terminology import Constraints, check_constraints, encode_constraints
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
@@ -314,7 +314,7 @@ class Model:
         first_number: int,
     ) -> list[Prediction]:
         """One prediction a line: long lines are searched in parts."""
-        parts, sources, cuts = self._source_parts(texts, chosen)
+        parts, sources, cuts = self.source_parts(texts, chosen)
         read = [part.text for part in parts]
         begun = wanted = None
         if prefixes is not None:  # the output of a line begins with that of its first part
@@ -349,7 +349,7 @@ class Model:
         self.explain_predictions([one for line, one in pairs if one.tokens and not line.complete(one.text)])
         return [one.restored(line) for line, one in pairs]
 
-    def _source_parts(
+    def source_parts(
         self, texts: Sequence[str], chosen: GenerationRecipe
     ) -> tuple[list[SourcePart], list[EncodedSource], list[bool]]:
         """All lines but empty ones, long ones in parts; how they are encoded, and which of them were cut."""
@@ -396,6 +396,26 @@ class Model:
         for window in in_windows(without_line_feeds(texts), lambda text: len(str(text))):
             yield from self.generate(window, first_number=number, **settings)
             number += len(window)
+
+    def alternatives(self, text: str, prefix: str = "", k: int = 5, **settings: Any) -> list[Prediction]:
+        """Forced decoding: one output for each of the k most probable tokens that may follow a prefix of the target.
+
+        The most probable token comes first. The search goes on freely after it.
+        """
+        chosen = self.settings(**settings)
+        if self.sourceless or not text.strip() or k < 1:
+            raise InputError("alternatives are of one source, and at least one", remedy="give a text, and k from 1")
+        parts, sources, (cut, *_) = self.source_parts([text], chosen.model_copy(update={"long_sources": "truncate"}))
+        begun = encode_targets(self.target, [prefix], [text])[0] or list(chosen.forced_prefix)
+        begins = [[*begun, one] for one in self.searcher.next_tokens(sources[0], begun, k)]
+        numbers = [parts[0].number for _ in begins]
+        searched = self.searcher.search_sources(sources * len(begins), begins, chosen, numbers)
+        ranked = [self._ranked(one, text, chosen)[: chosen.nbest] for one in searched]
+        return [self._prediction(text, sources[0], one, cut) for one in ranked]
+
+    def stream_tokens(self, text: str, **settings: Any) -> Iterator[StreamedToken]:
+        """The output of `generate` for one text, token by token, each as soon as all hypotheses have it."""
+        return stream_tokens(self, text, **settings)
 
     def stream_translate(
         self, words: Iterable[str], k: int = 3, alignatt: int | None = None, **settings: Any

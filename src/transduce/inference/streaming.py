@@ -1,4 +1,4 @@
-"""Simultaneous translation with a loaded model: words that arrive one by one, and simulation on whole texts."""
+"""Streams of a loaded model: tokens as they are generated, and simultaneous translation of words that arrive."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transduce.data.batching import batch_by_length
-from transduce.decoding.simultaneous import source_prefix, stream_alignatt, stream_tokens, wait_k_search
+from transduce.decoding.simultaneous import source_prefix, stream_alignatt, stream_wait_k, wait_k_search
 from transduce.errors import InputError
 from transduce.flow import EOS, Batch
+from transduce.inference.long_sources import separator
 from transduce.model import DecoderModel
 
 if TYPE_CHECKING:
@@ -39,6 +40,34 @@ class SimulatedOutput:
     token_scores: tuple[float, ...]
     delays: tuple[int, ...]  # of each token: source tokens that had been read
     source_length: int  # tokens of the source, </s> included
+
+
+def stream_tokens(model: Model, text: str, **settings: Any) -> Iterator[StreamedToken]:
+    """The output of one source, token by token, each as soon as all hypotheses of the search have it.
+
+    The texts joined are the output of `generate`; a long source is read in parts, one after the other.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"stream_tokens takes one text, not {text!r}", remedy='write model.stream_tokens("...")')
+    chosen = model.settings(**settings)
+    if model.sourceless or chosen.strategy_kind == "mbr" or chosen.protect:
+        raise InputError(
+            "tokens are streamed for a source, by a search that needs no other output",
+            remedy="use generate for language models, minimum Bayes risk and protected spans",
+        )
+    parts, sources, _ = model.source_parts([text], chosen)
+    written, before = "", ""
+    for part, source in zip(parts, sources, strict=True):
+        ids, own, unknown = list[int](), "", model.source_encoding.oov_words(part.text)
+        for token, score in model.searcher.stream(source, chosen, part.number):
+            if token != EOS:
+                ids.append(token)
+            now = model.target.decode(ids, unknown)
+            added, own = (now[len(own) :], now) if now.startswith(own) else ("", own)
+            lead = separator(written, before, added) if added and added == own else ""
+            written += lead + added
+            yield StreamedToken(lead + added, model.target.piece(token), score, len(source))
+        before = part.source
 
 
 def check_streaming(model: Model) -> None:
@@ -71,7 +100,7 @@ def stream_translate(
             yield _batch(model, arrived, complete=True), True
 
     ids, before = list[int](), ""
-    stream, limit = (stream_tokens, k) if alignatt is None else (stream_alignatt, alignatt)
+    stream, limit = (stream_wait_k, k) if alignatt is None else (stream_alignatt, alignatt)
     for step in stream(model.network, prefixes(), limit, min(chosen.max_length, model.max_target_tokens)):
         if step.token != EOS:
             ids.append(step.token)
