@@ -247,10 +247,10 @@ class Searcher:
         )
 
     @torch.inference_mode()
-    def next_tokens(self, source: EncodedSource, begun: Sequence[int], k: int) -> list[int]:
+    def next_tokens(self, source: EncodedSource, prefix: Sequence[int], k: int) -> list[int]:
         """The k most probable tokens after these, </s> excepted."""
         batch = self.source_encoding.batch([source]).to(self.device)
-        read = torch.tensor([[BOS, *begun]], device=self.device)
+        read = torch.tensor([[BOS, *prefix]], device=self.device)
         log_probs = self.network.advance(read, self.network.start(batch)).logits[:, -1].log_softmax(-1)
         allowed = NEVER_GENERATED.apply(log_probs, read)[0].index_fill(
             0, torch.tensor(EOS, device=self.device), -torch.inf
