@@ -1,4 +1,6 @@
-"""Search: the only token loop, for every strategy and every model.
+"""Search: the token loop of every strategy and every model.
+
+Simultaneous decoding (simultaneous.py) has a loop of its own: its source grows between two tokens.
 
 Where steps are captured as CUDA graphs, every tensor of the search keeps its shape and nothing waits for the host, so a
 step is one function of fixed buffers: it runs as it is, or replayed (kernels/cuda_graph.py). On a CPU histories grow.
@@ -350,7 +352,7 @@ class SearchLoop:
         deque(self.steps(beams, sources), maxlen=0)
 
     def steps(self, beams: BeamState, sources: Tensor) -> Iterator[BeamState]:
-        """The only token loop: the search before each step, while a source is left."""
+        """The token loop: the search before each step, while a source is left."""
         self.sources = sources
         current = self._exchange_sources(beams)
         while current is not None:

@@ -35,7 +35,7 @@ def check_wait_k(batch: Batch, k: int) -> None:
         raise InputError(f"wait-k with k = {k}", where="wait_k", remedy="k is 1 or more")
     if batch.source is None or batch.source.ids is None or batch.packed_labels is not None:
         raise InputError(
-            "wait-k reads the tokens of a text, and this model has no such source",
+            "simultaneous decoding reads the tokens of a text, and this model has no such source",
             where="wait_k",
             remedy="train an encoder and a decoder on pairs of texts, without packing",
         )

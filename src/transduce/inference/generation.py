@@ -232,19 +232,26 @@ class Searcher:
         return self._search(settings, _request(settings, batch, max_lengths, prefixes, numbers))
 
     def _search(self, settings: GenerationRecipe, request: SearchRequest) -> list[list[Hypothesis]]:
-        strategy, processors = self._options(settings)
+        arguments = self._arguments(settings, request)
         return search(
             self.network,
-            request.batch.to(self.device),
-            strategy,
-            max_lengths=request.max_lengths,
-            processors=processors,
-            prefix=None if request.prefix is None else request.prefix.to(self.device),
-            seeds=request.seeds,
-            nbest=_num_hypotheses(strategy, settings),
+            **arguments,
+            nbest=_num_hypotheses(arguments["strategy"], settings),
             graphs=self.graphs,
             constraints=None if request.constraints is None else request.constraints.to(self.device),
         )
+
+    def _arguments(self, settings: GenerationRecipe, request: SearchRequest) -> dict[str, Any]:
+        """The arguments that a search and a stream have in common."""
+        strategy, processors = self._options(settings)
+        return {
+            "batch": request.batch.to(self.device),
+            "strategy": strategy,
+            "max_lengths": request.max_lengths,
+            "processors": processors,
+            "prefix": None if request.prefix is None else request.prefix.to(self.device),
+            "seeds": request.seeds,
+        }
 
     @torch.inference_mode()
     def next_tokens(self, source: EncodedSource, prefix: Sequence[int], k: int) -> list[int]:
@@ -263,16 +270,7 @@ class Searcher:
         batch, max_lengths = self.source_encoding.batch([source]), self._max_lengths([source], settings)
         prefixes = self.detect(batch, settings) if settings.detected_first else None
         request = _request(settings, batch, max_lengths, prefixes, [number])
-        strategy, processors = self._options(settings)
-        return stream_search(
-            self.network,
-            request.batch.to(self.device),
-            strategy,
-            max_lengths=request.max_lengths,
-            processors=processors,
-            prefix=None if request.prefix is None else request.prefix.to(self.device),
-            seeds=request.seeds,
-        )
+        return stream_search(self.network, **self._arguments(settings, request))
 
     def with_shortlist(self, shortlist: Shortlist) -> ShortlistSearcher:
         """A searcher over a shortlist; the last one is cached, as unpacking the output layer takes a moment."""
